@@ -1,0 +1,52 @@
+# The menu. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format lint types contracts fast slow bench interop clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@bash scripts/setup.sh "$(PYTHON)" "$(VENV)"
+	@touch $(STAMP)
+
+setup: $(STAMP) ## build .venv with the lanemq command in it
+
+run: setup ## the main job on the embedded broker, with a checked result
+	@$(BIN)/python -m lanemq.testing.demo
+
+test: setup lint types contracts ## all tests
+	@$(BIN)/pytest tests
+
+check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
+
+lint:
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+
+types:
+	@$(BIN)/mypy --no-error-summary
+
+contracts:
+	@$(BIN)/lint-imports --no-cache > var/contracts.txt 2>&1 || { cat var/contracts.txt; exit 1; }
+
+fast:
+	@$(BIN)/pytest tests -q -m "not slow" -x
+
+slow: setup ## only the slow tests
+	@$(BIN)/pytest tests -m slow
+
+format: setup ## reformat and fix what ruff can fix
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: setup ## all benchmarks, one JSON line each
+	@$(BIN)/python -m benchmarks
+
+interop: setup ## every client against every broker, with Apache RocketMQ from Maven
+	@bash interop/run.sh
+
+clean: ## remove .venv and everything generated
+	rm -rf $(VENV) var .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Conformance on the real thing: one suite, several clients, LaneMQ's broker and Apache RocketMQ's."""

@@ -1,0 +1,104 @@
+"""A real Apache RocketMQ for as long as a `with` block: one name server, one broker, loopback, small heaps.
+
+Everything it writes goes below one folder that the caller owns; the home folder of the user is not touched.
+"""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from interop.maven import server_classpath
+from interop.ports import HOST, eventually, free_port, route
+
+BROKER_NAME = "apache"
+CLUSTER = "interop"
+START_SECONDS = 90.0
+FAST_PORT, HA_PORT = -2, 1
+"""BrokerController: a broker also listens two below its port (VIP) and one above (replication)."""
+
+_SMALL_JVM = (
+    "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xms64m", "-XX:MaxDirectMemorySize=256m",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def apache(version: str, folder: Path) -> Iterator[str]:
+    """Yields the name server's address once the broker is in its routes; stops both at the end."""
+    names = free_port()
+    broker = free_port((FAST_PORT, HA_PORT))
+    classpath = server_classpath(version)
+    (folder / "conf").mkdir(parents=True, exist_ok=True)
+    names_conf = _write(folder / "conf" / "namesrv.conf", {"listenPort": names})
+    broker_conf = _write(folder / "conf" / "broker.conf", _broker_settings(names, broker, folder / "store"))
+    with (
+        _running(folder, classpath, "128m", "org.apache.rocketmq.namesrv.NamesrvStartup", names_conf),
+        _running(folder, classpath, "512m", "org.apache.rocketmq.broker.BrokerStartup", broker_conf),
+    ):
+        eventually(lambda: route(names, "TBW102"), START_SECONDS, f"Apache RocketMQ {version} in {folder}")
+        yield f"{HOST}:{names}"
+
+
+def _broker_settings(names: int, broker: int, store: Path) -> dict[str, object]:
+    """Defaults of RocketMQ, except for sizes: its own would reserve gigabytes per broker."""
+    return {
+        "brokerClusterName": CLUSTER,
+        "brokerName": BROKER_NAME,
+        "brokerId": 0,
+        "brokerIP1": HOST,
+        "listenPort": broker,
+        "namesrvAddr": f"{HOST}:{names}",
+        "storePathRootDir": store,
+        "storePathCommitLog": store / "commitlog",
+        "mappedFileSizeCommitLog": 64 * 1024 * 1024,
+        "mappedFileSizeConsumeQueue": 20 * 60_000,
+        "maxHashSlotNum": 50_000,
+        "maxIndexNum": 200_000,
+        "diskMaxUsedSpaceRatio": 99,
+        "deleteWhen": "04",
+        "flushDiskType": "ASYNC_FLUSH",
+        "autoCreateTopicEnable": "true",
+        "autoCreateSubscriptionGroup": "true",
+        "timerWheelEnable": "false",
+    }
+
+
+def _write(path: Path, settings: dict[str, object]) -> Path:
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return path
+
+
+@contextlib.contextmanager
+def _running(folder: Path, classpath: str, heap: str, main: str, conf: Path) -> Iterator[None]:
+    command = [
+        "java",
+        *_SMALL_JVM,
+        f"-Xmx{heap}",
+        f"-Duser.home={folder}",
+        "-cp",
+        classpath,
+        main,
+        "-c",
+        str(conf),
+    ]
+    with (folder / f"{conf.stem}.out").open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "ROCKETMQ_HOME": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield
+        finally:
+            child.terminate()
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()

@@ -1,0 +1,73 @@
+"""The brokers the suite runs against. A backend is chosen by name and gives one address to connect to."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from interop.apache import apache
+from interop.ports import HOST, eventually, free_port, listens
+
+LANE_START_SECONDS = 30.0
+
+
+class Backend(Protocol):
+    """`name` for the report; `run` starts the broker in a folder and yields its name server's address."""
+
+    name: str
+
+    def run(self, folder: Path) -> AbstractContextManager[str]: ...
+
+
+class ApacheBackend:
+    """The real thing, from Maven."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self._version = version
+
+    def run(self, folder: Path) -> AbstractContextManager[str]:
+        return apache(self._version, folder)
+
+
+class LaneBackend:
+    """LaneMQ's broker as a user starts it: the command, one port, one data folder."""
+
+    name = "lane"
+
+    @contextlib.contextmanager
+    def run(self, folder: Path) -> Iterator[str]:
+        port = free_port()
+        command = [str(Path(sys.executable).with_name("lanemq")), "broker"]
+        command += ["--listen", f"{HOST}:{port}", "--data", str(folder / "data")]
+        with (folder / "broker.out").open("wb") as output:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            try:
+                eventually(lambda: self._up(child, port, folder), LANE_START_SECONDS, "the LaneMQ broker")
+                yield f"{HOST}:{port}"
+            finally:
+                child.terminate()
+                try:
+                    child.wait(15)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+
+    @staticmethod
+    def _up(child: subprocess.Popen[bytes], port: int, folder: Path) -> bool | None:
+        if child.poll() is not None:
+            said = (folder / "broker.out").read_text(errors="replace").strip().splitlines()
+            raise RuntimeError(f"the LaneMQ broker ended with {child.returncode}: {said[-1:] or 'no output'}")
+        return listens(port)
+
+
+BACKENDS: dict[str, Backend] = {
+    "lane": LaneBackend(),
+    "apache": ApacheBackend("apache", "5"),
+    "apache49": ApacheBackend("apache49", "4.9"),
+}

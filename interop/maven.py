@@ -1,0 +1,108 @@
+"""Apache RocketMQ from Maven, once, into a cache: jars by coordinates, and the harness compiled against them.
+
+`python -m interop.maven` fills the cache and says why it cannot. A cache entry is named after the digest of
+what it was made from, so a changed pom or source makes a new one and never a mixture.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+JAVA_SOURCES = Path(__file__).parent / "java"
+COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+CLIENTS = ("4.9", "5")
+SERVERS = ("4.9", "5")
+
+
+class UnavailableError(Exception):
+    """The real thing cannot be had here; the text says why, in one line."""
+
+
+def missing_tool() -> str | None:
+    """The first of the needed programs that is not installed."""
+    return next((tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None), None)
+
+
+def server_classpath(version: str) -> str:
+    return f"{_jars(f'server-{version}')}/*"
+
+
+def client_classpath(version: str) -> str:
+    return f"{_compiled(version)}:{_jars(f'client-{version}')}/*"
+
+
+def cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "lanemq" / "interop"
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def _jars(name: str) -> Path:
+    pom = JAVA_SOURCES / f"pom-{name}.xml"
+    place = cache() / f"{name}-{_digest(pom)}"
+    return place if place.is_dir() else _filled(place, lambda new: _resolve(pom, new))
+
+
+def _compiled(version: str) -> Path:
+    sources = sorted(JAVA_SOURCES.glob("*.java"))
+    jars = _jars(f"client-{version}")
+    place = cache() / f"harness-{version}-{_digest(*sources, JAVA_SOURCES / f'pom-client-{version}.xml')}"
+    return place if place.is_dir() else _filled(place, lambda new: _compile(sources, jars, new))
+
+
+def _filled(place: Path, fill: Callable[[Path], None]) -> Path:
+    """Made beside its place and moved there when complete: a run that was cut short leaves no half entry."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix="filling-") as folder:
+        new = Path(folder) / place.name
+        new.mkdir()
+        fill(new)
+        new.rename(place)
+    return place
+
+
+def _resolve(pom: Path, place: Path) -> None:
+    _run(
+        "mvn", "--batch-mode", "--quiet", "--file", str(pom), COPY_DEPENDENCIES,
+        "-DincludeScope=runtime", f"-DoutputDirectory={place}",
+    )  # fmt: skip
+
+
+def _compile(sources: list[Path], jars: Path, place: Path) -> None:
+    _run("javac", "-nowarn", "-Xlint:none", "-d", str(place), "-cp", f"{jars}/*", *map(str, sources))
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UnavailableError(f"{command[0]} is not installed") from None
+    if done.returncode != 0:
+        last = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        errors = [line for line in last if "ERROR" in line or "error:" in line] or last
+        raise UnavailableError(f"{command[0]} failed: {errors[0]}")
+
+
+def main() -> int:
+    """Fill the cache for everything the suite can use."""
+    try:
+        for version in CLIENTS:
+            client_classpath(version)
+        for version in SERVERS:
+            server_classpath(version)
+    except UnavailableError as reason:
+        print(f"skipped: {reason}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Every client against every broker: one line per combination with its counts.
+# COMBOS="apache:java5 lane:java49" chooses some (backend:client); ARGS goes to pytest.
+set -u
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+
+for tool in java javac mvn; do
+  command -v "$tool" > "$results/which" || { echo "skipped: $tool is not installed; interop needs Java 17 and Maven"; exit 0; }
+done
+"$python" -m interop.maven || exit 0
+"$python" -m pytest interop/selftest -q > "$results/selftest" || { cat "$results/selftest"; exit 1; }
+
+combos=${COMBOS:-lane:lane lane:java49 lane:java5 apache:lane apache:java49 apache:java5}
+failed=0
+table=$(printf '%-10s %-8s %6s %6s %7s' backend client passed failed skipped)
+for combo in $combos; do
+  backend=${combo%%:*} client=${combo##*:}
+  echo "== $backend $client"
+  # shellcheck disable=SC2086
+  "$python" -m pytest interop/cases --backend "$backend" --client "$client" -q --no-header \
+    --basetemp="$results/$backend-$client" --junitxml="$results/$combo.xml" ${ARGS:-} || failed=1
+  table+=$'\n'$("$python" -m interop.counts "$results/$combo.xml" "$backend" "$client")
+  rm -rf "${results:?}/$backend-$client"
+done
+echo
+echo "$table"
+exit $failed

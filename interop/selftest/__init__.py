@@ -1,0 +1,1 @@
+"""The suite about itself: judges and guards, without a broker."""

@@ -1,0 +1,86 @@
+"""What a case gets: topics and groups of its own, started clients, and a clean end.
+
+Cases share one broker and one client process and run at the same time, so nothing here has a fixed name.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from interop.clients import Admin, Client, ClientError, Listening, Member, Poller, Producer, Puller
+from interop.ports import Answer, eventually
+
+Thing = TypeVar("Thing", Producer, Member, Poller, Puller)
+
+
+class Stage:
+    """Names begin with the case's, so that a broker's log can be read; `close` stops what was started."""
+
+    def __init__(self, case: str, client: Client) -> None:
+        self._case = case
+        self._client = client
+        self._count = 0
+        self._ending = contextlib.ExitStack()
+
+    @property
+    def admin(self) -> Admin:
+        return self._client.admin
+
+    def name(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}_{self._case}_{self._count}"
+
+    def topic(self, queues: int = 4) -> str:
+        """A new topic; returned when it exists, so that no key moves because of a late route."""
+        topic = self.name("t")
+        self.admin.create_topic(topic, queues)
+        self.eventually(lambda: len(self.admin.bounds(topic)) == queues, f"{topic} has {queues} queues")
+        return topic
+
+    def stored(self, topic: str, count: int) -> dict[int, tuple[int, int]]:
+        """The bounds once they cover `count` messages: Apache's broker acknowledges before it indexes."""
+
+        def covered() -> dict[int, tuple[int, int]] | None:
+            bounds = self.admin.bounds(topic)
+            return bounds if sum(high for _, high in bounds.values()) >= count else None
+
+        return self.eventually(covered, f"{topic} shows {count} messages")
+
+    def producer(self) -> Producer:
+        return self._ended(self._client.producer(self.name("p")))
+
+    def member(
+        self, group: str, topic: str, listening: Listening | None = None, own_process: bool = False
+    ) -> Member:
+        member = self._client.member(group, topic, listening or Listening(), own_process)
+        return self._ended(member)
+
+    def poller(self, group: str, topic: str, tags: str = "*") -> Poller:
+        return self._ended(self._client.poller(group, topic, tags))
+
+    def puller(self, group: str) -> Puller:
+        return self._ended(self._client.puller(group))
+
+    def eventually(self, attempt: Callable[[], Answer | None], what: str, within: float = 60) -> Answer:
+        """For what a broker tells only when asked; a refusal counts as "not yet"."""
+
+        def asked() -> Answer | None:
+            try:
+                return attempt()
+            except ClientError:
+                return None
+
+        return eventually(asked, within, what)
+
+    def close(self) -> None:
+        self._ending.close()
+
+    def _ended(self, thing: Thing) -> Thing:
+        self._ending.callback(_stop_if_running, thing)
+        return thing
+
+
+def _stop_if_running(thing: Producer | Member | Poller | Puller) -> None:
+    """A case may have stopped or killed it already, and then its process or name is gone."""
+    with contextlib.suppress(ClientError):
+        thing.stop()

@@ -1,0 +1,1 @@
+"""LaneMQ: ordered messaging for Python. Every key has its lane; nothing overtakes."""

@@ -1,0 +1,1 @@
+"""The broker process: name server and broker behind one port."""

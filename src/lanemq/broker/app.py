@@ -1,0 +1,247 @@
+"""Wiring, start and stop: the only place that knows all parts of a broker.
+
+Stopping is a written order: stop accepting → answer held pulls → let everything staged reach the disk → save
+offsets, stamps and indexes → close connections → mark a clean stop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from lanemq.broker.appender import Appender
+from lanemq.broker.checkpoints import (
+    DELAY_CURSOR,
+    Checkpoints,
+    producer_row,
+    restored_lease,
+    restored_offset,
+    restored_producer,
+)
+from lanemq.broker.config import BrokerOptions
+from lanemq.broker.delays import DelayDelivery
+from lanemq.broker.dispatch import Dispatch
+from lanemq.broker.handlers.groups import GroupHandler
+from lanemq.broker.handlers.locks import LockHandler
+from lanemq.broker.handlers.offsets import OffsetHandler
+from lanemq.broker.handlers.pull import PullHandler
+from lanemq.broker.handlers.queries import QueryHandler
+from lanemq.broker.handlers.resets import ResetHandler
+from lanemq.broker.handlers.retries import RetryHandler
+from lanemq.broker.handlers.routes import RouteHandler
+from lanemq.broker.handlers.send import SendHandler
+from lanemq.broker.handlers.stats import StatsHandler
+from lanemq.broker.handlers.topics import TopicHandler
+from lanemq.broker.housekeeping import Housekeeping
+from lanemq.broker.log_thread import LogThread
+from lanemq.broker.notices import Notices
+from lanemq.broker.parts import Parts
+from lanemq.broker.topic_keeper import TopicKeeper
+from lanemq.clock import Clock, SystemClock
+from lanemq.core.dedup import ProducerTable
+from lanemq.core.delay import MAX_LEVEL, DelayQueueCursors
+from lanemq.core.group_offsets import GroupOffsets
+from lanemq.core.lock_table import LockTable
+from lanemq.core.long_poll import LongPolls
+from lanemq.core.membership import ConnectionId, Membership
+from lanemq.core.topic_table import TopicTable
+from lanemq.log.options import StoreOptions
+from lanemq.log.staging import Arrival
+from lanemq.log.state import OffsetRow, Sync
+from lanemq.log.store import Store
+from lanemq.model.stamp import Stamp
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.net.server import Peer, Server
+from lanemq.wire.command import Command
+from lanemq.wire.hosts import pack_host
+from lanemq.wire.record import RecordView
+from lanemq.wire.route_bodies import SubscriptionGroupConfig
+from lanemq.wire.stamp import find_stamp
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.05
+
+
+class Broker:
+    """One broker process: `await start()`, serve, `await stop()`."""
+
+    def __init__(self, options: BrokerOptions, clock: Clock | None = None) -> None:
+        self.options = options
+        self._clock = clock or SystemClock()
+        self._dispatch = Dispatch()
+        self._ticking: asyncio.Task[None] | None = None
+        self._parts: Parts
+        self._server: Server
+        self.address = options.listen
+
+    async def start(self) -> None:
+        """Recovers what is on disk, then listens; returns when clients can connect."""
+        store = Store(self.options.data, _store_options(self.options))
+        self._thread = LogThread(asyncio.get_running_loop())
+        try:
+            self._parts = self._assemble(store)
+            self._recover()
+            self._server = Server(self, max_connections=self.options.max_connections)
+            self.address = await self._server.listen(self.options.listen)
+            self._parts.advertised = Address(self.options.advertised_host, self.address.port)
+            self._parts.appender.store_host = pack_host(*self._parts.advertised)
+        except BaseException:
+            self._thread.stop()
+            store.close()
+            raise
+        self._ticking = asyncio.create_task(self._tick_for_ever(), name="lanemq-housekeeping")
+        log.info("listening on %s, data in %s", self.address, self.options.data)
+
+    async def stop(self) -> None:
+        """A clean stop: everything accepted is on disk, and the next start needs no recovery."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        self._server.stop_accepting()
+        self._pull.release_all()
+        await self._parts.appender.drained()
+        await self._server.close()
+        self._save_everything()
+        self._thread.stop()
+        self._parts.store.close([producer_row(row) for row in self._parts.producers.dirty().rows])
+        log.info("stopped cleanly")
+
+    @property
+    def read_only(self) -> bool:
+        """Whether a failed write has ended this broker's sends; reads go on."""
+        return self._parts.appender.failure is not None
+
+    # what the server calls
+
+    def connected(self, peer: Peer) -> None:
+        self._parts.notices.connected(peer)
+
+    def received(self, peer: Peer, command: Command) -> None:
+        if command.is_response:
+            self._resets.answered(command)
+        else:
+            self._dispatch(peer, command)
+
+    def closed(self, peer: Peer) -> None:
+        parts = self._parts
+        self._pull.disconnected(peer)
+        self._groups.disconnected(peer)
+        parts.notices.closed(peer)
+        client_id = parts.members.client_of(ConnectionId(peer.number))
+        changes = parts.members.disconnected(ConnectionId(peer.number))
+        if client_id is not None and not parts.members.connected(client_id):
+            grace = Millis(self.options.disconnect_grace_ms)
+            parts.locks.disconnected(client_id, grace=grace, now=self._clock.now())
+        parts.notices.group_changed(changes.groups)
+
+    # wiring
+
+    def _assemble(self, store: Store) -> Parts:
+        options, clock = self.options, self._clock
+        members = Membership(expiry_ms=options.member_expiry_ms)
+        table = TopicTable(auto_create=options.auto_create_topics, own_names=(options.name, options.cluster))
+        appender = Appender(store, self._thread, clock, self._arrived, options.max_pending_bytes)
+        parts = Parts(
+            options=options,
+            clock=clock,
+            store=store,
+            state=store.state,
+            thread=self._thread,
+            appender=appender,
+            notices=Notices(members),
+            advertised=options.listen,
+            topics=TopicKeeper(table, store.state, self._thread),
+            members=members,
+            locks=LockTable(options.stock_lease_ms),
+            offsets=GroupOffsets(),
+            producers=ProducerTable(),
+            polls=LongPolls(capacity=options.max_held_pulls),
+            delays=DelayQueueCursors(),
+        )
+        self._add_handlers(parts)
+        self._housekeeping = Housekeeping(parts, self._pull, Checkpoints(parts), DelayDelivery(parts))
+        return parts
+
+    def _add_handlers(self, parts: Parts) -> None:
+        self._pull = PullHandler(parts)
+        self._groups = GroupHandler(parts)
+        self._resets = ResetHandler(parts)
+        for handler in (
+            SendHandler(parts),
+            self._pull,
+            LockHandler(parts),
+            OffsetHandler(parts),
+            self._groups,
+            RouteHandler(parts),
+            TopicHandler(parts),
+            RetryHandler(parts),
+            QueryHandler(parts),
+            StatsHandler(parts),
+            self._resets,
+        ):
+            self._dispatch.add(handler.table())
+
+    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        self._pull.arrived(arrivals)
+
+    # what survives a restart
+
+    def _recover(self) -> None:
+        parts = self._parts
+        state = parts.state
+        parts.topics.load()
+        parts.groups.update(
+            (name, SubscriptionGroupConfig.decode(text.encode())) for name, text in state.groups().items()
+        )
+        parts.offsets.restore(restored_offset(row) for row in state.offsets())
+        parts.locks.restore((restored_lease(row) for row in state.leases()), now=self._clock.now())
+        parts.producers.restore(restored_producer(row) for row in state.producers())
+        for level in range(1, MAX_LEVEL + 1):
+            cursor = state.get(f"{DELAY_CURSOR}{level}")
+            if cursor is not None:
+                parts.delays.restore([(level, QueueOffset(int(cursor)))])
+        report = parts.store.recover(self._replay)
+        if not report.clean and (report.scanned or report.torn_bytes or report.damage):
+            log.warning(
+                "recovered after an unclean stop: %s records scanned, %s torn bytes cut, %s damaged places",
+                report.scanned, report.torn_bytes, len(report.damage),
+            )  # fmt: skip
+        for place in report.damage:
+            log.error("the log is damaged at %s (%s bytes): %s", place.position, place.length, place.reason)
+
+    def _replay(self, record: RecordView) -> None:
+        stamp = find_stamp(record.properties_text)
+        if stamp is not None:
+            self._parts.producers.replay(
+                record.topic,
+                record.queue_id,
+                Stamp(*stamp),
+                1,
+                QueueOffset(record.queue_offset),
+                stored_at=Millis(record.store_timestamp),
+            )
+
+    def _save_everything(self) -> None:
+        rows = self._parts.offsets.dirty()
+        self._parts.state.save_offsets([OffsetRow(*row) for row in rows], Sync.FULL)
+        for level, offset in self._parts.delays.dirty().items():
+            self._parts.state.put(f"{DELAY_CURSOR}{level}", str(offset))
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                self._housekeeping.tick(self._server)
+            except Exception:  # housekeeping must go on: leases expire here
+                log.exception("housekeeping failed")
+
+
+def _store_options(options: BrokerOptions) -> StoreOptions:
+    return StoreOptions(
+        segment_bytes=options.segment_bytes,
+        durable=options.durable,
+        relaxed_sync_ms=options.relaxed_sync_ms,
+        retention_ms=max(1, int(options.retention_hours * 3_600_000)),
+        retention_bytes=options.retention_bytes or None,
+    )

@@ -1,0 +1,140 @@
+"""Writes out what a restart needs, in the background.
+
+Offsets and delay cursors every moment, indexes and producer stamps every few seconds. The rule for the latter:
+the rows of a checkpoint must reflect everything staged up to its log position, and are taken on the loop in the
+same step as that position; the records themselves are on disk before the rows are.
+"""
+
+import logging
+
+import msgspec
+
+from lanemq.broker.parts import Parts
+from lanemq.core.dedup import ProducerRow, Run, Unsaved
+from lanemq.core.group_offsets import OffsetRow
+from lanemq.core.lock_table import LeaseRow
+from lanemq.log import state
+from lanemq.log.checkpoint import IndexWork
+from lanemq.model.errors import StorageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+
+log = logging.getLogger(__name__)
+
+DELAY_CURSOR = "delay-cursor-"
+KEY_INDEX_STEP_BYTES = 256 * 1024
+
+
+class Checkpoints:
+    """Called at every tick of the housekeeping; at most one of each kind of write is under way."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._offsets_under_way = False
+        self._index_under_way = False
+        self._keys_under_way = False
+        self._mark: tuple[int, Unsaved] | None = None
+        self._last_index = parts.clock.now()
+        self._last_offsets = parts.clock.now()
+
+    def tick(self, now: Millis) -> None:
+        options = self._parts.options
+        if now - self._last_offsets >= options.offset_flush_ms and not self._offsets_under_way:
+            self._last_offsets = now
+            self._save_offsets()
+        if now - self._last_index >= options.checkpoint_ms and not self._index_under_way:
+            self._last_index = now
+            self._mark = (self._parts.store.checkpoint_mark(), self._parts.producers.dirty())
+        if self._mark is not None:
+            self._save_index(*self._mark)
+        if not self._keys_under_way and self._parts.appender.pending_bytes == 0:
+            self._index_keys()
+
+    def _save_offsets(self) -> None:
+        rows = self._parts.offsets.dirty()
+        cursors = dict(self._parts.delays.dirty())
+        if not rows and not cursors:
+            return
+        self._offsets_under_way = True
+
+        def write() -> None:
+            self._parts.state.save_offsets([state.OffsetRow(*row) for row in rows])
+            for level, offset in cursors.items():
+                self._parts.state.put(f"{DELAY_CURSOR}{level}", str(offset))
+
+        def written(_: object, error: StorageError | None) -> None:
+            self._offsets_under_way = False
+            if error is None:
+                self._parts.offsets.saved(rows)
+                self._parts.delays.saved(cursors)
+            else:
+                log.error("offsets could not be saved: %s", error)
+
+        self._parts.thread.submit(write, written)
+
+    def _save_index(self, mark: int, unsaved: Unsaved) -> None:
+        if self._parts.appender.failure is not None:
+            self._mark = None
+            return
+        work = self._parts.store.take_index_work(mark)
+        if work is None:
+            return  # records below the mark are not on disk yet; the next tick tries again
+        self._mark = None
+        self._index_under_way = True
+        rows = [producer_row(row) for row in unsaved.rows]
+
+        def written(_: object, error: StorageError | None) -> None:
+            self._index_written(work, unsaved, error)
+
+        self._parts.thread.submit(lambda: self._parts.store.write_index(work, rows, unsaved.gone), written)
+
+    def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:
+        self._index_under_way = False
+        if error is not None:
+            log.error("a checkpoint could not be written: %s", error)
+            self._parts.store.give_back_index(work)
+            return
+        self._parts.store.finish_index(work)
+        self._parts.producers.saved(unsaved)
+
+    def _index_keys(self) -> None:
+        """A slice of the key index while the log thread has nothing better to do."""
+        if self._parts.store.keys_indexed:
+            return
+        self._keys_under_way = True
+
+        def done(_: bool | None, error: StorageError | None) -> None:
+            self._keys_under_way = False
+            if error is not None:
+                log.error("the key index could not be written: %s", error)
+
+        self._parts.thread.submit(lambda: self._parts.store.index_keys(KEY_INDEX_STEP_BYTES), done)
+
+
+def producer_row(row: ProducerRow) -> state.ProducerRow:
+    """As the state database keeps it."""
+    text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.runs)).decode()
+    return state.ProducerRow(row.topic, row.queue_id, row.producer, text)
+
+
+def restored_producer(row: state.ProducerRow) -> ProducerRow:
+    epoch, next_sequence, last_stored, runs = msgspec.json.decode(row.state)
+    known = tuple(Run(sequence, QueueOffset(offset), count) for sequence, offset, count in runs)
+    return ProducerRow(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
+
+
+def lease_row(row: LeaseRow) -> state.LeaseRow:
+    """As the state database keeps it."""
+    queue = row.queue
+    return state.LeaseRow(
+        row.group, queue.topic, queue.broker, queue.queue_id, row.owner, row.epoch, row.lease_ms, row.stock
+    )
+
+
+def restored_lease(row: state.LeaseRow) -> LeaseRow:
+    queue = MessageQueue(row.topic, row.broker, row.queue_id)
+    return LeaseRow(row.group, queue, row.owner, Epoch(row.epoch), Millis(row.lease_ms), row.stock)
+
+
+def restored_offset(row: state.OffsetRow) -> OffsetRow:
+    return OffsetRow(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending)

@@ -1,0 +1,141 @@
+"""Everything that can be set on a broker: unit, default, and what goes wrong at either end."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lanemq.model.errors import InvalidOption
+from lanemq.net.address import Address
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """Checked as a whole when made; every problem found is reported at once."""
+
+    data: Path
+    """Folder of the log and the small state. One broker at a time may use it."""
+
+    listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9876))
+    """Where to accept. Loopback by default: there is no authentication, so a public address is a decision."""
+
+    advertise: str | None = None
+    """Host that clients are told to connect to; default: the listening host (127.0.0.1 for 0.0.0.0)."""
+
+    name: str = "lanemq"
+    """Broker name in routes. Part of a queue's identity for RocketMQ clients: renaming moves every queue."""
+
+    cluster: str = "LaneMQ"
+    """Cluster name shown to RocketMQ's tools."""
+
+    durable: bool = True
+    """Acknowledge after fdatasync. False: after write; a power cut may lose the last moments, a crash of the
+    broker process does not."""
+
+    relaxed_sync_ms: int = 500
+    """With durable off: at most this long until written records are synced anyway."""
+
+    auto_create_topics: bool = True
+    """Create a topic on first use, as RocketMQ does. Off: a mistyped topic is an error."""
+
+    default_queues: int = 8
+    """Queues of an automatically created topic at most (RocketMQ: TBW102). Fewer limit parallel consumers."""
+
+    segment_bytes: int = 256 * MEBIBYTE
+    """Size of one log file. Small: many files. Large: retention frees space in coarse steps."""
+
+    retention_hours: float = 72.0
+    """Log files older than this are deleted (RocketMQ: fileReservedTime). Too small loses unread messages."""
+
+    retention_bytes: int = 0
+    """Log size above which the oldest files are deleted; 0 = no limit but the disk."""
+
+    max_body_bytes: int = 4 * MEBIBYTE
+    """Largest message body (RocketMQ: maxMessageSize)."""
+
+    max_properties_bytes: int = 32767
+    """Largest properties text; the record format stores its length in a signed short."""
+
+    max_connections: int = 10_000
+    """Connections beyond this are closed at once. Bounded by the process's open files."""
+
+    max_pending_bytes: int = 256 * MEBIBYTE
+    """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory in overload."""
+
+    max_pull_messages: int = 4096
+    """Most messages in one pull answer; RocketMQ clients ask for 32."""
+
+    max_pull_bytes: int = 4 * MEBIBYTE
+    """Most bytes in one pull answer (the first message is always included)."""
+
+    max_held_pulls: int = 100_000
+    """Long polls held at once; beyond it a pull is answered empty at once."""
+
+    stock_lease_ms: int = 60_000
+    """Queue lock of a client that does not ask for a lease (RocketMQ: RebalanceLockManager). Below 30 s a
+    stock client could still trust its lock when another already has it."""
+
+    min_lane_lease_ms: int = 500
+    """Shortest lease a LaneMQ client may ask for."""
+
+    disconnect_grace_ms: int = 500
+    """How long a LaneMQ client's leases outlive its connection. Long enough for a reconnect to renew and for a
+    short turn to end; short enough for a take-over in about a second."""
+
+    member_expiry_ms: int = 120_000
+    """A member without heartbeat is removed after this (RocketMQ: ConsumerManager)."""
+
+    idle_seconds: float = 120.0
+    """A silent connection is closed after this (RocketMQ: NettyServerConfig)."""
+
+    checkpoint_ms: int = 5_000
+    """How often indexes and producer stamps are written out; bounds the log scan after a crash."""
+
+    offset_flush_ms: int = 200
+    """How often committed offsets are written out; what a crash forgets is delivered again."""
+
+    key_search_days: float = 36_500.0
+    """How far back a search by key looks when the request names no begin."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}={getattr(self, name)!r} must be at least {least}"
+            for name, least in _LEAST.items()
+            if getattr(self, name) < least
+        ]
+        if self.max_body_bytes > 15 * MEBIBYTE:
+            problems.append("max_body_bytes must leave room in a 16 MiB frame: at most 15728640")
+        if not self.name or "/" in self.name:
+            problems.append(f"name={self.name!r} must not be empty or contain '/'")
+        if problems:
+            raise InvalidOption("; ".join(problems))
+
+    @property
+    def advertised_host(self) -> str:
+        """The host clients are told; a wildcard address means nothing to them."""
+        if self.advertise:
+            return self.advertise
+        return "127.0.0.1" if self.listen.host in ("0.0.0.0", "::", "", "localhost") else self.listen.host
+
+
+_LEAST = {
+    "relaxed_sync_ms": 1,
+    "default_queues": 1,
+    "segment_bytes": 64 * 1024,
+    "retention_hours": 0.0,
+    "retention_bytes": 0,
+    "max_body_bytes": 1,
+    "max_properties_bytes": 1,
+    "max_connections": 1,
+    "max_pending_bytes": MEBIBYTE,
+    "max_pull_messages": 1,
+    "max_pull_bytes": 1,
+    "max_held_pulls": 0,
+    "stock_lease_ms": 30_000,
+    "min_lane_lease_ms": 100,
+    "disconnect_grace_ms": 0,
+    "member_expiry_ms": 1_000,
+    "idle_seconds": 1.0,
+    "checkpoint_ms": 100,
+    "offset_flush_ms": 1,
+}

@@ -1,0 +1,160 @@
+"""Queue locks: RocketMQ's batch requests, with leases and epochs for those who ask.
+
+A change of owner is on disk before it is answered: an epoch that was given out and then forgotten by a crash
+could be given out twice, and two owners would look alike.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lanemq.broker.checkpoints import lease_row
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer, answer_error
+from lanemq.core.lock_table import Lease, LeaseRow, LockGrant, Refusal
+from lanemq.model.errors import BrokerRefused, StorageError
+from lanemq.model.names import check_group, check_topic
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis
+from lanemq.net.server import Peer
+from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import LockHeader
+from lanemq.wire.lane_fields import LANE_EPOCH
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUES = 100_000
+"""In one lock request. More is a mistake or an attack."""
+
+
+class LockHandler:
+    """Requests 41 and 42, and LaneMQ's own view of the table."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def table(self) -> dict[int, Handler]:
+        return {
+            RequestCode.LOCK_BATCH_MQ: self._lock,
+            RequestCode.UNLOCK_BATCH_MQ: self._unlock,
+            RequestCode.LANE_LOCKS: self._show,
+        }
+
+    def _lock(self, peer: Peer, request: Command) -> None:
+        body = _decode(request.body)
+        wish = LockHeader.from_ext(request.ext).lane_lease_millis
+        queues = [queue.queue for queue in body.mq_set]
+        grant = self._parts.locks.acquire(
+            body.consumer_group, queues, body.client_id, lease=self._lease(wish), now=self._parts.clock.now()
+        )
+        for lease in grant.granted:
+            if lease.changed:
+                log.info(
+                    "group %s: %s owns %s, epoch %s",
+                    body.consumer_group,
+                    lease.owner,
+                    lease.queue,
+                    lease.epoch,
+                )
+        reply = self._stock_reply(grant) if wish is None else self._lane_reply(body.consumer_group, grant)
+        if not grant.changes:
+            answer(peer, request, {}, reply)
+            return
+
+        def saved(_: object, error: StorageError | None) -> None:
+            if error is None:
+                answer(peer, request, {}, reply)
+            else:
+                answer_error(peer, request, error)
+
+        self._save(grant.changes, saved)
+
+    def _lease(self, wish: int | None) -> Millis | None:
+        return None if wish is None else Millis(max(wish, self._parts.options.min_lane_lease_ms))
+
+    def _stock_reply(self, grant: LockGrant) -> bytes:
+        return LockResponse(lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted]).encode()
+
+    def _lane_reply(self, group: str, grant: LockGrant) -> bytes:
+        """One round trip instead of three: the grant, its epoch, and where the group stands in the queue."""
+        now = self._parts.clock.now()
+        return LockResponse(
+            lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted],
+            lane_leases=[self._describe(group, lease, now) for lease in grant.granted],
+            lane_refused=[_refusal(refusal) for refusal in grant.refused],
+        ).encode()
+
+    def _describe(self, group: str, lease: Lease, now: Millis) -> LaneLease:
+        queue = lease.queue
+        offset = self._parts.offsets.committed(group, queue.topic, queue.queue_id)
+        return LaneLease(
+            topic=queue.topic,
+            broker_name=queue.broker,
+            queue_id=queue.queue_id,
+            epoch=lease.epoch,
+            lease_millis=lease.expires_at - now,
+            offset=-1 if offset is None else offset,
+        )
+
+    def _unlock(self, peer: Peer, request: Command) -> None:
+        body = _decode(request.body)
+        now, epoch = self._parts.clock.now(), request.ext.get(LANE_EPOCH)
+        queues = [queue.queue for queue in body.mq_set]
+        rows = self._parts.locks.release(body.consumer_group, queues, body.client_id, epoch=_epoch(epoch), now=now)
+        self._save(rows, lambda _, __: None)
+        if rows:
+            self._parts.notices.group_changed([body.consumer_group])
+        answer(peer, request)
+
+    def _save(self, rows: Sequence[LeaseRow], done: Callable[[object, StorageError | None], None]) -> None:
+        if rows:
+            self._parts.thread.submit(lambda: self._parts.state.save_leases(map(lease_row, rows)), done)
+
+    def _show(self, peer: Peer, request: Command) -> None:
+        now, wanted = self._parts.clock.now(), request.ext.get("consumerGroup")
+        leases = [
+            {
+                "group": group,
+                "topic": lease.queue.topic,
+                "brokerName": lease.queue.broker,
+                "queueId": lease.queue.queue_id,
+                "owner": lease.owner,
+                "epoch": lease.epoch,
+                "remainingMillis": lease.expires_at - now,
+            }
+            for group, held in self._parts.locks.snapshot(now=now).items()
+            for lease in held
+            if wanted in (None, "", group)
+        ]
+        answer(peer, request, {}, msgspec.json.encode({"leases": leases}))
+
+
+def _decode(data: bytes) -> LockRequest:
+    body = LockRequest.decode(data)
+    check_group(body.consumer_group)
+    if not body.client_id:
+        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "clientId is missing in the lock request")
+    if len(body.mq_set) > MAX_QUEUES:
+        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"at most {MAX_QUEUES} queues in one lock request")
+    for queue in body.mq_set:
+        check_topic(queue.topic)
+    return body
+
+
+def _epoch(text: str | None) -> Epoch | None:
+    return Epoch(int(text)) if text is not None and text.isdigit() else None
+
+
+def _refusal(refusal: Refusal) -> LaneRefusal:
+    queue: MessageQueue = refusal.queue
+    return LaneRefusal(
+        topic=queue.topic,
+        broker_name=queue.broker,
+        queue_id=queue.queue_id,
+        holder=refusal.holder,
+        remaining_millis=refusal.remaining,
+    )

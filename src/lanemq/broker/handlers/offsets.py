@@ -1,0 +1,118 @@
+"""Positions: what a group has done, and where a queue begins and ends.
+
+A commit that carries an epoch is refused once the queue was granted to another member; one without (a stock
+client's) is stored as RocketMQ would, except that a member that does not own the queue cannot move it back.
+"""
+
+import logging
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.ownership import standing
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer, answer_code
+from lanemq.core.group_offsets import Backward, Ignored, WhyIgnored, kind_of
+from lanemq.core.lock_table import Stale
+from lanemq.log.time_search import Boundary
+from lanemq.model.errors import OffsetNotFound
+from lanemq.model.names import check_group, check_topic
+from lanemq.model.units import QueueOffset
+from lanemq.net.server import Peer
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
+from lanemq.wire.lane_fields import LANE_CLIENT
+
+log = logging.getLogger(__name__)
+
+NEAR_BYTES = 1024 * 1024 * 1024
+"""How much log RocketMQ would still call "in memory"; see `_start_of_new_group`."""
+
+
+class OffsetHandler:
+    """Requests 14, 15, 29, 30, 31, 32."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.refused_commits = 0
+        self.stale_commits = 0
+
+    def table(self) -> dict[int, Handler]:
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self._query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._commit,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
+            RequestCode.GET_MAX_OFFSET: self._max,
+            RequestCode.GET_MIN_OFFSET: self._min,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self._earliest,
+        }
+
+    def _query(self, peer: Peer, request: Command) -> None:
+        header = QueryOffsetHeader.from_ext(request.ext)
+        offset = self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id)
+        if offset is None and LANE_CLIENT not in request.ext:
+            offset = self._start_of_new_group(header.topic, header.queue_id)
+        if offset is None and header.set_zero_if_not_found:
+            offset = QueueOffset(0)
+        if offset is None:
+            group, topic = header.consumer_group, header.topic
+            raise OffsetNotFound(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"group {group} has no offset in queue {header.queue_id} of {topic}",
+            )
+        answer(peer, request, {"offset": str(offset)})
+
+    def _start_of_new_group(self, topic: str, queue_id: int) -> QueueOffset | None:
+        """RocketMQ starts a new group at 0 while the queue's first message is still in memory.
+
+        Its users count on it: a consumer that starts "from last" a moment after the first messages were sent
+        gets them. LaneMQ's own clients ask for what they mean and do not need it.
+        """
+        low, high = self._parts.store.bounds(topic, queue_id)
+        if low > 0 or high == 0 or self._parts.store.log_bytes > NEAR_BYTES:
+            return None
+        return QueueOffset(0)
+
+    def _commit(self, peer: Peer, request: Command) -> None:
+        header = UpdateOffsetHeader.from_ext(request.ext)
+        check_group(header.consumer_group)
+        check_topic(header.topic)
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        verdict = standing(self._parts, peer, group, topic, queue_id, header)
+        stock = header.lane_epoch is None
+        outcome = self._parts.offsets.commit(
+            group, topic, queue_id, QueueOffset(header.commit_offset), kind=kind_of(verdict, stock=stock)
+        )
+        if stock and isinstance(verdict, Stale):
+            self.stale_commits += 1
+            log.warning(
+                "group %s queue %s/%s: %s commits offset %s, but %s holds the queue",
+                group, topic, queue_id, peer, header.commit_offset, verdict.holder,
+            )  # fmt: skip
+        match outcome:
+            case Ignored(WhyIgnored.FENCED):
+                self.refused_commits += 1
+                remark = f"queue {queue_id} of {topic} was granted to another member; this commit is too late"
+                answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
+            case Backward(stored) if not stock:
+                answer(peer, request, {"offset": str(stored)})
+            case _:
+                answer(peer, request)
+
+    def _search(self, peer: Peer, request: Command) -> None:
+        header = SearchOffsetHeader.from_ext(request.ext)
+        boundary = Boundary.UPPER if header.boundary_type == "UPPER" else Boundary.LOWER
+        offset = self._parts.store.find_by_time(header.topic, header.queue_id, header.timestamp, boundary)
+        answer(peer, request, {"offset": str(offset)})
+
+    def _max(self, peer: Peer, request: Command) -> None:
+        header = QueueHeader.from_ext(request.ext)
+        answer(peer, request, {"offset": str(self._parts.store.bounds(header.topic, header.queue_id)[1])})
+
+    def _min(self, peer: Peer, request: Command) -> None:
+        header = QueueHeader.from_ext(request.ext)
+        answer(peer, request, {"offset": str(self._parts.store.bounds(header.topic, header.queue_id)[0])})
+
+    def _earliest(self, peer: Peer, request: Command) -> None:
+        header = QueueHeader.from_ext(request.ext)
+        time = self._parts.store.earliest_time(header.topic, header.queue_id)
+        answer(peer, request, {"timestamp": str(-1 if time is None else time)})

@@ -1,0 +1,221 @@
+"""Reading messages: pulls, and the long polls that wait for an arrival.
+
+A pull that finds nothing may be held: it is answered when a message arrives that it wants, or at its time-out,
+exactly once. A pull that carries the epoch of a lease is refused once the queue belongs to somebody else, so a
+member that lost its queue without knowing stops being fed.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.ownership import standing
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer_code
+from lanemq.core.group_offsets import kind_of
+from lanemq.core.lock_table import Stale
+from lanemq.core.topic_table import Permission
+from lanemq.log.reading import ReadResult, ReadStatus
+from lanemq.log.staging import Arrival
+from lanemq.model.errors import BrokerRefused, NotAllowed, TopicNotFound
+from lanemq.model.java_hash import java_string_hash
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.server import Peer
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command, encode_response
+from lanemq.wire.headers import PullHeader, PullResponse
+from lanemq.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+
+log = logging.getLogger(__name__)
+
+STOCK_PULL_BYTES = 262_144
+"""What RocketMQ's store puts into one answer (MessageStoreConfig.maxTransferBytesOnMessageInMemory)."""
+
+MAX_HOLD_MS = 25_000
+"""RocketMQ's clients wait 30 s for a pull's answer; it must come before."""
+
+_CODES = {
+    ReadStatus.FOUND: ResponseCode.SUCCESS,
+    ReadStatus.NO_MATCH: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.EMPTY: ResponseCode.PULL_NOT_FOUND,
+    ReadStatus.AT_END: ResponseCode.PULL_NOT_FOUND,
+    ReadStatus.EMPTY_ILLEGAL: ResponseCode.PULL_OFFSET_MOVED,
+    ReadStatus.TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    ReadStatus.BEYOND_END: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    """A request with everything needed to run it again when it is woken."""
+
+    peer: Peer
+    request: Command
+    header: PullHeader
+    tags: frozenset[int] | None
+
+
+class PullHandler:
+    """Requests 11 and 361."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._numbers = itertools.count(1)
+        self._held: dict[int, _Pull] = {}
+        self._by_peer: dict[int, set[int]] = {}
+        self.stale_pulls = 0
+
+    def table(self) -> dict[int, Handler]:
+        return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
+
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """Runs the pulls that wait for one of these."""
+        for arrival in arrivals:
+            offset = QueueOffset(arrival.max_offset)
+            woken = self._parts.polls.arrived(arrival.topic, arrival.queue_id, offset, arrival.tag_codes)
+            self._answer_held(woken)
+
+    def expire(self, now: Millis) -> None:
+        self._answer_held(self._parts.polls.expire(now=now))
+
+    def release_all(self) -> None:
+        """The broker stops: nobody is left waiting."""
+        held = tuple(self._held)
+        self._parts.polls.forget(held)
+        self._answer_held(held)
+
+    def disconnected(self, peer: Peer) -> None:
+        gone = self._by_peer.pop(peer.number, set())
+        self._parts.polls.forget(gone)
+        for number in gone:
+            self._held.pop(number, None)
+
+    def _pull(self, peer: Peer, request: Command) -> None:
+        header = PullHeader.from_ext(request.ext)
+        self._check_topic(header)
+        pull = _Pull(peer, request, header, self._wanted_tags(header))
+        if not self._may_pull(pull):
+            return
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(pull)
+        moved = self._parts.offsets.take_pending_reset(header.consumer_group, header.topic, header.queue_id)
+        if moved is not None:
+            self._moved(pull, moved)
+            return
+        result = self._read(pull)
+        if result.status in (ReadStatus.AT_END, ReadStatus.EMPTY) and self._hold(pull):
+            return
+        self._answer(pull, result)
+
+    def _check_topic(self, header: PullHeader) -> None:
+        topic = self._parts.topics.get(header.topic)
+        if topic is None:
+            raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic} does not exist")
+        if not topic.permission & Permission.READ:
+            raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
+        if not 0 <= header.queue_id < topic.read_queues:
+            raise BrokerRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {header.queue_id} of topic {header.topic} does not exist: it has {topic.read_queues}",
+            )
+
+    def _wanted_tags(self, header: PullHeader) -> frozenset[int] | None:
+        """Hash codes of the tags this group wants; None means every message."""
+        if header.expression_type not in (None, "", "TAG"):
+            raise BrokerRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the broker does not support filters of type {header.expression_type}",
+            )
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            return tag_codes(header.subscription or "*")
+        known = self._parts.members.subscription(header.consumer_group, header.topic)
+        if known is None:
+            raise BrokerRefused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"group {header.consumer_group} has no subscription to {header.topic}: send a heartbeat first",
+            )
+        if known.version < header.sub_version:
+            raise BrokerRefused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the subscription is older than the pull")
+        return known.tag_codes or None
+
+    def _may_pull(self, pull: _Pull) -> bool:
+        header = pull.header
+        verdict = standing(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        if not isinstance(verdict, Stale):
+            return True
+        self.stale_pulls += 1
+        if header.lane_epoch is None:
+            return True  # a stock client knows no epochs: counted, and fed as RocketMQ would
+        remark = f"queue {header.queue_id} of {header.topic} belongs to {verdict.holder or 'nobody'} now"
+        answer_code(pull.peer, pull.request, ResponseCode.LEASE_REFUSED, remark)
+        return False
+
+    def _commit(self, pull: _Pull) -> None:
+        header = pull.header
+        verdict = standing(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        self._parts.offsets.commit(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            QueueOffset(header.commit_offset),
+            kind=kind_of(verdict, stock=header.lane_epoch is None),
+        )
+
+    def _read(self, pull: _Pull) -> ReadResult:
+        header, options = pull.header, self._parts.options
+        most = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
+        result = self._parts.store.read(
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            max(1, min(header.max_msg_nums, options.max_pull_messages)),
+            max(1, min(most, options.max_pull_bytes)),
+            pull.tags,
+        )
+        for offset in result.damaged:
+            log.error("message %s/%s offset %s is damaged and skipped", header.topic, header.queue_id, offset)
+        return result
+
+    def _hold(self, pull: _Pull) -> bool:
+        header = pull.header
+        if not header.sys_flag & PULL_SUSPEND or header.suspend_timeout_millis <= 0:
+            return False
+        number = next(self._numbers)
+        deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
+        offset = QueueOffset(header.queue_offset)
+        if not self._parts.polls.park(number, header.topic, header.queue_id, offset, pull.tags, deadline):
+            return False
+        self._held[number] = pull
+        self._by_peer.setdefault(pull.peer.number, set()).add(number)
+        return True
+
+    def _answer_held(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            pull = self._held.pop(number, None)
+            if pull is None:
+                continue
+            self._by_peer[pull.peer.number].discard(number)
+            if self._may_pull(pull):
+                self._answer(pull, self._read(pull))
+
+    def _answer(self, pull: _Pull, result: ReadResult) -> None:
+        ext = PullResponse(
+            next_begin_offset=result.next_offset, min_offset=result.min_offset, max_offset=result.max_offset
+        ).to_ext()
+        code = _CODES[result.status]
+        pull.peer.send(encode_response(pull.request.opaque, code, ext, result.data, result.status.value))
+
+    def _moved(self, pull: _Pull, offset: QueueOffset) -> None:
+        low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
+        ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
+        answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the offset was reset", ext)
+
+
+def tag_codes(expression: str) -> frozenset[int] | None:
+    """Java's hash codes of the tags in `A || B`; None for `*`, which wants everything."""
+    tags = [tag.strip() for tag in expression.split("||")]
+    if any(tag in ("*", "") for tag in tags):
+        return None
+    return frozenset(java_string_hash(tag) for tag in tags)

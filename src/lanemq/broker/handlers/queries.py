@@ -1,0 +1,53 @@
+"""Finding messages: by id, by key."""
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer, answer_code, answer_error
+from lanemq.model.errors import StorageError
+from lanemq.net.server import Peer
+from lanemq.wire.admin_headers import QueryMessageHeader, QueryMessageResponse, ViewMessageHeader
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+
+MAX_FOUND = 64
+"""RocketMQ: MessageStoreConfig.maxMsgsNumBatch."""
+UNIQUE_FOUND = 32
+"""RocketMQ: MessageStoreConfig.defaultQueryMaxNum, for searches by unique id."""
+
+
+class QueryHandler:
+    """Requests 12 and 33."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def table(self) -> dict[int, Handler]:
+        return {RequestCode.VIEW_MESSAGE_BY_ID: self._view, RequestCode.QUERY_MESSAGE: self._query}
+
+    def _view(self, peer: Peer, request: Command) -> None:
+        position = ViewMessageHeader.from_ext(request.ext).offset
+        answer(peer, request, {}, self._parts.store.read_at(position))
+
+    def _query(self, peer: Peer, request: Command) -> None:
+        header = QueryMessageHeader.from_ext(request.ext)
+        most = UNIQUE_FOUND if header.by_unique_id else max(1, min(header.max_num, MAX_FOUND))
+        begin, end = header.begin_timestamp, header.end_timestamp
+
+        def found(records: list[bytes] | None, error: StorageError | None) -> None:
+            if error is not None:
+                answer_error(peer, request, error)
+            elif not records:
+                answer_code(
+                    peer,
+                    request,
+                    ResponseCode.QUERY_NOT_FOUND,
+                    "can not find message, maybe time range not correct",
+                )
+            else:
+                ext = QueryMessageResponse(
+                    index_last_update_timestamp=self._parts.clock.wall(),
+                    index_last_update_phyoffset=self._parts.store.log_end,
+                ).to_ext()
+                answer(peer, request, ext, b"".join(records))
+
+        self._parts.thread.submit(lambda: self._parts.store.query(header.topic, header.key, most, begin, end), found)

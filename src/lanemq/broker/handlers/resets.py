@@ -1,0 +1,86 @@
+"""Moving a group's position by hand, and asking its members about themselves.
+
+A reset works whether or not the group is online: the stored offset is replaced, commits that stem from before
+are ignored, and the next pull of each queue is answered "offset moved".
+"""
+
+from collections.abc import Callable
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer
+from lanemq.log.time_search import Boundary
+from lanemq.model.errors import BrokerRefused
+from lanemq.model.names import check_group
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.net.server import Peer
+from lanemq.wire.admin_headers import ConsumeDirectlyHeader, ResetOffsetHeader, RunningInfoHeader
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command, encode_command, encode_response
+from lanemq.wire.stats_bodies import ResetOffsetBody
+
+
+class ResetHandler:
+    """Requests 222, 307 and 309."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._relayed: dict[int, Callable[[Command], None]] = {}
+
+    def table(self) -> dict[int, Handler]:
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+        }
+
+    def answered(self, reply: Command) -> None:
+        """A member's answer to something that was relayed to it."""
+        forward = self._relayed.pop(reply.opaque, None)
+        if forward is not None:
+            forward(reply)
+
+    def _reset(self, peer: Peer, request: Command) -> None:
+        header = ResetOffsetHeader.from_ext(request.ext)
+        group = check_group(header.group)
+        topic = self._parts.topics.existing(header.topic)
+        wanted = header.queue_id if header.queue_id is not None and header.queue_id >= 0 else None
+        online = bool(self._parts.members.members(group))
+        table: dict[MessageQueue, int] = {}
+        for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
+            offset = self._target(header, queue_id)
+            if not header.is_force and offset > (self._parts.offsets.committed(group, topic.name, queue_id) or 0):
+                continue  # without force a reset only goes back
+            change = self._parts.offsets.reset_at_next_pull if online else self._parts.offsets.reset
+            change(group, topic.name, queue_id, QueueOffset(offset))
+            table[MessageQueue(topic.name, self._parts.options.name, queue_id)] = offset
+        answer(peer, request, {}, ResetOffsetBody(offset_table=table).encode())
+
+    def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
+        low, high = self._parts.store.bounds(header.topic, queue_id)
+        if header.offset is not None and header.offset >= 0:
+            return max(low, min(header.offset, high))
+        if header.timestamp < 0:
+            return high
+        return self._parts.store.find_by_time(header.topic, queue_id, header.timestamp, Boundary.LOWER)
+
+    def _running_info(self, peer: Peer, request: Command) -> None:
+        header = RunningInfoHeader.from_ext(request.ext)
+        self._relay(peer, request, header.consumer_group, header.client_id, request.body)
+
+    def _consume_directly(self, peer: Peer, request: Command) -> None:
+        header = ConsumeDirectlyHeader.from_ext(request.ext)
+        self._relay(peer, request, header.consumer_group, header.client_id, request.body)
+
+    def _relay(self, peer: Peer, request: Command, group: str, client_id: str, body: bytes) -> None:
+        member = self._parts.notices.peer_of(group, client_id)
+        if member is None:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
+        opaque = self._parts.notices.next_opaque()
+        if len(self._relayed) > 1000:
+            self._relayed.clear()  # members that never answered
+        self._relayed[opaque] = lambda reply: peer.send(
+            encode_response(request.opaque, reply.code, reply.ext, reply.body, reply.remark)
+        )
+        member.send(encode_command(Command(request.code, opaque, 0, request.ext, body)))

@@ -1,0 +1,95 @@
+"""Messages that a consumer sends back: another attempt later, or the dead letters."""
+
+from functools import partial
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parts import Parts
+from lanemq.broker.placing import Placed, place_delayed
+from lanemq.broker.reply import answer, answer_error
+from lanemq.core.delay import ToDeadLetter, route_send_back
+from lanemq.log.staging import NewRecord
+from lanemq.model.errors import BrokerRefused, CorruptRecord, StorageError
+from lanemq.model.java_hash import java_string_hash
+from lanemq.model.names import check_group
+from lanemq.net.server import Peer
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import SendBackHeader
+from lanemq.wire.hosts import pack_host
+from lanemq.wire.message_id import encode_offset_id
+from lanemq.wire.properties import PropertyName, decode_properties, encode_properties
+from lanemq.wire.record import RecordView
+
+
+class RetryHandler:
+    """Request 36."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def table(self) -> dict[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
+
+    def _send_back(self, peer: Peer, request: Command) -> None:
+        header = SendBackHeader.from_ext(request.ext)
+        group = check_group(header.group)
+        try:
+            record = RecordView(self._parts.store.read_at(header.offset))
+        except CorruptRecord as error:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
+        settings = self._parts.groups.get(group)
+        limit = header.max_reconsume_times
+        if limit is None or limit < 0:
+            limit = None if settings is None else settings.retry_max_times
+        route = route_send_back(record.reconsume_times, header.delay_level, limit)
+        level = None if isinstance(route, ToDeadLetter) else route.level
+        placed = self._place(group, self._properties(header, record), level)
+        item = _copy(record, placed.properties, route.reconsume_times)
+        size = len(item.body) + len(item.properties) + 128
+        self._parts.appender.append(
+            placed.topic,
+            placed.queue_id or 0,
+            [item],
+            pack_host(*peer.remote),
+            size,
+            partial(_done, peer, request),
+        )
+
+    def _properties(self, header: SendBackHeader, record: RecordView) -> dict[str, str]:
+        properties = decode_properties(record.properties_text)
+        properties.setdefault(PropertyName.RETRY_TOPIC, record.topic)
+        origin = properties.get(PropertyName.UNIQUE_ID) or encode_offset_id(*self._parts.advertised, header.offset)
+        properties.setdefault(PropertyName.ORIGIN_ID, header.origin_msg_id or origin)
+        properties[PropertyName.WAIT] = "false"
+        for name in (PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE):
+            properties.pop(name, None)
+        return properties
+
+    def _place(self, group: str, properties: dict[str, str], level: int | None) -> Placed:
+        topics = self._parts.topics
+        if level is None:
+            dead = topics.take(topics.table.ensure_dead_letter(group))
+            return Placed(dead.name, 1, encode_properties(properties), 0)
+        retry = topics.take(topics.table.ensure_retry(group))
+        properties[PropertyName.DELAY] = str(level)
+        return place_delayed(retry.name, 1, 0, encode_properties(properties))
+
+
+def _copy(record: RecordView, properties: str, reconsume_times: int) -> NewRecord:
+    tag = record.properties.get(PropertyName.TAGS)
+    return NewRecord(
+        record.body,
+        properties.encode(),
+        java_string_hash(tag) if tag else 0,
+        record.flag,
+        record.sys_flag,
+        record.born_timestamp,
+        reconsume_times,
+    )
+
+
+def _done(peer: Peer, request: Command, error: StorageError | None) -> None:
+    if error is None:
+        answer(peer, request)
+    else:
+        answer_error(peer, request, error)

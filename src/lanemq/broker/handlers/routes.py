@@ -1,0 +1,134 @@
+"""The name server's side: where topics live. Here: always on this broker.
+
+An ordered topic is announced with RocketMQ's own order configuration, so that clients of every language derive
+the same list of queues from it.
+"""
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer
+from lanemq.core.topic_table import TopicConfig
+from lanemq.model.errors import OffsetNotFound, TopicNotFound
+from lanemq.net.server import Peer
+from lanemq.wire.admin_headers import KvHeader, RouteHeader
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.lane_fields import FEATURE_LEASES, FEATURE_STAMPS
+from lanemq.wire.route_bodies import (
+    STRICT_JSON_VERSION,
+    BrokerData,
+    ClusterInfo,
+    KVTable,
+    QueueData,
+    TopicList,
+    TopicRouteData,
+    encode_route,
+)
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+"""Where RocketMQ's tools keep the order configuration of topics."""
+
+
+class RouteHandler:
+    """Requests 100 to 102, 105, 106, 206, 219, 224, 304."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._kv: dict[tuple[str, str], str] = {}
+
+    def table(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._system_topics,
+            RequestCode.PUT_KV_CONFIG: self._put_kv,
+            RequestCode.GET_KV_CONFIG: self._get_kv,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._list_kv,
+        }
+
+    def _route(self, peer: Peer, request: Command) -> None:
+        header = RouteHeader.from_ext(request.ext)
+        topic = self._parts.topics.get(header.topic)
+        if topic is None:
+            raise TopicNotFound(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {header.topic}; create it first",
+            )
+        strict = bool(header.accept_standard_json_only) or request.version >= STRICT_JSON_VERSION
+        answer(peer, request, {}, encode_route(self._route_of(topic), strict))
+
+    def _route_of(self, topic: TopicConfig) -> TopicRouteData:
+        name = self._parts.options.name
+        return TopicRouteData(
+            broker_datas=[self._broker()],
+            queue_datas=[
+                QueueData(
+                    broker_name=name,
+                    perm=int(topic.permission),
+                    read_queue_nums=topic.read_queues,
+                    write_queue_nums=topic.write_queues,
+                    topic_sys_flag=topic.sys_flag,
+                )
+            ],
+            order_topic_conf=f"{name}:{topic.write_queues}" if topic.ordered else "",
+        )
+
+    def _broker(self) -> BrokerData:
+        return BrokerData(
+            broker_addrs={0: str(self._parts.advertised)},
+            broker_name=self._parts.options.name,
+            cluster=self._parts.options.cluster,
+            lane_features=FEATURE_LEASES | FEATURE_STAMPS,
+        )
+
+    def _cluster(self, peer: Peer, request: Command) -> None:
+        name, cluster = self._parts.options.name, self._parts.options.cluster
+        info = ClusterInfo(broker_addr_table={name: self._broker()}, cluster_addr_table={cluster: [name]})
+        answer(peer, request, {}, info.encode())
+
+    def _topics(self, peer: Peer, request: Command) -> None:
+        topics = [topic.name for topic in self._parts.topics.table.topics()]
+        answer(peer, request, {}, TopicList(topic_list=topics).encode())
+
+    def _system_topics(self, peer: Peer, request: Command) -> None:
+        table = self._parts.topics.table
+        topics = [topic.name for topic in table.topics() if table.is_system(topic.name)]
+        body = TopicList(topic_list=topics, broker_addr=str(self._parts.advertised))
+        answer(peer, request, {}, body.encode())
+
+    def _put_kv(self, peer: Peer, request: Command) -> None:
+        header = KvHeader.from_ext(request.ext)
+        self._kv[header.namespace, header.key or ""] = header.value or ""
+        answer(peer, request)
+
+    def _get_kv(self, peer: Peer, request: Command) -> None:
+        header = KvHeader.from_ext(request.ext)
+        value = self._kv.get((header.namespace, header.key or "")) or self._order_of(header)
+        if value is None:
+            raise OffsetNotFound(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"No config item, Namespace: {header.namespace} Key: {header.key}",
+            )
+        answer(peer, request, {"value": value})
+
+    def _order_of(self, header: KvHeader) -> str | None:
+        topic = self._parts.topics.get(header.key or "")
+        if header.namespace != ORDER_NAMESPACE or topic is None or not topic.ordered:
+            return None
+        return f"{self._parts.options.name}:{topic.write_queues}"
+
+    def _delete_kv(self, peer: Peer, request: Command) -> None:
+        header = KvHeader.from_ext(request.ext)
+        self._kv.pop((header.namespace, header.key or ""), None)
+        answer(peer, request)
+
+    def _list_kv(self, peer: Peer, request: Command) -> None:
+        namespace = KvHeader.from_ext(request.ext).namespace
+        table = {key: value for (space, key), value in self._kv.items() if space == namespace}
+        if not table:
+            raise OffsetNotFound(ResponseCode.QUERY_NOT_FOUND, f"No config items in namespace {namespace}")
+        answer(peer, request, {}, KVTable(table=table).encode())

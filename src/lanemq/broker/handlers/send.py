@@ -1,0 +1,191 @@
+"""Storing messages: single sends, batches, and the retries that consumers send.
+
+Order of steps: check names and limits, judge the stamp, stage, remember the stamp, answer when it is on disk.
+All of it up to the answer happens in one go on the event loop, so two sends to a queue can never interleave,
+and the sends of one connection are stored in the order they arrived.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parts import Parts
+from lanemq.broker.placing import Placed, place
+from lanemq.broker.reply import answer, answer_code, answer_error
+from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap
+from lanemq.log.staging import NewRecord
+from lanemq.model.errors import MessageRefused, StorageError
+from lanemq.model.java_hash import java_string_hash
+from lanemq.model.stamp import Stamp
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.server import Peer
+from lanemq.wire.batch import split_batch
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import SendHeader
+from lanemq.wire.hosts import pack_host
+from lanemq.wire.message_id import encode_offset_id
+from lanemq.wire.properties import PropertyName, find_property, remove_property
+from lanemq.wire.stamp import LANE_STAMP, find_stamp
+from lanemq.wire.sysflag import TRANSACTION_MASK
+
+_TAG = PropertyName.TAGS + "\x01"
+_STAMP = LANE_STAMP + "\x01"
+
+
+class SendHandler:
+    """Requests 10, 310 and 320."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._always = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+        self._stored = "durable" if parts.options.durable else "relaxed"
+
+    def table(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: partial(self._send, SendHeader.from_ext_v1),
+            RequestCode.SEND_MESSAGE_V2: partial(self._send, SendHeader.from_ext_v2),
+            RequestCode.SEND_BATCH_MESSAGE: partial(self._send, SendHeader.from_ext_v2),
+        }
+
+    def _send(self, decode: Callable[[dict[str, str]], SendHeader], peer: Peer, request: Command) -> None:
+        header = decode(request.ext)
+        placed = place(self._parts, header)
+        items = self._batch(header, request.body) if header.batch else [self._single(placed, header, request.body)]
+        queue_id = header.queue_id if placed.queue_id is None else placed.queue_id
+        if queue_id < 0:
+            queue_id = random.randrange(placed.queues)
+        self._store(peer, request, header, placed.topic, queue_id, items)
+
+    def _single(self, placed: Placed, header: SendHeader, body: bytes) -> NewRecord:
+        if header.sys_flag & TRANSACTION_MASK:
+            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
+        return self._record(placed.properties, body, header, header.flag)
+
+    def _batch(self, header: SendHeader, body: bytes) -> list[NewRecord]:
+        shared = remove_property(header.properties, PropertyName.UNIQUE_ID)
+        items = []
+        for flag, part, properties in split_batch(body):
+            if shared:
+                properties = properties + shared if properties.endswith("\x02") else f"{properties}\x02{shared}"
+            items.append(self._record(properties, part, header, flag))
+        return items
+
+    def _record(self, properties: str, body: bytes, header: SendHeader, flag: int) -> NewRecord:
+        text = properties.encode()
+        options = self._parts.options
+        if len(body) > options.max_body_bytes:
+            raise MessageRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the body has {len(body)} bytes, the limit is {options.max_body_bytes}",
+            )
+        if len(text) > options.max_properties_bytes:
+            raise MessageRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the properties have {len(text)} bytes, the limit is {options.max_properties_bytes}",
+            )
+        tag = find_property(properties, PropertyName.TAGS) if _TAG in properties else None
+        return NewRecord(
+            body,
+            text,
+            java_string_hash(tag) if tag else 0,
+            flag,
+            header.sys_flag,
+            header.born_timestamp,
+            header.reconsume_times,
+        )
+
+    def _store(
+        self,
+        peer: Peer,
+        request: Command,
+        header: SendHeader,
+        topic: str,
+        queue_id: int,
+        items: list[NewRecord],
+    ) -> None:
+        first = _first_stamp(items)
+        skipped = 0
+        if first is not None:
+            verdict = self._parts.producers.judge(topic, queue_id, first, len(items))
+            if not isinstance(verdict, Fresh):
+                self._not_fresh(peer, request, header, queue_id, verdict)
+                return
+            skipped = verdict.skip
+        fresh = items[skipped:] if skipped else items
+        size = sum([len(item.body) + len(item.properties) for item in fresh]) + 128 * len(fresh)
+        ext: dict[str, str] = {}
+        staged = self._parts.appender.append(
+            topic, queue_id, fresh, pack_host(*peer.remote), size, partial(self._done, peer, request, ext)
+        )
+        if first is not None:
+            start = Stamp(first.producer, first.epoch, first.sequence + skipped)
+            self._parts.producers.record(
+                topic,
+                queue_id,
+                start,
+                len(fresh),
+                QueueOffset(staged.first_offset),
+                stored_at=Millis(staged.store_time),
+            )
+        positions = staged.positions if header.lane_client is None else staged.positions[:1]
+        ext["msgId"] = ",".join([encode_offset_id(*self._parts.advertised, position) for position in positions])
+        ext["queueId"] = str(queue_id)
+        ext["queueOffset"] = str(staged.first_offset - skipped)
+
+    def _done(self, peer: Peer, request: Command, ext: dict[str, str], error: StorageError | None) -> None:
+        if error is not None:
+            answer_error(peer, request, error)
+            return
+        ext.update(self._always)
+        ext["laneStored"] = self._stored
+        answer(peer, request, ext)
+
+    def _not_fresh(
+        self,
+        peer: Peer,
+        request: Command,
+        header: SendHeader,
+        queue_id: int,
+        verdict: Duplicate | Gap | Fenced,
+    ) -> None:
+        match verdict:
+            case Duplicate(offset):
+                ext = {
+                    "msgId": "",
+                    "queueId": str(queue_id),
+                    "queueOffset": str(-1 if offset is None else offset),
+                    "laneDuplicate": "true",
+                }
+                # The first time may still be on its way to the disk: this answer may not come before it.
+                self._parts.appender.barrier(partial(self._done, peer, request, ext))
+            case Gap(expected):
+                remark = f"sequence {expected} of this producer is missing in queue {header.topic}/{queue_id}"
+                answer_code(peer, request, ResponseCode.SEQUENCE_GAP, remark, {"laneExpected": str(expected)})
+            case Fenced(epoch):
+                remark = f"a producer with epoch {epoch} has taken over in queue {header.topic}/{queue_id}"
+                answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
+
+
+def _first_stamp(items: list[NewRecord]) -> Stamp | None:
+    """The stamp of the first message, if the stamps of a batch follow one another without a gap."""
+    first = _stamp_of(items[0])
+    if first is None or len(items) == 1:
+        return first
+    last = _stamp_of(items[-1])
+    if last is None or (last.producer, last.epoch, last.sequence) != (
+        first.producer,
+        first.epoch,
+        first.sequence + len(items) - 1,
+    ):
+        raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
+    return first
+
+
+def _stamp_of(item: NewRecord) -> Stamp | None:
+    text = item.properties.decode()
+    if _STAMP not in text:
+        return None
+    found = find_stamp(text)
+    return None if found is None else Stamp(*found)

@@ -1,0 +1,66 @@
+"""What happens by itself: held pulls time out, leases and members expire, delays come due, old files go."""
+
+import logging
+
+from lanemq.broker.checkpoints import Checkpoints
+from lanemq.broker.delays import DelayDelivery
+from lanemq.broker.handlers.pull import PullHandler
+from lanemq.broker.parts import Parts
+from lanemq.log.segment import Segment
+from lanemq.model.errors import StorageError
+from lanemq.model.units import Millis
+from lanemq.net.server import Server
+
+log = logging.getLogger(__name__)
+
+RETENTION_MS = 10_000
+IDLE_CHECK_MS = 1_000
+DELAY_MS = 100
+"""RocketMQ looks at its delay queues every 100 ms (ScheduleMessageService)."""
+
+
+class Housekeeping:
+    """Asks every machine with deadlines whether one has passed."""
+
+    def __init__(self, parts: Parts, pull: PullHandler, checkpoints: Checkpoints, delays: DelayDelivery) -> None:
+        self._parts = parts
+        self._pull = pull
+        self._checkpoints = checkpoints
+        self._delays = delays
+        self._last: dict[str, Millis] = {}
+
+    def tick(self, server: Server) -> None:
+        now = self._parts.clock.now()
+        self._pull.expire(now)
+        self._expire_leases(now)
+        self._parts.notices.group_changed(self._parts.members.expire(now=now).groups)
+        self._checkpoints.tick(now)
+        if self._is_time("delays", DELAY_MS, now) and self._parts.appender.failure is None:
+            self._delays.tick()
+        if self._is_time("idle", IDLE_CHECK_MS, now):
+            server.close_idle(self._parts.options.idle_seconds)
+        if self._is_time("retention", RETENTION_MS, now):
+            self._retire()
+
+    def _expire_leases(self, now: Millis) -> None:
+        """A queue that became free is announced, so that its next owner does not wait for its own timer."""
+        groups = dict.fromkeys(group for group, _ in self._parts.locks.expire(now=now))
+        self._parts.notices.group_changed(groups)
+
+    def _retire(self) -> None:
+        retired: list[Segment] = self._parts.store.retire(self._parts.clock.wall())
+        if retired:
+            log.info("retention deletes %s log files", len(retired))
+            self._parts.thread.submit(lambda: self._parts.store.delete_retired(retired), _log_failure)
+        self._parts.producers.expire(wall=self._parts.clock.wall())
+
+    def _is_time(self, what: str, every: int, now: Millis) -> bool:
+        if now - self._last.get(what, Millis(0)) < every:
+            return False
+        self._last[what] = now
+        return True
+
+
+def _log_failure(_: object, error: StorageError | None) -> None:
+    if error is not None:
+        log.error("old log files could not be deleted: %s", error)

@@ -1,0 +1,67 @@
+"""The one thread that writes: jobs run there one after the other, results come back on the loop."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from lanemq.model.errors import StorageError, WriteFailed
+
+log = logging.getLogger(__name__)
+
+G = TypeVar("G")
+
+
+class LogThread:
+    """Keeps slow disks away from the event loop without giving up the order of writes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]) -> None:
+        """Runs `job` on the log thread, then `done` on the loop with its result or its storage error."""
+
+        def run() -> None:
+            result, error = _outcome(job)
+            self._loop.call_soon_threadsafe(done, result, error)
+
+        self._jobs.put(run)
+
+    async def call(self, job: Callable[[], G]) -> G:
+        """The result of `job`, awaited."""
+        future: asyncio.Future[G] = self._loop.create_future()
+
+        def done(result: G | None, error: StorageError | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        self.submit(job, done)
+        return await future
+
+    def stop(self) -> None:
+        """Ends the thread after everything submitted has run."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _outcome(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
+    try:
+        return job(), None
+    except StorageError as error:
+        return None, error
+    except Exception as error:  # a fault here must stop the writes, not the thread
+        log.exception("the log thread failed")
+        return None, WriteFailed(f"the log thread failed: {error!r}")

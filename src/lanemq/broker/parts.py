@@ -1,0 +1,46 @@
+"""Everything the handlers share: the machines, the log, and the few shells they speak to.
+
+The machines are touched on the event loop only, so they need no locks.
+"""
+
+from dataclasses import dataclass, field
+
+from lanemq.broker.appender import Appender
+from lanemq.broker.config import BrokerOptions
+from lanemq.broker.log_thread import LogThread
+from lanemq.broker.notices import Notices
+from lanemq.broker.topic_keeper import TopicKeeper
+from lanemq.clock import Clock
+from lanemq.core.dedup import ProducerTable
+from lanemq.core.delay import DelayQueueCursors
+from lanemq.core.group_offsets import GroupOffsets
+from lanemq.core.lock_table import LockTable
+from lanemq.core.long_poll import LongPolls
+from lanemq.core.membership import Membership
+from lanemq.log.state import State
+from lanemq.log.store import Store
+from lanemq.net.address import Address
+from lanemq.wire.route_bodies import SubscriptionGroupConfig
+
+
+@dataclass(slots=True)
+class Parts:
+    """Made once by `app`; handlers take from it what they need."""
+
+    options: BrokerOptions
+    clock: Clock
+    store: Store
+    state: State
+    thread: LogThread
+    appender: Appender
+    notices: Notices
+    advertised: Address
+    topics: TopicKeeper
+    members: Membership
+    locks: LockTable
+    offsets: GroupOffsets
+    producers: ProducerTable
+    polls: LongPolls[int]
+    delays: DelayQueueCursors
+    groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
+    """Settings of groups that were ever configured; every other group has RocketMQ's defaults."""

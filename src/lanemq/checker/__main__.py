@@ -1,0 +1,6 @@
+"""`python -m lanemq.checker HISTORY…`: the judge alone, without the rest of the command line."""
+
+from lanemq.checker.command import check
+
+if __name__ == "__main__":
+    check()

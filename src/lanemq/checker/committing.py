@@ -1,0 +1,110 @@
+"""Do committed offsets tell the truth, only move forward, and only for the owner? (A1, C3, D1, D2, D3)"""
+
+from lanemq.checker.events import CommitRefused, Committed, Event, Recovered, Reset
+from lanemq.checker.state import GroupQueue, State, offsets_between
+from lanemq.checker.storing import lost
+from lanemq.checker.verdict import Violation, violation
+
+
+class Committing:
+    """`whole`: groups without a named start are taken to start at offset 0."""
+
+    def __init__(self, state: State, *, slack: int, whole: bool) -> None:
+        self._state = state
+        self._slack = slack
+        self._whole = whole
+
+    def committed(self, event: Committed) -> Violation | None:
+        held = self._state.group_queue(event.group, event.topic, event.queue)
+        asked = event.asked or event.t
+        found = self._fenced(held, event, asked)
+        if event.offset < held.low:
+            return found or _backwards(held, event, asked)
+        found = found or self._honest(held, event, asked)
+        self._advance(held, event.offset, event.t)
+        return found
+
+    def refused(self, event: CommitRefused) -> None:
+        self._state.count("commit_refused")
+
+    def reset(self, event: Reset) -> None:
+        held = self._state.group_queue(event.group, event.topic, event.queue)
+        held.restart_at(event.offset, event.t)
+        self._state.raise_floor(held.queue, event.t)
+
+    def recovered(self, event: Recovered) -> Violation | None:
+        held = self._state.group_queue(event.group, event.topic, event.queue)
+        held.tenure += 1
+        if event.offset >= held.low:
+            return None
+        return violation(
+            "D3", event, f"the broker came back with offset {event.offset}, but {held.low} had been accepted"
+        )
+
+    def _fenced(self, held: GroupQueue, event: Committed, asked: int) -> Violation | None:
+        epoch = event.epoch
+        if not epoch:
+            return None
+        if epoch < held.epoch and asked > held.granted_t + self._slack:
+            return violation(
+                "C3",
+                event,
+                f"a commit of epoch {epoch} was accepted although {held.owner} owned the queue "
+                f"with epoch {held.epoch}",
+            )
+        if epoch < held.commit_epoch and asked > held.commit_epoch_t + self._slack:
+            return violation(
+                "C3", event, f"a commit of epoch {epoch} was accepted after one of epoch {held.commit_epoch}"
+            )
+        if epoch > held.epoch > 0:
+            return violation(
+                "C3", event, f"a commit of epoch {epoch} was accepted, which was granted to nobody"
+            )
+        if epoch > held.commit_epoch:
+            held.commit_epoch, held.commit_epoch_t = epoch, event.t
+        return None
+
+    def _honest(self, held: GroupQueue, event: Committed, asked: int) -> Violation | None:
+        """Everything the commit passes must have been finished when it was asked for."""
+        low = held.low
+        if low < 0:
+            low = 0 if self._whole else min(held.started, default=event.offset)
+        found = None
+        stored, finished, started = held.queue.stored, held.finished, held.started
+        for offset in offsets_between([*stored, *started], low, event.offset):
+            done = finished.get(offset)
+            if done is not None and done <= asked:
+                continue
+            if offset in started:
+                found = found or _dishonest(event, offset, done)
+            elif done is not None:
+                continue
+            elif offset in stored:
+                found = found or lost(event, held, offset, stored[offset].id)
+            else:
+                held.holes.add(offset)
+        return found
+
+    def _advance(self, held: GroupQueue, offset: int, t: int) -> None:
+        if offset == held.low:
+            return
+        old, held.low, held.low_t = held.low, offset, t
+        if old < 0:
+            old = min(held.started, default=offset)
+        for passed in offsets_between([*held.started, *held.finished], old, offset):
+            held.passed(passed)
+        self._state.raise_floor(held.queue, t)
+
+
+def _backwards(held: GroupQueue, event: Committed, asked: int) -> Violation | None:
+    """A late line about an earlier commit is no step back; a commit asked for later is."""
+    if asked <= held.low_t:
+        return None
+    return violation(
+        "D1", event, f"the committed offset went back from {held.low} to {event.offset} without a reset"
+    )
+
+
+def _dishonest(event: Event, offset: int, done: int | None) -> Violation:
+    when = "nobody had finished it" if done is None else "it was finished only afterwards"
+    return violation("D2", event, f"the commit passes offset {offset}, but {when}")

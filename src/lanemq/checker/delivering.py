@@ -1,0 +1,212 @@
+"""Does every lane run in order, one at a time, and rewind without a skip? (B2, B3, B4, B5, D4, E3)
+
+A lane is one key in one group. Its messages are known by their offsets; that offsets follow the send order is
+the storing family's business.
+"""
+
+from bisect import bisect_right
+
+from lanemq.checker.events import Outcome, Process, Turn, TurnEnd
+from lanemq.checker.owning import Owning
+from lanemq.checker.state import GroupQueue, Lane, State, Stint
+from lanemq.checker.storing import Storing
+from lanemq.checker.verdict import Violation, violation
+
+
+class Delivering:
+    """Asks `owning` whether a turn is stale (those leave the lane alone); tells `storing` what it saw."""
+
+    def __init__(self, state: State, owning: Owning, storing: Storing, *, slack: int) -> None:
+        self._state = state
+        self._owning = owning
+        self._storing = storing
+        self._slack = slack
+        self._keyless = Lane("")
+        self._overtaken: dict[tuple[Process, str, str, int, int], Turn] = {}
+        """Turns that had not ended when another process started one of the same lane."""
+
+    def turn(self, event: Turn) -> Violation | None:
+        held = self._state.group_queue(event.group, event.topic, event.queue)
+        if self._owning.stale(event, held):
+            return None
+        if event.epoch > held.turn_epoch:
+            held.turn_epoch = event.epoch
+        found = self._storing.delivered(event, held.queue) if event.id else None
+        stint = _stint(held, event)
+        if event.offset < held.low:
+            return found or violation(
+                "D4", event, f"offset {event.offset} is delivered again below the committed offset {held.low}"
+            )
+        if not event.key:
+            return self._keyless_turn(held, event, stint) or found
+        lane = held.lane(event.key)
+        return self._lane_turn(held, lane, event, stint) or found
+
+    def turn_end(self, event: TurnEnd) -> Violation | None:
+        stale, found = self._owning.stale_end(event)
+        if stale:
+            return found
+        held = self._state.group_queue(event.group, event.topic, event.queue)
+        lane = held.lanes.get(event.key) if event.key else self._keyless
+        if lane is not None and lane.running is event.process:
+            lane.running_count -= 1
+            if not lane.running_count:
+                lane.running = None
+        elif self._overtaken:
+            found = self._late_end(event)
+        if event.outcome is Outcome.OK and found is None and lane is not None:
+            self._finish(held, lane, event)
+        return found
+
+    def _finish(self, held: GroupQueue, lane: Lane, event: TurnEnd) -> None:
+        lane.unfinished.discard(event.offset)
+        if event.offset in held.started and event.offset not in held.finished:
+            held.finished[event.offset] = event.t
+            held.account.finished += 1
+
+    def _lane_turn(self, held: GroupQueue, lane: Lane, event: Turn, stint: Stint) -> Violation | None:
+        offset = event.offset
+        found = None
+        together = False
+        if lane.running is not None:
+            together = (
+                event.batch != 0 and lane.running is event.process and lane.running_batch == event.batch
+            )
+            if not together:
+                found = self._overlap(lane, event)
+        if not together:
+            lane.running_count = 0
+            if lane.unfinished and found is None:
+                found = _overtaking(lane, event, stint)
+        before = held.started.get(offset)
+        if before is None:
+            found = found or _first(lane, event)
+        else:
+            found = self._again(held, lane, event, before[1], stint) or found
+        if found is None and lane.last_stint is stint and lane.last < offset:
+            found = _skipping(lane, event)
+        _enter(lane, event, stint)
+        held.started[offset] = (lane, stint)
+        return found
+
+    def _again(
+        self, held: GroupQueue, lane: Lane, event: Turn, before: Stint, stint: Stint
+    ) -> Violation | None:
+        self._state.count("redelivery")
+        if before is not stint:
+            held.account.redelivery("change of owner" if before.process is not stint.process else "new lease")
+            return None
+        if event.offset in lane.unfinished:
+            held.account.redelivery("retry")
+            return None
+        held.account.redelivery("no cause")
+        return violation(
+            "E3", event, f"offset {event.offset} had ended well and ran again with the same owner and lease"
+        )
+
+    def _overlap(self, lane: Lane, event: Turn) -> Violation | None:
+        """In one process an overlap is certain; between two it is one only if the first turn ends later."""
+        assert lane.running is not None
+        if lane.running is event.process:
+            return violation(
+                "B5",
+                event,
+                f"offset {event.offset} started while offset {lane.running_offset} "
+                f"of key {event.key!r} still ran",
+            )
+        place = (lane.running, event.group, event.topic, event.queue, lane.running_offset)
+        self._overtaken[place] = event
+        return None
+
+    def _late_end(self, event: TurnEnd) -> Violation | None:
+        place = (event.process, event.group, event.topic, event.queue, event.offset)
+        rival = self._overtaken.pop(place, None)
+        if rival is None or event.t <= rival.t + self._slack:
+            return None
+        if event.outcome is Outcome.ABANDONED:
+            self._state.count("zombie_turns")
+            return None
+        return violation(
+            "B5",
+            event,
+            f"{event.process.name} still ran offset {event.offset} of key {event.key!r} "
+            f"when {rival.process.name} started offset {rival.offset}, "
+            f"{(event.t - rival.t) / 1e6:.3f} ms before",
+        )
+
+    def _keyless_turn(self, held: GroupQueue, event: Turn, stint: Stint) -> Violation | None:
+        """Messages without a key have no order; they still count as started and finished."""
+        if event.offset in held.started:
+            self._state.count("redelivery")
+            held.account.redelivery("without key")
+        held.started[event.offset] = (self._keyless, stint)
+        return None
+
+
+def _stint(held: GroupQueue, event: Turn) -> Stint:
+    stint = held.stint
+    if (
+        stint is None
+        or stint.process is not event.process
+        or stint.epoch != event.epoch
+        or stint.tenure != held.tenure
+    ):
+        stint = held.stint = Stint(event.process, event.epoch, held.tenure)
+    return stint
+
+
+def _enter(lane: Lane, event: Turn, stint: Stint) -> None:
+    offset = event.offset
+    lane.running = event.process
+    lane.running_offset = offset
+    lane.running_batch = event.batch
+    lane.running_count += 1
+    lane.unfinished.add(offset)
+    lane.last, lane.last_stint = offset, stint
+    if offset > lane.high:
+        lane.high = offset
+        lane.offsets.append(offset)
+
+
+def _overtaking(lane: Lane, event: Turn, stint: Stint) -> Violation | None:
+    first = min(lane.unfinished)
+    if first >= event.offset:
+        return None
+    if lane.last_stint is stint:
+        return violation(
+            "B3",
+            event,
+            f"offset {event.offset} of key {event.key!r} started before offset {first} "
+            f"of the same key was finished",
+        )
+    return violation(
+        "B4",
+        event,
+        f"the new owner started key {event.key!r} at offset {event.offset} and left out offset {first}, "
+        f"which nobody had finished",
+    )
+
+
+def _first(lane: Lane, event: Turn) -> Violation | None:
+    if event.offset > lane.high:
+        return None
+    return violation(
+        "B2",
+        event,
+        f"offset {event.offset} of key {event.key!r} ran for the first time after offset {lane.high} "
+        f"of the same key",
+    )
+
+
+def _skipping(lane: Lane, event: Turn) -> Violation | None:
+    if lane.last == lane.high:
+        return None
+    following = lane.offsets[bisect_right(lane.offsets, lane.last)]
+    if event.offset <= following:
+        return None
+    return violation(
+        "B4",
+        event,
+        f"key {event.key!r} was replayed at offset {lane.last} and then jumped to {event.offset}, "
+        f"leaving out offset {following}",
+    )

@@ -1,0 +1,93 @@
+"""A violation in words, with the events around it.
+
+The events are found by reading the files a second time: only a run that failed pays for its explanation.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from lanemq.checker.events import Event, Fault, LeaseEvent
+from lanemq.checker.reading import Reading
+from lanemq.checker.verdict import INVARIANTS, Report, Verdict, Violation
+
+BEFORE = 12
+AFTER = 4
+
+_HIDDEN = frozenset({"e", "n", "t", "process", "topic", "queue", "group"})
+
+
+def around(files: Sequence[Path], found: Violation) -> tuple[str, ...]:
+    """The lines about the same lane and queue just before and after the violation, one sentence each."""
+    before: deque[Event] = deque(maxlen=BEFORE)
+    after: list[Event] = []
+    hit = False
+    for batch in Reading(files).batches():
+        for event in batch:
+            if not hit and event.n == found.n and event.process.name == found.process:
+                hit = True
+                before.append(event)
+            elif _concerns(event, found):
+                (after if hit else before).append(event)
+        if len(after) >= AFTER:
+            break
+    return tuple(_line(event, found) for event in [*before, *after[:AFTER]])
+
+
+def describe(report: Report) -> str:
+    """The report for people."""
+    lines = [f"{report.verdict.name.lower()}: {report.events:,} events"]
+    lines += [f"  {reason}" for reason in report.reasons]
+    if report.violations:
+        lines += _first(report)
+    seen = ", ".join(f"{name} {count:,}" for name, count in report.coverage.items() if count)
+    lines.append(f"exercised: {seen or 'nothing'}")
+    lines += [_account(report, group) for group in report.groups]
+    if report.verdict is Verdict.PASS:
+        lines.append("no promise was broken in this history")
+    return "\n".join(lines)
+
+
+def _first(report: Report) -> list[str]:
+    first = report.violations[0]
+    place = f"{first.topic}/{first.queue}" if first.queue >= 0 else first.topic
+    lines = [
+        f"first violation, {first.invariant}: {INVARIANTS[first.invariant]}",
+        f"  in {place}{f', group {first.group}' if first.group else ''}: {first.text}",
+    ]
+    lines += [f"    {line}" for line in report.around]
+    counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
+    return [*lines, f"violations by invariant: {counts}"]
+
+
+def _account(report: Report, group: str) -> str:
+    account = report.groups[group]
+    again = ", ".join(f"{cause} {count:,}" for cause, count in sorted(account.redelivered.items()))
+    return (
+        f"group {group}: finished {account.finished:,}, dead-lettered {account.dead_lettered:,}, "
+        f"skipped {account.skipped:,}, left over {account.backlog:,}, delivered again: {again or 'none'}"
+    )
+
+
+def _concerns(event: Event, found: Violation) -> bool:
+    if isinstance(event, Fault):
+        return True
+    if getattr(event, "topic", None) != found.topic:
+        return False
+    if getattr(event, "group", found.group) != found.group and found.group:
+        return False
+    key = getattr(event, "key", "")
+    if found.key and key:
+        return bool(key == found.key)
+    if isinstance(event, LeaseEvent) or not found.key:
+        return getattr(event, "queue", found.queue) == found.queue
+    return getattr(event, "queue", -1) == found.queue
+
+
+def _line(event: Event, found: Violation) -> str:
+    mark = ">" if event.n == found.n and event.process.name == found.process else " "
+    facts = msgspec.to_builtins(event)
+    told = " ".join(f"{name}={value}" for name, value in facts.items() if name not in _HIDDEN)
+    return f"{mark} {(event.t - found.t) / 1e6:+12.3f} ms  {event.process.name:<16} {facts['e']:<14} {told}"

@@ -1,0 +1,169 @@
+"""What a handler is given: one message, read on demand.
+
+A consumer creates hundreds of thousands of these a second and looks at few fields of each, so a message is a
+place in the bytes of a pull and nothing more. Only what the scheduler asks for (`queue_offset`, `size`) is read
+at once; everything else is parsed when somebody looks, and kept where that pays.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from struct import Struct
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from lanemq.client.codec import Codec
+from lanemq.model.errors import CodecError
+from lanemq.model.names import RETRY_PREFIX
+from lanemq.model.queue import MessageQueue
+from lanemq.model.stamp import Stamp
+from lanemq.model.units import Epoch, QueueOffset
+from lanemq.wire.compression import decompress
+from lanemq.wire.message_id import encode_offset_id
+from lanemq.wire.properties import PropertyName, find_property
+from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.stamp import find_stamp
+
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""A compressed body that unfolds to more than this is refused: it is no message but an attack."""
+
+_SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
+_UNREAD: Any = object()
+
+
+class Source:
+    """What all messages of one holding of a queue share."""
+
+    __slots__ = ("codec", "epoch", "is_retry", "queue")
+
+    def __init__(self, queue: MessageQueue, codec: Codec, epoch: Epoch) -> None:
+        self.queue = queue
+        self.codec = codec
+        self.epoch = epoch
+        self.is_retry = queue.topic.startswith(RETRY_PREFIX)
+
+
+class Message:
+    """One message of one queue. Reading it never changes it."""
+
+    __slots__ = ("_key", "_record", "_source", "queue_offset", "retried_here", "size")
+
+    def __init__(self, source: Source, buffer: bytes, start: int) -> None:
+        self.size, self.queue_offset = _SIZE_AND_OFFSET(buffer, start)
+        self.retried_here = 0
+        self._source = source
+        self._record = RecordView(buffer, start)
+        self._key: str | None = _UNREAD
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to, also when it comes back through the group's retry topic."""
+        if self._source.is_retry:
+            return find_property(self._record.properties_text, PropertyName.RETRY_TOPIC) or self._source.queue.topic
+        return self._source.queue.topic
+
+    @property
+    def queue(self) -> MessageQueue:
+        return self._source.queue
+
+    @property
+    def offset(self) -> QueueOffset:
+        """Its place in the queue."""
+        return QueueOffset(self.queue_offset)
+
+    @property
+    def key(self) -> str | None:
+        """What decides its lane; None if it was sent without."""
+        if self._key is _UNREAD:
+            self._key = find_property(self._record.properties_text, PropertyName.KEY)
+        return self._key
+
+    @property
+    def body(self) -> bytes:
+        """The bytes as the producer gave them."""
+        return decompress(self._record.sys_flag, self._record.body, MAX_BODY_BYTES)
+
+    @property
+    def stored_body(self) -> bytes:
+        """The bytes as the broker keeps them, compressed or not."""
+        return self._record.body
+
+    def value(self, wanted: type[T] | Any = Any) -> Any:
+        """The body decoded by the consumer's codec; `CodecError` says which message could not be."""
+        try:
+            return self._source.codec.decode(self.body, wanted)
+        except CodecError as error:
+            raise CodecError(f"{self}: {error}") from error
+
+    @property
+    def tag(self) -> str | None:
+        return find_property(self._record.properties_text, PropertyName.TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Words under which the message can be searched; not the key that orders it."""
+        return tuple((find_property(self._record.properties_text, PropertyName.KEYS) or "").split())
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return MappingProxyType(self._record.properties)
+
+    @property
+    def properties_text(self) -> str:
+        return self._record.properties_text
+
+    @property
+    def message_id(self) -> str:
+        """The producer's id of it; the broker's, where an old producer gave none."""
+        return find_property(self._record.properties_text, PropertyName.UNIQUE_ID) or self.stored_id
+
+    @property
+    def stored_id(self) -> str:
+        """Where the broker keeps it, as RocketMQ's tools write it."""
+        host, _, port = self._record.store_host.rpartition(":")
+        return encode_offset_id(host.strip("[]"), int(port), self._record.position)
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """The producer's mark on it, by which repeats and gaps are recognised."""
+        return find_stamp(self._record.properties_text)
+
+    @property
+    def epoch(self) -> Epoch:
+        """The lease under which it was read. A sink that remembers the highest one can refuse a stale owner."""
+        return self._source.epoch
+
+    @property
+    def reconsume_times(self) -> int:
+        """Failed attempts so far: those the broker knows of and those of this process."""
+        return self._record.reconsume_times + self.retried_here
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery."""
+        return self.reconsume_times + 1
+
+    @property
+    def born_at(self) -> datetime:
+        return datetime.fromtimestamp(self._record.born_timestamp / 1000, UTC)
+
+    @property
+    def stored_at(self) -> datetime:
+        return datetime.fromtimestamp(self._record.store_timestamp / 1000, UTC)
+
+    @property
+    def record(self) -> RecordView:
+        """The stored record itself, for what has no name here."""
+        return self._record
+
+    def __str__(self) -> str:
+        return f"message {self.queue}@{self.queue_offset} key={self.key!r}"
+
+    def __repr__(self) -> str:
+        return f"Message({self.queue}@{self.queue_offset}, key={self.key!r}, id={self.message_id})"
+
+
+def read_messages(source: Source, body: bytes) -> list[Message]:
+    """The messages of a pull's body, in the order of their offsets."""
+    return [Message(source, body, start) for start in record_starts(body)]

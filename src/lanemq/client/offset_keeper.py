@@ -1,0 +1,151 @@
+"""Reports how far the handlers have come.
+
+A shell over `core/offset_table`: every second the committable offsets of all held queues go into the table, and
+what the broker has not confirmed is sent and waited for. An offset that a broker did not confirm stays to be sent.
+In broadcasting the member's own file takes the broker's place.
+"""
+
+import asyncio
+import logging
+
+from lanemq.client.consumer_calls import ConsumerCalls
+from lanemq.client.consumer_options import ConsumerOptions, StartFrom
+from lanemq.client.holding import Holding, Holdings
+from lanemq.client.lock_keeper import Lose
+from lanemq.client.offset_file import FileOffsets, LocalOffsets, MemoryOffsets
+from lanemq.core.offset_table import OffsetTable
+from lanemq.history import Place
+from lanemq.model.errors import LaneError, LeaseLost
+from lanemq.model.names import RETRY_PREFIX
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, QueueOffset
+
+log = logging.getLogger(__name__)
+
+
+class OffsetKeeper:
+    """Where the group's offsets come from and go to."""
+
+    def __init__(self, options: ConsumerOptions, calls: ConsumerCalls, holdings: Holdings, lose: Lose) -> None:
+        self._options = options
+        self._calls = calls
+        self._holdings = holdings
+        self._lose = lose
+        self._table = OffsetTable()
+        self._local = _local_offsets(options) if options.broadcasting else None
+
+    async def run(self) -> None:
+        """Never ends; what could not be reported is reported next time."""
+        while True:
+            await asyncio.sleep(self._options.commit_every_ms / 1000)
+            try:
+                await self.commit_all()
+            except LaneError as error:
+                log.warning("offsets could not be saved, trying again: %s", error)
+
+    async def start_of(self, queue: MessageQueue) -> QueueOffset:
+        """Where to begin: where the group stands, else where the options say. Read under the lease (A57).
+
+        A broker that cannot answer raises: a guess would skip messages or repeat all of them (A51).
+        """
+        if self._local is not None:
+            known = self._local.load().get(queue)
+        else:
+            known = await self._calls.committed(queue)
+        if known is not None and known >= 0:
+            return known
+        return await self._first_start(queue)
+
+    async def _first_start(self, queue: MessageQueue) -> QueueOffset:
+        start = self._options.start
+        if queue.topic.startswith(RETRY_PREFIX) or start is StartFrom.FIRST:
+            # A retry topic is never skipped: its messages were handed over once already.
+            return await self._calls.first_offset(queue)
+        if start is StartFrom.LAST:
+            return await self._calls.last_offset(queue)
+        return await self._calls.offset_at(queue, self._options.start_timestamp_ms)
+
+    def begin(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """A queue was taken over at this offset; whatever was known of it before is forgotten (A49)."""
+        self._table.start(queue, offset)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """A queue was given up or lost."""
+        self._table.remove(queue)
+
+    def get(self, queue: MessageQueue) -> QueueOffset | None:
+        return self._table.get(queue)
+
+    async def commit_all(self) -> None:
+        """Reports everything that moved; one queue's trouble does not stop the others'."""
+        for holding in self._holdings:
+            self._look(holding)
+        if self._local is not None:
+            self._save()
+            return
+        await asyncio.gather(*(self._try_commit(queue) for queue in self._table.dirty()))
+
+    async def commit(self, holding: Holding) -> None:
+        """Reports one queue and waits until the broker has it, or raises."""
+        self._look(holding)
+        if self._local is not None:
+            self._save()
+        elif holding.queue in self._table.dirty():
+            await self._commit(holding)
+
+    async def move_to(self, holding: Holding, offset: QueueOffset) -> None:
+        """Sets the group's offset by name: the broker said that the old one does not exist, or a person did."""
+        self._table.start(holding.queue, offset)
+        if self._local is not None:
+            self._local.save({holding.queue: offset})
+        else:
+            await self._calls.commit(holding.queue, offset, holding.epoch)
+
+    def _look(self, holding: Holding) -> None:
+        """The newest committable offset; nothing of a queue that is not ours any more (A99)."""
+        if holding.released:
+            return
+        offset = holding.station.board.committable(holding.queue)
+        if offset is not None:
+            self._table.advance(holding.queue, offset, increase_only=False)
+
+    def _save(self) -> None:
+        assert self._local is not None
+        dirty = self._table.dirty()
+        if dirty:
+            self._local.save(dirty)
+            self._table.persisted(dirty)
+
+    async def _try_commit(self, queue: MessageQueue) -> None:
+        holding = self._holdings.get(queue)
+        if holding is None or holding.released:
+            return
+        try:
+            await self._commit(holding)
+        except LeaseLost:
+            pass  # told to everybody by _commit
+        except LaneError as error:
+            log.warning("offset of %s could not be committed, trying again: %s", queue, error)
+
+    async def _commit(self, holding: Holding) -> None:
+        queue, offset, epoch = holding.queue, self._table.get(holding.queue), holding.epoch
+        if offset is None:
+            return
+        history = self._options.history
+        asked = history.now()
+        place = Place(self._options.group, queue.topic, queue.queue_id, offset)
+        try:
+            await self._calls.commit(queue, offset, Epoch(epoch))
+        except LeaseLost as error:
+            if history.on:
+                history.commit_refused(place, str(error), epoch=epoch, asked=asked)
+            self._lose(holding, f"the broker refused its offset: {error}")
+            raise
+        if history.on:
+            history.committed(place, epoch=epoch, asked=asked)
+        self._table.persisted({queue: offset})
+
+
+def _local_offsets(options: ConsumerOptions) -> LocalOffsets:
+    folder = options.offsets_folder
+    return MemoryOffsets() if folder is None else FileOffsets(folder, options.group)

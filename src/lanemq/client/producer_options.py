@@ -1,0 +1,68 @@
+"""A producer's settings, checked once when it is made."""
+
+from dataclasses import dataclass
+
+from lanemq.client.codec import Codec
+from lanemq.model.errors import InvalidOption
+from lanemq.model.names import check_group
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""The largest body RocketMQ's brokers take (MessageStoreConfig.maxMessageSize)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """What a producer does when it is not told otherwise. Every problem is reported at once."""
+
+    group: str = "lanemq-producers"
+    """Under this name the broker lists the producer."""
+    codec: str | Codec = "json"
+    linger_ms: int = 0
+    """How long a message may wait for company. 0 sends at once; messages still share a batch while earlier
+    ones are under way, so waiting pays only for many small messages from slow senders."""
+    window: int = 4
+    """Batches of one queue under way at once. A LaneMQ broker refuses the later ones when an earlier one is
+    missing; an Apache broker would store them, so there it is always 1."""
+    max_batch_messages: int = 1000
+    max_batch_bytes: int = 1024 * 1024
+    """A batch ends at either limit. Apache brokers refuse batches over 4 MiB."""
+    buffer_bytes: int = 64 * 1024 * 1024
+    """Messages waiting or under way. A full buffer makes senders wait; it never drops."""
+    timeout: float = 10.0
+    """Seconds from the send call to its receipt, retries included. Afterwards nobody knows whether the
+    message was stored, and the send fails with `RequestTimedOut`."""
+    request_timeout: float = 3.0
+    """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection."""
+    compress_above: int = 4096
+    """Single bodies of this size or more are sent as zlib (RocketMQ's DefaultMQProducer). Batches are not."""
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        problems = [text for wrong, text in self._rules() if wrong]
+        if problems:
+            raise InvalidOption("producer options: " + "; ".join(problems))
+
+    def _rules(self) -> tuple[tuple[bool, str], ...]:
+        return (
+            (not 0 <= self.linger_ms <= 60_000, f"linger_ms is {self.linger_ms}, use 0 to 60000"),
+            (not 1 <= self.window <= 100, f"window is {self.window}, use 1 to 100"),
+            (
+                not 1 <= self.max_batch_messages <= 10_000,
+                f"max_batch_messages is {self.max_batch_messages}, use 1 to 10000",
+            ),
+            (
+                not 1024 <= self.max_batch_bytes <= MAX_BODY_BYTES,
+                f"max_batch_bytes is {self.max_batch_bytes}, use 1024 to {MAX_BODY_BYTES}",
+            ),
+            (
+                self.buffer_bytes < self.max_body_bytes,
+                f"buffer_bytes is {self.buffer_bytes}, but one message may take {self.max_body_bytes}",
+            ),
+            (self.timeout <= 0, f"timeout is {self.timeout:g} s, it must be positive"),
+            (
+                self.request_timeout <= 0,
+                f"request_timeout is {self.request_timeout:g} s, it must be positive",
+            ),
+            (self.compress_above < 1, f"compress_above is {self.compress_above}, it must be positive"),
+        )

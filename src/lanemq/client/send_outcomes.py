@@ -1,0 +1,86 @@
+"""What became of parcels, and the words in which their senders are told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.client.send_requests import Parcel
+from lanemq.core.send_lane import Failed, SendError
+from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.wire.command import Command
+from lanemq.wire.lane_fields import LANE_DUPLICATE
+
+_STORED_AS = {each.value: each for each in StoredAs}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """These parcels lie one behind the other in the queue."""
+
+    parcels: Sequence[Parcel]
+    queue: MessageQueue
+    first_offset: int
+    stored: StoredAs
+    repeat: bool
+
+    def tell(self) -> None:
+        queue, stored, repeat = self.queue, self.stored, self.repeat
+        for offset, parcel in enumerate(self.parcels, self.first_offset):
+            receipt = Receipt(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
+            parcel.ticket.stored(parcel.index, receipt)
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """Nobody will hear of these parcels again; whether the broker has them is said in the error."""
+
+    parcels: Sequence[Parcel]
+    error: LaneError
+
+    def tell(self) -> None:
+        for parcel in self.parcels:
+            parcel.ticket.failed(parcel.index, self.error)
+
+
+Outcome: TypeAlias = Stored | NotStored
+
+
+def stored_outcome(parcels: Sequence[Parcel], queue: MessageQueue, reply: Command) -> Stored:
+    """The broker's answer to a send that is in its log."""
+    ext = reply.ext
+    return Stored(
+        parcels,
+        queue,
+        int(ext.get("queueOffset", "-1")),
+        _STORED_AS.get(ext.get("laneStored", ""), StoredAs.UNKNOWN),
+        ext.get(LANE_DUPLICATE) == "true",
+    )
+
+
+def failed_outcomes(
+    queue: MessageQueue, failed: Failed[Parcel], reason: LaneError | None, seconds: float
+) -> list[NotStored]:
+    """What each parcel's sender is told when a lane gives up. `reason` is the last error heard of, if any."""
+    outcomes = []
+    if failed.error is SendError.TOO_LATE:
+        why = f"; the last problem was: {reason}" if reason is not None else ""
+        late = f"no answer for queue {queue} within {seconds:g} s"
+        unknown: LaneError = RequestTimedOut(f"{late}: the message may be stored or not{why}")
+        unsent: LaneError = RequestTimedOut(f"{late}: the message was not sent{why}")
+        blocked = _frozen(queue, unknown) if failed.unknown else unsent
+    else:
+        unknown = blocked = _frozen(queue, reason)
+    if failed.refused:
+        outcomes.append(NotStored(failed.refused, reason or _frozen(queue, None)))
+    if failed.unknown:
+        outcomes.append(NotStored(failed.unknown, unknown))
+    if failed.blocked:
+        outcomes.append(NotStored(failed.blocked, blocked))
+    return outcomes
+
+
+def _frozen(queue: MessageQueue, reason: LaneError | None) -> LaneFrozen:
+    return LaneFrozen(f"not sent, because an earlier message to queue {queue} failed: {reason}")

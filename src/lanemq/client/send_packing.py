@@ -1,0 +1,149 @@
+"""From a send call to a parcel and its queue: everything that is decided before a message takes its place.
+
+Mistakes of the caller end here, at call time: a missing key, a value that cannot be encoded, a body that no
+broker takes. Afterwards a message holds a sequence number, and a failure would hold up the ones behind it.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from lanemq.client.codec import codec_named
+from lanemq.client.identity import MessageIds
+from lanemq.client.producer_options import ProducerOptions
+from lanemq.client.routes import TopicRoute
+from lanemq.client.send_requests import NO_EXTRAS, Extras, Parcel, maybe_compressed, properties_text
+from lanemq.core.sharding import Selector, pick_queue, round_robin
+from lanemq.model.errors import InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
+from lanemq.model.names import NOT_SENDABLE, check_topic
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.codes import ResponseCode
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message for `send_many` that is more than a key and a value."""
+
+    value: Any
+    key: str | int | None = None
+    tag: str | None = None
+    keys: Sequence[str] | str = ()
+    properties: Mapping[str, str] | None = None
+
+
+Many = Iterable[tuple[str | int | None, Any] | Outgoing]
+
+
+class Packer:
+    """Encodes values and names messages."""
+
+    def __init__(self, options: ProducerOptions) -> None:
+        self._encode = codec_named(options.codec).encode
+        self._next_id = MessageIds().next
+        self._max_body_bytes = options.max_body_bytes
+        self._compress_above = options.compress_above
+
+    def one(self, value: object, key: str | int | None, extras: Extras) -> Parcel:
+        """A parcel of its own: it may be compressed or delayed."""
+        parcel = self.plain(value, key, extras)
+        parcel.body, parcel.sys_flag = maybe_compressed(parcel.body, self._compress_above)
+        parcel.alone = parcel.sys_flag != 0 or extras.delay_level != 0
+        return parcel
+
+    def plain(self, value: object, key: str | int | None, extras: Extras = NO_EXTRAS) -> Parcel:
+        """A parcel that may share a batch."""
+        body = self._encode(value)
+        if len(body) > self._max_body_bytes:
+            raise MessageTooLarge(
+                f"the body has {len(body)} bytes, the limit is {self._max_body_bytes}: "
+                f"keep large data elsewhere and send where it is"
+            )
+        message_id = self._next_id()
+        text = None if key is None else key if isinstance(key, str) else str(key)
+        return Parcel(body, properties_text(text, message_id, extras), message_id, text)
+
+    def many(self, messages: Many, ticket: object) -> Iterator[tuple[str | int | None, Parcel]]:
+        """Key and parcel of each message, numbered for the ticket that collects their receipts."""
+        for index, message in enumerate(messages):
+            if isinstance(message, Outgoing):
+                key = message.key
+                parcel = self.plain(
+                    message.value, key, Extras(message.tag, message.keys, message.properties)
+                )
+            else:
+                key, value = message
+                parcel = self.plain(value, key)
+            parcel.ticket = ticket
+            parcel.index = index
+            yield key, parcel
+
+
+class QueueChooser:
+    """Which queue a message goes to."""
+
+    def __init__(self) -> None:
+        self._deal = round_robin(itertools.count())
+
+    def choose(
+        self,
+        route: TopicRoute,
+        message: object,
+        *,
+        key: str | int | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        queue: int | MessageQueue | None = None,
+    ) -> MessageQueue:
+        """By explicit queue, selector, key or in turn, in this order; ordered topics know no "in turn"."""
+        if selector is None and queue is None:
+            return self.by_key(route, key)
+        self._check_not_moving(route)
+        if queue is not None:
+            return _named(route, queue)
+        assert selector is not None
+        chosen = selector(route.publish, message, key if arg is None else arg)
+        if chosen not in route.publish:
+            raise InvalidOption(f"the selector chose {chosen}, which is no queue of topic {route.topic!r}")
+        return chosen
+
+    def by_key(self, route: TopicRoute, key: str | int | None) -> MessageQueue:
+        if key is None:
+            if route.ordered:
+                raise MissingKey(route.topic)
+            self._check_writable(route)
+            return self._deal(route.publish, None, None)
+        if route.provisional or not route.publish:
+            self._check_not_moving(route)
+        return pick_queue(key, route.publish)
+
+    def _check_not_moving(self, route: TopicRoute) -> None:
+        """A topic that comes into being on some of several brokers changes its list of queues, and keys move."""
+        self._check_writable(route)
+        if route.provisional and len(route.brokers) > 1:
+            raise TopicNotFound(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {route.topic!r} does not exist, and created by a send it would not keep keys in one queue "
+                f"on {len(route.brokers)} brokers; create it first: lanemq topic create {route.topic} --ordered",
+            )
+
+    def _check_writable(self, route: TopicRoute) -> None:
+        if not route.publish:
+            raise NotAllowed(
+                ResponseCode.NO_PERMISSION,
+                f"topic {route.topic!r} has no writable queue at the moment: look at its brokers and permissions",
+            )
+
+
+def check_sendable(topic: str) -> str:
+    """The name, if messages may be sent there; the broker's own topics are closed."""
+    if topic in NOT_SENDABLE:
+        raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {topic} belongs to the broker: choose another name")
+    return check_topic(topic)
+
+
+def _named(route: TopicRoute, queue: int | MessageQueue) -> MessageQueue:
+    for each in route.publish:
+        if each == queue or each.queue_id == queue:
+            return each
+    raise InvalidOption(f"queue {queue} is none of the {len(route.publish)} queues of topic {route.topic!r}")

@@ -1,0 +1,222 @@
+"""Messages to RocketMQ's send requests: 310 for one message, 320 for a batch.
+
+The rule guarded here: a message means the same to every RocketMQ client, so the properties are those that
+RocketMQ's own producer sets, and LaneMQ adds one, the stamp. Requests are built once per batch; a repetition
+sends the same bytes, or the broker could not recognise it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from lanemq.core.retry_policy import delay_level
+from lanemq.model.errors import InvalidOption
+from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, retry_topic
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.batch import encode_batch
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
+from lanemq.wire.lane_fields import LANE_CLIENT
+from lanemq.wire.properties import PropertyName, append_properties, check_properties_size, encode_properties
+from lanemq.wire.stamp import LANE_STAMP
+
+MAX_DELAY_LEVEL = 18
+"""The levels 1 to 18 stand for 1 s to 2 h (MessageStoreConfig.messageDelayLevel); 0 means no delay."""
+
+_RESERVED = frozenset(
+    {
+        PropertyName.KEYS,
+        PropertyName.TAGS,
+        PropertyName.WAIT,
+        PropertyName.DELAY,
+        PropertyName.UNIQUE_ID,
+        PropertyName.KEY,
+        LANE_STAMP,
+    }
+)
+
+
+class Parcel(msgspec.Struct):
+    """One message, encoded and on its way. Only its stamp is still missing: that is the lane's to give."""
+
+    body: bytes
+    properties: str
+    message_id: str
+    key: str | None = None
+    sys_flag: int = 0
+    alone: bool = False
+    """It cannot share a batch: compressed or delayed."""
+    waited: bool = True
+    """Its caller waits for the outcome, and hears of a failure before sending anything else."""
+    ticket: object = None
+    """How the shell finds whom to tell."""
+    index: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.properties) + RECORD_OVERHEAD
+
+
+RECORD_OVERHEAD = 100
+"""About what a batch adds per message: sizes, flags, the stamp."""
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """The optional parts of a send call."""
+
+    tag: str | None = None
+    keys: Sequence[str] | str = ()
+    properties: Mapping[str, str] | None = None
+    delay_level: int = 0
+
+
+NO_EXTRAS = Extras()
+
+
+def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS) -> str:
+    """A message's properties as RocketMQ's producer sets them, without the stamp."""
+    if key is None:
+        text = f"UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
+    elif "\x01" in key or "\x02" in key or not key:
+        raise InvalidOption(f"key {key!r} is not allowed: it is empty or contains 0x01 or 0x02")
+    else:
+        text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
+    if extras is NO_EXTRAS:
+        if len(text) > MAX_QUICK_TEXT:
+            check_properties_size(text)
+        return text
+    text = append_properties(text, _extra_properties(extras))
+    check_properties_size(text)
+    return text
+
+
+MAX_QUICK_TEXT = 8000
+"""Shorter text fits whatever it takes in UTF-8, the stamp included."""
+
+
+def _extra_properties(extras: Extras) -> dict[str, str]:
+    properties = dict(extras.properties or {})
+    taken = _RESERVED & properties.keys()
+    if taken:
+        raise InvalidOption(
+            f"property {min(taken)} is set by LaneMQ: use the argument made for it, or another name"
+        )
+    if extras.tag is not None:
+        properties[PropertyName.TAGS] = extras.tag
+    if extras.keys:
+        keys = extras.keys
+        properties[PropertyName.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
+    if not 0 <= extras.delay_level <= MAX_DELAY_LEVEL:
+        raise InvalidOption(
+            f"delay_level is {extras.delay_level}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)"
+        )
+    if extras.delay_level:
+        properties[PropertyName.DELAY] = str(extras.delay_level)
+    return properties
+
+
+def maybe_compressed(body: bytes, above: int) -> tuple[bytes, int]:
+    """Body and sys flag to send; compressed only where that makes it smaller."""
+    if len(body) < above:
+        return body, 0
+    packed = compress_zlib(body)
+    return (packed, ZLIB_SYS_FLAG) if len(packed) < len(body) else (body, 0)
+
+
+class RequestBuilder:
+    """Send requests of one producer."""
+
+    def __init__(self, group: str, client_id: str, producer_id: str) -> None:
+        self._group = group
+        self._client_id = client_id
+        self._producer_id = producer_id
+
+    def send(
+        self, queue: MessageQueue, parcels: Sequence[Parcel], *, epoch: int, sequence: int, born: int
+    ) -> Command:
+        """One request for parcels with consecutive sequences; if several, none of them is `alone`."""
+        stamp = f"{LANE_STAMP}\x01{self._producer_id}.{epoch}."
+        if len(parcels) == 1:
+            parcel = parcels[0]
+            text = f"{parcel.properties}{stamp}{sequence}\x02"
+            ext = self._ext(queue, parcel.sys_flag, born, text)
+            return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=parcel.body)
+        items = [
+            (0, parcel.body, f"{parcel.properties}{stamp}{number}\x02")
+            for number, parcel in enumerate(parcels, sequence)
+        ]
+        ext = self._ext(queue, 0, born, "WAIT\x01true\x02")
+        ext["m"] = "true"
+        return Command(RequestCode.SEND_BATCH_MESSAGE, 0, ext=ext, body=encode_batch(items))
+
+    def unstamped(self, queue: MessageQueue, parcel: Parcel, *, born: int) -> Command:
+        """A one-way send: nobody waits for it, so it takes no place in the lane."""
+        ext = self._ext(queue, parcel.sys_flag, born, parcel.properties)
+        return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=parcel.body)
+
+    def _ext(self, queue: MessageQueue, sys_flag: int, born: int, properties: str) -> dict[str, str]:
+        return {
+            "a": self._group,
+            "b": queue.topic,
+            "c": DEFAULT_TOPIC,
+            "d": "4",
+            "e": str(queue.queue_id),
+            "f": str(sys_flag),
+            "g": str(born),
+            "h": "0",
+            "i": properties,
+            "j": "0",
+            "k": "false",
+            "n": queue.broker,
+            LANE_CLIENT: self._client_id,
+        }
+
+
+def retry_request(
+    group: str,
+    *,
+    topic: str,
+    body: bytes,
+    properties: Mapping[str, str],
+    message_id: str,
+    reconsume_times: int,
+    max_reconsume_times: int,
+    born: int,
+    flag: int = 0,
+    sys_flag: int = 0,
+    broker: str | None = None,
+) -> Command:
+    """A consumed message sent to its group's retry topic, as RocketMQ's orderly consumer does.
+
+    The broker makes a dead letter of it when the attempts are used up. Everything the message carried goes
+    along, except the stamp: that belongs to its producer and its old queue.
+    """
+    copied = dict(properties)
+    for name in (
+        LANE_STAMP,
+        PropertyName.TRANSACTION,
+        PropertyName.RECONSUME_TIMES,
+        PropertyName.MAX_RECONSUME_TIMES,
+    ):
+        copied.pop(name, None)
+    copied.setdefault(PropertyName.ORIGIN_ID, message_id)
+    copied.setdefault(PropertyName.RETRY_TOPIC, topic)
+    copied[PropertyName.DELAY] = str(delay_level(reconsume_times))
+    ext = {
+        "a": INNER_PRODUCER_GROUP,
+        "b": retry_topic(group),
+        "c": DEFAULT_TOPIC,
+        "d": "4",
+        "e": "0",
+        "f": str(sys_flag),
+        "g": str(born),
+        "h": str(flag),
+        "i": encode_properties(copied),
+        "j": str(reconsume_times + 1),
+        "k": "false",
+        "l": str(max_reconsume_times),
+    }
+    if broker is not None:
+        ext["n"] = broker
+    return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=body)

@@ -1,0 +1,168 @@
+"""Workers: take a turn, run it, report it, take the next.
+
+Threads run plain functions, a few tasks run coroutine functions. Nothing is created per message: a worker gets a
+run of messages of one lane, and one visit to the board ends it and begins the next.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from lanemq.client.consumer_metrics import Tallies, Tally
+from lanemq.client.dead_letters import DeadLetters
+from lanemq.client.lane_board import LoopBoard, MessageFinished, MessageTurn
+from lanemq.client.message import Message
+from lanemq.client.station import Station
+from lanemq.client.turn_run import TurnEnd, log_failure, run_turn, run_turn_async, stopped_at
+from lanemq.clock import Clock
+from lanemq.core.retry_policy import SEND_BACK_RETRY
+from lanemq.core.turns import DONE, STOPPED, Plain, Suspend, Why
+from lanemq.history import History, Place
+
+log = logging.getLogger(__name__)
+
+
+class Aftermath:
+    """What follows a turn: the report, and messages that go to the broker. Works on the event loop."""
+
+    def __init__(self, group: str, dead_letters: DeadLetters, history: History) -> None:
+        self._group = group
+        self._dead_letters = dead_letters
+        self._history = history
+
+    async def settle(self, station: Station, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
+        """Reports a turn's end and does what the scheduler asks for in return."""
+        if end.stop.bury is not None:
+            return await self._bury(station, turn, end)
+        return await self.follow(station, turn, end, station.board.finish(turn, end.stop.outcome, end.done))
+
+    async def follow(
+        self, station: Station, turn: MessageTurn, end: TurnEnd, finished: MessageFinished
+    ) -> MessageFinished:
+        """Hands messages over if asked to; their lane waits meanwhile, and goes on only when they are stored."""
+        if finished.why is not Why.GIVE:
+            return finished
+        ok = [await self._give(station, message, end) for message in finished.send_back]
+        return station.board.sent_back(turn, ok)
+
+    async def _give(self, station: Station, message: Message, end: TurnEnd) -> bool:
+        if station.sends_back:
+            return await self._dead_letters.send_back(message, end.stop.delay_level)
+        return await self._buried(message, repr(end.stop.error))
+
+    async def _bury(self, station: Station, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
+        if await self._buried(stopped_at(turn, end), end.stop.bury or ""):
+            return station.board.finish(turn, STOPPED, end.done + 1)
+        return station.board.finish(turn, Suspend(SEND_BACK_RETRY), end.done)
+
+    async def _buried(self, message: Message, why: str) -> bool:
+        if not await self._dead_letters.bury(message, why):
+            return False
+        if self._history.on:
+            place = Place(self._group, message.queue.topic, message.queue.queue_id, message.queue_offset)
+            self._history.dead_lettered(place, message.key or "", message.message_id, message.attempt)
+        return True
+
+
+class ThreadWorkers:
+    """The threads of one station."""
+
+    def __init__(
+        self, station: Station, aftermath: Aftermath, clock: Clock, tallies: Tallies, broken: Callable[[BaseException], None]
+    ) -> None:
+        self._station = station
+        self._aftermath = aftermath
+        self._clock = clock
+        self._broken = broken
+        self._loop = asyncio.get_running_loop()
+        self._tallies = tallies
+        self._threads = [
+            threading.Thread(target=self._work, name=f"lanemq-{station.plan.topic}-{n}", daemon=True)
+            for n in range(station.plan.workers)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Sends the workers home; one that hangs in user code is left behind, it cannot be stopped."""
+        self._station.board.close()
+        deadline = self._loop.time() + timeout_s
+        for thread in self._threads:
+            while thread.is_alive() and self._loop.time() < deadline:
+                await asyncio.sleep(0.005)
+
+    def _work(self) -> None:
+        tally = self._tallies.new()
+        try:
+            while (turn := self._station.board.take()) is not None:
+                self._one(turn, tally)
+        except BaseException as error:
+            log.exception("a worker of topic %s broke down", self._station.plan.topic)
+            self._loop.call_soon_threadsafe(self._broken, error)
+
+    def _one(self, turn: MessageTurn, tally: Tally) -> None:
+        station, began = self._station, self._clock.now()
+        attempt = station.plan.attempt
+        assert attempt is not None
+        end = run_turn(turn, attempt, station.plan.batch_size, self._clock)
+        finished = self._report(turn, end)
+        _count(tally, turn, end, self._clock.now() - began)
+        if end.stop.error is not None:
+            log_failure(turn, end, finished)
+
+    def _report(self, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
+        if end.stop.bury is not None:
+            return self._on_loop(self._aftermath.settle(self._station, turn, end))
+        finished = self._station.board.finish(turn, end.stop.outcome, end.done)
+        if finished.why is not Why.GIVE:
+            return finished
+        return self._on_loop(self._aftermath.follow(self._station, turn, end, finished))
+
+    def _on_loop(self, coroutine: "asyncio._CoroutineLike[MessageFinished]") -> MessageFinished:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()  # type: ignore[arg-type]
+
+
+class TaskWorkers:
+    """The tasks of one station whose handler is a coroutine function."""
+
+    def __init__(self, station: Station, aftermath: Aftermath, clock: Clock, tallies: Tallies) -> None:
+        self._station = station
+        self._aftermath = aftermath
+        self._clock = clock
+        self._tallies = tallies
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = [tasks.create_task(self._work()) for _ in range(self._station.plan.workers)]
+
+    async def stop(self, timeout_s: float) -> None:
+        self._station.board.close()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+
+    async def _work(self) -> None:
+        board, tally = self._station.board, self._tallies.new()
+        assert isinstance(board, LoopBoard)
+        while (turn := await board.take_async()) is not None:
+            await self._one(turn, tally)
+
+    async def _one(self, turn: MessageTurn, tally: Tally) -> None:
+        attempt, began = self._station.plan.async_attempt, self._clock.now()
+        assert attempt is not None
+        end = await run_turn_async(turn, attempt, self._station.plan.batch_size, self._clock)
+        finished = await self._aftermath.settle(self._station, turn, end)
+        _count(tally, turn, end, self._clock.now() - began)
+        if end.stop.error is not None:
+            log_failure(turn, end, finished)
+
+
+def _count(tally: Tally, turn: MessageTurn, end: TurnEnd, took_ms: int) -> None:
+    outcome = end.stop.outcome
+    failed = 1 if isinstance(outcome, Suspend) or outcome is Plain.FAILED or outcome is Plain.ROLL_BACK else 0
+    ok = len(turn.messages) if outcome is DONE else end.done + (outcome is Plain.COMMIT)
+    tally.turn(turn.queue.topic, ok=ok, failed=failed, took_ms=took_ms)

@@ -1,0 +1,150 @@
+"""Delay levels, and where a message goes whose handling failed.
+
+The rules guarded here: a delayed message is delivered once and not before its time; and a message's
+attempts are counted by one comparison in one place. RocketMQ moved that comparison between versions and
+once compared differently on both sides, which made a limit of retries endless.
+
+A delayed message waits in queue `level - 1` of `SCHEDULE_TOPIC_XXXX`. All of a level wait equally long, so
+each queue is in order of its due times and a cursor per level is enough. Due times are wall time: they are
+computed from store timestamps, which must survive a restart.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lanemq.model.units import Millis, QueueOffset
+
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+DELAYS_MS: tuple[Millis, ...] = tuple(
+    Millis(span)
+    for span in (
+        *(seconds * SECOND for seconds in (1, 5, 10, 30)),
+        *(minutes * MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+        *(hours * HOUR for hours in (1, 2)),
+    )
+)
+"""RocketMQ: `MessageStoreConfig.messageDelayLevel`. Level n is DELAYS_MS[n - 1]; level 0 is no delay."""
+
+MAX_LEVEL = len(DELAYS_MS)
+FIRST_RETRY_LEVEL = 3
+"""RocketMQ: `SendMessageProcessor`, the first retry waits 10 s."""
+MAX_RETRIES = 16
+"""RocketMQ: `SubscriptionGroupConfig.retryMaxTimes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToRetry:
+    """To the group's retry topic, after the delay of `level`, with this many attempts on it."""
+
+    level: int
+    reconsume_times: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToDeadLetter:
+    """To the group's dead-letter topic, now: a delay level the message carries must be removed."""
+
+    reconsume_times: int
+
+
+Route: TypeAlias = ToRetry | ToDeadLetter
+
+
+def capped(level: int) -> int:
+    """A level that exists: RocketMQ treats higher ones as the highest."""
+    return max(0, min(level, MAX_LEVEL))
+
+
+def delay_of(level: int) -> Millis:
+    return DELAYS_MS[capped(level) - 1] if level > 0 else Millis(0)
+
+
+def level_for_retry(reconsume_times: int, requested: int) -> int:
+    """The level asked for, or one that grows with every attempt."""
+    return capped(requested if requested > 0 else FIRST_RETRY_LEVEL + reconsume_times)
+
+
+def route_send_back(reconsume_times: int, requested: int, max_retries: int | None) -> Route:
+    """Where a message goes that its consumer sent back (CONSUMER_SEND_MSG_BACK).
+
+    `reconsume_times` is what is stored with it, before this attempt is counted. A negative `requested` level
+    asks for the dead letters at once; no limit given means the group's default.
+    """
+    limit = MAX_RETRIES if max_retries is None else max_retries
+    if requested < 0 or reconsume_times >= limit:
+        return ToDeadLetter(reconsume_times + 1)
+    return ToRetry(level_for_retry(reconsume_times, requested), reconsume_times + 1)
+
+
+def route_retry_send(
+    reconsume_times: int, max_retries: int | None, *, requested: int, group_holds_lock: bool
+) -> Route:
+    """Where a message goes that a client itself sends to its retry topic.
+
+    `reconsume_times` comes with the request. An ordered group does that only when its attempts are used up,
+    and clients before 5.1.3 then send a count equal to the limit, which alone would not be over it; hence the
+    group's locks are asked (RocketMQ 5.1.3, `SendMessageProcessor.handleRetryAndDLQ`).
+    """
+    limit = MAX_RETRIES if max_retries is None else max_retries
+    if group_holds_lock or reconsume_times > limit:
+        return ToDeadLetter(reconsume_times)
+    return ToRetry(level_for_retry(reconsume_times, requested), reconsume_times)
+
+
+def due_at(level: int, store_timestamp: Millis) -> Millis:
+    """The wall time from which a message of this level may be delivered."""
+    return Millis(store_timestamp + delay_of(level))
+
+
+def due(level: int, store_timestamp: Millis, now_wall: Millis) -> bool:
+    return now_wall >= due_at(level, store_timestamp)
+
+
+class DelayQueueCursors:
+    """Per level the next offset to deliver. Moves one by one and only forward: that is the "once".
+
+    To be saved after the delivery is on disk: a crash between the two then repeats a message and loses none.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[int, QueueOffset] = {}
+        self._dirty: set[int] = set()
+
+    def next_offset(self, level: int) -> QueueOffset:
+        return self._next.get(_existing(level), QueueOffset(0))
+
+    def delivered(self, level: int, offset: QueueOffset) -> None:
+        """The message there is in its real topic now. It can only be the next one."""
+        expected = self.next_offset(level)
+        if offset != expected:
+            raise ValueError(f"delay level {level} delivered offset {offset}, but {expected} is next")
+        self._put(level, QueueOffset(offset + 1))
+
+    def skip_to(self, level: int, min_offset: QueueOffset) -> None:
+        """Retention removed what was before `min_offset`; go on from there."""
+        if min_offset > self.next_offset(level):
+            self._put(level, min_offset)
+
+    def dirty(self) -> Mapping[int, QueueOffset]:
+        """What changed since it was last `saved`: level → next offset."""
+        return {level: self._next[level] for level in sorted(self._dirty)}
+
+    def saved(self, cursors: Mapping[int, QueueOffset]) -> None:
+        """These are on disk. What moved on meanwhile stays dirty."""
+        self._dirty.difference_update(
+            level for level, offset in cursors.items() if self._next[level] == offset
+        )
+
+    def restore(self, cursors: Iterable[tuple[int, QueueOffset]]) -> None:
+        self._next.update((_existing(level), offset) for level, offset in cursors)
+
+    def _put(self, level: int, offset: QueueOffset) -> None:
+        self._next[level] = offset
+        self._dirty.add(level)
+
+
+def _existing(level: int) -> int:
+    if not 1 <= level <= MAX_LEVEL:
+        raise ValueError(f"delay level {level} does not exist: use 1 to {MAX_LEVEL}")
+    return level

@@ -1,0 +1,199 @@
+"""How far each group has come in each queue.
+
+The rule guarded here: an offset moves forward only, except by a named reset, or by a stock client that owns
+the queue (or where nobody does): RocketMQ lets any client set any offset and only logs it, and its clients
+rely on going back where they alone are responsible. What a stale owner sends never undoes the progress of
+the new one.
+
+A reset can be left pending: until the group's next pull of that queue every commit is ignored, because it
+stems from before the reset, and that pull is answered "offset moved" with the reset offset.
+
+Offsets are the next one to read. This table does not know who owns what: `kind_of` translates the lock
+table's verdict.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from lanemq.core.lock_table import Stale, Verdict
+from lanemq.model.errors import InvalidOption
+from lanemq.model.units import QueueOffset
+
+
+class CommitKind(Enum):
+    """What a commit may do, by who sent it."""
+
+    FORWARD = "forward"
+    """Move forward only: LaneMQ clients, and stock clients while another member owns the queue."""
+    ANY_WAY = "any way"
+    """Also move back: a stock client that owns the queue, or where nobody does."""
+    FENCED = "fenced"
+    """Nothing: a LaneMQ client whose lease is not the current one."""
+
+
+class WhyIgnored(Enum):
+    NEGATIVE = "negative offset"
+    """Java sends -1 for "none yet", ali-ons also for 0. Not an error, and nothing to store."""
+    RESET_PENDING = "a reset waits for the group's next pull"
+    FENCED = "the queue was granted to another member"
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Stored. `before` is None for the group's first commit in this queue."""
+
+    before: QueueOffset | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Not stored: it lies before what is stored."""
+
+    stored: QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    why: WhyIgnored
+
+
+Commit: TypeAlias = Committed | Backward | Ignored
+OffsetKey: TypeAlias = tuple[str, str, int]
+"""Group, topic, queue id."""
+
+
+class OffsetRow(NamedTuple):
+    """What must survive a restart."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: QueueOffset
+    reset_pending: bool
+
+
+def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
+    """What a committer with this standing may do."""
+    if isinstance(verdict, Stale):
+        return CommitKind.FORWARD if stock else CommitKind.FENCED
+    return CommitKind.ANY_WAY if stock else CommitKind.FORWARD
+
+
+class GroupOffsets:
+    """The committed offsets of all groups of one broker."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
+        # Only keys that have an offset.
+        self._pending: set[OffsetKey] = set()
+        self._dirty: set[OffsetKey] = set()
+
+    def commit(
+        self, group: str, topic: str, queue_id: int, offset: QueueOffset, *, kind: CommitKind
+    ) -> Commit:
+        key = (group, topic, queue_id)
+        if offset < 0:
+            return Ignored(WhyIgnored.NEGATIVE)
+        if kind is CommitKind.FENCED:
+            return Ignored(WhyIgnored.FENCED)
+        if key in self._pending:
+            return Ignored(WhyIgnored.RESET_PENDING)
+        stored = self.committed(group, topic, queue_id)
+        if stored is not None and offset < stored and kind is CommitKind.FORWARD:
+            return Backward(stored)
+        if offset != stored:
+            self._put(key, offset)
+        return Committed(stored)
+
+    def committed(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
+        """Where the group goes on; None if it never committed here."""
+        return self._groups.get(group, {}).get((topic, queue_id))
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """Set the offset, in either direction, for a group whose members are away or told by other means."""
+        self._refuse_negative(offset)
+        self._pending.discard((group, topic, queue_id))
+        self._put((group, topic, queue_id), offset)
+
+    def reset_at_next_pull(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """Set the offset and ignore commits until the running members have learned of it by a pull."""
+        self._refuse_negative(offset)
+        self._pending.add((group, topic, queue_id))
+        self._put((group, topic, queue_id), offset)
+
+    def take_pending_reset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
+        """Called by every pull: the offset to answer "moved" with, once; None in the normal case."""
+        key = (group, topic, queue_id)
+        if key not in self._pending:
+            return None
+        self._pending.discard(key)
+        self._dirty.add(key)
+        return self.committed(*key)
+
+    def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
+        """A copy: (topic, queue id) → offset."""
+        return dict(self._groups.get(group, {}))
+
+    def groups(self) -> tuple[str, ...]:
+        """The groups that ever committed anything, sorted."""
+        return tuple(sorted(self._groups))
+
+    def groups_of(self, topic: str) -> tuple[str, ...]:
+        """The groups that ever committed in the topic, sorted."""
+        return tuple(
+            sorted(group for group, held in self._groups.items() if any(t == topic for t, _ in held))
+        )
+
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
+        """Drop the offsets of a deleted group, a deleted topic, or both; the keys to delete on disk."""
+        gone = [
+            (name, held_topic, queue_id)
+            for name, held in self._groups.items()
+            for held_topic, queue_id in held
+            if group in (None, name) and topic in (None, held_topic)
+        ]
+        for name, held_topic, queue_id in gone:
+            del self._groups[name][held_topic, queue_id]
+            if not self._groups[name]:
+                del self._groups[name]
+        self._pending.difference_update(gone)
+        self._dirty.difference_update(gone)
+        return tuple(gone)
+
+    def dirty(self) -> tuple[OffsetRow, ...]:
+        """What changed since it was last `saved`."""
+        return tuple(map(self._row, self._dirty))
+
+    def saved(self, rows: Iterable[OffsetRow]) -> None:
+        """These rows are on disk. What changed again while they were written stays dirty."""
+        for row in rows:
+            key = row[:3]
+            if key in self._dirty and self._row(key) == row:
+                self._dirty.discard(key)
+
+    def restore(self, rows: Iterable[OffsetRow]) -> None:
+        for row in rows:
+            self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
+            if row.reset_pending:
+                self._pending.add(row[:3])
+
+    def _put(self, key: OffsetKey, offset: QueueOffset) -> None:
+        group, topic, queue_id = key
+        self._groups.setdefault(group, {})[topic, queue_id] = offset
+        self._dirty.add(key)
+
+    def _row(self, key: OffsetKey) -> OffsetRow:
+        group, topic, queue_id = key
+        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending)
+
+    @staticmethod
+    def _refuse_negative(offset: QueueOffset) -> None:
+        if offset < 0:
+            raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
+
+    def _check(self) -> None:
+        for group, topic, queue_id in self._pending | self._dirty:
+            assert self.committed(group, topic, queue_id) is not None
+        assert all(self._groups.values())

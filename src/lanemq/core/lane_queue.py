@@ -1,0 +1,287 @@
+"""One queue inside the lane scheduler: which lanes it has, and what of it is unfinished.
+
+Two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`. `KeyedQueue` has a lane per
+key, or one per batch when there is no order to keep; its messages finish out of offset order, so it
+remembers the finished offsets above the first unfinished one (the gaps).
+
+A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Generic
+
+from lanemq.core.flow_control import Cached
+from lanemq.core.process_queue import ProcessQueue
+from lanemq.core.turns import Gate, M, Order, Turn
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+_offset_of = attrgetter("queue_offset")
+_size_of = attrgetter("size")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue as people see it."""
+
+    order: Order
+    committable: QueueOffset
+    next_offset: QueueOffset
+    cached: Cached
+    running: int
+    usable_until: Millis
+    draining: bool
+    held: tuple[tuple[str | None, Millis], ...]
+    parked: tuple[str | None, ...]
+
+
+class Lane(Generic[M]):
+    """The messages of one key that wait for their turn."""
+
+    __slots__ = ("busy_since", "key", "pending", "turn")
+
+    def __init__(self, key: str | None, pending: list[M]) -> None:
+        self.key = key
+        self.pending = pending
+        self.turn: Turn[M] | None = None
+        # Since when turn has followed turn without a pause; None after a pause.
+        self.busy_since: Millis | None = None
+
+
+class LaneQueue(Gate, Generic[M]):
+    """What both kinds share."""
+
+    def __init__(self, queue: MessageQueue, order: Order, usable_until: Millis) -> None:
+        super().__init__(usable_until)
+        self.queue = queue
+        self.order = order
+        self.dropped = False
+        self.running = 0
+        self.ready: deque[Lane[M]] = deque()
+        # Whether the scheduler has this queue in its own ready line; at most once.
+        self.listed = False
+        self.held_until = Millis(-(2**62))
+        self.parked: list[Lane[M]] = []
+        # How often each unfinished message failed; empty while all goes well.
+        self.failures: dict[int, int] = {}
+        # The last committable offset the shell was told.
+        self.reported = QueueOffset(-1)
+
+    @property
+    def next_offset(self) -> QueueOffset:
+        raise NotImplementedError
+
+    @property
+    def committable(self) -> QueueOffset:
+        raise NotImplementedError
+
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
+        raise NotImplementedError
+
+    def take(self, lane: Lane[M], limit: int) -> list[M]:
+        raise NotImplementedError
+
+    def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
+        """End the lane's turn: its first `upto` messages are done, those in `gone` too, the rest returns.
+
+        Returns whether the lane has, or may have, more to run.
+        """
+        raise NotImplementedError
+
+    def roll_back(self, lane: Lane[M]) -> None:
+        raise NotImplementedError
+
+    def cached(self) -> Cached:
+        raise NotImplementedError
+
+    def gaps(self) -> list[tuple[QueueOffset, QueueOffset]]:
+        """Finished offsets above the committable one, as [start, end) ranges."""
+        return []
+
+    def forgive(self, lane: Lane[M]) -> None:
+        """Count the lane's failures from zero again."""
+        raise NotImplementedError
+
+    def view(self, held: tuple[tuple[str | None, Millis], ...]) -> QueueView:
+        return QueueView(
+            order=self.order,
+            committable=self.committable,
+            next_offset=self.next_offset,
+            cached=self.cached(),
+            running=self.running,
+            usable_until=self.usable_until,
+            draining=self.closed,
+            held=held,
+            parked=tuple(lane.key for lane in self.parked),
+        )
+
+    def forget(self) -> None:
+        """Free the memory of a dropped queue."""
+        self.ready.clear()
+        self.parked.clear()
+
+
+class WholeQueue(LaneQueue[M]):
+    """One lane, in offset order."""
+
+    def __init__(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, *, auto: bool) -> None:
+        super().__init__(queue, Order.QUEUE, usable_until)
+        self._messages: ProcessQueue[M] = ProcessQueue(start)
+        self._lane: Lane[M] = Lane(None, [])
+        self._auto = auto
+        # Handed to the broker already, but still in line because a neighbour of its batch was held.
+        self._gone: set[int] = set()
+
+    @property
+    def next_offset(self) -> QueueOffset:
+        return self._messages.next_offset
+
+    @property
+    def committable(self) -> QueueOffset:
+        return self._messages.committable
+
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
+        if self._messages.put(messages, next_offset):
+            self.ready.append(self._lane)
+
+    def take(self, lane: Lane[M], limit: int) -> list[M]:
+        while taken := self._messages.take(limit):
+            if not self._gone:
+                return taken
+            visible = [message for message in taken if message.queue_offset not in self._gone]
+            if visible:
+                return visible
+            if self._auto:
+                self._messages.commit()
+        lane.busy_since = None
+        return []
+
+    def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
+        assert lane.turn is not None
+        messages = lane.turn.messages
+        self._gone.update(gone)
+        if upto < len(messages):
+            self._messages.put_back_from(messages[upto].queue_offset)
+        if commit:
+            self._messages.commit()
+            if self.failures or self._gone:
+                self._forget_below(self._messages.committable)
+        return True
+
+    def roll_back(self, lane: Lane[M]) -> None:
+        self._messages.roll_back()
+
+    def forgive(self, lane: Lane[M]) -> None:
+        self.failures.clear()
+
+    def cached(self) -> Cached:
+        return self._messages.cached()
+
+    def forget(self) -> None:
+        super().forget()
+        self._messages.drop()
+
+    def _forget_below(self, offset: int) -> None:
+        self.failures = {at: count for at, count in self.failures.items() if at >= offset}
+        self._gone = {at for at in self._gone if at >= offset}
+
+
+class KeyedQueue(LaneQueue[M]):
+    """A lane per key, or none at all: `chunk` messages at a time, each chunk its own lane."""
+
+    def __init__(
+        self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, order: Order, chunk: int
+    ) -> None:
+        super().__init__(queue, order, usable_until)
+        self._chunk = chunk
+        # Every lane with a message waiting or running, by key. Unused without order.
+        self._lanes: dict[str | None, Lane[M]] = {}
+        self._next = start
+        # Offsets from the first unfinished one on, ascending; and which of them are finished.
+        self._offsets: deque[int] = deque()
+        self._finished: set[int] = set()
+        self._bytes = 0
+
+    @property
+    def next_offset(self) -> QueueOffset:
+        return self._next
+
+    @property
+    def committable(self) -> QueueOffset:
+        return QueueOffset(self._offsets[0]) if self._offsets else self._next
+
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
+        self._offsets.extend(map(_offset_of, messages))
+        self._bytes += sum(map(_size_of, messages))
+        self._next = max(self._next, next_offset)
+        if self.order is Order.NONE:
+            step = self._chunk
+            self.ready.extend(Lane(None, list(messages[i : i + step])) for i in range(0, len(messages), step))
+            return
+        lanes = self._lanes
+        for message in messages:
+            lane = lanes.get(message.key)
+            if lane is None:
+                lane = lanes[message.key] = Lane(message.key, [message])
+                self.ready.append(lane)
+            else:
+                lane.pending.append(message)
+
+    def take(self, lane: Lane[M], limit: int) -> list[M]:
+        taken = lane.pending[:limit]
+        del lane.pending[:limit]
+        return taken
+
+    def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
+        assert lane.turn is not None
+        messages = lane.turn.messages
+        done: Sequence[M] = messages
+        if upto < len(messages):
+            done = [*messages[:upto], *(m for m in messages[upto:] if m.queue_offset in gone)]
+            lane.pending[:0] = [m for m in messages[upto:] if m.queue_offset not in gone]
+        self._finish(done)
+        if lane.pending:
+            return True
+        if self.order is Order.KEY:
+            del self._lanes[lane.key]
+        return False
+
+    def forgive(self, lane: Lane[M]) -> None:
+        for message in lane.pending:
+            self.failures.pop(message.queue_offset, None)
+
+    def cached(self) -> Cached:
+        count = len(self._offsets) - len(self._finished)
+        return Cached(count, self._bytes, self._next - self.committable)
+
+    def gaps(self) -> list[tuple[QueueOffset, QueueOffset]]:
+        found: list[tuple[QueueOffset, QueueOffset]] = []
+        start: int | None = None
+        last = 0
+        for offset in self._offsets:
+            if offset in self._finished:
+                start = offset if start is None else start
+                last = offset
+            elif start is not None:
+                found.append((QueueOffset(start), QueueOffset(last + 1)))
+                start = None
+        if start is not None:
+            found.append((QueueOffset(start), QueueOffset(last + 1)))
+        return found
+
+    def forget(self) -> None:
+        super().forget()
+        self._lanes.clear()
+
+    def _finish(self, done: Sequence[M]) -> None:
+        finished, offsets = self._finished, self._offsets
+        finished.update(map(_offset_of, done))
+        self._bytes -= sum(map(_size_of, done))
+        if self.failures:
+            for message in done:
+                self.failures.pop(message.queue_offset, None)
+        while offsets and offsets[0] in finished:
+            finished.remove(offsets.popleft())

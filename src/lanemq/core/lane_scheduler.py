@@ -1,0 +1,378 @@
+"""Who runs next: all queues of one consumer, and in each of them its lanes.
+
+This is where order is kept on the consuming side. Workers ask `next_turn` and get a run of messages of one
+lane; until they `finish` it nobody else gets that lane. No worker ever waits for a lane: what may not run
+now (held after a failure, without a lease, being handed over) is simply not offered.
+
+Rules it guards:
+
+1. One running turn per lane, also across a loss and re-gain of the queue: while a turn of the former
+   holding is
+   still running here, the new holding starts none.
+2. A failed message is decided before any later one of its lane runs.
+3. The committable offset never passes an unfinished message, and nothing is committable for a dropped queue.
+4. No turn starts at or after the end of the queue's lease.
+
+Not thread-safe on purpose: the shell holds one mutex around every call. It knows no handlers, sockets or
+clocks.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from itertools import count
+from typing import Generic
+
+from lanemq.core.flow_control import Cached
+from lanemq.core.lane_queue import KeyedQueue, Lane, LaneQueue, QueueView, WholeQueue
+from lanemq.core.retry_policy import Again, Give, after, again
+from lanemq.core.turns import (
+    COMMIT,
+    DONE,
+    NOT_LEASED,
+    ROLL_BACK,
+    SLICE_PAUSE,
+    STOPPED,
+    Finished,
+    LaneOptions,
+    M,
+    Order,
+    Outcome,
+    Suspend,
+    Turn,
+    Wait,
+    Why,
+)
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+_SLICE_USED_UP = Again(SLICE_PAUSE, whole_queue=False)
+
+
+class LaneScheduler(Generic[M]):
+    """All queues a consumer holds."""
+
+    def __init__(self, options: LaneOptions) -> None:
+        self._options = options
+        self._auto = options.auto_commit
+        self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
+        self._queues: dict[MessageQueue, LaneQueue[M]] = {}
+        # Queues with at least one ready lane, each once; a queue that may not run now leaves and is listed
+        # again by whatever may have changed that.
+        self._ready: deque[LaneQueue[M]] = deque()
+        # (when, serial, queue, lane): that lane, or with None the whole queue, may run again.
+        self._timers: list[tuple[Millis, int, LaneQueue[M], Lane[M] | None]] = []
+        self._serial = count(1)
+        # Turns still running of holdings that were dropped.
+        self._ghosts: Counter[MessageQueue] = Counter()
+        # Every turn begun and not ended, by token.
+        self._turns: dict[int, tuple[LaneQueue[M], Lane[M]]] = {}
+
+    def add(
+        self,
+        queue: MessageQueue,
+        start_offset: QueueOffset,
+        order: Order,
+        *,
+        usable_until: Millis = NOT_LEASED,
+    ) -> None:
+        """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`."""
+        options = self._options
+        if queue in self._queues:
+            raise UsageError(f"{queue} is held already: drop it before adding it again")
+        if not options.auto_commit and order is not Order.QUEUE:
+            raise InvalidOption(f"manual commit needs the whole queue in order, not order by {order.value}")
+        if order is Order.QUEUE:
+            self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
+        else:
+            self._queues[queue] = KeyedQueue(queue, start_offset, usable_until, order, options.batch_size)
+
+    def put(
+        self,
+        queue: MessageQueue,
+        messages: Sequence[M],
+        next_offset: QueueOffset,
+        *,
+        pulled_from: QueueOffset,
+    ) -> bool:
+        """Add what a pull brought; False if it was not wanted any more.
+
+        Only the pull that starts where this holding's last one ended is accepted. A late answer to a pull of
+        an earlier holding, or a repeated one, would leave a hole or run messages twice.
+        """
+        home = self._queues.get(queue)
+        if home is None or pulled_from != home.next_offset:
+            return False
+        if (
+            messages
+            and not pulled_from <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset
+        ):
+            raise UsageError(f"pull of {queue} from {pulled_from} to {next_offset} brought other offsets")
+        home.put(messages, next_offset)
+        self._list(home)
+        return True
+
+    def set_usable_until(self, queue: MessageQueue, deadline: Millis) -> None:
+        """The lease was granted, renewed or lost (`NOT_LEASED`); unknown queues are ignored."""
+        home = self._queues.get(queue)
+        if home is not None:
+            home.usable_until = deadline
+            self._list(home)
+
+    def next_turn(self, *, now: Millis) -> Turn[M] | Wait:
+        """The next run of messages, fair between queues and, inside a queue, between lanes."""
+        if self._timers and self._timers[0][0] <= now:
+            self._fire(now)
+        ready = self._ready
+        while ready:
+            home = ready.popleft()
+            if not self._may_run(home, now):
+                home.listed = False
+                continue
+            lane = home.ready.popleft()
+            taken = home.take(lane, self._limit)
+            if home.ready:
+                ready.append(home)
+            else:
+                home.listed = False
+            if taken:
+                return self._begin(home, lane, taken, now)
+        return Wait(self._timers[0][0] if self._timers else None)
+
+    def finish(self, turn: Turn[M], outcome: Outcome, *, done: int = 0, now: Millis) -> Finished[M]:
+        """End a turn: its first `done` messages succeeded, `outcome` speaks of the batch after them."""
+        home, _ = self._running(turn)
+        if home.dropped:
+            return self._ghost_ended(turn)
+        if turn.given is not None:
+            raise UsageError(
+                f"turn {turn.token} of {turn.queue} waits for sent_back, not for another outcome"
+            )
+        if outcome is DONE:
+            return self._end(turn, len(turn.messages), Why.DONE, now=now)
+        if not 0 <= done <= len(turn.messages) - (outcome is not STOPPED):
+            raise UsageError(f"done={done} does not fit {outcome} of a turn of {len(turn.messages)}")
+        if outcome is STOPPED:
+            return self._end(turn, done, Why.STOPPED, now=now)
+        if outcome is COMMIT or outcome is ROLL_BACK:
+            return self._commit_or_roll_back(turn, outcome, done, now)
+        return self._failed(turn, done, outcome.delay if isinstance(outcome, Suspend) else None, now)
+
+    def sent_back(self, turn: Turn[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
+        """The shell tried to hand over `Finished.send_back`, one truth value per message.
+
+        Successors pass only when the whole batch is gone. Otherwise the batch waits; those already handed
+        over are not run and not handed over a second time.
+        """
+        home, _ = self._running(turn)
+        if home.dropped:
+            return self._ghost_ended(turn)
+        if turn.given is None or len(ok) != len(turn.given[1]):
+            raise UsageError("sent_back answers the messages of Finished.send_back, one value each, once")
+        done, given = turn.given
+        gone = {m.queue_offset for m, sent in zip(given, ok, strict=True) if sent}
+        batch = turn.messages[done : done + self._options.batch_size]
+        left = [m for m in batch if m.queue_offset not in gone]
+        if not left:
+            return self._end(turn, done + len(batch), Why.SENT_BACK, now=now, gone=gone)
+        wait = again(self._options.policy, home.failures.get(left[0].queue_offset, 0))
+        self._count(home, left)
+        return self._end(turn, done, Why.HELD, now=now, gone=gone, hold=wait)
+
+    def resume(self, queue: MessageQueue, key: str | None = None) -> bool:
+        """Let a parked lane try again with fresh retries; whether there was one."""
+        home = self._queues.get(queue)
+        lane = next((lane for lane in home.parked if lane.key == key), None) if home else None
+        if home is None or lane is None:
+            return False
+        home.parked.remove(lane)
+        home.forgive(lane)
+        home.ready.append(lane)
+        self._list(home)
+        return True
+
+    def drain(self, queue: MessageQueue) -> None:
+        """No new turns; running ones stop before their next batch. What did not run is the next owner's."""
+        self._home(queue).closed = True
+
+    def reopen(self, queue: MessageQueue) -> None:
+        """The hand-over was called off."""
+        home = self._home(queue)
+        home.closed = False
+        self._list(home)
+
+    def is_drained(self, queue: MessageQueue) -> bool:
+        """Draining, and no handler of it is running any more (also none of an earlier holding)."""
+        home = self._home(queue)
+        return home.closed and home.running == 0 and queue not in self._ghosts
+
+    def drop(self, queue: MessageQueue) -> None:
+        """End a holding at once. Running turns cannot be stopped, but their outcome counts for nothing."""
+        home = self._queues.pop(queue, None)
+        if home is None:
+            return
+        home.closed = home.dropped = True
+        if home.running:
+            self._ghosts[queue] += home.running
+        home.forget()
+
+    def committable(self, queue: MessageQueue) -> QueueOffset | None:
+        """The first unfinished offset; None for a queue that is not held."""
+        home = self._queues.get(queue)
+        return None if home is None else home.committable
+
+    def next_offset(self, queue: MessageQueue) -> QueueOffset | None:
+        """Where the next pull starts; None for a queue that is not held."""
+        home = self._queues.get(queue)
+        return None if home is None else home.next_offset
+
+    def gaps(self, queue: MessageQueue) -> list[tuple[QueueOffset, QueueOffset]]:
+        """Finished offsets above the committable one, as [start, end) ranges."""
+        return self._home(queue).gaps()
+
+    def cached(self, queue: MessageQueue) -> Cached:
+        return self._home(queue).cached()
+
+    def snapshot(self) -> dict[MessageQueue, QueueView]:
+        held: dict[MessageQueue, list[tuple[str | None, Millis]]] = {}
+        for until, _, home, lane in sorted(self._timers, key=lambda timer: timer[:2]):
+            held.setdefault(home.queue, []).append((lane.key if lane else None, until))
+        return {queue: home.view(tuple(held.get(queue, ()))) for queue, home in self._queues.items()}
+
+    def _begin(self, home: LaneQueue[M], lane: Lane[M], taken: list[M], now: Millis) -> Turn[M]:
+        if lane.busy_since is None:
+            lane.busy_since = now
+        failures = home.failures
+        attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
+        token = next(self._serial)
+        slice_end = Millis(lane.busy_since + self._options.max_continuous)
+        turn = Turn(home.queue, lane.key, tuple(taken), attempt, token, home, slice_end)
+        lane.turn = turn
+        home.running += 1
+        self._turns[token] = home, lane
+        return turn
+
+    def _running(self, turn: Turn[M]) -> tuple[LaneQueue[M], Lane[M]]:
+        found = self._turns.get(turn.token)
+        if found is None:
+            raise UsageError(f"turn {turn.token} of {turn.queue} has ended already: finish each turn once")
+        return found
+
+    def _end(
+        self,
+        turn: Turn[M],
+        upto: int,
+        why: Why,
+        *,
+        now: Millis,
+        commit: bool | None = None,
+        gone: Collection[int] = (),
+        hold: Again | None = None,
+    ) -> Finished[M]:
+        home, lane = self._turns.pop(turn.token)
+        more = home.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
+        until = self._next_place(home, lane, more, why, hold, now)
+        return Finished(why, self._moved(home), (), until)
+
+    def _next_place(
+        self, home: LaneQueue[M], lane: Lane[M], more: bool, why: Why, hold: Again | None, now: Millis
+    ) -> Millis | None:
+        """Where a lane goes when its turn ended: parked, on a timer, back in line, or nowhere."""
+        lane.turn = None
+        home.running -= 1
+        if why is Why.PARKED:
+            home.parked.append(lane)
+            return None
+        if hold is not None:
+            return self._pause(home, lane, hold, now)
+        if not more:
+            return None
+        if lane.busy_since is not None and now - lane.busy_since > self._options.max_continuous:
+            self._pause(home, lane, _SLICE_USED_UP, now)
+            return None
+        home.ready.append(lane)
+        self._list(home)
+        return None
+
+    def _pause(self, home: LaneQueue[M], lane: Lane[M], hold: Again, now: Millis) -> Millis:
+        until = Millis(now + hold.delay)
+        lane.busy_since = None
+        if hold.whole_queue and home.order is not Order.QUEUE:
+            home.held_until = max(home.held_until, until)
+            home.ready.appendleft(lane)
+            heapq.heappush(self._timers, (until, next(self._serial), home, None))
+        else:
+            heapq.heappush(self._timers, (until, next(self._serial), home, lane))
+        return until
+
+    def _commit_or_roll_back(self, turn: Turn[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
+        if outcome is COMMIT or self._auto:
+            upto = min(done + self._options.batch_size, len(turn.messages))
+            why = Why.ILLEGAL if self._auto else Why.COMMITTED
+            return self._end(turn, upto, why, now=now, commit=True)
+        home, lane = self._turns.pop(turn.token)
+        home.roll_back(lane)
+        until = self._next_place(home, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
+        return Finished(Why.ROLLED_BACK, None, (), until)
+
+    def _failed(self, turn: Turn[M], done: int, asked: Millis | None, now: Millis) -> Finished[M]:
+        home, _ = self._turns[turn.token]
+        batch = turn.messages[done : done + self._options.batch_size]
+        policy, failures = self._options.policy, home.failures
+        steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked) for m in batch]
+        give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
+        if give:
+            turn.given = done, give
+            return Finished(Why.GIVE, None, give)
+        waits = [step for step in steps if isinstance(step, Again)]
+        if len(waits) < len(batch):
+            return self._end(turn, done, Why.PARKED, now=now)
+        self._count(home, batch)
+        longest = max(waits, key=lambda step: step.delay)
+        return self._end(turn, done, Why.HELD, now=now, hold=longest)
+
+    def _count(self, home: LaneQueue[M], failed: Sequence[M]) -> None:
+        for message in failed:
+            home.failures[message.queue_offset] = home.failures.get(message.queue_offset, 0) + 1
+
+    def _moved(self, home: LaneQueue[M]) -> QueueOffset | None:
+        committable = home.committable
+        if committable == home.reported:
+            return None
+        home.reported = committable
+        return committable
+
+    def _ghost_ended(self, turn: Turn[M]) -> Finished[M]:
+        del self._turns[turn.token]
+        self._ghosts[turn.queue] -= 1
+        if not self._ghosts[turn.queue]:
+            del self._ghosts[turn.queue]
+            if turn.queue in self._queues:
+                self._list(self._queues[turn.queue])
+        return Finished(Why.QUEUE_GONE)
+
+    def _may_run(self, home: LaneQueue[M], now: Millis) -> bool:
+        if home.closed or not home.held_until <= now < home.usable_until:
+            return False
+        return not self._ghosts or home.order is Order.NONE or home.queue not in self._ghosts
+
+    def _list(self, home: LaneQueue[M]) -> None:
+        if home.ready and not home.listed:
+            home.listed = True
+            self._ready.append(home)
+
+    def _fire(self, now: Millis) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            _, _, home, lane = heapq.heappop(self._timers)
+            if home.dropped:
+                continue
+            if lane is not None:
+                home.ready.append(lane)
+            self._list(home)
+
+    def _home(self, queue: MessageQueue) -> LaneQueue[M]:
+        home = self._queues.get(queue)
+        if home is None:
+            raise UsageError(f"{queue} is not held: add it first, or ask before dropping it")
+        return home

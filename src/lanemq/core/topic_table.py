@@ -1,0 +1,234 @@
+"""Which topics exist, with how many queues, and how they come to be.
+
+The rules guarded here: a topic asked for as globally ordered has exactly one queue, since no order exists
+between queues; and the queue count of an ordered topic does not change, since a key's queue is its hash
+modulo that count and half-consumed keys would move to other queues.
+
+Topics appear in three ways: by an administrator (`put`), by the first send to an unknown name
+(`auto_create`, RocketMQ's way through the template topic TBW102), and because a group needs them
+(`ensure_retry`, `ensure_dead_letter`). The table does not register routes or write files: it answers what
+is new.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, IntFlag
+from typing import NamedTuple, TypeAlias
+
+from lanemq.model.names import (
+    DEFAULT_TOPIC,
+    NOT_SENDABLE,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    check_topic,
+    dead_letter_topic,
+    retry_topic,
+)
+
+MAX_TOPICS = 50_000
+MAX_QUEUES = 1_024
+TEMPLATE_QUEUES = 8
+"""RocketMQ: `BrokerConfig.defaultTopicQueueNums`."""
+SCHEDULE_QUEUES = 18
+"""One per delay level; see `delay`."""
+SYSTEM_PREFIX = "rmq_sys_"
+"""RocketMQ: `TopicValidator.SYSTEM_TOPIC_PREFIX`."""
+OTHER_SYSTEM_TOPICS = frozenset({DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}) | NOT_SENDABLE
+"""RocketMQ: `TopicValidator`."""
+
+
+class Permission(IntFlag):
+    """RocketMQ: `PermName`."""
+
+    INHERIT = 1
+    """May serve as template for automatic creation."""
+    WRITE = 2
+    READ = 4
+
+
+class TopicOrder(Enum):
+    NONE = "none"
+    BY_KEY = "by key"
+    """Messages of one key stay in line; the usual meaning of "ordered"."""
+    GLOBAL = "global"
+    """All messages stay in line; costs all parallelism."""
+
+
+class TopicConfig(NamedTuple):
+    name: str
+    read_queues: int
+    write_queues: int
+    permission: Permission = Permission.READ | Permission.WRITE
+    order: TopicOrder = TopicOrder.NONE
+    sys_flag: int = 0
+
+    @property
+    def ordered(self) -> bool:
+        return self.order is not TopicOrder.NONE
+
+
+class WhyRefused(Enum):
+    """The text says what to do; it goes to the client as the remark."""
+
+    GLOBAL_NEEDS_ONE_QUEUE = "a globally ordered topic has exactly one queue: ask for 1, or for order by key"
+    QUEUE_COUNT_IS_FIXED = (
+        "the queue count of an ordered topic cannot change, its keys would move: create another topic"
+    )
+    BAD_QUEUE_COUNT = f"a topic has 1 to {MAX_QUEUES} queues"
+    SYSTEM_TOPIC = "the name belongs to the broker: choose another"
+    NO_TEMPLATE = "the topic does not exist and topics are not created automatically here: create it first"
+    TOO_MANY = "the broker has as many topics as it may have: delete some, or raise its limit"
+    UNKNOWN = "the topic does not exist"
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    topic: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    before: TopicConfig
+    topic: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """It was there as asked; nothing to persist or to announce."""
+
+    topic: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    topic: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRefused:
+    name: str
+    why: WhyRefused
+
+
+Put: TypeAlias = Created | Changed | Existing | TopicRefused
+
+
+class TopicTable:
+    """All topics of one broker. Its own system topics are always there and never persisted."""
+
+    def __init__(
+        self, *, auto_create: bool = True, max_topics: int = MAX_TOPICS, own_names: Iterable[str] = ()
+    ) -> None:
+        """`own_names`: broker and cluster name, which RocketMQ's tools use as topics."""
+        self._max_topics = max_topics
+        self._system = OTHER_SYSTEM_TOPICS | frozenset(own_names)
+        self._dirty: set[str] = set()
+        self._topics = {
+            config.name: config
+            for config in (
+                TopicConfig(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
+                *(TopicConfig(name, 1, 1) for name in sorted({"SELF_TEST_TOPIC", *own_names})),
+            )
+        }
+        if auto_create:
+            every = Permission.INHERIT | Permission.READ | Permission.WRITE
+            self._topics[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, TEMPLATE_QUEUES, TEMPLATE_QUEUES, every)
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self._topics.get(name)
+
+    def topics(self) -> tuple[TopicConfig, ...]:
+        """All of them, sorted by name."""
+        return tuple(self._topics[name] for name in sorted(self._topics))
+
+    def is_system(self, name: str) -> bool:
+        """Whether the name belongs to the broker; such topics are not listed, changed or deleted by users."""
+        return name.startswith(SYSTEM_PREFIX) or name in self._system
+
+    def put(self, config: TopicConfig) -> Put:
+        """Create or change a topic as an administrator asks; `InvalidName` if the name is not allowed."""
+        check_topic(config.name)
+        before = self._topics.get(config.name)
+        why = self._objection(before, config)
+        if why is not None:
+            return TopicRefused(config.name, why)
+        if before == config:
+            return Existing(config)
+        self._store(config)
+        return Created(config) if before is None else Changed(before, config)
+
+    def auto_create(self, name: str, template: str, asked_queues: int) -> Created | Existing | TopicRefused:
+        """The topic of a send: the known one, or a new one after the template.
+
+        A new topic has no more queues than the template and does not itself become one (RocketMQ:
+        `TopicConfigManager.createTopicInSendMessageMethod`). The broker's own topics take no sends at all.
+        """
+        if name in NOT_SENDABLE:
+            return TopicRefused(name, WhyRefused.SYSTEM_TOPIC)
+        known = self._topics.get(name)
+        if known is not None:
+            return Existing(known)
+        if name.startswith(RETRY_PREFIX):
+            return self._ensure(name, 1, Permission.READ | Permission.WRITE)
+        source = self._topics.get(template)
+        if source is None or not source.permission & Permission.INHERIT:
+            return TopicRefused(name, WhyRefused.NO_TEMPLATE)
+        queues = min(asked_queues, source.write_queues)
+        return self._ensure(name, queues, source.permission & ~Permission.INHERIT)
+
+    def ensure_retry(self, group: str) -> Created | Existing | TopicRefused:
+        """The topic where a group's messages wait for another attempt."""
+        return self._ensure(retry_topic(group), 1, Permission.READ | Permission.WRITE)
+
+    def ensure_dead_letter(self, group: str) -> Created | Existing | TopicRefused:
+        return self._ensure(dead_letter_topic(group), 1, Permission.READ | Permission.WRITE)
+
+    def delete(self, name: str) -> Deleted | TopicRefused:
+        """Forget a topic; the shell deletes its row, its queues and what other tables know of it."""
+        if self.is_system(name):
+            return TopicRefused(name, WhyRefused.SYSTEM_TOPIC)
+        known = self._topics.pop(name, None)
+        if known is None:
+            return TopicRefused(name, WhyRefused.UNKNOWN)
+        self._dirty.discard(name)
+        return Deleted(known)
+
+    def dirty(self) -> tuple[TopicConfig, ...]:
+        """What changed since it was last `saved`, sorted by name."""
+        return tuple(self._topics[name] for name in sorted(self._dirty))
+
+    def saved(self, topics: Iterable[TopicConfig]) -> None:
+        """These are on disk. What changed again meanwhile stays dirty."""
+        self._dirty.difference_update(topic.name for topic in topics if self._topics.get(topic.name) == topic)
+
+    def restore(self, topics: Iterable[TopicConfig]) -> None:
+        self._topics.update((topic.name, topic) for topic in topics)
+
+    def _ensure(self, name: str, queues: int, permission: Permission) -> Created | Existing | TopicRefused:
+        known = self._topics.get(name)
+        if known is not None:
+            return Existing(known)
+        config = TopicConfig(check_topic(name), queues, queues, permission)
+        why = self._objection(None, config)
+        if why is not None:
+            return TopicRefused(name, why)
+        self._store(config)
+        return Created(config)
+
+    def _objection(self, before: TopicConfig | None, wanted: TopicConfig) -> WhyRefused | None:
+        counts = (wanted.read_queues, wanted.write_queues)
+        if self.is_system(wanted.name):
+            return WhyRefused.SYSTEM_TOPIC
+        if not all(1 <= count <= MAX_QUEUES for count in counts):
+            return WhyRefused.BAD_QUEUE_COUNT
+        if wanted.order is TopicOrder.GLOBAL and counts != (1, 1):
+            return WhyRefused.GLOBAL_NEEDS_ONE_QUEUE
+        if before is None:
+            return WhyRefused.TOO_MANY if len(self._topics) >= self._max_topics else None
+        if before.ordered and counts != (before.read_queues, before.write_queues):
+            return WhyRefused.QUEUE_COUNT_IS_FIXED
+        return None
+
+    def _store(self, config: TopicConfig) -> None:
+        self._topics[config.name] = config
+        self._dirty.add(config.name)

@@ -1,0 +1,197 @@
+"""Writing down what really happened, for the checker.
+
+One file per process, one JSON object per line, every line handed to the kernel in one append before the call
+returns: a killed process loses nothing it had recorded. Record a thing before anybody else can see its
+consequences (a turn's start before the handler runs, its end before the offset is committed, a release before
+the unlock request leaves); then the order of the lines is the order of the facts.
+
+Off costs one attribute check: `if history.on: history.turn(...)`.
+
+The checker reads this format with definitions of its own and never imports this module.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO, Literal, cast
+
+import msgspec
+
+Role = Literal["producer", "consumer", "broker", "other"]
+Outcome = Literal["ok", "retry", "abandoned"]
+
+_Fields = dict[str, str | int]
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class History:
+    """The history of one process, safe to use from any thread.
+
+    Args:
+        path: The file to append to; a second life of a process may use the same one.
+        process: A name no other process of the run has.
+        now_ns: Nanoseconds of the machine's monotonic clock, the same for all processes of the run. A
+            simulation passes a counter that grows with every call.
+        role: Who writes; a broker's lines about leases count as exact.
+        run: What ties the files of a run together, for people.
+    """
+
+    on = True
+
+    def __init__(
+        self, path: Path, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
+    ) -> None:
+        self.now = now_ns
+        self._n = 0
+        self._lock = Lock()
+        self._file: BinaryIO | None = cast(BinaryIO, path.open("ab", buffering=0))
+        self._write("begin", {"name": process, "role": role, "run": run})
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    # --- producer ---
+
+    def send(self, topic: str, key: str, id: str) -> None:
+        """Where the producer takes the message in, under the lock that decides its place in the lane."""
+        self._write("send", {"topic": topic, "key": key, "id": id})
+
+    def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
+        self._write("acked", {"topic": topic, "queue": queue, "offset": offset, "key": key, "id": id})
+
+    def send_failed(self, topic: str, key: str, id: str) -> None:
+        """Only when the message is certainly not stored."""
+        self._write("send_failed", {"topic": topic, "key": key, "id": id})
+
+    def send_unknown(self, topic: str, key: str, id: str) -> None:
+        self._write("send_unknown", {"topic": topic, "key": key, "id": id})
+
+    # --- consumer ---
+
+    def turn(
+        self, place: "Place", key: str, id: str, *, epoch: int = 0, attempt: int = 0, batch: int = 0
+    ) -> None:
+        """Before the handler is called; once per message, with one `batch` number if a call gets several."""
+        more: _Fields = {"key": key, "id": id, "epoch": epoch, "attempt": attempt, "batch": batch}
+        self._write("turn", place.fields() | more)
+
+    def turn_end(self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0) -> None:
+        """After the handler returned and the lease was looked at again; `abandoned` when it had ended."""
+        self._write("turn_end", place.fields() | {"key": key, "outcome": outcome, "epoch": epoch})
+
+    def dead_lettered(self, place: "Place", key: str, id: str, attempts: int) -> None:
+        """When the dead letter is stored, not when it is decided."""
+        self._write("dead_lettered", place.fields() | {"key": key, "id": id, "attempts": attempts})
+
+    def skipped(self, place: "Place", key: str, reason: str) -> None:
+        self._write("skipped", place.fields() | {"key": key, "reason": reason})
+
+    def committed(self, place: "Place", *, epoch: int = 0, asked: int = 0) -> None:
+        """Accepted; `place.offset` is the next one to read, `asked` is `now()` from before the request."""
+        self._write("committed", place.fields() | {"epoch": epoch, "asked": asked})
+
+    def commit_refused(self, place: "Place", reason: str, *, epoch: int = 0, asked: int = 0) -> None:
+        self._write("commit_refused", place.fields() | {"epoch": epoch, "asked": asked, "reason": reason})
+
+    def effect(self, place: "Place", key: str, sink: str, *, epoch: int = 0, asked: int = 0) -> None:
+        """The sink took the result. A sink that saw a repeat and did nothing records nothing."""
+        self._write("effect", place.fields() | {"key": key, "sink": sink, "epoch": epoch, "asked": asked})
+
+    # --- leases: member and broker both may write them ---
+
+    def lease_granted(self, lease: "Lease", *, until: int = 0, asked: int = 0) -> None:
+        """`until` is when the writer stops trusting the lease, on the clock of `now()`."""
+        self._write("lease_granted", lease.fields() | {"until": until, "asked": asked})
+
+    def lease_renewed(self, lease: "Lease", *, until: int = 0, asked: int = 0) -> None:
+        self._write("lease_renewed", lease.fields() | {"until": until, "asked": asked})
+
+    def lease_released(self, lease: "Lease") -> None:
+        """A member records it before the unlock request leaves."""
+        self._write("lease_released", lease.fields())
+
+    def lease_expired(self, lease: "Lease") -> None:
+        self._write("lease_expired", lease.fields())
+
+    # --- broker, operator, test harness ---
+
+    def reset(self, place: "Place", reason: str) -> None:
+        """The group's position was set by name, or it starts here for the first time."""
+        self._write("reset", place.fields() | {"reason": reason})
+
+    def recovered(self, place: "Place", *, epoch: int = 0) -> None:
+        """The committed offset found at the start of a broker."""
+        self._write("recovered", place.fields() | {"epoch": epoch})
+
+    def trimmed(self, topic: str, queue: int, offset: int) -> None:
+        self._write("trimmed", {"topic": topic, "queue": queue, "offset": offset})
+
+    def stored(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
+        """One record of the log, read at the end of a run."""
+        self._write("stored", {"topic": topic, "queue": queue, "offset": offset, "key": key, "id": id})
+
+    def fault(self, kind: str, target: str, phase: Literal["start", "end"]) -> None:
+        self._write("fault", {"kind": kind, "target": target, "phase": phase})
+
+    def _write(self, event: str, fields: _Fields) -> None:
+        """Number, time and append are one step, so that the lines of a file are in time order."""
+        with self._lock:
+            if self._file is None:
+                return
+            line = _ENCODE({"e": event, "n": self._n, "t": self.now(), **fields}) + b"\n"
+            while line:
+                line = line[self._file.write(line) :]
+            self._n += 1
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A message, or the next offset, as a group sees it."""
+
+    group: str
+    topic: str
+    queue: int
+    offset: int
+
+    def fields(self) -> _Fields:
+        return {"group": self.group, "topic": self.topic, "queue": self.queue, "offset": self.offset}
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """A queue in the hands of a member, who has the same name in its own lines and in the broker's."""
+
+    group: str
+    topic: str
+    queue: int
+    member: str
+    epoch: int = 0
+
+    def fields(self) -> _Fields:
+        return {
+            "group": self.group,
+            "topic": self.topic,
+            "queue": self.queue,
+            "member": self.member,
+            "epoch": self.epoch,
+        }
+
+
+class _NoHistory(History):
+    """Records nothing, so that callers need no `None`."""
+
+    on = False
+
+    def __init__(self) -> None:
+        self.now = _no_time
+        self._file = None
+        self._lock = Lock()
+        self._n = 0
+
+
+def _no_time() -> int:
+    return 0
+
+
+NO_HISTORY: History = _NoHistory()

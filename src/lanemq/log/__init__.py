@@ -1,0 +1,1 @@
+"""Files: the commit log, its indexes, and what survives a crash."""

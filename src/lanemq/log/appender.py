@@ -1,0 +1,178 @@
+"""The three steps of an append: stage (loop), flush (log thread), publish (loop).
+
+Guards the promise "acknowledged is on disk": offsets and positions are given out in `stage`, bytes reach the
+disk in `flush`, and only `publish`, after a flush that succeeded, lets anybody see them. A flush that failed
+stops all further ones: what was staged behind it counts on positions that do not exist.
+
+A full disk can be left again with `try_resume`; any other failure is final until a restart.
+"""
+
+from collections.abc import Sequence
+
+from lanemq.log.commit_log import CommitLog
+from lanemq.log.options import StoreOptions
+from lanemq.log.queue_index import pack_entry
+from lanemq.log.queue_table import QueueTable
+from lanemq.log.staging import Arrival, NewRecord, Pending, QueueBatch, Staged
+from lanemq.model.errors import DiskFull, StorageError, WriteFailed
+from lanemq.model.units import Millis
+from lanemq.wire.hosts import NO_HOST
+from lanemq.wire.record import body_crc, build_tail, seal_record
+from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
+
+_KEEP_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
+"""Hosts are written as IPv4, so the flags that announce longer ones must not survive."""
+
+
+class Appender:
+    """Owns the end of the log. `failed` is why nothing can be written any more, or None."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable, options: StoreOptions) -> None:
+        self._log = log
+        self._queues = queues
+        self._options = options
+        self.failed: StorageError | None = None
+        self.last_store_time = 0
+        self._last_sync: Millis | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything staged; the next record goes to the end of the log."""
+        segments = self._log.segments
+        self.published = self._log.end
+        self._segment = segments[-1].start if segments else 0
+        self._pending = Pending(self.published, self.published)
+        for queue in self._queues:
+            queue.staged_end = queue.end
+
+    @property
+    def staged(self) -> int:
+        """The position after the last staged record."""
+        return self._pending.end
+
+    def stage(
+        self,
+        topic: str,
+        queue_id: int,
+        items: Sequence[NewRecord],
+        *,
+        store_time: int,
+        born_host: bytes = NO_HOST,
+        store_host: bytes = NO_HOST,
+    ) -> Staged:
+        """Gives the records their places; all or none. Store times never go back, even if the clock does."""
+        self._refuse_if_failed()
+        queue = self._queues.obtain(topic, queue_id)
+        tails = [build_tail(item.body, queue.topic_bytes, item.properties) for item in items]
+        store_time = self.last_store_time = max(store_time, self.last_store_time)
+        first, positions = queue.staged_end, []
+        batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
+        for offset, (item, tail) in enumerate(zip(items, tails, strict=True), first):
+            body, _properties, tag_code, flag, sys_flag, born, reconsumed = item
+            position = self._pending.end
+            record = seal_record(
+                tail,
+                body_crc(body),
+                queue_id,
+                flag,
+                offset,
+                position,
+                sys_flag & _KEEP_FLAGS,
+                born,
+                born_host,
+                store_time,
+                store_host,
+                reconsumed,
+            )
+            self._place(record)
+            positions.append(position)
+            batch.entries.append(pack_entry(offset, position, len(record), tag_code))
+            batch.tag_codes.add(tag_code)
+        queue.staged_end += len(tails)
+        return Staged(first, positions, store_time)
+
+    def take_pending(self) -> Pending:
+        """Hands over what was staged; it must be flushed and published in the order taken."""
+        pending = self._pending
+        self._pending = Pending(pending.end, pending.end)
+        return pending
+
+    def flush(self, pending: Pending, now: Millis | None = None) -> None:
+        """On the log thread: returns when the records are as safe as the options promise, or raises."""
+        self._refuse_if_failed()
+        try:
+            if pending:
+                self._log.append(pending.start, pending.parts)
+            if self._options.durable or self._sync_is_due(now):
+                self._log.sync()
+        except (DiskFull, WriteFailed) as error:
+            self.failed = error
+            raise
+
+    def sync(self) -> None:
+        """On the log thread: makes everything flushed so far survive a power cut."""
+        self._refuse_if_failed()
+        try:
+            self._log.sync()
+        except WriteFailed as error:
+            self.failed = error
+            raise
+
+    def publish(self, pending: Pending) -> list[Arrival]:
+        """Makes flushed records visible; says which queues have news."""
+        arrivals = []
+        for queue, batch in pending.queues.items():
+            if not queue.dropped:
+                self._queues.publish(queue, b"".join(batch.entries))
+                codes = frozenset(batch.tag_codes)
+                arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end, codes))
+        self.published = pending.end
+        return arrivals
+
+    def try_resume(self) -> bool:
+        """On the loop, with no flush under way: whether writing works again after the disk was full.
+
+        Everything staged and not published is forgotten; its senders must have been told that it failed.
+        """
+        if self.failed is None:
+            return True
+        if not isinstance(self.failed, DiskFull) or self._log.free_bytes() < self._options.resume_free_bytes:
+            return False
+        try:
+            if self._log.end != self.published or not self._log.clean_tail():
+                return False
+        except WriteFailed as error:
+            self.failed = error
+            return False
+        except OSError:
+            return False
+        self.failed = None
+        self.reset()
+        return True
+
+    def _refuse_if_failed(self) -> None:
+        # A new error each time: raising the kept one again would lengthen its traceback for ever.
+        if self.failed is not None:
+            raise type(self.failed)(*self.failed.args) from self.failed
+
+    def _place(self, record: bytes) -> None:
+        """Puts a record behind the last one, in a new segment if the current one would grow too large."""
+        pending = self._pending
+        position = pending.end
+        full = position + len(record) - self._segment > self._options.segment_bytes
+        if full and position > self._segment:
+            self._segment = position
+        if not pending.parts or pending.parts[-1][0] != self._segment:
+            pending.parts.append((self._segment, []))
+        pending.parts[-1][1].append(record)
+        pending.end = position + len(record)
+
+    def _sync_is_due(self, now: Millis | None) -> bool:
+        if now is None:
+            return False
+        if self._last_sync is None:
+            self._last_sync = now
+        if now - self._last_sync < self._options.relaxed_sync_ms:
+            return False
+        self._last_sync = now
+        return True

@@ -1,0 +1,126 @@
+"""The port to the disk: every byte the log writes or reads goes through here.
+
+One narrow door, so that a test can put a failing disk in its place (`lanemq.testing.faulty_disk`). Calls raise
+plain `OSError`; what an error means (disk full, disk failing) is decided in `commit_log`.
+
+Writing goes to explicit offsets and never through a memory map: a map hides write errors until it is too late.
+"""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+_FLAGS = os.O_RDWR | os.O_CLOEXEC
+
+
+class Disk(Protocol):
+    """What the log needs from an operating system."""
+
+    def create(self, path: Path) -> int:
+        """A descriptor of a new file; fails if the file is already there."""
+        ...
+
+    def open(self, path: Path) -> int: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def write_at(self, fd: int, data: memoryview, offset: int) -> int:
+        """How many bytes were written: possibly fewer than given."""
+        ...
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def fdatasync(self, fd: int) -> None: ...
+
+    def fsync_dir(self, path: Path) -> None:
+        """Makes names created, renamed or removed in a folder survive a power cut."""
+        ...
+
+    def truncate(self, fd: int, size: int) -> None: ...
+
+    def size(self, fd: int) -> int: ...
+
+    def drop_cache(self, fd: int) -> None:
+        """Forgets cached pages, so that the next read shows what the device really holds."""
+        ...
+
+    def names(self, path: Path) -> list[str]: ...
+
+    def make_dir(self, path: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def rename(self, old: Path, new: Path) -> None: ...
+
+    def free_bytes(self, path: Path) -> int: ...
+
+
+class RealDisk:
+    """The operating system's own files."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o640)
+
+    def open(self, path: Path) -> int:
+        return os.open(path, _FLAGS)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write_at(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        data = os.pread(fd, size, offset)
+        while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def fsync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def drop_cache(self, fd: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def names(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def make_dir(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def free_bytes(self, path: Path) -> int:
+        facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize
+
+
+def write_fully(disk: Disk, fd: int, data: bytes | bytearray, offset: int) -> None:
+    """Writes all of it or raises: a short write is continued, so that no half record is followed by another."""
+    rest = memoryview(data)
+    while rest:
+        written = disk.write_at(fd, rest, offset)
+        if written <= 0:
+            raise OSError(5, "the disk accepted no bytes")
+        offset += written
+        rest = rest[written:]

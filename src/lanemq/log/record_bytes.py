@@ -1,0 +1,75 @@
+"""What the log asks of a record's bytes: how long it is, whether it is whole, whose it is.
+
+Rule guarded here: bytes count as a record only if magic, a plausible size, the position they claim and the
+checksum over the whole record all agree. Anything less may be garbage, or a copy that drifted to another place.
+"""
+
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+from lanemq.model.java_hash import java_string_hash
+from lanemq.wire.properties import PropertyName, find_property
+from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES
+
+MAGIC_BYTES = MAGIC_V1.to_bytes(4, "big")
+MAGIC_AT = 4
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""Larger than any message the broker accepts; a greater size field is damage."""
+
+HEAD = Struct(">iI4xi4xqq40xQ")
+"""size, magic, queue id, queue offset, position, checksum: what every read verifies."""
+_STORE_TIME = Struct(">q")
+_STORE_TIME_AT = 56
+_LENGTH = Struct(">i")
+_SHORT = Struct(">h")
+
+
+class RecordFacts(NamedTuple):
+    """The fields by which a record is found again."""
+
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    store_time: int
+    properties: str
+
+
+def size_at(buffer: bytes, start: int, position: int) -> int:
+    """The size of the intact record at `start` that belongs at log position `position`; 0 if there is none.
+
+    Where the buffer ends too early to tell, the answer is minus the bytes needed.
+    """
+    if start + HEAD_BYTES > len(buffer):
+        return -MIN_RECORD_BYTES
+    size, magic, _queue, _offset, claimed, check = HEAD.unpack_from(buffer, start)
+    if magic != MAGIC_V1 or claimed != position or not MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES:
+        return 0
+    if start + size > len(buffer):
+        return -int(size)
+    whole = memoryview(buffer)
+    found = crc32(whole[start + HEAD_BYTES : start + size], crc32(whole[start : start + CHECKSUM_AT]))
+    return int(size) if found == check else 0
+
+
+def store_time_at(buffer: bytes, start: int = 0) -> int:
+    return int(_STORE_TIME.unpack_from(buffer, start + _STORE_TIME_AT)[0])
+
+
+def facts_of(buffer: bytes, start: int) -> RecordFacts:
+    """Reads a record that passed `size_at`."""
+    size, _magic, queue_id, offset, _position, _check = HEAD.unpack_from(buffer, start)
+    (body,) = _LENGTH.unpack_from(buffer, start + HEAD_BYTES)
+    at = start + HEAD_BYTES + 4 + body
+    topic_end = at + 1 + buffer[at]
+    (length,) = _SHORT.unpack_from(buffer, topic_end)
+    topic = buffer[at + 1 : topic_end].decode()
+    properties = buffer[topic_end + 2 : topic_end + 2 + length].decode(errors="replace")
+    return RecordFacts(size, topic, queue_id, offset, store_time_at(buffer, start), properties)
+
+
+def tag_code_of(properties: str) -> int:
+    """Java's hash of the tag, 0 without one: what an index entry stores for filtering."""
+    tag = find_property(properties, PropertyName.TAGS)
+    return java_string_hash(tag) if tag else 0

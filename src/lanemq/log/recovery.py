@@ -1,0 +1,93 @@
+"""Reading the log back after a crash: which bytes are records, which are damage.
+
+Guards two rules. An intact record is never lost because something before it is damaged: after damage the scan
+searches on for the next bytes that prove to be a record. And only a torn end is cut, that is, damage with
+nothing intact behind it; what is cut is kept in a side file.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lanemq.log.commit_log import CommitLog
+from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, size_at
+
+_WINDOW = 4 * 1024 * 1024
+_MOST_HEAD = 1024 * 1024
+
+
+class Found(NamedTuple):
+    """An intact record: it begins at `start` of `buffer`."""
+
+    position: int
+    size: int
+    buffer: bytes
+    start: int
+
+
+class Damaged(NamedTuple):
+    """Bytes that are no record. `head` is their beginning, for guessing whose place it was."""
+
+    position: int
+    length: int
+    head: bytes
+    reason: str
+
+
+def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found | Damaged]:
+    """Everything from a position to the end of the log, in order, without gaps; read in windows."""
+    segments = list(log.segments)
+    for segment, following in zip(segments, [*segments[1:], None], strict=False):
+        end = segment.end if following is None else min(segment.end, following.start)
+        if position < segment.start:
+            yield Damaged(position, segment.start - position, b"", "missing: a segment file is lost or short")
+            position = segment.start
+        if position < end:
+            yield from _scan_part(log, position, end, window)
+            position = end
+
+
+def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterator[Found | Damaged]:
+    window, base = b"", position
+    while position < end:
+        size = size_at(window, position - base, position)
+        if size < 0 and base + len(window) < end:
+            asked = min(max(at_once, -size), end - position)
+            window, base = log.read(position, asked), position
+            if len(window) < asked:
+                yield Damaged(position, end - position, window, "the file is shorter than it was")
+                return
+            continue
+        if size > 0:
+            yield Found(position, size, window, position - base)
+            position += size
+            continue
+        after = _next_record(log, position + 1, end)
+        head = log.read(position, min(after - position, _MOST_HEAD))
+        yield Damaged(position, after - position, head, "no intact record")
+        position = after
+
+
+def _next_record(log: CommitLog, position: int, end: int) -> int:
+    """The next position at which an intact record begins, or `end`."""
+    while position < end:
+        window = log.read(position, min(_WINDOW, end - position))
+        at = window.find(MAGIC_BYTES, MAGIC_AT)
+        while at >= 0:
+            candidate = position + at - MAGIC_AT
+            if _is_record(log, candidate, end):
+                return candidate
+            at = window.find(MAGIC_BYTES, at + 1)
+        if position + len(window) >= end:
+            return end
+        # Windows overlap, so that a magic cut in two by a window's end is found in the next one.
+        position += max(1, len(window) - MAGIC_AT - len(MAGIC_BYTES) + 1)
+    return end
+
+
+def _is_record(log: CommitLog, position: int, end: int) -> bool:
+    head = log.read(position, min(128, end - position))
+    size = size_at(head, 0, position)
+    if size >= 0:
+        return size > 0
+    whole = log.read(position, min(-size, end - position))
+    return size_at(whole, 0, position) > 0

@@ -1,0 +1,257 @@
+"""Small state that must survive a restart: one SQLite file, one transaction per call, no rules.
+
+Rows go in and come out as plain tuples; what they mean is decided elsewhere. Guards one rule: a database that
+cannot be read stops the start with an error that says what to do. Beginning with empty tables instead would
+send every group back to a default position, silently.
+
+`Sync.FULL` is for what may never be taken back (topics, epochs of leases); the rest may lose its last moments
+in a power cut, and is then repeated or rebuilt, never wrong. Calls may come from any thread.
+"""
+
+import enum
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lanemq.log.schema import SCHEMA, VERSION
+from lanemq.model.errors import StorageError
+
+
+class Sync(enum.Enum):
+    """How hard a transaction is pushed to the disk before the call returns."""
+
+    NORMAL = "NORMAL"
+    FULL = "FULL"
+
+
+class OffsetRow(NamedTuple):
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    reset_pending: bool = False
+
+
+class LeaseRow(NamedTuple):
+    """`owner` is empty after a release; the epoch stays, because epochs only grow."""
+
+    group: str
+    topic: str
+    broker: str
+    queue_id: int
+    owner: str
+    epoch: int
+    lease_ms: int
+    stock: bool
+
+
+class ProducerRow(NamedTuple):
+    """`state` is the producer table's own text; the log does not look into it."""
+
+    topic: str
+    queue_id: int
+    producer: str
+    state: str
+
+
+class QueueRow(NamedTuple):
+    """Where a queue's index lives (`number`) and which offsets it covers: from `first` up to, not with, `end`."""
+
+    number: int
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+
+
+class DamageRow(NamedTuple):
+    """Bytes of the log that could not be read back as records."""
+
+    position: int
+    length: int
+    reason: str
+
+
+class Checkpoint(NamedTuple):
+    """Everything below `position` is in the indexes and the producer rows; recovery starts there."""
+
+    position: int
+    last_store_time: int
+    clean: bool
+
+
+class State:
+    """The database of one data folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._turn = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            self._prepare()
+        except (sqlite3.Error, StorageError) as error:
+            self._db.close()
+            raise StorageError(
+                f"the state database {path} cannot be read ({error}): restore it from a backup, or move it away "
+                f"and start with a new data folder; the messages in the log are not affected"
+            ) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    # Topics and groups: a name and the settings as text.
+
+    def topics(self) -> dict[str, str]:
+        return dict(self._rows("SELECT name, settings FROM topics"))
+
+    def save_topic(self, name: str, settings: str) -> None:
+        self._write("REPLACE INTO topics VALUES (?, ?)", [(name, settings)], Sync.FULL)
+
+    def delete_topic(self, name: str) -> None:
+        self._write("DELETE FROM topics WHERE name = ?", [(name,)], Sync.FULL)
+
+    def groups(self) -> dict[str, str]:
+        return dict(self._rows("SELECT name, settings FROM groups"))
+
+    def save_group(self, name: str, settings: str) -> None:
+        self._write("REPLACE INTO groups VALUES (?, ?)", [(name, settings)], Sync.FULL)
+
+    def delete_group(self, name: str) -> None:
+        """Forgets the group and its offsets; its epochs stay, since epochs only grow."""
+        with self._transaction(Sync.FULL) as db:
+            db.execute("DELETE FROM groups WHERE name = ?", (name,))
+            db.execute("DELETE FROM offsets WHERE grp = ?", (name,))
+
+    # Consumer positions and lease epochs.
+
+    def offsets(self) -> list[OffsetRow]:
+        rows = self._rows("SELECT grp, topic, queue_id, value, reset_pending FROM offsets")
+        return [OffsetRow._make((*row[:4], bool(row[4]))) for row in rows]
+
+    def save_offsets(self, rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
+        self._write("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?)", rows, sync)
+
+    def delete_offsets(self, topic: str) -> None:
+        self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
+
+    def leases(self) -> list[LeaseRow]:
+        rows = self._rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")
+        return [LeaseRow._make((*row[:7], bool(row[7]))) for row in rows]
+
+    def save_leases(self, rows: Iterable[LeaseRow]) -> None:
+        """An older epoch never replaces a newer one: a late writer cannot bring it back."""
+        self._write(
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET owner = excluded.owner,"
+            " epoch = excluded.epoch, lease_ms = excluded.lease_ms, stock = excluded.stock"
+            " WHERE excluded.epoch >= epoch",
+            rows,
+            Sync.FULL,
+        )
+
+    # Producers, as of the checkpoint.
+
+    def producers(self) -> list[ProducerRow]:
+        return [ProducerRow(*row) for row in self._rows("SELECT topic, queue_id, producer, state FROM producers")]
+
+    # What the log itself needs.
+
+    def queues(self) -> list[QueueRow]:
+        return [QueueRow(*row) for row in self._rows("SELECT number, topic, queue_id, first, end FROM queues")]
+
+    def damage(self) -> list[DamageRow]:
+        return [DamageRow(*r) for r in self._rows("SELECT position, length, reason FROM damage ORDER BY 1")]
+
+    def dropped_topics(self) -> dict[str, int]:
+        """Topic to log position: its records below that belong to a deleted topic and stay unreachable."""
+        return dict(self._rows("SELECT topic, position FROM dropped"))
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last one, or None for a folder that never had one."""
+        rows = self._rows("SELECT position, last_store_time, clean FROM checkpoint")
+        return Checkpoint(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
+
+    def save_checkpoint(
+        self,
+        mark: Checkpoint,
+        queues: Iterable[QueueRow],
+        producers: Iterable[ProducerRow] = (),
+        gone_producers: Iterable[tuple[str, int, str]] = (),
+        damage: Iterable[DamageRow] = (),
+    ) -> None:
+        """One transaction, because the position is a promise about all the rows beside it."""
+        with self._transaction(Sync.FULL if mark.clean else Sync.NORMAL) as db:
+            db.executemany("REPLACE INTO queues VALUES (?, ?, ?, ?, ?)", queues)
+            db.executemany("REPLACE INTO producers VALUES (?, ?, ?, ?)", producers)
+            db.executemany("DELETE FROM producers WHERE topic = ? AND queue_id = ? AND producer = ?", gone_producers)
+            db.executemany("REPLACE INTO damage VALUES (?, ?, ?)", damage)
+            db.execute("REPLACE INTO checkpoint VALUES (0, ?, ?, ?)", mark)
+
+    def mark_running(self) -> None:
+        """From here on a missing clean mark means: the broker did not stop cleanly."""
+        self._write("UPDATE checkpoint SET clean = ?", [(0,)], Sync.FULL)
+
+    def drop_topic(self, topic: str, position: int) -> None:
+        with self._transaction(Sync.FULL) as db:
+            db.execute("REPLACE INTO dropped VALUES (?, ?)", (topic, position))
+            db.execute("DELETE FROM queues WHERE topic = ?", (topic,))
+            db.execute("DELETE FROM producers WHERE topic = ?", (topic,))
+
+    def forget_queues(self) -> None:
+        """Before the indexes are rebuilt from the log."""
+        self._write("DELETE FROM queues", [()], Sync.FULL)
+
+    # Anything else the broker wants to find again.
+
+    def get(self, name: str) -> str | None:
+        rows = self._rows("SELECT value FROM kv WHERE name = ?", (name,))
+        return str(rows[0][0]) if rows else None
+
+    def put(self, name: str, value: str) -> None:
+        self._write("REPLACE INTO kv VALUES (?, ?)", [(name, value)], Sync.FULL)
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA busy_timeout = 5000")
+        answer = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if answer != "ok":
+            raise StorageError(f"SQLite reports: {answer}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise StorageError(f"it was written by another version of LaneMQ (layout {version}, not {VERSION})")
+        if version == 0:
+            with self._transaction(Sync.FULL) as db:
+                for statement in SCHEMA:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        with self._turn:
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
+    def _write(self, statement: str, rows: Iterable[Sequence[object]], sync: Sync) -> None:
+        with self._transaction(sync) as db:
+            db.executemany(statement, rows)
+
+    @contextmanager
+    def _transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:
+        with self._turn:
+            try:
+                self._db.execute(f"PRAGMA synchronous = {sync.value}")
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> StorageError:
+        return StorageError(f"the state database {self._path} failed: {error}; check the disk, then restart")

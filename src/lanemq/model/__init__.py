@@ -1,0 +1,1 @@
+"""The nouns: values without behaviour beyond their own invariants. Everything else imports these."""

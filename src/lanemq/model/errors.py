@@ -1,0 +1,197 @@
+"""Every error LaneMQ raises.
+
+LaneError
+├── UsageError             the caller's mistake
+│   ├── InvalidOption        an option out of range, or two that contradict each other
+│   ├── InvalidName          a topic or group name that is not allowed
+│   ├── MissingKey           a send without a key to an ordered topic
+│   ├── MessageTooLarge      body or properties over the limit
+│   └── Closed               used after close(), or started twice
+├── ProtocolError
+│   ├── LocalProtocolError   we were about to send nonsense
+│   └── RemoteProtocolError  we received it; the connection cannot go on
+├── TransportError         retriable: nobody knows whether the request arrived
+│   ├── ConnectFailed
+│   ├── ConnectionLost
+│   └── RequestTimedOut
+├── BrokerRefused          the broker said no; carries code and remark
+│   ├── TopicNotFound · GroupNotFound · OffsetNotFound · NotAllowed · BrokerBusy · BrokerReadOnly · …
+├── OrderError             never retried blindly
+│   ├── SequenceGap          the broker misses an earlier message of this producer
+│   ├── ProducerFenced       a newer producer with this id exists
+│   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it
+│   └── LeaseLost            the queue belongs to another member now
+├── CodecError             a value that cannot be encoded or decoded; says where it is
+└── StorageError
+    ├── CorruptRecord · DiskFull · WriteFailed · LogInUse
+
+Retry loops ask `error.retriable`, never for a list of codes.
+"""
+
+from typing import ClassVar
+
+
+class LaneError(Exception):
+    """The root; catch it to catch everything LaneMQ raises."""
+
+    retriable: ClassVar[bool] = False
+
+
+class UsageError(LaneError):
+    """The caller's mistake; the same call will fail again."""
+
+
+class InvalidOption(UsageError, ValueError):
+    """An option out of range, or options that contradict each other."""
+
+
+class InvalidName(UsageError, ValueError):
+    """A topic or group name that is not allowed."""
+
+    def __init__(self, kind: str, name: str, most: int) -> None:
+        self.kind = kind
+        self.name = name
+        super().__init__(
+            f"{kind} name {name[:140]!r} is not allowed: use 1 to {most} of the characters A-Z a-z 0-9 _ - % |"
+        )
+
+
+class MissingKey(UsageError, ValueError):
+    """A send without a key to an ordered topic."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"topic {topic!r} is ordered: pass key=... (messages with the same key stay in line), "
+            f"or send to a topic created without --ordered"
+        )
+
+
+class MessageTooLarge(UsageError, ValueError):
+    """Body or properties over the limit."""
+
+
+class Closed(UsageError):
+    """Used after close(), or started twice."""
+
+
+class ProtocolError(LaneError):
+    """Bytes that are not RocketMQ's protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to send nonsense."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """We received nonsense; the connection cannot go on."""
+
+
+class TransportError(LaneError):
+    """Nobody knows whether the request arrived; with the same stamp it may be sent again."""
+
+    retriable = True
+
+
+class ConnectFailed(TransportError):
+    """No connection to the address."""
+
+
+class ConnectionLost(TransportError):
+    """The connection ended before the answer came."""
+
+
+class RequestTimedOut(TransportError):
+    """No answer in time."""
+
+
+class BrokerRefused(LaneError):
+    """The broker said no."""
+
+    stale_route: ClassVar[bool] = False
+
+    def __init__(self, code: int, remark: str) -> None:
+        self.code = code
+        self.remark = remark
+        super().__init__(f"the broker refused ({code}): {remark or 'no reason given'}")
+
+
+class BrokerBusy(BrokerRefused):
+    """Overloaded; the same request may succeed later."""
+
+    retriable = True
+
+
+class BrokerReadOnly(BrokerRefused):
+    """The broker cannot write (disk full or failing); reads go on."""
+
+
+class NotAllowed(BrokerRefused):
+    """No permission for this topic, group or broker."""
+
+
+class TopicNotFound(BrokerRefused):
+    """The topic does not exist and is not created automatically."""
+
+    stale_route = True
+
+
+class GroupNotFound(BrokerRefused):
+    """The group does not exist, or no member of it is online."""
+
+
+class OffsetNotFound(BrokerRefused):
+    """The group has no offset for this queue, or no message matches the query."""
+
+
+class MessageRefused(BrokerRefused):
+    """The broker finds the message illegal: too large, or malformed."""
+
+
+class OrderError(LaneError):
+    """Going on would break the order of a key."""
+
+
+class SequenceGap(OrderError):
+    """The broker misses an earlier message of this producer."""
+
+
+class ProducerFenced(OrderError):
+    """A newer producer with this id exists; this one must stop."""
+
+
+class LaneFrozen(OrderError):
+    """An earlier message of the lane failed; nothing may pass it."""
+
+
+class LeaseLost(OrderError):
+    """The queue belongs to another member now."""
+
+
+class CodecError(LaneError):
+    """A value that cannot be encoded or decoded."""
+
+
+class StorageError(LaneError):
+    """The disk, or what is on it."""
+
+
+class CorruptRecord(StorageError):
+    """A record whose checksum does not match its bytes."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        self.position = position
+        self.reason = reason
+        super().__init__(f"record at log position {position} is damaged: {reason}")
+
+
+class DiskFull(StorageError):
+    """No space left for the log."""
+
+
+class WriteFailed(StorageError):
+    """A write or fdatasync failed; what was not acknowledged may be lost, and nothing more is written."""
+
+
+class LogInUse(StorageError):
+    """Another broker uses this data folder."""

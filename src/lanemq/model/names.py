@@ -1,0 +1,60 @@
+"""Which topic and group names are legal, and the names that carry a meaning.
+
+Every name that reaches the broker, the log or a file path has passed `check_topic` or `check_group`.
+"""
+
+import re
+
+from lanemq.model.errors import InvalidName
+
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
+DEFAULT_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+ORDERED_MARK = "lanemq.ordered"
+
+MAX_TOPIC_CHARS = 127
+"""RocketMQ stores a topic's length in a signed byte."""
+MAX_GROUP_CHARS = 120
+"""RocketMQ allows 255, but a group's retry topic (`%RETRY%` + group) must itself be a legal topic."""
+
+_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+NOT_SENDABLE = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics that belong to the broker itself; a client that sends to them is refused."""
+
+
+def check_topic(name: str) -> str:
+    """The name itself if it is a legal topic name, else `InvalidName`."""
+    return _check("topic", name, MAX_TOPIC_CHARS)
+
+
+def check_group(name: str) -> str:
+    """The name itself if it is a legal group name, else `InvalidName`."""
+    return _check("group", name, MAX_GROUP_CHARS)
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's messages wait for another attempt."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Where a group's messages go when their attempts are used up."""
+    return DEAD_LETTER_PREFIX + group
+
+
+def _check(kind: str, name: str, most: int) -> str:
+    if not name or len(name) > most or _LEGAL.fullmatch(name) is None:
+        raise InvalidName(kind, name, most)
+    return name

@@ -1,0 +1,1 @@
+"""Sockets: the only place where bytes meet the network."""

@@ -1,0 +1,192 @@
+"""The same wire over a plain socket, for code without an event loop: synchronous producers, the command line,
+Spark executors.
+
+`BlockingConnection` asks one question at a time. `DuplexConnection` adds a reader thread, so that any number
+of threads may have requests under way; answers arrive on that thread.
+"""
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, ProtocolError, RequestTimedOut
+from lanemq.net.address import Address
+from lanemq.wire.command import Command, decode_command, encode_command
+from lanemq.wire.frame import FrameDecoder
+
+CONNECT_SECONDS = 3.0
+READ_BYTES = 64 * 1024
+
+OnReply = Callable[[Command | None, LaneError | None], None]
+
+
+def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket:
+    """A connected socket with Nagle's delay off, or `ConnectFailed`."""
+    try:
+        sock = socket.create_connection(address, timeout)
+    except OSError as error:
+        raise ConnectFailed(f"cannot connect to {address}: {error}; is a broker running there?") from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class BlockingConnection:
+    """One request at a time; the caller waits for its answer. Not for use by two threads."""
+
+    def __init__(self, address: Address, *, timeout: float = CONNECT_SECONDS) -> None:
+        self.address = address
+        self._decoder = FrameDecoder()
+        self._arrived: list[Command] = []
+        self._opaques = itertools.count(1)
+        self._socket = connect(address, timeout)
+
+    def request(self, command: Command, timeout: float = 3.0) -> Command:
+        """The answer, whatever its code says. After an error the connection is closed."""
+        command.opaque = next(self._opaques) & 0x7FFFFFFF
+        frame = encode_command(command)
+        try:
+            self._socket.settimeout(timeout)
+            self._socket.sendall(frame)
+            return self._answer_to(command.opaque)
+        except TimeoutError as error:
+            self.close()
+            raise RequestTimedOut(f"no answer from {self.address} in {timeout:g} s") from error
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"the connection to {self.address} was lost: {error}") from error
+        except LaneError:
+            self.close()
+            raise
+
+    def _answer_to(self, opaque: int) -> Command:
+        while True:
+            for command in self._arrived:
+                if command.is_response and command.opaque == opaque:
+                    self._arrived.clear()
+                    return command
+            self._arrived.clear()
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionLost(f"{self.address} closed the connection")
+            self._arrived.extend(decode_command(frame) for frame in self._decoder.feed(data))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> "BlockingConnection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DuplexConnection:
+    """Many requests under way at once; `on_reply` runs on the reader thread, exactly once per request."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        on_lost: Callable[["DuplexConnection"], None],
+        timeout: float = CONNECT_SECONDS,
+    ) -> None:
+        self.address = address
+        self.is_open = True
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder()
+        self._waiting: dict[int, OnReply] = {}
+        self._outgoing: deque[bytes] = deque()
+        self._opaques = itertools.count(1)
+        self._writing = threading.Lock()
+        self._socket = connect(address, timeout)
+        self._socket.settimeout(None)
+        self._reader = threading.Thread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
+        self._reader.start()
+
+    def post(self, command: Command, on_reply: OnReply) -> int:
+        """Sends at once and returns the request's opaque; a lost connection is told to `on_reply`."""
+        opaque = self.line_up(command, on_reply)
+        self.flush()
+        return opaque
+
+    def line_up(self, command: Command, on_reply: OnReply) -> int:
+        """Takes the next place in the outgoing line without touching the socket; `flush` must follow.
+
+        Threads that take their places under a lock of their own, and write without holding it, keep order.
+        """
+        command.opaque = opaque = next(self._opaques) & 0x7FFFFFFF
+        self._waiting[opaque] = on_reply
+        self._outgoing.append(encode_command(command))
+        return opaque
+
+    def flush(self) -> None:
+        """Writes what is lined up, by whoever comes first; the others find it done."""
+        while self._outgoing:
+            if not self._writing.acquire(blocking=False):
+                # The writer looks again after it released the lock, and what we lined up was there before.
+                break
+            try:
+                self._write_lined_up()
+            finally:
+                self._writing.release()
+        if not self.is_open:
+            self._fail_all()
+
+    def post_oneway(self, command: Command) -> None:
+        """Sends and expects no answer; silently lost with the connection."""
+        command.opaque = next(self._opaques) & 0x7FFFFFFF
+        command.flag |= 2
+        self._outgoing.append(encode_command(command))
+        self.flush()
+
+    def _write_lined_up(self) -> None:
+        while self._outgoing:
+            frames = [self._outgoing.popleft() for _ in range(len(self._outgoing))]
+            try:
+                self._socket.sendall(frames[0] if len(frames) == 1 else b"".join(frames))
+            except OSError:
+                self._shut()
+
+    def forget(self, opaque: int) -> bool:
+        """Stops waiting for an answer; false if it has been delivered already."""
+        return self._waiting.pop(opaque, None) is not None
+
+    def close(self) -> None:
+        self._shut()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(timeout=5)
+
+    def _shut(self) -> None:
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        try:
+            while data := self._socket.recv(READ_BYTES):
+                for frame in self._decoder.feed(data):
+                    self._received(decode_command(frame))
+        except (OSError, ProtocolError):
+            pass  # both end the connection; whoever waits is told below
+        finally:
+            self._shut()
+            # A writer may be inside sendall; a closed socket's number could already be another file's.
+            with self._writing:
+                self._socket.close()
+            self._fail_all()
+            self._on_lost(self)
+
+    def _fail_all(self) -> None:
+        for opaque in tuple(self._waiting):
+            on_reply = self._waiting.pop(opaque, None)
+            if on_reply is not None:
+                on_reply(None, ConnectionLost(f"the connection to {self.address} was lost"))
+
+    def _received(self, command: Command) -> None:
+        if command.is_response:
+            on_reply = self._waiting.pop(command.opaque, None)
+            if on_reply is not None:
+                on_reply(command, None)

@@ -1,0 +1,166 @@
+"""The calling side on an event loop: one connection per address, fully multiplexed.
+
+Requests are matched to answers by `opaque`. The peer may send requests too (RocketMQ's brokers do); they
+go to `on_request`. A connection that is lost fails everything that still waits: nobody is left hanging.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, ProtocolError, RequestTimedOut
+from lanemq.net.address import Address
+from lanemq.wire.command import Command, decode_command, encode_command
+from lanemq.wire.frame import FrameDecoder
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 3.0
+"""RocketMQ's connect time-out (NettyClientConfig)."""
+
+OnRequest = Callable[["Connection", Command], None]
+OnLost = Callable[["Connection"], None]
+OnReply = Callable[[Command | None, LaneError | None], None]
+
+
+class Connection(asyncio.Protocol):
+    """A live connection to one address. Made by `open_connection`; dead after `is_open` turns false."""
+
+    def __init__(self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None) -> None:
+        self.address = address
+        self.is_open = False
+        self._loop = asyncio.get_running_loop()
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, tuple[OnReply, asyncio.TimerHandle]] = {}
+        self._last_opaque = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    async def request(self, command: Command, timeout: float) -> Command:
+        """Sends and waits for the answer, whatever its code says."""
+        future: asyncio.Future[Command] = self._loop.create_future()
+
+        def replied(reply: Command | None, error: LaneError | None) -> None:
+            if future.done():
+                return
+            if reply is not None:
+                future.set_result(reply)
+            else:
+                future.set_exception(error or ConnectionLost("the connection ended"))
+
+        self.post(command, replied, timeout)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._drop(command.opaque)
+            raise
+
+    def post(self, command: Command, on_reply: OnReply, timeout: float) -> None:
+        """Sends at once; `on_reply` is called exactly once, with the answer or the error."""
+        if not self.is_open or self._transport is None:
+            on_reply(None, ConnectionLost(f"the connection to {self.address} is closed"))
+            return
+        command.opaque = self._next_opaque()
+        timer = self._loop.call_later(timeout, self._timed_out, command.opaque, command.code, timeout)
+        self._waiting[command.opaque] = (on_reply, timer)
+        self._transport.write(encode_command(command))
+
+    def post_oneway(self, command: Command) -> None:
+        """Sends and expects no answer."""
+        if self.is_open and self._transport is not None:
+            command.opaque = self._next_opaque()
+            command.flag |= 2
+            self._transport.write(encode_command(command))
+
+    def reply(self, command: Command) -> None:
+        """Answers a request of the peer's."""
+        if self.is_open and self._transport is not None:
+            self._transport.write(encode_command(command))
+
+    async def drain(self) -> None:
+        """Waits while the peer is slower than we are."""
+        await self._writable.wait()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _next_opaque(self) -> int:
+        self._last_opaque = (self._last_opaque + 1) & 0x7FFFFFFF or 1
+        return self._last_opaque
+
+    def _drop(self, opaque: int) -> OnReply | None:
+        waiting = self._waiting.pop(opaque, None)
+        if waiting is None:
+            return None
+        waiting[1].cancel()
+        return waiting[0]
+
+    def _timed_out(self, opaque: int, code: int, timeout: float) -> None:
+        on_reply = self._drop(opaque)
+        if on_reply is not None:
+            on_reply(
+                None, RequestTimedOut(f"no answer from {self.address} to request {code} in {timeout:g} s")
+            )
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._received(decode_command(frame))
+        except ProtocolError as error:
+            log.warning("closing the connection to %s: %s", self.address, error)
+            self.close()
+
+    def _received(self, command: Command) -> None:
+        if not command.is_response:
+            if self._on_request is not None:
+                self._on_request(self, command)
+            return
+        on_reply = self._drop(command.opaque)
+        if on_reply is not None:
+            on_reply(command, None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._writable.set()
+        reason = f"the connection to {self.address} was lost" + (f": {error}" if error else "")
+        for opaque in tuple(self._waiting):
+            on_reply = self._drop(opaque)
+            if on_reply is not None:
+                on_reply(None, ConnectionLost(reason))
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+
+async def open_connection(
+    address: Address,
+    *,
+    on_request: OnRequest | None = None,
+    on_lost: OnLost | None = None,
+    timeout: float = CONNECT_SECONDS,
+) -> Connection:
+    """Connects, or raises `ConnectFailed` saying to what and why."""
+    loop = asyncio.get_running_loop()
+    connecting = loop.create_connection(lambda: Connection(address, on_request, on_lost), *address)
+    try:
+        _, connection = await asyncio.wait_for(connecting, timeout)
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or f"no answer in {timeout:g} s"
+        raise ConnectFailed(f"cannot connect to {address}: {reason}; is a broker running there?") from error
+    return connection

@@ -1,0 +1,1 @@
+"""Shipped for our tests and for yours: embedded broker, fakes, the main demonstration."""

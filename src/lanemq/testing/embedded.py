@@ -1,0 +1,80 @@
+"""A real broker inside this process, on a thread of its own: for tests, examples and demonstrations.
+
+    with EmbeddedBroker() as broker:
+        producer = Producer(broker.address)
+
+Real sockets and real files; only the process boundary is missing.
+"""
+
+import asyncio
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from lanemq.broker.app import Broker
+from lanemq.broker.config import BrokerOptions
+from lanemq.net.address import Address
+
+
+class EmbeddedBroker:
+    """Starts on enter, stops cleanly on exit. Data lives in a temporary folder unless one is given."""
+
+    def __init__(self, options: BrokerOptions | None = None) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if options is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="lanemq-")
+            options = BrokerOptions(Path(self._folder.name), listen=Address("127.0.0.1", 0))
+        self.options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+        self._broker: Broker | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients."""
+        assert self._broker is not None, "the broker is not running"
+        return str(self._broker.address)
+
+    @property
+    def broker(self) -> Broker:
+        """The broker itself; touch its parts only through `call`."""
+        assert self._broker is not None, "the broker is not running"
+        return self._broker
+
+    def start(self) -> "EmbeddedBroker":
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lanemq-embedded", daemon=True)
+        self._thread.start()
+        self._broker = Broker(self.options)
+        try:
+            asyncio.run_coroutine_threadsafe(self._broker.start(), self._loop).result(30)
+        except BaseException:
+            self._end_loop()
+            raise
+        self.options = replace(self.options, listen=self._broker.address)
+        return self
+
+    def stop(self) -> None:
+        """A clean stop; `start` may follow on the same data and port."""
+        if self._broker is not None:
+            asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(30)
+            self._broker = None
+            self._end_loop()
+            self._loop = asyncio.new_event_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread is not None:
+            self._thread.join(30)
+        self._loop.close()
+
+    def __enter__(self) -> "EmbeddedBroker":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._folder is not None:
+            self._folder.cleanup()

@@ -1,0 +1,64 @@
+"""A disk that fails on demand: the n-th write or sync, no space after n bytes, writes that stop short.
+
+Stands in for `lanemq.log.filesystem.RealDisk`. Files are real, so what the log leaves behind after a fault can be
+opened again with a healthy disk. Each fault is counted down and then happens; `calls` says what was asked.
+"""
+
+import errno
+import os
+from collections import Counter
+from pathlib import Path
+
+from lanemq.log.filesystem import RealDisk
+
+
+class FaultyDisk(RealDisk):
+    """Healthy until told otherwise. Set the fields at any time; None switches a fault off."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.failing_write: int | None = None
+        """The write that fails with EIO, counted from now: 1 is the next one."""
+        self.failing_sync: int | None = None
+        """The fdatasync that fails with EIO, counted from now. Like a real one, only that one fails."""
+        self.space: int | None = None
+        """Bytes that can still be written; then a short write, then ENOSPC."""
+        self.free: int | None = None
+        """What the disk claims to have free."""
+        self.longest_write: int | None = None
+        """No write takes more bytes than this."""
+        self.truncate_fails = False
+
+    def write_at(self, fd: int, data: memoryview, offset: int) -> int:
+        self.calls["write"] += 1
+        self._fail_or_count("failing_write")
+        if self.longest_write is not None:
+            data = data[: self.longest_write]
+        if self.space is not None:
+            if self.space == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[: self.space]
+            self.space -= len(data)
+        return super().write_at(fd, data, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        self.calls["fdatasync"] += 1
+        self._fail_or_count("failing_sync")
+        super().fdatasync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.calls["truncate"] += 1
+        if self.truncate_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(fd, size)
+
+    def free_bytes(self, path: Path) -> int:
+        return super().free_bytes(path) if self.free is None else self.free
+
+    def _fail_or_count(self, fault: str) -> None:
+        left = getattr(self, fault)
+        if left is None:
+            return
+        setattr(self, fault, left - 1 if left > 1 else None)
+        if left == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,0 +1,191 @@
+"""JSON bodies that keep a group together: heartbeats, locks, members.
+
+Shared by all bodies is the rule guarded here: every member has a default and unknown members are ignored,
+because each RocketMQ version adds some and each other client leaves some out. Routes and tables of
+administration are in `route_bodies` and `stats_bodies`.
+"""
+
+from typing import ClassVar, Self, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.loose_json import BodyError, loads_loose
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_json(value: object) -> bytes:
+    """JSON of structs and plain values; `BodyError` for text that is not Unicode."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError as error:
+        raise BodyError(f"body holds text that is not Unicode: {error}") from None
+
+
+def decode_json(kind: type[T], data: bytes) -> T:
+    """A `kind` from strict JSON or fastjson's, or `BodyError`."""
+    if b'"$ref"' not in data:
+        try:
+            return msgspec.json.decode(data, type=kind, strict=False)
+        except (ValueError, RecursionError):
+            pass
+    return convert(kind, loads_loose(data))
+
+
+def convert(kind: type[T], value: object) -> T:
+    """A `kind` from what `loads_loose` gave; a member that is null counts as absent, as in Java."""
+    try:
+        return msgspec.convert(_without_nulls(value), kind, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise BodyError(f"body is no {kind.__name__}: {error}") from None
+
+
+class Body(Struct, kw_only=True, rename="camel"):
+    """What all bodies share. Members named in `left_out` are written only when they say something."""
+
+    left_out: ClassVar[tuple[str, ...]] = ()
+
+    def encode(self) -> bytes:
+        if not self.left_out:
+            return encode_json(self)
+        members = msgspec.to_builtins(self)
+        for name in self.left_out:
+            if not members.get(name):
+                members.pop(name, None)
+        return encode_json(members)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """`BodyError` when `data` is no such body, an empty one included."""
+        return decode_json(cls, data)
+
+
+class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A message queue; the three members together are its name, and locks compare them exactly."""
+
+    broker_name: str = ""
+    queue_id: int = 0
+    topic: str = ""
+
+    @classmethod
+    def of(cls, queue: MessageQueue) -> Self:
+        return cls(topic=queue.topic, broker_name=queue.broker, queue_id=queue.queue_id)
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+class Subscription(Body):
+    """What a group wants of a topic. `code_set` holds the Java hashes of `tags_set`."""
+
+    class_filter_mode: bool = False
+    code_set: list[int] = field(default_factory=list)
+    expression_type: str = "TAG"
+    sub_string: str = "*"
+    sub_version: int = 0
+    tags_set: list[str] = field(default_factory=list)
+    topic: str = ""
+
+
+class ConsumerData(Body):
+    """One group of a client. The enum texts are RocketMQ's; "PUSH" and "PULL" are not among them."""
+
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str = "CONSUME_PASSIVELY"
+    group_name: str = ""
+    message_model: str = "CLUSTERING"
+    subscription_data_set: list[Subscription] = field(default_factory=list)
+    unit_mode: bool = False
+
+
+class ProducerData(Body):
+    group_name: str = ""
+
+
+class HeartbeatData(Body):
+    """HEART_BEAT (34): who is at the other end of this connection."""
+
+    client_id: str = field(name="clientID", default="")
+    consumer_data_set: list[ConsumerData] = field(default_factory=list)
+    producer_data_set: list[ProducerData] = field(default_factory=list)
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = False
+
+
+class LockRequest(Body):
+    """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
+
+    client_id: str = ""
+    consumer_group: str = ""
+    mq_set: list[QueueBody] = field(default_factory=list)
+    only_this_broker: bool = False
+
+
+class LaneLease(Body):
+    """A granted lock: until when from now, under which epoch, and where the group stands in the queue."""
+
+    broker_name: str = ""
+    epoch: int = 0
+    lease_millis: int = 0
+    offset: int = -1
+    queue_id: int = 0
+    topic: str = ""
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+class LaneRefusal(Body):
+    """A refused lock: who holds the queue, and for how long at most."""
+
+    broker_name: str = ""
+    holder: str = ""
+    queue_id: int = 0
+    remaining_millis: int = 0
+    topic: str = ""
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+class LockResponse(Body):
+    """Answers 41. Partial success is normal; stock clients read the first member only."""
+
+    left_out = ("laneLeases", "laneRefused")
+
+    lock_ok_mq_set: list[QueueBody] = field(name="lockOKMQSet", default_factory=list)
+    lane_leases: list[LaneLease] = field(default_factory=list)
+    lane_refused: list[LaneRefusal] = field(default_factory=list)
+
+
+class ConsumerIdList(Body):
+    """Answers 38. A client with two connections may be listed twice by stock brokers."""
+
+    consumer_id_list: list[str] = field(default_factory=list)
+
+
+class ConsumeDirectlyResult(Body):
+    """Answers 309; `consume_result` is one of CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT, ..."""
+
+    left_out = ("remark",)
+
+    auto_commit: bool = True
+    consume_result: str = "CR_SUCCESS"
+    order: bool = False
+    remark: str = ""
+    spent_time_mills: int = 0
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value if item is not None]
+    return value

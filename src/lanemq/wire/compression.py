@@ -1,0 +1,84 @@
+"""Compressed bodies.
+
+The rule guarded here: a few bytes from the network never become gigabytes in memory. Every algorithm is asked
+for little more than the limit, and a body that has more is refused. Brokers store what they receive; only
+consumers come here.
+"""
+
+import zlib
+from typing import Final
+
+import lz4.frame
+import zstandard
+
+from lanemq.model.errors import RemoteProtocolError
+from lanemq.wire.sysflag import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+)
+
+COMPRESS_FROM_BYTES: Final = 4096
+"""Smaller bodies are sent as they are (RocketMQ's DefaultMQProducer)."""
+ZLIB_SYS_FLAG: Final = COMPRESSED | COMPRESSION_ZLIB
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+_ZSTD_WINDOW: Final = 8 * 1024 * 1024
+_ZSTD_STEP: Final = 256
+"""A block of 4 bytes can hold 128 KiB, so one step yields at most 8 MiB."""
+
+
+def compress_zlib(body: bytes, level: int = 5) -> bytes:
+    """The only form that all clients read; send it with `ZLIB_SYS_FLAG`."""
+    return zlib.compress(body, level)
+
+
+def decompress(sys_flag: int, body: bytes, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The body a producer meant: `body` itself when the flag says that it is not compressed."""
+    if not sys_flag & COMPRESSED:
+        return body
+    kind = sys_flag & COMPRESSION_MASK
+    try:
+        plain = _decompress(kind, body, limit + 1)
+    except (zlib.error, zstandard.ZstdError, RuntimeError, EOFError) as error:
+        raise RemoteProtocolError(f"body of {len(body)} compressed bytes cannot be read: {error}") from None
+    if len(plain) > limit:
+        raise RemoteProtocolError(f"body of {len(body)} compressed bytes holds more than {limit} bytes")
+    return plain
+
+
+def _decompress(kind: int, body: bytes, most: int) -> bytes:
+    if kind in (0, COMPRESSION_ZLIB):
+        return _inflate(body, most)
+    if kind == COMPRESSION_LZ4:
+        reader = lz4.frame.LZ4FrameDecompressor()
+        plain = bytes(reader.decompress(body, max_length=most))
+        if not reader.eof and len(plain) < most:
+            raise EOFError("it is cut off")
+        return plain
+    if kind == COMPRESSION_ZSTD:
+        return _unpack_zstd(body, most)
+    raise RemoteProtocolError(f"compression type {kind:#x} is unknown")
+
+
+def _inflate(body: bytes, most: int) -> bytes:
+    inflater = zlib.decompressobj()
+    plain = inflater.decompress(body, most)
+    if not inflater.eof and len(plain) < most:
+        raise EOFError("it is cut off")
+    return plain
+
+
+def _unpack_zstd(body: bytes, most: int) -> bytes:
+    """Fed in small steps, because the library offers no output limit together with an end-of-data check."""
+    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+    parts: list[bytes] = []
+    size = 0
+    for start in range(0, len(body), _ZSTD_STEP):
+        part = reader.decompress(body[start : start + _ZSTD_STEP])
+        parts.append(part)
+        size += len(part)
+        if reader.eof or size >= most:
+            return b"".join(parts)
+    raise EOFError("it is cut off")

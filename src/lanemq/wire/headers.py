@@ -1,0 +1,259 @@
+"""Ext fields of the requests that carry messages and offsets, as typed values.
+
+One class per request or response; `from_ext` checks, `to_ext` writes. The rule guarded here: a handler never
+sees a missing field, a number out of its Java range or text where a number belongs; it gets a whole header or
+`HeaderError` names the field. Unknown fields are ignored, since newer clients add some to every request.
+Member names are the wire's names in Python's spelling (`queueId` is `queue_id`).
+Administration has its own file, `admin_headers`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from lanemq.model.errors import RemoteProtocolError
+from lanemq.wire import lane_fields
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+_FIELD = re.compile(r"(?:at `\$\.|required field `)([^`]*)`")
+
+
+class HeaderError(RemoteProtocolError):
+    """A field of a request or response that is missing or makes no sense; the connection itself is sound."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        self.field = field
+        self.problem = problem
+        super().__init__(f"header field {field}: {problem}")
+
+
+class Header(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What all headers share. Fields that are None are left out on the wire."""
+
+    @classmethod
+    def from_ext(cls, ext: Mapping[str, str]) -> Self:
+        """The header in a command's ext fields, or `HeaderError`."""
+        try:
+            return msgspec.convert(ext, cls, strict=False)
+        except ValueError as error:
+            raise _header_error(error) from None
+
+    def to_ext(self) -> dict[str, str]:
+        """The ext fields, text only: Go clients decode nothing else."""
+        ext: dict[str, str] = {}
+        for name, wire_name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, name)
+            if value is not None:
+                ext[wire_name] = value if isinstance(value, str) else _text(value)
+        return ext
+
+
+class SendHeader(Header, frozen=True, kw_only=True):
+    """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320) and the reply forms.
+
+    V2 and batch use one letter per field to save bytes; `from_ext_v1` and `from_ext_v2` give the same value.
+    `batch`, not the code, says that the body holds several messages.
+    """
+
+    producer_group: str = field(name="a")
+    topic: str = field(name="b")
+    default_topic: str = field(name="c")
+    default_topic_queue_nums: Int32 = field(name="d")
+    queue_id: Int32 = field(name="e")
+    sys_flag: Int32 = field(name="f")
+    born_timestamp: Int64 = field(name="g")
+    flag: Int32 = field(name="h")
+    properties: str = field(name="i", default="")
+    reconsume_times: Int32 = field(name="j", default=0)
+    unit_mode: bool = field(name="k", default=False)
+    max_reconsume_times: Int32 | None = field(name="l", default=None)
+    batch: bool = field(name="m", default=False)
+    broker_name: str | None = field(name="n", default=None)
+    lane_client: str | None = field(name=lane_fields.LANE_CLIENT, default=None)
+
+    @classmethod
+    def from_ext_v1(cls, ext: Mapping[str, str]) -> Self:
+        """The long field names of code 10 and 324."""
+        short = {_SEND_V1[name]: value for name, value in ext.items() if name in _SEND_V1}
+        try:
+            return msgspec.convert(short, cls, strict=False)
+        except ValueError as error:
+            problem = _header_error(error)
+            raise HeaderError(_SEND_LONG.get(problem.field, problem.field), problem.problem) from None
+
+    @classmethod
+    def from_ext_v2(cls, ext: Mapping[str, str]) -> Self:
+        """The letters of codes 310, 320 and 325."""
+        return cls.from_ext(ext)
+
+    def to_ext_v1(self) -> dict[str, str]:
+        return {_SEND_LONG[name]: value for name, value in self.to_ext().items()}
+
+    def to_ext_v2(self) -> dict[str, str]:
+        return self.to_ext()
+
+
+_SEND_V1 = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "unitMode": "k",
+    "maxReconsumeTimes": "l",
+    "batch": "m",
+    "bname": "n",
+    lane_fields.LANE_CLIENT: lane_fields.LANE_CLIENT,
+}
+_SEND_LONG = {short: long for long, short in _SEND_V1.items()}
+
+
+class SendResponse(Header, frozen=True, kw_only=True):
+    """`msg_id` is a comma-joined list for a batch, `queue_offset` that of its first message."""
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None
+    region: str | None = field(name="MSG_REGION", default=None)
+    trace_on: str | None = field(name="TRACE_ON", default=None)
+    lane_duplicate: bool | None = None
+    """Set when the broker had these messages already; the offsets are those of the first time."""
+
+
+class PullHeader(Header, frozen=True, kw_only=True):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64 = -1
+    suspend_timeout_millis: Int64 = 0
+    subscription: str | None = None
+    sub_version: Int64 = 0
+    expression_type: str | None = None
+    max_msg_bytes: Int32 | None = None
+    lane_client: str | None = None
+    lane_epoch: Int64 | None = None
+    lane_max_bytes: Int32 | None = None
+
+
+class PullResponse(Header, frozen=True, kw_only=True):
+    """Sent with every answer to a pull, whatever its code."""
+
+    suggest_which_broker_id: Int64 = 0
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+
+
+class QueryOffsetHeader(Header, frozen=True, kw_only=True):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    set_zero_if_not_found: bool | None = None
+
+
+class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
+    """UPDATE_CONSUMER_OFFSET (15); Node clients send -1 for "none"."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: Int64
+    lane_client: str | None = None
+    lane_epoch: Int64 | None = None
+
+
+class SearchOffsetHeader(Header, frozen=True, kw_only=True):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+    boundary_type: str | None = None
+
+
+class QueueHeader(Header, frozen=True, kw_only=True):
+    """One queue: GET_MAX_OFFSET (30), GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+
+    topic: str
+    queue_id: Int32
+    committed: bool | None = None
+
+
+class OffsetResponse(Header, frozen=True, kw_only=True):
+    """Answers 14, 29, 30 and 31."""
+
+    offset: Int64
+
+
+class TimestampResponse(Header, frozen=True, kw_only=True):
+    """Answers 32; -1 means that the queue is empty."""
+
+    timestamp: Int64
+
+
+class UnregisterHeader(Header, frozen=True, kw_only=True):
+    """UNREGISTER_CLIENT (35). The capital D is RocketMQ's."""
+
+    client_id: str = field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class SendBackHeader(Header, frozen=True, kw_only=True):
+    """CONSUMER_SEND_MSG_BACK (36). `offset` is a log position; a negative delay level means dead letter."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+    broker_name: str | None = field(name="bname", default=None)
+
+
+class ConsumerListHeader(Header, frozen=True, kw_only=True):
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), the connection list (203)."""
+
+    consumer_group: str
+
+
+class LockHeader(Header, frozen=True, kw_only=True):
+    """LOCK_BATCH_MQ (41). Everything RocketMQ says is in the body; these are LaneMQ's wishes."""
+
+    lane_lease_millis: Int64 | None = None
+
+
+def _text(value: object) -> str:
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    return str(value)
+
+
+def _header_error(error: ValueError) -> HeaderError:
+    """Name the field that msgspec complains about."""
+    text = str(error)
+    found = _FIELD.search(text)
+    name = found.group(1) if found else "?"
+    problem = "is missing" if "missing" in text else text.partition(" - at")[0]
+    return HeaderError(name, problem)

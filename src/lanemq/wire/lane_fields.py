@@ -1,0 +1,29 @@
+"""Names of what LaneMQ adds to RocketMQ's protocol, in one place.
+
+The rule guarded here: an addition is an extra ext field or an extra JSON member, never a new meaning of an
+old one, so that a stock client or broker on the other side ignores it and works as before. `headers` and the
+bodies spell them in Python's way (`lane_epoch`); a test keeps the two in step.
+"""
+
+from typing import Final
+
+LANE_CLIENT: Final = "laneClient"
+"""Client id of the sender, on requests whose RocketMQ form does not say who asks (pull, offset update)."""
+LANE_EPOCH: Final = "laneEpoch"
+"""Epoch of the lease under which the sender acts; the broker refuses a stale one."""
+LANE_LEASE_MILLIS: Final = "laneLeaseMillis"
+"""How long a lease is asked for (LOCK_BATCH_MQ)."""
+LANE_MAX_BYTES: Final = "laneMaxBytes"
+"""Most bytes of messages in the answer to a pull."""
+LANE_DUPLICATE: Final = "laneDuplicate"
+"""In a send response: the messages were in the log already."""
+LANE_FEATURES: Final = "laneFeatures"
+"""Bits of a broker in a route: what it understands beyond RocketMQ."""
+LANE_LEASES: Final = "laneLeases"
+LANE_REFUSED: Final = "laneRefused"
+"""Members of the lock response: the granted leases with epochs, and who holds the refused queues."""
+
+FEATURE_LEASES: Final = 1
+"""The broker gives leases with epochs and checks them on pull and offset update."""
+FEATURE_STAMPS: Final = 2
+"""The broker judges stamps: repeats are answered, gaps refused."""

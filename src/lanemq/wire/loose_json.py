@@ -1,0 +1,210 @@
+"""JSON as fastjson writes it.
+
+Java brokers emit bodies that no JSON parser accepts: integer keys without quotes (`{0:"a"}`), objects as keys
+(`{{"queueId":0}:7}`) and references to what was written before (`{"$ref":"$.a"}`). The rule guarded here: we
+read all of that, and nothing a peer sends can exhaust the stack or make a value contain itself. Keys always
+come out as text: an integer key as its digits, an object key as its compact JSON.
+"""
+
+import re
+
+import msgspec
+
+from lanemq.model.errors import RemoteProtocolError
+
+MAX_DEPTH = 64
+MAX_LOOSE_BYTES = 4 * 1024 * 1024
+"""Read character by character, a larger body would stop everything else for seconds."""
+MAX_REFERRED = 100_000
+"""Values that references may add: a few bytes each, they could otherwise multiply a body without end."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NUMBER = re.compile(r"-?[0-9]{1,40}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,3})?")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
+_WORDS = {"true": True, "false": False, "null": None}
+_MISSING = object()
+
+
+class BodyError(RemoteProtocolError):
+    """A body that is not what its command needs; the connection itself is sound."""
+
+
+def loads_loose(data: bytes) -> object:
+    """The value in `data`, strict JSON or fastjson's, or `BodyError`."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        value = _Reader(_as_text(data)).read_all()
+    if b'"$ref"' in data:
+        return _References(value).resolved()
+    return value
+
+
+def _as_text(data: bytes) -> str:
+    if len(data) > MAX_LOOSE_BYTES:
+        raise BodyError(
+            f"body of {len(data)} bytes is no strict JSON; at most {MAX_LOOSE_BYTES} may be loose"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise BodyError(f"body of {len(data)} bytes is no UTF-8: {error}") from None
+
+
+class _Reader:
+    """A recursive descent over the text; `_at` is the next character."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def read_all(self) -> object:
+        value = self._value(0)
+        if self._peek():
+            raise self._error("more text behind the value")
+        return value
+
+    def _value(self, depth: int) -> object:
+        if depth > MAX_DEPTH:
+            raise self._error(f"nested deeper than {MAX_DEPTH}")
+        match self._peek():
+            case "{":
+                return self._object(depth + 1)
+            case "[":
+                return self._array(depth + 1)
+            case '"':
+                return self._string()
+            case _:
+                return self._scalar()
+
+    def _object(self, depth: int) -> dict[str, object]:
+        members: dict[str, object] = {}
+        self._at += 1
+        while not self._closes("}", bool(members)):
+            key = self._key(depth)
+            if self._peek() != ":":
+                raise self._error("a colon is missing")
+            self._at += 1
+            members[key] = self._value(depth)
+        return members
+
+    def _array(self, depth: int) -> list[object]:
+        items: list[object] = []
+        self._at += 1
+        while not self._closes("]", bool(items)):
+            items.append(self._value(depth))
+        return items
+
+    def _closes(self, closer: str, has_items: bool) -> bool:
+        """Step over the closing bracket, or over the comma in front of the next item."""
+        found = self._peek()
+        if found == closer:
+            self._at += 1
+            return True
+        if has_items:
+            if found != ",":
+                raise self._error(f"a comma or {closer} is missing")
+            self._at += 1
+        return False
+
+    def _key(self, depth: int) -> str:
+        key = self._value(depth)
+        if isinstance(key, str):
+            return key
+        return msgspec.json.encode(key).decode()
+
+    def _string(self) -> str:
+        found = _STRING.match(self._text, self._at)
+        if found is None:
+            raise self._error("a string does not end")
+        try:
+            text = msgspec.json.decode(found[0].encode(), type=str)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        self._at = found.end()
+        return text
+
+    def _scalar(self) -> object:
+        for word, value in _WORDS.items():
+            if self._text.startswith(word, self._at):
+                self._at += len(word)
+                return value
+        found = _NUMBER.match(self._text, self._at)
+        if found is None:
+            raise self._error("no value")
+        self._at = found.end()
+        return float(found[0]) if set(found[0]) & set(".eE") else int(found[0])
+
+    def _peek(self) -> str:
+        """The next character that is no space; empty at the end."""
+        found = _SPACE.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return self._text[self._at : self._at + 1]
+
+    def _error(self, problem: str) -> BodyError:
+        return BodyError(f"JSON body cannot be read at character {self._at} of {len(self._text)}: {problem}")
+
+
+class _References:
+    """Replaces `{"$ref": path}` by what stands at the path.
+
+    Only finished values are put in, those that end in front of the reference: fastjson refers back, and so no
+    value can come to contain itself. A reference that leads nowhere stays as it is.
+    """
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._sizes: dict[int, int] = {}
+        """How many values a finished one holds, those behind references included."""
+        self._referred = 0
+
+    def resolved(self) -> object:
+        self._walk(self._root, 0)
+        return self._root
+
+    def _walk(self, value: object, depth: int) -> int:
+        if depth > MAX_DEPTH:
+            raise BodyError(f"JSON body with references is nested deeper than {MAX_DEPTH}")
+        size = 1
+        if isinstance(value, dict):
+            for key, item in value.items():
+                value[key] = target = self._target(item)
+                size += self._sizes.get(id(target), 0) if target is not item else self._walk(item, depth + 1)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                value[index] = target = self._target(item)
+                size += self._sizes.get(id(target), 0) if target is not item else self._walk(item, depth + 1)
+        self._sizes[id(value)] = size
+        return size
+
+    def _target(self, item: object) -> object:
+        """What a reference stands for; anything else stands for itself."""
+        if not (isinstance(item, dict) and len(item) == 1 and isinstance(path := item.get("$ref"), str)):
+            return item
+        target = self._find(path)
+        if target is _MISSING or id(target) not in self._sizes:
+            return item
+        self._referred += self._sizes[id(target)]
+        if self._referred > MAX_REFERRED:
+            raise BodyError(f"references in a JSON body stand for more than {MAX_REFERRED} values")
+        return target
+
+    def _find(self, path: str) -> object:
+        if not path.startswith("$"):
+            return _MISSING
+        value, at = self._root, 1
+        while at < len(path):
+            step = _STEP.match(path, at)
+            if step is None:
+                return _MISSING
+            value = _follow(value, step)
+            at = step.end()
+        return value
+
+
+def _follow(value: object, step: re.Match[str]) -> object:
+    if step[1] is not None:
+        return value.get(step[1], _MISSING) if isinstance(value, dict) else _MISSING
+    index = int(step[2])
+    return value[index] if isinstance(value, list) and index < len(value) else _MISSING

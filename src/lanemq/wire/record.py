@@ -1,0 +1,307 @@
+"""The stored record: what lies in the log is what a pull returns.
+
+     0 total size 4      20 queue offset 8     48 born host 8       76 checksum 8
+     4 magic 4           28 log position 8     56 store time 8      84 body length 4, body
+     8 body CRC 4        36 sys flag 4         64 store host 8         topic length 1, topic
+    12 queue id 4        40 born time 8        72 reconsume times 4    properties length 2, properties
+    16 flag 4
+
+The rule guarded here: no byte of a record can change unnoticed. RocketMQ's body CRC leaves the head and the
+properties open, so the 8 bytes at 76 (`preparedTransactionOffset`, which only transactions use) carry a CRC32
+of everything else. Other clients ignore the field. We write magic V1 and IPv4 hosts, because Node clients
+read nothing else; we read V2 and IPv6 hosts too, which shift everything behind them by 12 bytes each.
+"""
+
+from struct import Struct, error
+from typing import Final
+from zlib import crc32
+
+from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
+from lanemq.wire.hosts import NO_HOST, unpack_host
+from lanemq.wire.properties import decode_properties
+from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+MAGIC_BLANK: Final = 0xCBD43194
+"""Fills the end of a log file; no message (RocketMQ's CommitLog)."""
+
+HEAD_BYTES: Final = 84
+MIN_RECORD_BYTES: Final = 91
+CHECKSUM_AT: Final = 76
+
+_HEAD = Struct(">iIiiiqqiq8sq8si")
+_CHECKSUM = Struct(">Q")
+_SIZE_MAGIC = Struct(">iI")
+_INT = Struct(">i")
+_LONG = Struct(">q")
+_SHORT = Struct(">h")
+_BYTE = Struct(">b")
+_V6_SHIFT = 12
+
+Buffer = bytes | bytearray | memoryview
+
+
+def build_tail(body: bytes, topic: bytes, properties: bytes) -> bytes:
+    """Everything behind the head: independent of where the record will lie, so it can be built early."""
+    try:
+        return b"".join(
+            (
+                _INT.pack(len(body)),
+                body,
+                _BYTE.pack(len(topic)),
+                topic,
+                _SHORT.pack(len(properties)),
+                properties,
+            )
+        )
+    except error:
+        raise LocalProtocolError(
+            f"topic of {len(topic)} bytes (at most 127) or properties of {len(properties)} bytes "
+            f"(at most 32767) do not fit into a record"
+        ) from None
+
+
+def body_crc(body: bytes) -> int:
+    """RocketMQ's body checksum: CRC32 without the top bit, because Java's int has a sign."""
+    return crc32(body) & 0x7FFFFFFF
+
+
+def seal_record(
+    tail: bytes,
+    crc: int,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    position: int,
+    sys_flag: int,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    reconsume_times: int,
+) -> bytes:
+    """A tail with its place in queue and log in front: the whole record, checksum included."""
+    head = _HEAD.pack(
+        HEAD_BYTES + len(tail),
+        MAGIC_V1,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag,
+        born_timestamp,
+        born_host,
+        store_timestamp,
+        store_host,
+        reconsume_times,
+    )
+    return head + _CHECKSUM.pack(crc32(tail, crc32(head))) + tail
+
+
+def encode_record(
+    *,
+    topic: str,
+    body: bytes,
+    properties_text: str = "",
+    queue_id: int,
+    queue_offset: int,
+    position: int,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_timestamp: int = 0,
+    born_host: bytes = NO_HOST,
+    store_timestamp: int = 0,
+    store_host: bytes = NO_HOST,
+    reconsume_times: int = 0,
+) -> bytes:
+    """One record in one go; the log uses `build_tail` and `seal_record`."""
+    return seal_record(
+        build_tail(body, topic.encode(), properties_text.encode()),
+        body_crc(body),
+        queue_id,
+        flag,
+        queue_offset,
+        position,
+        sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6),
+        born_timestamp,
+        born_host,
+        store_timestamp,
+        store_host,
+        reconsume_times,
+    )
+
+
+def check_record(buffer: Buffer, start: int, size: int) -> bool:
+    """Whether the `size` bytes at `start` are one record of ours, every byte as it was written."""
+    end = start + size
+    if size < MIN_RECORD_BYTES or start < 0 or end > len(buffer):
+        return False
+    if _SIZE_MAGIC.unpack_from(buffer, start) != (size, MAGIC_V1):
+        return False
+    (stored,) = _CHECKSUM.unpack_from(buffer, start + CHECKSUM_AT)
+    view = memoryview(buffer)
+    head = crc32(view[start : start + CHECKSUM_AT])
+    return bool(stored == crc32(view[start + HEAD_BYTES : end], head))
+
+
+def record_starts(buffer: Buffer) -> list[int]:
+    """Where each record of a pull's body begins; the sizes must fill the buffer exactly."""
+    starts: list[int] = []
+    position, end = 0, len(buffer)
+    unpack = _SIZE_MAGIC.unpack_from
+    while position + MIN_RECORD_BYTES <= end:
+        size, magic = unpack(buffer, position)
+        if size < MIN_RECORD_BYTES or (magic != MAGIC_V1 and magic != MAGIC_V2):
+            raise RemoteProtocolError(
+                f"no record at byte {position} of {end}: size {size}, magic {magic:#x}; the body is damaged"
+            )
+        starts.append(position)
+        position += size
+    if position != end:
+        raise RemoteProtocolError(
+            f"the last record ends at byte {position}, the body at {end}; it is damaged"
+        )
+    return starts
+
+
+class RecordView:
+    """One record, read on demand: consumers look at few of the fields of most messages.
+
+    `start` comes from `record_starts` or from an index; lengths inside the record are checked on first use.
+    """
+
+    __slots__ = ("_buffer", "_properties", "_spans", "_start")
+
+    def __init__(self, buffer: Buffer, start: int = 0) -> None:
+        self._buffer = buffer
+        self._start = start
+        self._spans: tuple[int, int, int, int, int, int] | None = None
+        self._properties: dict[str, str] | None = None
+
+    @property
+    def size(self) -> int:
+        return self._int(0)
+
+    @property
+    def queue_id(self) -> int:
+        return self._int(12)
+
+    @property
+    def flag(self) -> int:
+        return self._int(16)
+
+    @property
+    def queue_offset(self) -> int:
+        return self._long(20)
+
+    @property
+    def position(self) -> int:
+        return self._long(28)
+
+    @property
+    def sys_flag(self) -> int:
+        return self._int(36)
+
+    @property
+    def born_timestamp(self) -> int:
+        return self._long(40)
+
+    @property
+    def born_host(self) -> str:
+        self._measure()
+        return unpack_host(self._bytes(48, 56 + self._born_shift()))
+
+    @property
+    def store_timestamp(self) -> int:
+        return self._long(56 + self._born_shift())
+
+    @property
+    def store_host(self) -> str:
+        self._measure()
+        return unpack_host(self._bytes(64 + self._born_shift(), 72 + self._shift()))
+
+    @property
+    def reconsume_times(self) -> int:
+        self._measure()
+        return self._int(72 + self._shift())
+
+    @property
+    def body(self) -> bytes:
+        """As stored: compressed if `sys_flag` says so."""
+        spans = self._spans or self._measure()
+        return self._bytes(spans[0], spans[1])
+
+    @property
+    def topic(self) -> str:
+        spans = self._spans or self._measure()
+        return self._bytes(spans[2], spans[3]).decode(errors="replace")
+
+    @property
+    def properties_text(self) -> str:
+        """Bytes that are no UTF-8 are replaced, as Java does: one odd message must not block its queue."""
+        spans = self._spans or self._measure()
+        return self._bytes(spans[4], spans[5]).decode(errors="replace")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Parsed once and shared: do not change it."""
+        if self._properties is None:
+            self._properties = decode_properties(self.properties_text)
+        return self._properties
+
+    def to_bytes(self) -> bytes:
+        """The record alone, copied out of the buffer it came in."""
+        self._measure()
+        return self._bytes(0, self.size)
+
+    def _int(self, at: int) -> int:
+        return self._unpack(_INT, at)[0]
+
+    def _long(self, at: int) -> int:
+        return self._unpack(_LONG, at)[0]
+
+    def _bytes(self, first: int, end: int) -> bytes:
+        return bytes(self._buffer[self._start + first : self._start + end])
+
+    def _born_shift(self) -> int:
+        return _V6_SHIFT if self._int(36) & BORN_HOST_V6 else 0
+
+    def _shift(self) -> int:
+        sys_flag = self._int(36)
+        if not sys_flag & (BORN_HOST_V6 | STORE_HOST_V6):
+            return 0
+        return self._born_shift() + (_V6_SHIFT if sys_flag & STORE_HOST_V6 else 0)
+
+    def _measure(self) -> tuple[int, int, int, int, int, int]:
+        """Find body, topic and properties. Room behind the properties is tolerated, an overrun is not."""
+        size, magic = self._unpack(_SIZE_MAGIC, 0)
+        body_at = HEAD_BYTES + _INT.size + self._shift()
+        if size < body_at + _BYTE.size + _SHORT.size or self._start + size > len(self._buffer):
+            raise self._damaged(f"size {size}")
+        topic_length = _SHORT if magic == MAGIC_V2 else _BYTE
+        body_end = self._end(body_at, _INT, size)
+        topic_at = body_end + topic_length.size
+        topic_end = self._end(topic_at, topic_length, size)
+        text_at = topic_end + _SHORT.size
+        self._spans = (body_at, body_end, topic_at, topic_end, text_at, self._end(text_at, _SHORT, size))
+        return self._spans
+
+    def _end(self, first: int, length_of: Struct, size: int) -> int:
+        """Where the part that begins at `first`, right behind its length field, ends."""
+        if first > size:
+            raise self._damaged(f"it ends at {size}, in front of a part at {first}")
+        length: int = length_of.unpack_from(self._buffer, self._start + first - length_of.size)[0]
+        if length < 0 or first + length > size:
+            raise self._damaged(f"a part of {length} bytes at {first} in a record of {size}")
+        return first + length
+
+    def _unpack(self, layout: Struct, at: int) -> tuple[int, ...]:
+        try:
+            return layout.unpack_from(self._buffer, self._start + at)
+        except error:
+            raise self._damaged("cut off") from None
+
+    def _damaged(self, what: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"record at byte {self._start} of {len(self._buffer)} is damaged: {what}")

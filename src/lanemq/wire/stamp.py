@@ -1,0 +1,55 @@
+"""The stamp: which producer sent a message, in which epoch, as its how-manieth.
+
+It travels as one message property, so stock brokers store it and stock consumers ignore it. The rule guarded
+here: a stamp is read back exactly as written, or not at all. Half-readable text counts as no stamp, because
+judging repeats by a guess could drop a message.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from lanemq.model.errors import UsageError
+from lanemq.wire.properties import find_property
+
+LANE_STAMP: Final = "LANE_STAMP"
+
+_PRODUCER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TEXT = re.compile(r"([A-Za-z0-9_-]{1,64})\.(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,18})")
+_MOST = 2**63 - 1
+
+
+class Stamp(NamedTuple):
+    """Order of one producer's messages in one queue: same producer and epoch, sequence by sequence."""
+
+    producer: str
+    epoch: int
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}.{self.epoch}.{self.sequence}"
+
+
+def encode_stamp(stamp: Stamp) -> str:
+    """The property's value; `UsageError` for a producer id or a number that would not be read back."""
+    if _PRODUCER.fullmatch(stamp.producer) is None:
+        raise UsageError(
+            f"producer id {stamp.producer[:80]!r} is not allowed: use 1 to 64 of A-Z a-z 0-9 _ -"
+        )
+    if not (0 <= stamp.epoch <= _MOST and 0 <= stamp.sequence <= _MOST):
+        raise UsageError(f"stamp {stamp}: epoch and sequence go from 0 to {_MOST}")
+    return str(stamp)
+
+
+def decode_stamp(text: str) -> Stamp | None:
+    """The stamp in a property's value, None for anything else."""
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        return None
+    epoch, sequence = int(found[2]), int(found[3])
+    return Stamp(found[1], epoch, sequence) if max(epoch, sequence) <= _MOST else None
+
+
+def find_stamp(properties_text: str) -> Stamp | None:
+    """The stamp among a message's properties, without decoding the others."""
+    text = find_property(properties_text, LANE_STAMP)
+    return None if text is None else decode_stamp(text)

@@ -1,0 +1,208 @@
+"""JSON bodies with one entry per queue: offsets, stats, what a consumer is doing.
+
+Java writes these tables with the queue, an object, as key: `{{"queueId":0,...}:{...}}`. The rule guarded
+here: we write that form too, because Go takes valid JSON in some of them for another format; and we read it
+as well as the object's text in quotes.
+"""
+
+from collections.abc import Mapping
+from typing import Self, TypeVar
+
+from msgspec import Raw, field
+
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.bodies import Body, QueueBody, Subscription, convert, decode_json, encode_json
+from lanemq.wire.loose_json import BodyError, loads_loose
+
+T = TypeVar("T")
+
+
+def encode_queue_table(table: Mapping[MessageQueue, object]) -> Raw:
+    """A table with queues as keys, to be placed inside another body."""
+    entries = [encode_json(QueueBody.of(queue)) + b":" + encode_json(value) for queue, value in table.items()]
+    return Raw(b"{%b}" % b",".join(entries))
+
+
+def decode_queue_table(kind: type[T], table: object) -> dict[MessageQueue, T]:
+    """The reverse, from what `loads_loose` made of it."""
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise BodyError(f"a table by queue is expected, not {type(table).__name__}")
+    return {
+        decode_json(QueueBody, str(key).encode()).queue: convert(kind, value) for key, value in table.items()
+    }
+
+
+class QueueTableBody(Body):
+    """A body whose first member is such a table; `table_name` is what the wire calls it."""
+
+    @classmethod
+    def table_name(cls) -> str:
+        return cls.__struct_encode_fields__[0]
+
+    def encode(self) -> bytes:
+        name = self.table_name()
+        members = {
+            wire_name: getattr(self, attribute)
+            for attribute, wire_name in zip(
+                self.__struct_fields__, self.__struct_encode_fields__, strict=True
+            )
+        }
+        return encode_json({**members, name: encode_queue_table(members[name])})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        members = loads_loose(data)
+        if not isinstance(members, dict):
+            raise BodyError(f"body is no {cls.__name__}: it is no JSON object")
+        table = members.pop(cls.table_name(), None)
+        body = convert(cls, members)
+        setattr(body, cls.__struct_fields__[0], decode_queue_table(cls.value_type(), table))
+        return body
+
+    @classmethod
+    def value_type(cls) -> type[object]:
+        """What the table maps queues to."""
+        raise NotImplementedError
+
+
+class TopicOffset(Body):
+    last_update_timestamp: int = 0
+    max_offset: int = 0
+    min_offset: int = 0
+
+
+class TopicStatsTable(QueueTableBody):
+    """Answers 202."""
+
+    offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
+    topic_put_tps: float = 0.0
+
+    @classmethod
+    def value_type(cls) -> type[object]:
+        return TopicOffset
+
+
+class ConsumeOffset(Body):
+    """Where a group stands in a queue; the difference of the first two is its lag."""
+
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    last_timestamp: int = 0
+    pull_offset: int = 0
+
+
+class ConsumeStats(QueueTableBody):
+    """Answers 208."""
+
+    offset_table: dict[MessageQueue, ConsumeOffset] = field(default_factory=dict)
+    consume_tps: float = 0.0
+
+    @classmethod
+    def value_type(cls) -> type[object]:
+        return ConsumeOffset
+
+
+class ResetOffsetBody(QueueTableBody):
+    """Answers 222 and comes with 220."""
+
+    offset_table: dict[MessageQueue, int] = field(default_factory=dict)
+
+    @classmethod
+    def value_type(cls) -> type[object]:
+        return int
+
+
+class ConsumerStatusBody(QueueTableBody):
+    """Answers 221."""
+
+    message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
+
+    @classmethod
+    def value_type(cls) -> type[object]:
+        return int
+
+
+class ProcessQueueInfo(Body):
+    """One queue as its consumer sees it. `droped` is RocketMQ's spelling."""
+
+    cached_msg_count: int = 0
+    cached_msg_max_offset: int = 0
+    cached_msg_min_offset: int = 0
+    cached_msg_size_in_mib: int = field(name="cachedMsgSizeInMiB", default=0)
+    commit_offset: int = 0
+    droped: bool = False
+    last_consume_timestamp: int = 0
+    last_lock_timestamp: int = 0
+    last_pull_timestamp: int = 0
+    locked: bool = False
+    try_unlock_times: int = 0
+
+
+class ConsumeStatus(Body):
+    """Rates of one topic in one consumer."""
+
+    consume_failed_msgs: int = 0
+    consume_failed_tps: float = field(name="consumeFailedTPS", default=0.0)
+    consume_ok_tps: float = field(name="consumeOKTPS", default=0.0)
+    consume_rt: float = field(name="consumeRT", default=0.0)
+    pull_rt: float = field(name="pullRT", default=0.0)
+    pull_tps: float = field(name="pullTPS", default=0.0)
+
+
+class ConsumerRunningInfo(QueueTableBody):
+    """Answers 307."""
+
+    mq_table: dict[MessageQueue, ProcessQueueInfo] = field(default_factory=dict)
+    jstack: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
+    status_table: dict[str, ConsumeStatus] = field(default_factory=dict)
+    subscription_set: list[Subscription] = field(default_factory=list)
+
+    @classmethod
+    def value_type(cls) -> type[object]:
+        return ProcessQueueInfo
+
+
+class Connection(Body):
+    client_addr: str = ""
+    client_id: str = ""
+    language: str = "PYTHON"
+    version: int = 0
+
+
+class ConsumerConnection(Body):
+    """Answers 203."""
+
+    connection_set: list[Connection] = field(default_factory=list)
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    subscription_table: dict[str, Subscription] = field(default_factory=dict)
+
+
+class ProducerConnection(Body):
+    """Answers 204."""
+
+    connection_set: list[Connection] = field(default_factory=list)
+
+
+class QueueTimeSpan(Body):
+    """Answers 303, one per queue."""
+
+    consume_time_stamp: int = 0
+    delay_time: int = 0
+    max_time_stamp: int = 0
+    message_queue: QueueBody = field(default_factory=QueueBody)
+    min_time_stamp: int = 0
+
+
+class ConsumeTimeSpan(Body):
+    consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
+
+
+class ConsumerOffsetTable(Body):
+    """Answers 43: `topic@group` to offsets by queue id."""
+
+    offset_table: dict[str, dict[int, int]] = field(default_factory=dict)

@@ -1,0 +1,210 @@
+"""A checker is worth what it catches: one tiny history per way to break a promise."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lanemq.checker.checking import Options
+from lanemq.checker.verdict import INVARIANTS, Report, Verdict
+
+Judge = Callable[..., Report]
+
+SENT = """
+p send m0 k
+p acked m0 k 0
+p send m1 k
+p acked m1 k 1
+p send m2 k
+p acked m2 k 2
+"""
+
+PLANTED = {
+    "phantom: delivered, never sent": (
+        "A2",
+        SENT + "a turn 0 k id=m0\na end 0 k ok\na turn 3 k id=ghost",
+    ),
+    "phantom: delivered although the send failed": (
+        "A2",
+        "p send m0 k\np failed m0 k\na turn 0 k id=m0",
+    ),
+    "two messages acknowledged at one place": (
+        "A3",
+        "p send m0 k\np send m1 j\np acked m0 k 0\np acked m1 j 0",
+    ),
+    "one place delivers another message later": (
+        "A3",
+        "p send m0 k\np send m1 j\na turn 0 k id=m0\na end 0 k retry\na turn 0 k id=m1",
+    ),
+    "acknowledged place holds another message": (
+        "A4",
+        "p send m0 k\np send m1 j\np acked m0 k 0\na turn 0 j id=m1",
+    ),
+    "log read at the end contradicts the acknowledgement": (
+        "A4",
+        "p send m0 k\np send m1 j\np acked m0 k 0\nx stored m1 j 0",
+    ),
+    "acknowledged, committed past, never seen": (
+        "A1",
+        SENT + "a turn 0 k id=m0\na end 0 k ok\na commit 3",
+    ),
+    "acknowledged late, already committed past unseen": (
+        "A1",
+        "p send m1 j\na turn 0 k\na end 0 k ok\na turn 2 k\na end 2 k ok\na commit 3\np acked m1 j 1",
+    ),
+    "acknowledged and not in the log": (
+        "A1",
+        SENT + "a turn 0 k id=m0\na end 0 k ok\nx stored m0 k 0\nx stored m2 k 2",
+    ),
+    "first message of the group lost, run meant to be whole": (
+        "A1",
+        SENT + "a turn 1 k id=m1\na end 1 k ok\na turn 2 k id=m2\na end 2 k ok\na commit 3",
+    ),
+    "stored in another order than sent": (
+        "B1",
+        "p send m0 k\np acked m0 k 5\np send m1 k\np acked m1 k 4",
+    ),
+    "pipelined sends stored in another order": (
+        "B1",
+        "p send m0 k\np send m1 k\np acked m1 k 0\np acked m0 k 1",
+    ),
+    "unknown send shows up behind its successor": (
+        "B1",
+        "p send m0 k\np unknown m0 k\np send m1 k\np acked m1 k 0\na turn 0 k id=m1\na end 0 k ok\na turn 1 k id=m0",
+    ),
+    "key changes its queue": (
+        "B1",
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 7 queue=1",
+    ),
+    "stored below what everybody committed past": (
+        "B1",
+        "p send m0 k\np acked m0 k 5\na turn 5 k id=m0\na end 5 k ok\na commit 6\np send m1 k\np acked m1 k 3",
+    ),
+    "message twice in the log": (
+        "B6",
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na turn 1 k id=m0",
+    ),
+    "later message stored while an earlier one failed": (
+        "B7",
+        "p send m0 k\np send m1 k\np acked m1 k 0\np failed m0 k",
+    ),
+    "message under way stored after an earlier one failed": (
+        "B7",
+        "p send m0 k\np send m1 k\np failed m0 k\np acked m1 k 0",
+    ),
+    "2 before 1": ("B2", "a turn 1 k\na end 1 k ok\na turn 0 k"),
+    "1 never runs, 2 does": (
+        "B2",
+        SENT + "a reset 0\na turn 0 k id=m0\na end 0 k ok\na turn 2 k id=m2\na end 2 k ok",
+    ),
+    "next one starts after a failed turn": ("B3", "a turn 0 k\na end 0 k retry\na turn 1 k"),
+    "next one starts before the dead letter is stored": (
+        "B3",
+        "a turn 0 k\na end 0 k retry\na turn 1 k\na dead 0 k",
+    ),
+    "new owner leaves out the unfinished message": (
+        "B4",
+        "a turn 0 k epoch=1\nb granted b 2\nb turn 1 k epoch=2",
+    ),
+    "abandoned message is left out by the next owner": (
+        "B4",
+        "a turn 0 k epoch=1\na end 0 k abandoned\nb granted b 2\nb turn 1 k epoch=2",
+    ),
+    "replay skips a message": (
+        "B4",
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na turn 2 k\na end 2 k ok\n"
+        "b turn 0 k\nb end 0 k ok\nb turn 2 k",
+    ),
+    "replay skips to a new message": (
+        "B4",
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb turn 0 k\nb end 0 k ok\nb turn 2 k",
+    ),
+    "two turns of a key at once in one process": ("B5", "a turn 0 k\na turn 1 k"),
+    "same message twice at once in one process": ("B5", "a turn 0 k\na turn 0 k"),
+    "two turns of a key at once in two processes": (
+        "B5",
+        "a turn 0 k\nb turn 0 k\na end 0 k ok\nb end 0 k ok",
+    ),
+    "granted while the other one's lease runs": (
+        "C1",
+        "broker granted a 1 until=100\nbroker granted b 2 at=50\nb turn 0 k epoch=2",
+    ),
+    "granted although the lease had been renewed": (
+        "C1",
+        "broker granted a 1 until=20\nbroker renewed a 1 at=15 until=90\nbroker granted b 2 at=50",
+    ),
+    "renewed although another one owns it": ("C1", "a granted a 1\nb granted b 2\na renewed a 1"),
+    "epoch given to two members": ("C2", "a granted a 1\nb granted b 1"),
+    "epoch goes back": ("C2", "a granted a 5\nb granted b 4"),
+    "epoch starts again after a broker restart": (
+        "C2",
+        "broker granted a 5 until=20\nbroker recovered 0 at=30\nbroker granted b 1 until=90",
+    ),
+    "commit of an old epoch accepted": (
+        "C3",
+        "a granted a 1\na turn 0 k epoch=1\na end 0 k ok\nb granted b 2\na commit 1 epoch=1",
+    ),
+    "commit of an old epoch accepted, leases not recorded": (
+        "C3",
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb commit 1 epoch=2\na commit 2 epoch=1",
+    ),
+    "commit with an epoch nobody was given": ("C3", "a granted a 1\na turn 0 k\na end 0 k ok\na commit 1 epoch=9"),
+    "turn after the queue went to another": (
+        "C5",
+        "a granted a 1\nb granted b 2\na turn 0 k epoch=1\na end 0 k ok",
+    ),
+    "turn after the own lease ended": (
+        "C5",
+        "a granted a 1 until=30\na turn 0 k epoch=1 at=60\na end 0 k ok",
+    ),
+    "turn of an old epoch, leases not recorded": (
+        "C5",
+        "b turn 0 k epoch=2\nb end 0 k ok\na turn 0 k epoch=1\na end 0 k ok",
+    ),
+    "commit goes back": (
+        "D1",
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na commit 2\na commit 1",
+    ),
+    "commit passes a running message": ("D2", "a turn 0 k\na commit 1"),
+    "commit passes a failed message": ("D2", "a turn 0 k\na end 0 k retry\na commit 1"),
+    "commit asked for before the message ended": ("D2", "a turn 0 k\na end 0 k ok\na commit 1 asked=15"),
+    "commit lost by a restart": ("D3", "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0"),
+    "delivered again below the commit": ("D4", "a turn 0 k\na end 0 k ok\na commit 1\nb turn 0 k"),
+    "dead-lettered without a try": ("E1", "a turn 0 k\na end 0 k ok\na dead 1 k"),
+    "dead-lettered after success": ("E1", "a turn 0 k\na end 0 k ok\na dead 0 k"),
+    "dead-lettered twice": ("E1", "a turn 0 k\na end 0 k retry\na dead 0 k\na dead 0 k"),
+    "dead-lettered after it was committed past": ("E1", "a turn 0 k\na end 0 k ok\na commit 1\na dead 0 k"),
+    "delivered again for no reason": ("E3", "a turn 0 k\na end 0 k ok\na turn 0 k"),
+    "effect twice": ("P1", "a turn 0 k\na effect 0 k\na effect 0 k"),
+    "effects in the wrong order": ("P1", "a turn 0 k\na effect 1 k\na effect 0 k"),
+    "effect after the commit": ("P1", "a turn 0 k\na effect 0 k\na end 0 k ok\na commit 1\na effect 0 k"),
+    "effect of a stale owner": (
+        "P2",
+        "b turn 0 k epoch=2\nb effect 0 k epoch=2\nb end 0 k ok\na effect 1 k epoch=1",
+    ),
+}
+
+WHOLE = {"first message of the group lost, run meant to be whole"}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_violation_is_found_and_named(judge: Judge, name: str) -> None:
+    invariant, script = PLANTED[name]
+    report = judge(script, Options(drained=name in WHOLE))
+    assert report.violations, "nothing found"
+    assert report.violations[0].invariant == invariant, report.violations[0].text
+    assert report.verdict in (Verdict.VIOLATION, Verdict.UNKNOWN)
+
+
+def test_left_over_is_a_violation_only_of_a_drained_run(judge: Judge) -> None:
+    script = "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 0 k\na end 0 k ok\na commit 1"
+    assert judge(script).verdict is Verdict.PASS
+    assert judge(script, Options(drained=True)).violations[0].invariant == "L1"
+
+
+def test_every_invariant_has_a_planted_violation() -> None:
+    """A rule that nothing trips may have stopped working."""
+    assert {invariant for invariant, _ in PLANTED.values()} | {"L1"} == set(INVARIANTS)
+
+
+def test_there_are_at_least_25_of_them() -> None:
+    assert len(PLANTED) >= 25

@@ -1,0 +1,145 @@
+"""Asking name servers, blocking and on a loop: both must behave alike."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lanemq.client.route_lookup import AsyncRoutes, BlockingRoutes
+from lanemq.client.routes import REFRESH_MILLIS, TopicRoute
+from lanemq.model.errors import ConnectFailed, TopicNotFound
+from lanemq.model.units import Millis
+from lanemq.net.address import Address
+from lanemq.net.pool import ConnectionPool
+from lanemq.wire.codes import RequestCode
+from tests.client.fake_broker import FakeBroker
+
+NOBODY = Address("127.0.0.1", 1)
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.millis = 0
+
+    def now(self) -> Millis:
+        return Millis(self.millis)
+
+    def wall(self) -> Millis:
+        return Millis(self.millis)
+
+
+Steps = list[Callable[[], object]]
+Lookup = Callable[..., list[TopicRoute]]
+
+
+def blocking(
+    servers: list[Address], clock: HandClock, topics: list[tuple[str, bool]], between: Steps
+) -> list[TopicRoute]:
+    routes = BlockingRoutes(servers, clock)
+    found = []
+    try:
+        for (topic, provisional), step in zip(topics, [*between, lambda: None], strict=True):
+            found.append(routes.get(topic, provisional=provisional))
+            step()
+    finally:
+        routes.close()
+    return found
+
+
+def on_a_loop(
+    servers: list[Address], clock: HandClock, topics: list[tuple[str, bool]], between: Steps
+) -> list[TopicRoute]:
+    async def main() -> list[TopicRoute]:
+        pool = ConnectionPool()
+        routes = AsyncRoutes(servers, pool, clock)
+        found = []
+        try:
+            for (topic, provisional), step in zip(topics, [*between, lambda: None], strict=True):
+                found.append(await routes.get(topic, provisional=provisional))
+                step()
+        finally:
+            pool.close()
+            await asyncio.sleep(0.01)
+        return found
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(params=[blocking, on_a_loop])
+def lookup(request: pytest.FixtureRequest) -> Lookup:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as fake:
+        fake.create("orders", ordered=True)
+        yield fake
+
+
+def test_route_is_asked_once_and_then_remembered(broker: FakeBroker, lookup: Lookup) -> None:
+    first, second = lookup([broker.address], HandClock(), [("orders", False)] * 2, [lambda: None])
+    assert first is second
+    assert len(first.publish) == 4
+    assert broker.codes[RequestCode.GET_ROUTEINFO_BY_TOPIC] == 1
+
+
+def test_route_is_asked_again_after_thirty_seconds(broker: FakeBroker, lookup: Lookup) -> None:
+    clock = HandClock()
+
+    def change() -> None:
+        broker.create("orders", queues=6)
+        clock.millis += REFRESH_MILLIS
+
+    first, second = lookup([broker.address], clock, [("orders", False)] * 2, [change])
+    assert (len(first.publish), len(second.publish)) == (4, 6)
+
+
+def test_dead_name_server_is_passed_over(broker: FakeBroker, lookup: Lookup) -> None:
+    (route,) = lookup([NOBODY, broker.address], HandClock(), [("orders", False)], [])
+    assert route.ordered
+
+
+def test_known_route_outlives_its_name_servers(broker: FakeBroker, lookup: Lookup) -> None:
+    """Brokers go on working when no name server does."""
+    clock = HandClock()
+
+    def silence() -> None:
+        broker.stop()
+        clock.millis += REFRESH_MILLIS
+
+    first, second = lookup([broker.address], clock, [("orders", False)] * 2, [silence])
+    broker.start()
+    assert second is first
+
+
+def test_without_any_name_server_the_error_names_those_tried(lookup: Lookup) -> None:
+    with pytest.raises(ConnectFailed, match=r"no name server answered \(tried 127\.0\.0\.1:1\)"):
+        lookup([NOBODY], HandClock(), [("orders", False)], [])
+
+
+def test_unknown_topic_is_refused_with_advice(broker: FakeBroker, lookup: Lookup) -> None:
+    with pytest.raises(TopicNotFound, match="lanemq topic create nope"):
+        lookup([broker.address], HandClock(), [("nope", False)], [])
+
+
+def test_unknown_topic_may_get_a_provisional_route(broker: FakeBroker, lookup: Lookup) -> None:
+    (route,) = lookup([broker.address], HandClock(), [("nope", True)], [])
+    assert route.provisional
+    assert [queue.queue_id for queue in route.publish] == [0, 1, 2, 3]
+
+
+def test_provisional_route_does_not_satisfy_a_strict_asker(broker: FakeBroker, lookup: Lookup) -> None:
+    with pytest.raises(TopicNotFound):
+        lookup([broker.address], HandClock(), [("nope", True), ("nope", False)], [lambda: None])
+
+
+def test_idle_connection_closed_by_the_server_is_replaced(broker: FakeBroker, lookup: Lookup) -> None:
+    clock = HandClock()
+
+    def idle() -> None:
+        broker.hang_up()
+        clock.millis += REFRESH_MILLIS
+
+    _, second = lookup([broker.address], clock, [("orders", False)] * 2, [idle])
+    assert second.ordered

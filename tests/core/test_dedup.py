@@ -1,0 +1,317 @@
+"""Each stamped message is in the log once, in order, whatever happens on the way."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from lanemq.core.dedup import (
+    MAX_RUNS,
+    Duplicate,
+    Fenced,
+    Fresh,
+    Gap,
+    Judgement,
+    ProducerTable,
+    Unsaved,
+)
+from lanemq.model.stamp import Stamp
+from lanemq.model.units import Millis, QueueOffset
+
+DAY = 24 * 3_600_000
+
+
+def store(
+    table: ProducerTable,
+    sequence: int,
+    count: int,
+    offset: int,
+    *,
+    epoch: int = 0,
+    producer: str = "p",
+    topic: str = "t",
+    at: int = 0,
+) -> None:
+    stamp = Stamp(producer, epoch, sequence)
+    table.record(topic, 0, stamp, count, QueueOffset(offset), stored_at=Millis(at))
+
+
+def judge(
+    table: ProducerTable, sequence: int, count: int = 1, *, epoch: int = 0, producer: str = "p"
+) -> Judgement:
+    return table.judge("t", 0, Stamp(producer, epoch, sequence), count)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count", "epoch", "expected"),
+    [
+        (5, 3, 1, Fresh()),
+        (6, 1, 1, Gap(5)),
+        (0, 5, 1, Duplicate(QueueOffset(100))),
+        (3, 2, 1, Duplicate(QueueOffset(103))),
+        (3, 4, 1, Fresh(2, QueueOffset(103))),
+        (5, 1, 0, Fenced(1)),
+        (0, 1, 0, Fenced(1)),
+        (0, 1, 2, Fresh()),
+        (5, 1, 2, Gap(0)),
+    ],
+)
+def test_judgement_after_five_messages_of_epoch_one(
+    sequence: int, count: int, epoch: int, expected: Judgement
+) -> None:
+    table = ProducerTable()
+    store(table, 0, 5, 100, epoch=1)
+    assert judge(table, sequence, count, epoch=epoch) == expected
+
+
+def test_unknown_producer_must_start_at_zero() -> None:
+    """Anything else would hide that its earlier messages are not here."""
+    assert judge(ProducerTable(), 0) == Fresh()
+    assert judge(ProducerTable(), 7) == Gap(0)
+
+
+def test_queues_and_producers_count_for_themselves() -> None:
+    table = ProducerTable()
+    store(table, 0, 5, 100)
+    assert judge(table, 0, producer="other") == Fresh()
+    assert table.judge("t", 1, Stamp("p", 0, 0), 1) == Fresh()
+
+
+def test_judging_changes_nothing() -> None:
+    table = ProducerTable()
+    assert [judge(table, 0), judge(table, 0)] == [Fresh(), Fresh()]
+    assert table.dirty() == Unsaved((), ())
+
+
+def test_recording_what_was_not_fresh_is_refused_and_changes_nothing() -> None:
+    table = ProducerTable()
+    store(table, 0, 5, 100)
+    before = table.export()
+    for sequence in (4, 6):
+        with pytest.raises(ValueError, match="judge it before"):
+            store(table, sequence, 2, 105)
+    assert table.export() == before
+
+
+def test_duplicate_finds_its_offset_among_other_producers_batches() -> None:
+    table = ProducerTable()
+    for number in range(10):
+        store(table, number * 2, 2, number * 50)
+    assert judge(table, 7) == Duplicate(QueueOffset(151))
+
+
+def test_touching_batches_are_kept_as_one_run() -> None:
+    """A lone producer of a queue can then always be told the original offset, in constant memory."""
+    table = ProducerTable()
+    for number in range(1000):
+        store(table, number, 1, number)
+    assert judge(table, 3) == Duplicate(QueueOffset(3))
+    assert len(table.export()[0].runs) == 1
+
+
+def test_very_old_duplicate_is_still_a_duplicate_without_offset() -> None:
+    table = ProducerTable()
+    for number in range(MAX_RUNS + 1):
+        store(table, number, 1, number * 2)
+    assert judge(table, 0) == Duplicate(None)
+    assert judge(table, 1) == Duplicate(QueueOffset(2))
+    table._check()
+
+
+def test_new_epoch_forgets_the_offsets_of_the_old_one() -> None:
+    table = ProducerTable()
+    store(table, 0, 5, 100)
+    store(table, 0, 1, 200, epoch=1)
+    assert judge(table, 0, epoch=1) == Duplicate(QueueOffset(200))
+    assert judge(table, 1, epoch=1) == Fresh()
+
+
+def test_replay_accepts_a_log_that_begins_in_the_middle() -> None:
+    table = ProducerTable()
+    table.replay("t", 0, Stamp("p", 3, 40), 2, QueueOffset(900), stored_at=Millis(0))
+    assert judge(table, 42, epoch=3) == Fresh()
+    assert judge(table, 39, epoch=3) == Duplicate(None)
+
+
+def test_message_in_a_damaged_hole_of_the_log_has_no_offset() -> None:
+    """The log lost it to a damaged record; a made-up offset would point at somebody else's message."""
+    table = ProducerTable()
+    for sequence, offset in ((0, 10), (5, 20)):
+        table.replay("t", 0, Stamp("p", 0, sequence), 1, QueueOffset(offset), stored_at=Millis(0))
+    assert judge(table, 3) == Duplicate(None)
+    assert judge(table, 0) == Duplicate(QueueOffset(10))
+
+
+def test_replay_of_what_the_checkpoint_knows_changes_nothing() -> None:
+    table = ProducerTable()
+    store(table, 0, 5, 100, epoch=1)
+    before = table.export()
+    for epoch, sequence in ((1, 3), (0, 77)):
+        table.replay("t", 0, Stamp("p", epoch, sequence), 1, QueueOffset(103), stored_at=Millis(9))
+    assert table.export() == before
+
+
+def test_export_and_restore_give_the_same_judgements() -> None:
+    table = ProducerTable()
+    store(table, 0, 5, 100, epoch=2)
+    copy = ProducerTable()
+    copy.restore(table.export())
+    assert copy.export() == table.export()
+    assert judge(copy, 2, 5, epoch=2) == Fresh(3, QueueOffset(102))
+    assert copy.dirty() == Unsaved((), ())
+
+
+def test_row_changed_while_it_was_saved_stays_dirty() -> None:
+    table = ProducerTable()
+    store(table, 0, 1, 0)
+    writing = table.dirty()
+    store(table, 1, 1, 1)
+    table.saved(writing)
+    assert [row.next_sequence for row in table.dirty().rows] == [2]
+    table.saved(table.dirty())
+    assert table.dirty() == Unsaved((), ())
+
+
+def test_idle_producer_is_forgotten_and_must_start_again() -> None:
+    table = ProducerTable(idle_ms=7 * DAY)
+    store(table, 0, 1, 0, at=1000)
+    assert table.expire(wall=Millis(7 * DAY + 999)) == 0
+    assert table.expire(wall=Millis(7 * DAY + 1000)) == 1
+    assert judge(table, 1) == Gap(0)
+    assert table.dirty() == Unsaved((), (("t", 0, "p"),))
+
+
+def test_longest_silent_producer_makes_room() -> None:
+    table = ProducerTable(capacity=2)
+    store(table, 0, 1, 0, producer="a")
+    store(table, 0, 1, 1, producer="b")
+    store(table, 1, 1, 2, producer="a")
+    store(table, 0, 1, 3, producer="c")
+    assert judge(table, 1, producer="b") == Gap(0)
+    assert judge(table, 2, producer="a") == Fresh()
+    assert table.dirty().gone == (("t", 0, "b"),)
+    table._check()
+
+
+def test_forgotten_producer_that_comes_back_is_not_deleted_from_the_checkpoint() -> None:
+    table = ProducerTable()
+    store(table, 0, 1, 0)
+    table.forget_topic("t")
+    store(table, 0, 1, 0, epoch=1)
+    assert table.dirty().gone == ()
+    assert [row.epoch for row in table.dirty().rows] == [1]
+
+
+def test_deleted_topic_forgets_its_producers_only() -> None:
+    table = ProducerTable()
+    store(table, 0, 1, 0)
+    store(table, 0, 1, 0, topic="other")
+    table.forget_topic("t")
+    assert [row.topic for row in table.export()] == ["other"]
+
+
+class Broker:
+    """A queue whose tail is lost in a crash unless it was flushed."""
+
+    def __init__(self) -> None:
+        self.log: list[Stamp] = []
+        self.flushed = 0
+        self.table = ProducerTable()
+        self.checkpoint = (self.table.export(), 0)
+
+    def send(self, first: Stamp, count: int) -> Judgement:
+        judgement = self.table.judge("t", 0, first, count)
+        if isinstance(judgement, Fresh):
+            rest = first._replace(sequence=first.sequence + judgement.skip)
+            stored = count - judgement.skip
+            self.table.record("t", 0, rest, stored, QueueOffset(len(self.log)), stored_at=Millis(0))
+            self.log += [rest._replace(sequence=rest.sequence + step) for step in range(stored)]
+        return judgement
+
+    def flush(self) -> None:
+        self.flushed = len(self.log)
+
+    def save_checkpoint(self) -> None:
+        self.flush()
+        self.checkpoint = (self.table.export(), self.flushed)
+
+    def crash(self, *, replay_from_start: bool) -> None:
+        rows, position = self.checkpoint
+        del self.log[self.flushed :]
+        self.table = ProducerTable()
+        self.table.restore(rows)
+        for offset in range(0 if replay_from_start else position, len(self.log)):
+            self.table.replay("t", 0, self.log[offset], 1, QueueOffset(offset), stored_at=Millis(0))
+
+
+class Producer:
+    """Sends batches with fixed boundaries one after the other and repeats the unacknowledged one."""
+
+    def __init__(self, name: str, sizes: list[int]) -> None:
+        self.name = name
+        self.sizes = sizes
+        self.acknowledged = 0
+
+    def batch(self, number: int) -> tuple[Stamp, int]:
+        return Stamp(self.name, 0, sum(self.sizes[:number])), self.sizes[number]
+
+
+steps = st.tuples(
+    st.sampled_from(["send", "answer lost", "old repeat", "too early", "flush", "checkpoint", "crash"]),
+    st.integers(0, 1),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(sizes=st.lists(st.integers(1, 4), min_size=5, max_size=8), schedule=st.lists(steps, max_size=60))
+def test_any_schedule_leaves_each_message_once_and_in_order(
+    sizes: list[int], schedule: list[tuple[str, int, int]]
+) -> None:
+    """Answers lost, old frames arriving late, later batches arriving first, crashes that cut the tail."""
+    broker = Broker()
+    producers = [Producer("p", sizes), Producer("q", sizes[::-1])]
+    for action, which, number in schedule:
+        producer = producers[which]
+        done = producer.acknowledged
+        match action:
+            case "send" | "answer lost" if done < len(sizes):
+                first, count = producer.batch(done)
+                judgement = broker.send(first, count)
+                assert isinstance(judgement, Fresh | Duplicate)
+                if isinstance(judgement, Duplicate):
+                    assert judgement.offset is not None
+                    assert broker.log[judgement.offset] == first
+                if action == "send":
+                    broker.flush()
+                    producer.acknowledged += 1
+            case "old repeat" if done:
+                first, count = producer.batch(min(number, done - 1))
+                assert broker.send(first, count) == Duplicate(QueueOffset(broker.log.index(first)))
+            case "too early" if done + 2 < len(sizes):
+                assert isinstance(broker.send(*producer.batch(done + 2)), Gap)
+            case "flush":
+                broker.flush()
+            case "checkpoint":
+                broker.save_checkpoint()
+            case "crash":
+                broker.crash(replay_from_start=number % 2 == 0)
+        broker.table._check()
+    for producer in producers:
+        stored = [stamp.sequence for stamp in broker.log if stamp.producer == producer.name]
+        assert stored == list(range(len(stored)))
+        assert len(stored) >= sum(producer.sizes[: producer.acknowledged]), "an acknowledged message is lost"
+
+
+@settings(max_examples=50, deadline=None)
+@given(cut=st.integers(0, 10), sizes=st.lists(st.integers(1, 4), min_size=3, max_size=6))
+def test_batch_torn_by_a_crash_is_completed_by_its_repetition(cut: int, sizes: list[int]) -> None:
+    """The flush may end inside a batch: the repetition is fresh, minus what is already there."""
+    broker = Broker()
+    producer = Producer("p", sizes)
+    for number in range(len(sizes)):
+        broker.send(*producer.batch(number))
+    broker.flushed = min(cut, len(broker.log))
+    broker.crash(replay_from_start=True)
+    for number in range(len(sizes)):
+        broker.send(*producer.batch(number))
+    assert [stamp.sequence for stamp in broker.log] == list(range(sum(sizes)))

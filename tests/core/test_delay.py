@@ -1,0 +1,141 @@
+"""Delay levels, retries and dead letters: the comparisons that went wrong elsewhere."""
+
+import pytest
+
+from lanemq.core.delay import (
+    DELAYS_MS,
+    MAX_LEVEL,
+    DelayQueueCursors,
+    Route,
+    ToDeadLetter,
+    ToRetry,
+    delay_of,
+    due,
+    level_for_retry,
+    route_retry_send,
+    route_send_back,
+)
+from lanemq.model.units import Millis, QueueOffset
+
+
+def test_levels_are_rocketmqs() -> None:
+    text = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    units = {"s": 1_000, "m": 60_000, "h": 3_600_000}
+    assert [int(word[:-1]) * units[word[-1]] for word in text.split()] == list(DELAYS_MS)
+
+
+@pytest.mark.parametrize(("level", "delay"), [(-1, 0), (0, 0), (1, 1_000), (18, 7_200_000), (19, 7_200_000)])
+def test_level_beyond_the_last_is_the_last(level: int, delay: int) -> None:
+    assert delay_of(level) == delay
+
+
+@pytest.mark.row("A107")
+@pytest.mark.parametrize(
+    ("reconsume_times", "requested", "level"),
+    [(0, 0, 3), (1, 0, 4), (15, 0, 18), (16, 0, 18), (99, 0, 18), (0, 1, 1), (7, 2, 2), (0, 99, 18)],
+)
+def test_retry_level_is_three_plus_attempts_unless_asked_for(
+    reconsume_times: int, requested: int, level: int
+) -> None:
+    assert level_for_retry(reconsume_times, requested) == level
+
+
+@pytest.mark.row("A108")
+@pytest.mark.parametrize(
+    ("times", "requested", "limit", "route"),
+    [
+        (0, 0, 16, ToRetry(3, 1)),
+        (15, 0, 16, ToRetry(18, 16)),
+        (16, 0, 16, ToDeadLetter(17)),
+        (15, 0, None, ToRetry(18, 16)),
+        (16, 0, None, ToDeadLetter(17)),
+        (0, -1, 16, ToDeadLetter(1)),
+        (0, 0, 0, ToDeadLetter(1)),
+        (0, 5, 16, ToRetry(5, 1)),
+    ],
+)
+def test_message_sent_back_is_retried_up_to_its_limit(
+    times: int, requested: int, limit: int | None, route: Route
+) -> None:
+    assert route_send_back(times, requested, limit) == route
+
+
+def test_message_that_always_fails_is_tried_sixteen_times_more() -> None:
+    times, levels = 0, []
+    while isinstance(route := route_send_back(times, 0, None), ToRetry):
+        levels.append(route.level)
+        times = route.reconsume_times
+    assert levels == list(range(3, 19))
+
+
+@pytest.mark.row("A108")
+@pytest.mark.parametrize(
+    ("times", "limit", "ordered", "route"),
+    [
+        (3, 3, False, ToRetry(6, 3)),
+        (4, 3, False, ToDeadLetter(4)),
+        (
+            3,
+            3,
+            True,
+            ToDeadLetter(3),
+        ),  # clients before 5.1.3 stop at "equal"; without the lock rule: for ever
+        (0, 3, True, ToDeadLetter(0)),
+        (16, None, False, ToRetry(18, 16)),
+        (17, None, False, ToDeadLetter(17)),
+    ],
+)
+def test_message_sent_to_the_retry_topic_by_its_client(
+    times: int, limit: int | None, ordered: bool, route: Route
+) -> None:
+    assert route_retry_send(times, limit, requested=0, group_holds_lock=ordered) == route
+
+
+def test_message_is_due_exactly_when_its_delay_is_over() -> None:
+    stored = Millis(1_000_000)
+    assert not due(3, stored, Millis(1_009_999))
+    assert due(3, stored, Millis(1_010_000))
+
+
+def test_cursor_delivers_each_offset_once_and_in_order() -> None:
+    cursors = DelayQueueCursors()
+    assert cursors.next_offset(3) == 0
+    cursors.delivered(3, QueueOffset(0))
+    for wrong in (0, 2):
+        with pytest.raises(ValueError, match="1 is next"):
+            cursors.delivered(3, QueueOffset(wrong))
+    assert cursors.next_offset(3) == 1
+    assert cursors.next_offset(4) == 0
+
+
+def test_cursor_follows_retention_but_never_goes_back() -> None:
+    cursors = DelayQueueCursors()
+    cursors.skip_to(1, QueueOffset(7))
+    cursors.skip_to(1, QueueOffset(3))
+    assert cursors.next_offset(1) == 7
+
+
+def test_cursors_survive_a_restart() -> None:
+    cursors = DelayQueueCursors()
+    cursors.delivered(3, QueueOffset(0))
+    restarted = DelayQueueCursors()
+    restarted.restore(cursors.dirty().items())
+    assert restarted.next_offset(3) == 1
+    assert restarted.dirty() == {}
+
+
+def test_cursor_that_moved_while_it_was_saved_stays_dirty() -> None:
+    cursors = DelayQueueCursors()
+    cursors.delivered(3, QueueOffset(0))
+    writing = cursors.dirty()
+    cursors.delivered(3, QueueOffset(1))
+    cursors.saved(writing)
+    assert cursors.dirty() == {3: 2}
+    cursors.saved(cursors.dirty())
+    assert cursors.dirty() == {}
+
+
+@pytest.mark.parametrize("level", [0, MAX_LEVEL + 1])
+def test_cursor_of_a_level_that_does_not_exist_is_refused(level: int) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        DelayQueueCursors().next_offset(level)

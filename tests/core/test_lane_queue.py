@@ -1,0 +1,155 @@
+"""The promises of the lane scheduler, under random pulls, outcomes, leases, drops and re-gains."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue
+from lanemq.core.turns import (
+    DONE,
+    FAILED,
+    NOT_LEASED,
+    STOPPED,
+    LaneOptions,
+    Order,
+    Outcome,
+    Suspend,
+    Turn,
+    Wait,
+    Why,
+)
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+Q = MessageQueue("orders", "broker-a", 0)
+R = MessageQueue("orders", "broker-a", 1)
+
+
+@dataclass(frozen=True)
+class Msg:
+    queue_offset: int
+    key: str | None = None
+    size: int = 1
+
+
+class Promises(RuleBasedStateMachine):
+    """Random pulls, outcomes, leases, drops and re-gains over two queues and three keys."""
+
+    order = Order.KEY
+    policy: FailurePolicy = HoldKey(retries=3, backoff=Backoff(Millis(5)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=self.policy, run_limit=4))
+        self.now = Millis(0)
+        self.running: list[Turn[Msg]] = []
+        self.committed: dict[MessageQueue, int] = {Q: 0, R: 0}
+        self.leased: dict[MessageQueue, int] = {}
+        # Offsets that ended well in the present holding, and how far it was pulled.
+        self.ended: dict[MessageQueue, set[int]] = defaultdict(set)
+        self.pulled: dict[MessageQueue, int] = {}
+
+    def lane(self, queue: MessageQueue, message: Msg) -> object:
+        whole = {Order.QUEUE: None, Order.KEY: message.key, Order.NONE: message.queue_offset}
+        return queue, whole[self.order]
+
+    @rule(queue=st.sampled_from([Q, R]))
+    def gain(self, queue: MessageQueue) -> None:
+        if queue in self.leased:
+            return
+        self.scheduler.add(queue, QueueOffset(self.committed[queue]), self.order)
+        self.leased[queue] = NOT_LEASED
+        self.pulled[queue] = self.committed[queue]
+        self.ended[queue] = set()
+
+    @rule(queue=st.sampled_from([Q, R]), count=st.integers(0, 6), tail=st.integers(0, 2))
+    def pull(self, queue: MessageQueue, count: int, tail: int) -> None:
+        start = self.pulled.get(queue)
+        if queue not in self.leased or start is None:
+            return
+        messages = [Msg(at, key=[None, "a", "b"][at % 3]) for at in range(start, start + count)]
+        end = start + count + tail
+        self.ended[queue].update(range(start + count, end))
+        assert self.scheduler.put(queue, messages, QueueOffset(end), pulled_from=QueueOffset(start))
+        self.pulled[queue] = end
+
+    @rule(queue=st.sampled_from([Q, R]), span=st.integers(-5, 40))
+    def lease(self, queue: MessageQueue, span: int) -> None:
+        if queue in self.leased:
+            self.leased[queue] = self.now + span
+            self.scheduler.set_usable_until(queue, Millis(self.now + span))
+
+    @rule(queue=st.sampled_from([Q, R]))
+    def lose(self, queue: MessageQueue) -> None:
+        if queue in self.leased:
+            del self.leased[queue]
+            self.scheduler.drop(queue)
+
+    @rule(span=st.integers(1, 30))
+    def tick(self, span: int) -> None:
+        self.now = Millis(self.now + span)
+
+    @rule()
+    def begin(self) -> None:
+        turn = self.scheduler.next_turn(now=self.now)
+        if isinstance(turn, Wait):
+            assert turn.until is None or turn.until > self.now
+            return
+        assert self.now < self.leased[turn.queue]
+        busy = {self.lane(t.queue, m) for t in self.running for m in t.messages}
+        for message in turn.messages:
+            lane = self.lane(turn.queue, message)
+            assert lane not in busy or self.order is Order.NONE, "one running turn per lane"
+            self.nothing_earlier_is_open(turn.queue, message, turn)
+        self.running.append(turn)
+
+    def nothing_earlier_is_open(self, queue: MessageQueue, message: Msg, turn: Turn[Msg]) -> None:
+        for earlier in range(self.committed[queue], message.queue_offset):
+            other = Msg(earlier, key=[None, "a", "b"][earlier % 3])
+            if earlier not in self.ended[queue] and other not in turn.messages:
+                assert self.lane(queue, other) != self.lane(queue, message), f"{message} passed {other}"
+
+    @rule(data=st.data(), outcome=st.sampled_from([DONE, DONE, STOPPED, FAILED, Suspend(Millis(10))]))
+    def end(self, data: st.DataObject, outcome: Outcome) -> None:
+        if not self.running:
+            return
+        turn = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        most = len(turn.messages) - (outcome not in (DONE, STOPPED))
+        done = len(turn.messages) if outcome is DONE else data.draw(st.integers(0, most))
+        finished = self.scheduler.finish(turn, outcome, done=done, now=self.now)
+        if finished.why is Why.QUEUE_GONE:
+            assert finished.committable is None
+            return
+        self.ended[turn.queue].update(m.queue_offset for m in turn.messages[:done])
+        if finished.committable is not None:
+            self.committed[turn.queue] = finished.committable
+
+    @invariant()
+    def committable_is_the_first_unfinished(self) -> None:
+        for queue in self.leased:
+            at = self.scheduler.committable(queue)
+            assert at is not None
+            assert set(range(self.committed[queue], at)) <= self.ended[queue]
+            assert at not in self.ended[queue] or at == self.pulled[queue]
+            finished = {o for start, end in self.scheduler.gaps(queue) for o in range(start, end)}
+            assert finished <= self.ended[queue]
+
+
+class QueuePromises(Promises):
+    order = Order.QUEUE
+    policy = HoldQueue(suspend=Millis(10))
+
+
+class NonePromises(Promises):
+    order = Order.NONE
+
+
+for machine in (Promises, QueuePromises, NonePromises):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestKeyPromises = Promises.TestCase
+TestQueuePromises = QueuePromises.TestCase
+TestNonePromises = NonePromises.TestCase

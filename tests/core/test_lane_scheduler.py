@@ -1,0 +1,378 @@
+"""Turns, gates, fairness and hand-over of the lane scheduler."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
+from lanemq.core.turns import (
+    COMMIT,
+    DONE,
+    FAILED,
+    NO_LEASE_NEEDED,
+    NOT_LEASED,
+    STOPPED,
+    LaneOptions,
+    Order,
+    Outcome,
+    Turn,
+    Wait,
+    Why,
+)
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+Q = MessageQueue("orders", "broker-a", 0)
+R = MessageQueue("orders", "broker-a", 1)
+
+
+@dataclass(frozen=True)
+class Msg:
+    queue_offset: int
+    key: str | None = None
+    size: int = 1
+
+
+class Bench:
+    """A scheduler with a clock that the test moves by hand."""
+
+    def __init__(
+        self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object
+    ) -> None:
+        self.order = order
+        self.now = Millis(0)
+        self.scheduler: LaneScheduler[Msg] = LaneScheduler(
+            LaneOptions(policy=policy or HoldQueue(), **options)  # type: ignore[arg-type]
+        )
+
+    def hold(self, queue: MessageQueue, *keys: str | None, start: int = 0) -> None:
+        self.scheduler.add(queue, QueueOffset(start), self.order, usable_until=NO_LEASE_NEEDED)
+        self.put(queue, *keys)
+
+    def put(self, queue: MessageQueue, *keys: str | None) -> None:
+        start = self.scheduler.next_offset(queue)
+        assert start is not None
+        messages = [Msg(start + i, key) for i, key in enumerate(keys)]
+        end = QueueOffset(start + len(keys))
+        assert self.scheduler.put(queue, messages, end, pulled_from=start)
+
+    def turn(self) -> Turn[Msg]:
+        turn = self.scheduler.next_turn(now=self.now)
+        assert isinstance(turn, Turn), turn
+        return turn
+
+    def idle(self) -> Wait:
+        wait = self.scheduler.next_turn(now=self.now)
+        assert isinstance(wait, Wait), offsets(wait)
+        return wait
+
+    def finish(self, turn: Turn[Msg], outcome: Outcome, done: int = 0):  # type: ignore[no-untyped-def]
+        return self.scheduler.finish(turn, outcome, done=done, now=self.now)
+
+    def sent_back(self, turn: Turn[Msg], *ok: bool):  # type: ignore[no-untyped-def]
+        return self.scheduler.sent_back(turn, ok, now=self.now)
+
+    def pass_time(self, span: int) -> None:
+        self.now = Millis(self.now + span)
+
+
+def offsets(turn: Turn[Msg]) -> list[int]:
+    return [message.queue_offset for message in turn.messages]
+
+
+ONE = {"run_limit": 1}
+
+
+# Runs
+
+
+def test_failure_inside_a_run_finishes_what_succeeded_and_returns_the_rest() -> None:
+    bench = Bench(run_limit=8)
+    bench.hold(Q, *[None] * 5)
+    turn = bench.turn()
+    assert offsets(turn) == [0, 1, 2, 3, 4]
+    assert bench.finish(turn, FAILED, done=2).committable == 2
+    bench.idle()
+    bench.pass_time(1_000)
+    repeated = bench.turn()
+    assert (offsets(repeated), repeated.attempt) == ([2, 3, 4], 2)
+
+
+@pytest.mark.parametrize("order", [Order.QUEUE, Order.KEY])
+def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> None:
+    bench = Bench(order=order, run_limit=8)
+    bench.hold(Q, *["k"] * 4)
+    assert bench.finish(bench.turn(), STOPPED, done=3).committable == 3
+    again = bench.turn()
+    assert (offsets(again), again.attempt) == ([3], 1)
+
+
+@pytest.mark.row("A75")
+def test_handler_gets_one_message_at_a_time_by_default() -> None:
+    assert LaneOptions().batch_size == 1
+
+
+def test_run_is_cut_to_whole_batches() -> None:
+    bench = Bench(batch_size=3, run_limit=8)
+    bench.hold(Q, *[None] * 20)
+    assert len(bench.turn().messages) == 6
+
+
+# Gates
+
+
+@pytest.mark.row("A70")
+@pytest.mark.parametrize(
+    ("deadline", "runs"),
+    [(NO_LEASE_NEEDED, True), (Millis(501), True), (Millis(500), False), (NOT_LEASED, False)],
+)
+def test_turn_needs_broadcasting_or_a_live_lease(deadline: Millis, runs: bool) -> None:
+    bench = Bench()
+    bench.hold(Q, None)
+    bench.scheduler.set_usable_until(Q, deadline)
+    bench.pass_time(500)
+    assert isinstance(bench.scheduler.next_turn(now=bench.now), Turn) is runs
+
+
+@pytest.mark.row("A47")
+def test_nothing_runs_before_the_first_lease() -> None:
+    bench = Bench()
+    bench.scheduler.add(Q, QueueOffset(0), Order.QUEUE)
+    bench.put(Q, None)
+    assert bench.idle().until is None
+
+
+@pytest.mark.row("A71")
+def test_renewed_lease_lets_the_queue_go_on_where_it_stopped() -> None:
+    bench = Bench()
+    bench.hold(Q, None, None)
+    bench.scheduler.set_usable_until(Q, NOT_LEASED)
+    bench.idle()
+    bench.scheduler.set_usable_until(Q, Millis(100))
+    assert offsets(bench.turn()) == [0, 1]
+
+
+@pytest.mark.row("A72")
+def test_running_turn_sees_loss_expiry_and_drain_before_its_next_message() -> None:
+    bench = Bench()
+    for queue in (Q, R):
+        bench.hold(queue, None, None)
+    turn, other = bench.turn(), bench.turn()
+    assert turn.may_go_on(now=bench.now)
+    bench.scheduler.set_usable_until(Q, Millis(50))
+    assert turn.usable_until == 50
+    assert not turn.may_go_on(now=Millis(50))
+    bench.scheduler.set_usable_until(Q, Millis(90))
+    assert turn.may_go_on(now=Millis(50)), "a renewal lengthens a running turn"
+    bench.scheduler.set_usable_until(Q, NOT_LEASED)
+    assert not turn.may_go_on(now=bench.now)
+    bench.scheduler.drop(R)
+    assert not other.may_go_on(now=bench.now)
+
+
+@pytest.mark.row("A77")
+def test_emptied_queue_leaves_the_line_and_comes_back_with_the_next_pull() -> None:
+    bench = Bench()
+    bench.hold(Q, None)
+    bench.finish(bench.turn(), DONE)
+    assert bench.idle().until is None
+    bench.put(Q, None)
+    assert offsets(bench.turn()) == [1]
+
+
+@pytest.mark.row("A64")
+def test_burst_of_pulls_gives_one_turn_at_a_time() -> None:
+    bench = Bench(**ONE)
+    bench.hold(Q, None)
+    bench.put(Q, None)
+    running = bench.turn()
+    bench.put(Q, None)
+    bench.idle()
+    bench.finish(running, DONE)
+    bench.turn()
+    bench.idle()
+
+
+@pytest.mark.row("A74")
+def test_queue_that_ran_a_minute_pauses_for_the_others() -> None:
+    bench = Bench(**ONE)
+    bench.hold(Q, *[None] * 9)
+    for _ in range(2):
+        turn = bench.turn()
+        bench.pass_time(30_000)
+        bench.finish(turn, DONE)
+    turn = bench.turn()
+    assert turn.may_go_on(now=bench.now)
+    bench.pass_time(1)
+    assert not turn.may_go_on(now=bench.now)
+    bench.finish(turn, DONE)
+    assert bench.idle().until == bench.now + 10
+    bench.pass_time(10)
+    assert bench.turn().may_go_on(now=Millis(bench.now + 60_000)), "a new slice began"
+
+
+@pytest.mark.row("A66")
+def test_lanes_and_queues_take_turns() -> None:
+    bench = Bench(order=Order.KEY, run_limit=1)
+    bench.hold(Q, "a", "a", "b")
+    bench.hold(R, "c", "c")
+    seen = []
+    for _ in range(5):
+        turn = bench.turn()
+        seen.append((turn.queue.queue_id, turn.key))
+        bench.finish(turn, DONE)
+    assert seen == [(0, "a"), (1, "c"), (0, "b"), (1, "c"), (0, "a")]
+
+
+# Giving a queue up
+
+
+@pytest.mark.row("A99")
+def test_nothing_is_committable_after_a_drop() -> None:
+    bench = Bench()
+    bench.hold(Q, None)
+    turn = bench.turn()
+    bench.scheduler.drop(Q)
+    finished = bench.finish(turn, DONE)
+    assert (finished.why, finished.committable) == (Why.QUEUE_GONE, None)
+    assert bench.scheduler.committable(Q) is None
+
+
+@pytest.mark.row("A99")
+def test_message_sent_back_after_a_drop_commits_nothing() -> None:
+    bench = Bench(SendBack(), Order.NONE)
+    bench.hold(Q, None)
+    turn = bench.turn()
+    bench.finish(turn, FAILED)
+    bench.scheduler.drop(Q)
+    assert bench.sent_back(turn, True).why is Why.QUEUE_GONE
+
+
+@pytest.mark.row("A50")
+@pytest.mark.row("A117")
+def test_regained_queue_waits_for_the_turn_of_its_former_holding() -> None:
+    """The handler of the lost holding still runs; running its message again beside it breaks the lane."""
+    bench = Bench()
+    bench.hold(Q, None, None)
+    stale = bench.turn()
+    bench.scheduler.drop(Q)
+    bench.hold(Q, None, None)
+    bench.idle()
+    assert bench.finish(stale, DONE).committable is None
+    fresh = bench.turn()
+    assert offsets(fresh) == [0, 1], "replayed from the committed offset, without a gap"
+    assert bench.finish(fresh, DONE).committable == 2
+
+
+@pytest.mark.row("A90")
+def test_drained_means_no_handler_is_running() -> None:
+    bench = Bench(DeadLetter(skip=True, hold=HoldQueue(retries=0)), **ONE)
+    bench.hold(Q, None, None)
+    turn = bench.turn()
+    bench.scheduler.drain(Q)
+    assert not bench.scheduler.is_drained(Q)
+    bench.finish(turn, FAILED)
+    assert not bench.scheduler.is_drained(Q), "a dead letter is on its way"
+    bench.sent_back(turn, True)
+    assert bench.scheduler.is_drained(Q)
+    bench.idle()
+    assert bench.scheduler.committable(Q) == 1
+    bench.scheduler.reopen(Q)
+    assert offsets(bench.turn()) == [1]
+
+
+def test_late_pull_of_a_former_holding_is_refused() -> None:
+    """It would be newer than the new start, and everything between would be skipped."""
+    bench = Bench()
+    bench.hold(Q, start=100)
+    bench.scheduler.drop(Q)
+    late = [Msg(100)]
+    assert not bench.scheduler.put(Q, late, QueueOffset(101), pulled_from=QueueOffset(100))
+    bench.hold(Q, start=50)
+    assert not bench.scheduler.put(Q, late, QueueOffset(101), pulled_from=QueueOffset(100))
+    bench.idle()
+
+
+@pytest.mark.row("A17")
+@pytest.mark.row("A61")
+@pytest.mark.parametrize("order", list(Order))
+def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
+    bench = Bench(order=order)
+    bench.hold(Q)
+    assert bench.scheduler.put(Q, [Msg(2)], QueueOffset(6), pulled_from=QueueOffset(0))
+    assert bench.scheduler.committable(Q) == 2
+    assert bench.finish(bench.turn(), DONE).committable == 6
+    assert bench.scheduler.put(Q, [], QueueOffset(9), pulled_from=QueueOffset(6))
+    assert bench.scheduler.committable(Q) == 9
+
+
+def test_gaps_are_the_finished_offsets_above_the_first_unfinished() -> None:
+    bench = Bench(HoldKey(), Order.KEY)
+    bench.hold(Q, "stuck", "b", "c", "late", "e")
+    turns = {bench_turn.key: bench_turn for bench_turn in [bench.turn() for _ in range(5)]}
+    for key in ("b", "c", "e"):
+        bench.finish(turns[key], DONE)
+    assert bench.scheduler.committable(Q) == 0
+    assert bench.scheduler.gaps(Q) == [(1, 3), (4, 5)]
+    assert bench.scheduler.cached(Q).count == 2
+    assert bench.scheduler.cached(Q).span == 5
+    bench.finish(turns["stuck"], DONE)
+    assert bench.scheduler.committable(Q) == 3
+
+
+# Misuse
+
+
+def test_turn_is_finished_once() -> None:
+    bench = Bench()
+    bench.hold(Q, None)
+    turn = bench.turn()
+    bench.finish(turn, DONE)
+    with pytest.raises(UsageError, match="once"):
+        bench.finish(turn, DONE)
+
+
+def test_turn_that_waits_for_sent_back_takes_no_other_outcome() -> None:
+    bench = Bench(SendBack(), Order.NONE)
+    bench.hold(Q, None)
+    turn = bench.turn()
+    with pytest.raises(UsageError, match="sent_back answers"):
+        bench.sent_back(turn, True)
+    bench.finish(turn, FAILED)
+    with pytest.raises(UsageError, match="sent_back"):
+        bench.finish(turn, DONE)
+    with pytest.raises(UsageError, match="one value each"):
+        bench.sent_back(turn, True, True)
+
+
+@pytest.mark.parametrize(("outcome", "done"), [(FAILED, 2), (STOPPED, 3), (COMMIT, -1)])
+def test_done_must_fit_the_turn(outcome: Outcome, done: int) -> None:
+    bench = Bench()
+    bench.hold(Q, None, None)
+    with pytest.raises(UsageError, match="done="):
+        bench.finish(bench.turn(), outcome, done=done)
+
+
+@pytest.mark.row("A52")
+def test_held_queue_cannot_be_added_twice() -> None:
+    bench = Bench()
+    bench.hold(Q)
+    with pytest.raises(UsageError, match="held already"):
+        bench.hold(Q)
+
+
+def test_pull_with_other_offsets_is_misuse() -> None:
+    bench = Bench(order=Order.KEY)
+    bench.hold(Q, start=5)
+    with pytest.raises(UsageError, match="other offsets"):
+        bench.scheduler.put(Q, [Msg(4)], QueueOffset(6), pulled_from=QueueOffset(5))
+    with pytest.raises(UsageError, match="other offsets"):
+        bench.scheduler.put(Q, [Msg(6)], QueueOffset(6), pulled_from=QueueOffset(5))
+
+
+@pytest.mark.parametrize("option", ["batch_size", "run_limit", "max_continuous"])
+def test_options_below_one_are_refused(option: str) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        LaneOptions(**{option: 0})  # type: ignore[arg-type]

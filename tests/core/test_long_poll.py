@@ -1,0 +1,177 @@
+"""Each parked pull is answered exactly once: by a message or by its deadline."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from lanemq.core.long_poll import LongPolls
+from lanemq.model.units import Millis, QueueOffset
+
+PAID, SHIPPED = 11, 22
+
+
+def park(
+    polls: LongPolls[str],
+    poll_id: str,
+    *,
+    offset: int = 5,
+    tags: frozenset[int] | None = None,
+    deadline: int = 15_000,
+    queue_id: int = 0,
+) -> bool:
+    return polls.park(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
+
+
+def arrive(
+    polls: LongPolls[str], max_offset: int, tags: set[int] | None = None, *, queue_id: int = 0
+) -> list[str]:
+    return polls.arrived("t", queue_id, QueueOffset(max_offset), tags)
+
+
+def test_arrival_answers_a_waiting_pull_once() -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a")
+    assert arrive(polls, 6, {PAID}) == ["a"]
+    assert arrive(polls, 7, {PAID}) == []
+    assert polls.expire(now=Millis(15_000)) == []
+
+
+def test_arrival_below_the_asked_offset_answers_nothing() -> None:
+    """The offset asked for is the next one to read, so a maximum equal to it means nothing new."""
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a", offset=5)
+    assert arrive(polls, 5) == []
+    assert len(polls) == 1
+
+
+def test_arrival_in_another_queue_answers_nothing() -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a", queue_id=0)
+    assert arrive(polls, 6, queue_id=1) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "came", "woken"),
+    [
+        (None, {PAID}, True),
+        (frozenset({PAID}), {PAID, SHIPPED}, True),
+        (frozenset({PAID}), {SHIPPED}, False),
+        (frozenset({PAID}), None, True),
+    ],
+)
+def test_tags_decide_who_is_woken(wanted: frozenset[int] | None, came: set[int] | None, woken: bool) -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a", tags=wanted)
+    assert bool(arrive(polls, 6, came)) is woken
+
+
+def test_deadline_answers_a_pull_once() -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "late", deadline=2_000)
+    park(polls, "soon", deadline=1_000)
+    assert polls.next_deadline() == 1_000
+    assert polls.expire(now=Millis(999)) == []
+    assert polls.expire(now=Millis(2_000)) == ["soon", "late"]
+    assert polls.expire(now=Millis(9_000)) == []
+    assert arrive(polls, 6) == []
+    assert polls.next_deadline() is None
+
+
+def test_pulls_of_a_closed_connection_are_never_answered() -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a")
+    park(polls, "b")
+    polls.forget(["a", "never parked"])
+    assert arrive(polls, 6) == ["b"]
+
+
+def test_reused_id_is_not_ended_by_the_deadline_of_its_former_life() -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a", deadline=1_000)
+    arrive(polls, 6)
+    park(polls, "a", offset=6, deadline=9_000)
+    assert polls.next_deadline() == 9_000
+    assert polls.expire(now=Millis(1_000)) == []
+
+
+def test_parking_the_same_id_twice_is_refused_and_changes_nothing() -> None:
+    polls: LongPolls[str] = LongPolls()
+    park(polls, "a", offset=5)
+    with pytest.raises(ValueError, match="waits already"):
+        park(polls, "a", offset=99)
+    assert arrive(polls, 6) == ["a"]
+
+
+def test_full_table_lets_nobody_else_wait() -> None:
+    polls: LongPolls[str] = LongPolls(capacity=1)
+    assert park(polls, "a")
+    assert not park(polls, "b")
+    arrive(polls, 6)
+    assert park(polls, "b")
+
+
+def test_busy_queue_leaves_no_old_deadlines_behind() -> None:
+    """Every pull of a busy queue is answered long before its deadline; the heap must not keep them all."""
+    polls: LongPolls[str] = LongPolls()
+    for number in range(10_000):
+        park(polls, f"p{number}", offset=number)
+        arrive(polls, number + 1)
+    assert len(polls._deadlines) < 100
+
+
+class LongPollMachine(RuleBasedStateMachine):
+    """Against the obvious slow version: a dictionary that is scanned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls: LongPolls[int] = LongPolls()
+        self.waiting: dict[int, tuple[int, int, frozenset[int] | None, int]] = {}
+        self.now = 0
+        self.next_id = 0
+
+    @rule(
+        queue_id=st.integers(0, 1),
+        offset=st.integers(0, 5),
+        tags=st.none() | st.frozensets(st.integers(0, 2)),
+        wait=st.integers(0, 10),
+        reuse=st.booleans(),
+    )
+    def park(self, queue_id: int, offset: int, tags: frozenset[int] | None, wait: int, reuse: bool) -> None:
+        poll_id = 0 if reuse and 0 not in self.waiting else self.next_id
+        self.next_id += poll_id == self.next_id
+        if poll_id in self.waiting:
+            return
+        deadline = self.now + wait
+        assert self.polls.park(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
+        self.waiting[poll_id] = (queue_id, offset, tags, deadline)
+
+    @rule(queue_id=st.integers(0, 1), top=st.integers(0, 6), tags=st.none() | st.sets(st.integers(0, 2)))
+    def arrive(self, queue_id: int, top: int, tags: set[int] | None) -> None:
+        expected = {
+            poll_id
+            for poll_id, (where, offset, wanted, _) in self.waiting.items()
+            if where == queue_id and offset < top and (wanted is None or tags is None or wanted & tags)
+        }
+        self._answered(self.polls.arrived("t", queue_id, QueueOffset(top), tags), expected)
+
+    @rule(passed=st.integers(0, 6))
+    def tick(self, passed: int) -> None:
+        self.now += passed
+        expected = {poll_id for poll_id, (*_, deadline) in self.waiting.items() if deadline <= self.now}
+        self._answered(self.polls.expire(now=Millis(self.now)), expected)
+
+    @invariant()
+    def deadline_is_the_earliest(self) -> None:
+        earliest = min((deadline for *_, deadline in self.waiting.values()), default=None)
+        assert self.polls.next_deadline() == earliest
+        self.polls._check()
+
+    def _answered(self, answered: list[int], expected: set[int]) -> None:
+        assert sorted(answered) == sorted(expected)
+        for poll_id in answered:
+            del self.waiting[poll_id]
+
+
+TestLongPollMachine = LongPollMachine.TestCase
+TestLongPollMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

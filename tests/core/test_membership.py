@@ -1,0 +1,206 @@
+"""Who is in a group, and that each change is announced once."""
+
+from collections.abc import Mapping
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from lanemq.core.membership import Changes, ConnectionId, GroupHeartbeat, Membership, Subscription
+from lanemq.model.units import Millis
+
+ONE, TWO, THREE = ConnectionId(1), ConnectionId(2), ConnectionId(3)
+NOTHING = Changes(())
+CHANGED = Changes(("g",))
+
+
+def topics(*names: str, version: int = 1) -> Mapping[str, GroupHeartbeat]:
+    return {"g": GroupHeartbeat(tuple(Subscription(name, version=version) for name in names))}
+
+
+def beat(
+    table: Membership,
+    connection: ConnectionId,
+    client_id: str,
+    groups: Mapping[str, GroupHeartbeat] | None = None,
+    now: int = 0,
+) -> Changes:
+    return table.heartbeat(connection, client_id, topics("t") if groups is None else groups, now=Millis(now))
+
+
+def test_new_member_is_announced_once() -> None:
+    table = Membership()
+    assert beat(table, ONE, "A") == CHANGED
+    assert beat(table, ONE, "A") == NOTHING
+    assert table.members("g") == ("A",)
+
+
+def test_members_are_sorted_and_listed_once() -> None:
+    """A client listed twice would be given a share of the queues that nobody consumes."""
+    table = Membership()
+    beat(table, TWO, "B")
+    beat(table, ONE, "A")
+    beat(table, THREE, "A")
+    assert table.members("g") == ("A", "B")
+    assert table.connections("g") == (ONE, TWO, THREE)
+
+
+def test_reconnect_of_a_member_is_no_change() -> None:
+    """Its new connection comes up before the old one is noticed to be gone."""
+    table = Membership()
+    beat(table, ONE, "A")
+    assert beat(table, TWO, "A") == NOTHING
+    assert table.disconnected(ONE) == NOTHING
+    assert table.connected("A")
+    assert table.disconnected(TWO) == CHANGED
+    assert not table.connected("A")
+
+
+def test_disconnect_leaves_every_group_of_the_connection() -> None:
+    table = Membership()
+    both = {"g": GroupHeartbeat(()), "h": GroupHeartbeat(())}
+    beat(table, ONE, "A", both)
+    beat(table, TWO, "B", both)
+    assert table.disconnected(ONE) == Changes(("g", "h"))
+    assert table.disconnected(ONE) == NOTHING
+    assert table.members("g") == table.members("h") == ("B",)
+    assert table.client_of(ONE) is None
+
+
+def test_leaving_one_group_keeps_the_other() -> None:
+    table = Membership()
+    beat(table, ONE, "A", {"g": GroupHeartbeat(()), "h": GroupHeartbeat(())})
+    assert table.leave(ONE, "A", "g") == CHANGED
+    assert table.leave(ONE, "A", "g") == NOTHING
+    assert table.groups() == ("h",)
+    assert table.client_of(ONE) == "A"
+
+
+def test_silent_member_is_removed_after_two_minutes() -> None:
+    table = Membership()
+    beat(table, ONE, "A", now=0)
+    beat(table, TWO, "B", now=30_000)
+    assert table.next_deadline() == 120_000
+    assert table.expire(now=Millis(119_999)) == NOTHING
+    assert table.expire(now=Millis(120_000)) == CHANGED
+    assert table.expire(now=Millis(120_000)) == NOTHING
+    assert table.members("g") == ("B",)
+
+
+def test_heartbeat_postpones_the_removal() -> None:
+    table = Membership()
+    beat(table, ONE, "A", now=0)
+    beat(table, TWO, "B", now=1)
+    beat(table, ONE, "A", now=100_000)
+    assert table.next_deadline() == 120_001
+    table.expire(now=Millis(120_001))
+    assert table.members("g") == ("A",)
+
+
+def test_many_silent_members_of_a_group_are_one_change() -> None:
+    table = Membership()
+    beat(table, ONE, "A")
+    beat(table, TWO, "B")
+    assert table.expire(now=Millis(120_000)) == CHANGED
+    assert table.groups() == ()
+
+
+def test_newer_subscription_wins_and_an_older_one_does_not() -> None:
+    table = Membership()
+    new = {"g": GroupHeartbeat((Subscription("t", "paid", version=2),))}
+    old = {"g": GroupHeartbeat((Subscription("t", "shipped", version=1),))}
+    beat(table, ONE, "A", new)
+    assert beat(table, ONE, "A", old) == NOTHING
+    assert table.subscription("g", "t") == Subscription("t", "paid", version=2)
+    newest = {"g": GroupHeartbeat((Subscription("t", "void", version=3),))}
+    assert beat(table, ONE, "A", newest) == NOTHING
+    assert table.subscription("g", "t") == Subscription("t", "void", version=3)
+
+
+def test_topics_not_named_any_more_are_removed_and_announced() -> None:
+    table = Membership()
+    beat(table, ONE, "A", topics("t", "u"))
+    assert beat(table, ONE, "A", topics("t")) == CHANGED
+    assert table.subscription("g", "u") is None
+    assert beat(table, ONE, "A", topics("t")) == NOTHING
+    assert beat(table, ONE, "A", topics("t", "v")) == CHANGED
+
+
+def test_new_member_that_also_brings_a_topic_is_one_change() -> None:
+    table = Membership()
+    beat(table, ONE, "A", topics("t"))
+    assert beat(table, TWO, "B", topics("t", "u")) == CHANGED
+
+
+def test_admin_view_shows_what_the_latest_heartbeat_said() -> None:
+    table = Membership()
+    beat(table, ONE, "A", {"g": GroupHeartbeat((), message_model="BROADCASTING")})
+    view = table.snapshot("g")
+    assert view is not None
+    assert (view.members, view.message_model) == (("A",), "BROADCASTING")
+    assert table.snapshot("unknown") is None
+
+
+def test_questions_about_unknown_groups_have_empty_answers() -> None:
+    table = Membership()
+    assert table.members("g") == ()
+    assert table.connections("g") == ()
+    assert table.subscription("g", "t") is None
+    assert table.next_deadline() is None
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """A change is announced if and only if the member list or the topic set differs from before."""
+
+    connections = st.integers(1, 3).map(ConnectionId)
+    groups = st.sets(st.sampled_from(["g", "h"]))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Membership(expiry_ms=10)
+        self.now = Millis(0)
+        self.before = self._views()
+
+    @rule(
+        connection=connections, client=st.sampled_from("AB"), groups=groups, subscribed=st.sets(st.just("t"))
+    )
+    def heartbeat(
+        self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str]
+    ) -> None:
+        said = GroupHeartbeat(tuple(Subscription(topic) for topic in subscribed))
+        self._compare(self.table.heartbeat(connection, client, dict.fromkeys(groups, said), now=self.now))
+
+    @rule(connection=connections)
+    def disconnect(self, connection: ConnectionId) -> None:
+        self._compare(self.table.disconnected(connection))
+        assert self.table.client_of(connection) is None
+
+    @rule(connection=connections, client=st.sampled_from("AB"), group=st.sampled_from("gh"))
+    def leave(self, connection: ConnectionId, client: str, group: str) -> None:
+        self._compare(self.table.leave(connection, client, group))
+
+    @rule(passed=st.integers(0, 12))
+    def tick(self, passed: int) -> None:
+        self.now = Millis(self.now + passed)
+        self._compare(self.table.expire(now=self.now))
+        deadline = self.table.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @invariant()
+    def indexes_agree(self) -> None:
+        self.table._check()
+
+    def _views(self) -> dict[str, tuple[tuple[str, ...], bool]]:
+        return {
+            group: (self.table.members(group), self.table.subscription(group, "t") is not None)
+            for group in "gh"
+        }
+
+    def _compare(self, changes: Changes) -> None:
+        before, self.before = self.before, self._views()
+        expected = {group for group in "gh" if before[group] != self.before[group]}
+        assert sorted(changes.groups) == sorted(expected)
+
+
+TestMembershipMachine = MembershipMachine.TestCase
+TestMembershipMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

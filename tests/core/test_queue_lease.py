@@ -1,0 +1,109 @@
+"""The client's half of "one owner": it stops before the broker could grant the queue to another."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, Grant, LeaseTimes, QueueLease
+from lanemq.model.errors import InvalidOption
+from lanemq.model.units import Epoch, Millis
+
+
+def lease(asked_at: int = 0, epoch: int = 1, client_lease: int = 30_000) -> QueueLease:
+    fresh = QueueLease(Millis(client_lease))
+    fresh.granted(Epoch(epoch), asked_at=Millis(asked_at))
+    return fresh
+
+
+@pytest.mark.row("A43")
+def test_partitioned_client_stops_before_the_broker_grants_again() -> None:
+    """Asked at 0, arrived at the broker later: ours ends at 30 s, a rival gets it at 60 s or later."""
+    held = lease(asked_at=0)
+    assert held.usable(now=Millis(29_999))
+    assert not held.usable(now=Millis(30_000))
+    assert held.usable_until is not None
+    assert held.usable_until < ROCKETMQ_TIMES.broker_lease
+
+
+@pytest.mark.row("A43")
+@given(
+    asked_at=st.integers(0, 10**6),
+    delay=st.integers(0, 10**6),
+    now=st.integers(0, 3 * 10**6),
+    renew=st.integers(1, 10_000),
+    more=st.tuples(st.integers(1, 10_000), st.integers(1, 10_000)),
+)
+def test_never_usable_when_the_broker_may_grant_to_another(
+    asked_at: int, delay: int, now: int, renew: int, more: tuple[int, int]
+) -> None:
+    times = LeaseTimes(Millis(renew), Millis(renew + more[0]), Millis(renew + sum(more)))
+    held = QueueLease(times.client_lease)
+    held.granted(Epoch(1), asked_at=Millis(asked_at))
+    broker_may_regrant_at = asked_at + delay + times.broker_lease
+    assert not (held.usable(now=Millis(now)) and now >= broker_may_regrant_at)
+
+
+@pytest.mark.row("A42")
+@pytest.mark.parametrize("times", [ROCKETMQ_TIMES, LANE_TIMES])
+def test_broker_keeps_the_lease_over_two_lost_renewals(times: LeaseTimes) -> None:
+    """The third renewal arrives in time, and says that nobody else was owner."""
+    assert 3 * times.renew_every <= times.broker_lease
+    held = lease(client_lease=times.client_lease)
+    assert held.granted(Epoch(1), asked_at=Millis(3 * times.renew_every)) is Grant.RENEWED
+
+
+@pytest.mark.row("A31")
+def test_unanswered_renewal_changes_nothing() -> None:
+    held = lease(asked_at=0)
+    assert held.usable_until == 30_000
+
+
+def test_refused_or_lost_lease_is_unusable_at_once() -> None:
+    for end in (QueueLease.refused, QueueLease.lost):
+        held = lease()
+        end(held)
+        assert not held.usable(now=Millis(1))
+        assert held.usable_until is None
+
+
+@pytest.mark.row("A57")
+def test_new_epoch_means_the_offset_must_be_read_again() -> None:
+    held = QueueLease(Millis(3_000))
+    assert held.granted(Epoch(4), asked_at=Millis(0)) is Grant.NEW
+    assert held.granted(Epoch(4), asked_at=Millis(1_000)) is Grant.RENEWED
+    assert held.granted(Epoch(6), asked_at=Millis(2_000)) is Grant.NEW
+
+
+def test_renewal_after_own_expiry_is_unbroken_only_if_the_epoch_says_so() -> None:
+    with_epochs, without = lease(epoch=1), lease(epoch=0)
+    assert with_epochs.granted(Epoch(1), asked_at=Millis(40_000)) is Grant.RENEWED
+    assert without.granted(Epoch(0), asked_at=Millis(40_000)) is Grant.NEW
+
+
+def test_overtaken_answers_neither_shorten_nor_revive_a_lease() -> None:
+    held = lease(asked_at=5_000, epoch=3)
+    assert held.granted(Epoch(3), asked_at=Millis(1_000)) is Grant.STALE
+    assert held.usable_until == 35_000
+    held.lost()
+    assert held.granted(Epoch(2), asked_at=Millis(6_000)) is Grant.STALE
+    assert not held.usable(now=Millis(6_001))
+
+
+def test_lease_after_a_loss_is_new() -> None:
+    held = lease(epoch=0)
+    held.refused()
+    assert held.granted(Epoch(0), asked_at=Millis(10)) is Grant.NEW
+
+
+@pytest.mark.parametrize(
+    ("times", "names"),
+    [
+        ((20, 20, 60), "renew_every"),
+        ((20, 60, 60), "client_lease"),
+        ((0, 30, 60), "positive"),
+        ((60, 50, 40), "renew_every.*client_lease"),
+    ],
+)
+def test_times_that_break_ownership_are_refused(times: tuple[int, int, int], names: str) -> None:
+    with pytest.raises(InvalidOption, match=names):
+        LeaseTimes(*map(Millis, times))

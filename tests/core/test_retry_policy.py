@@ -1,0 +1,111 @@
+"""What follows a failure: total, clamped, and finite only where the policy says so."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanemq.core.retry_policy import (
+    GIVE,
+    PARK,
+    RETRY_FOREVER,
+    Again,
+    Backoff,
+    DeadLetter,
+    FailurePolicy,
+    HoldKey,
+    HoldQueue,
+    SendBack,
+    after,
+    again,
+    clamp_suspend,
+    delay_level,
+)
+from lanemq.model.errors import InvalidOption
+from lanemq.model.units import Millis
+
+POLICIES: list[FailurePolicy] = [
+    HoldQueue(),
+    HoldQueue(retries=3),
+    HoldKey(),
+    HoldKey(retries=0),
+    DeadLetter(skip=True),
+    DeadLetter(skip=True, hold=HoldQueue(retries=2)),
+    SendBack(),
+]
+
+
+@given(st.sampled_from(POLICIES), st.integers(0, 2**31 - 1), st.none() | st.integers(-1, 10**6))
+def test_every_policy_answers_at_every_count(policy: FailurePolicy, count: int, asked: int | None) -> None:
+    step = after(policy, count, asked=None if asked is None else Millis(asked))
+    if isinstance(step, Again):
+        assert 10 <= step.delay <= 30_000
+
+
+@pytest.mark.row("A100")
+@pytest.mark.parametrize(
+    ("asked", "got"), [(5, 10), (10, 10), (60_000, 30_000), (700, 700), (-1, 1_000), (0, 10)]
+)
+def test_suspension_is_clamped(asked: int, got: int) -> None:
+    assert clamp_suspend(asked) == got
+    assert after(HoldQueue(), 0, asked=Millis(asked)) == Again(Millis(got), whole_queue=True)
+
+
+@pytest.mark.row("A100")
+def test_suspension_without_a_value_takes_the_consumers() -> None:
+    assert after(HoldQueue(), 0) == Again(Millis(1_000), whole_queue=True)
+    assert after(HoldQueue(suspend=Millis(1)), 0) == Again(Millis(10), whole_queue=True)
+
+
+@pytest.mark.row("A102")
+def test_rocketmqs_default_retries_for_ever() -> None:
+    assert HoldQueue().retries == RETRY_FOREVER
+    assert isinstance(after(HoldQueue(), 2**31), Again)
+    assert isinstance(after(DeadLetter(skip=True, hold=HoldQueue()), 2**31), Again)
+
+
+@pytest.mark.row("A103")
+def test_below_the_limit_suspends_and_at_the_limit_gives() -> None:
+    policy = DeadLetter(skip=True, hold=HoldQueue(retries=2))
+    assert [type(after(policy, count)) for count in range(2)] == [Again, Again]
+    assert after(policy, 2) is GIVE
+    assert after(policy, 3) is GIVE
+
+
+def test_hold_that_runs_out_parks_instead_of_passing() -> None:
+    assert after(HoldKey(retries=2), 2) is PARK
+    assert after(HoldQueue(retries=0), 0) is PARK
+
+
+def test_key_hold_backs_off_exponentially_up_to_its_bound() -> None:
+    policy = HoldKey(retries=RETRY_FOREVER, backoff=Backoff(Millis(100), 2, Millis(1_000)))
+    delays = [again(policy, count).delay for count in (0, 1, 2, 3, 4, 5_000)]
+    assert delays == [100, 200, 400, 800, 1_000, 1_000]
+    assert not again(policy, 0).whole_queue
+
+
+def test_message_that_could_not_be_sent_back_runs_again_after_five_seconds() -> None:
+    assert after(SendBack(), 0) is GIVE
+    assert again(SendBack(), 0) == Again(Millis(5_000), whole_queue=False)
+
+
+@pytest.mark.row("A107")
+@pytest.mark.parametrize(("count", "level"), [(0, 3), (1, 4), (15, 18)])
+def test_delay_level_is_three_plus_the_count(count: int, level: int) -> None:
+    assert delay_level(count) == level
+
+
+def test_skipping_must_be_said_out_loud() -> None:
+    with pytest.raises(InvalidOption, match="skip=True"):
+        DeadLetter(skip=False)
+
+
+@pytest.mark.parametrize("kind", [HoldQueue, HoldKey])
+def test_negative_retries_other_than_for_ever_are_refused(kind: type[HoldQueue] | type[HoldKey]) -> None:
+    with pytest.raises(InvalidOption, match="retries=-2"):
+        kind(retries=-2)
+
+
+@pytest.mark.parametrize(("first", "factor", "most"), [(0, 2, 10), (20, 2, 10), (5, 0.5, 10)])
+def test_backoff_that_does_not_grow_is_refused(first: int, factor: float, most: int) -> None:
+    with pytest.raises(InvalidOption, match="back-off"):
+        Backoff(Millis(first), factor, Millis(most))

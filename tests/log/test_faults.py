@@ -1,0 +1,165 @@
+"""A disk that is full, fails or writes less than asked."""
+
+from pathlib import Path
+
+import pytest
+from tests.log.conftest import OpenStore, crash, log_files, message, read_all, send
+
+from lanemq.log.options import StoreOptions
+from lanemq.model.errors import DiskFull, LocalProtocolError, WriteFailed
+from lanemq.model.units import Millis
+from lanemq.testing.faulty_disk import FaultyDisk
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+def test_a_full_disk_refuses_and_leaves_no_half_record(open_store: OpenStore, disk: FaultyDisk, tmp_path: Path) -> None:
+    store = open_store(disk=disk)
+    send(store, "kept")
+    size = log_files(tmp_path / "data")[0].stat().st_size
+    disk.space = 50
+    with pytest.raises(DiskFull):
+        send(store, "lost")
+    assert log_files(tmp_path / "data")[0].stat().st_size == size
+    assert read_all(store) == (["kept"], [])
+    with pytest.raises(DiskFull):
+        send(store, "also refused")
+
+
+def test_writing_resumes_when_there_is_space_again(open_store: OpenStore, disk: FaultyDisk) -> None:
+    store = open_store(options=StoreOptions(segment_bytes=4096, resume_free_bytes=1000), disk=disk)
+    send(store, "before")
+    disk.space = 10
+    with pytest.raises(DiskFull):
+        send(store, "lost")
+    disk.space, disk.free = None, 999
+    assert not store.try_resume()
+    disk.free = 1000
+    assert store.try_resume()
+    send(store, "after")
+    assert read_all(store) == (["before", "after"], [])
+    crash(store)
+    assert read_all(open_store()) == (["before", "after"], [])
+
+
+def test_what_was_staged_behind_a_full_disk_is_forgotten(open_store: OpenStore, disk: FaultyDisk) -> None:
+    """It counts on positions that do not exist; writing it would tear the log."""
+    store = open_store(disk=disk)
+    store.stage("t", 0, [message("first")], store_time=1)
+    pending = store.take_pending()
+    store.stage("t", 0, [message("second")], store_time=1)
+    disk.space = 0
+    with pytest.raises(DiskFull):
+        store.flush(pending)
+    disk.space = None
+    with pytest.raises(DiskFull):
+        store.flush(store.take_pending())
+    assert store.try_resume()
+    assert store.append("t", 0, [message("third")], store_time=1).first_offset == 0
+    assert read_all(store) == (["third"], [])
+
+
+def test_a_full_disk_undoes_a_new_segment_too(open_store: OpenStore, disk: FaultyDisk, tmp_path: Path) -> None:
+    store = open_store(disk=disk)
+    send(store, "x" * 3000)
+    disk.space = 3000
+    with pytest.raises(DiskFull):
+        send(store, *["y" * 1500] * 3)
+    assert sum(path.stat().st_size for path in log_files(tmp_path / "data")) == store.log_end
+    disk.space = None
+    assert store.try_resume()
+    send(store, "z" * 3000)
+    assert [text[0] for text in read_all(store)[0]] == ["x", "z"]
+    crash(store)
+    assert [text[0] for text in read_all(open_store())[0]] == ["x", "z"]
+
+
+def test_a_disk_that_cannot_be_cut_back_is_given_up(open_store: OpenStore, disk: FaultyDisk) -> None:
+    store = open_store(disk=disk)
+    send(store, "kept")
+    disk.space, disk.truncate_fails = 10, True
+    with pytest.raises(WriteFailed):
+        send(store, "lost")
+    disk.space, disk.truncate_fails = None, False
+    assert not store.try_resume()
+
+
+def test_a_failed_write_is_final(open_store: OpenStore, disk: FaultyDisk) -> None:
+    store = open_store(disk=disk)
+    send(store, "kept")
+    disk.failing_write = 1
+    with pytest.raises(WriteFailed):
+        send(store, "lost")
+    assert isinstance(store.failed, WriteFailed)
+    assert not store.try_resume()
+    with pytest.raises(WriteFailed):
+        store.stage("t", 0, [message("refused")], store_time=1)
+    assert read_all(store) == (["kept"], [])
+
+
+def test_a_failed_sync_is_final_and_never_tried_again(open_store: OpenStore, disk: FaultyDisk) -> None:
+    """A second fdatasync would succeed although the first one's pages are lost."""
+    store = open_store(disk=disk)
+    send(store, "kept")
+    disk.failing_sync = 1
+    with pytest.raises(WriteFailed):
+        send(store, "unknown")
+    asked = disk.calls["fdatasync"]
+    with pytest.raises(WriteFailed):
+        store.sync()
+    with pytest.raises(WriteFailed):
+        store.flush(store.take_pending())
+    assert not store.try_resume()
+    store.close()
+    assert disk.calls["fdatasync"] == asked
+    assert read_all(open_store())[0][:1] == ["kept"]
+
+
+def test_what_was_not_flushed_is_not_visible(open_store: OpenStore) -> None:
+    store = open_store()
+    store.stage("t", 0, [message("staged")], store_time=1)
+    assert store.bounds("t", 0) == (0, 0)
+    pending = store.take_pending()
+    store.flush(pending)
+    assert store.bounds("t", 0) == (0, 0)
+    store.publish(pending)
+    assert store.bounds("t", 0) == (0, 1)
+
+
+def test_a_durable_flush_syncs_and_a_relaxed_one_waits(open_store: OpenStore, tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = open_store(disk=disk)
+    before = disk.calls["fdatasync"]
+    send(store, "durable")
+    assert disk.calls["fdatasync"] == before + 1
+
+    disk = FaultyDisk()
+    store = open_store(tmp_path / "relaxed", StoreOptions(durable=False, relaxed_sync_ms=500), disk)
+    before = disk.calls["fdatasync"]
+    for now in (0, 100, 499):
+        store.stage("t", 0, [message("relaxed")], store_time=1)
+        store.flush(store.take_pending(), Millis(now))
+    assert disk.calls["fdatasync"] == before
+    store.flush(store.take_pending(), Millis(500))
+    assert disk.calls["fdatasync"] == before + 1
+
+
+@pytest.mark.parametrize("longest", [1, 7, 90])
+def test_short_writes_are_continued(open_store: OpenStore, disk: FaultyDisk, longest: int) -> None:
+    store = open_store(disk=disk)
+    disk.longest_write = longest
+    send(store, "a", "b", "c")
+    store.close()
+    assert read_all(open_store()) == (["a", "b", "c"], [])
+
+
+def test_a_message_that_fits_no_record_changes_nothing(open_store: OpenStore) -> None:
+    store = open_store()
+    good, bad = message("good"), message("bad", properties="x" * 40_000)
+    with pytest.raises(LocalProtocolError):
+        store.stage("t", 0, [good, bad], store_time=1)
+    assert not store.take_pending()
+    assert store.append("t", 0, [good], store_time=1).first_offset == 0

@@ -1,0 +1,188 @@
+"""What a pull gets, in every situation a queue can be in."""
+
+from pathlib import Path
+
+import pytest
+from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
+
+from lanemq.log.index_files import IndexLost
+from lanemq.log.options import StoreOptions
+from lanemq.log.reading import ReadStatus
+from lanemq.log.time_search import Boundary
+from lanemq.model.errors import CorruptRecord
+from lanemq.model.java_hash import java_string_hash
+
+BIG = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "following"),
+    [
+        (0, ReadStatus.FOUND, 3),
+        (2, ReadStatus.FOUND, 3),
+        (3, ReadStatus.AT_END, 3),
+        (4, ReadStatus.BEYOND_END, 3),
+        (-1, ReadStatus.TOO_SMALL, 0),
+    ],
+)
+def test_the_offset_decides_the_situation(
+    open_store: OpenStore, offset: int, status: ReadStatus, following: int
+) -> None:
+    store = open_store()
+    send(store, "a", "b", "c")
+    result = store.read("t", 0, offset, 32, BIG)
+    assert (result.status, result.next_offset) == (status, following)
+    assert (result.min_offset, result.max_offset) == (0, 3)
+
+
+@pytest.mark.parametrize(("offset", "status"), [(0, ReadStatus.EMPTY), (5, ReadStatus.EMPTY_ILLEGAL)])
+def test_an_unknown_queue_is_an_empty_one(open_store: OpenStore, offset: int, status: ReadStatus) -> None:
+    result = open_store().read("nobody", 0, offset, 32, BIG)
+    assert (result.status, result.next_offset, result.max_offset) == (status, 0, 0)
+
+
+def test_count_and_bytes_limit_a_pull_but_one_message_always_fits(open_store: OpenStore) -> None:
+    store = open_store()
+    send(store, *"abcdef")
+    assert bodies(store.read("t", 0, 1, 2, BIG).data) == ["b", "c"]
+    size = len(store.read("t", 0, 0, 1, BIG).data)
+    assert bodies(store.read("t", 0, 0, 32, 3 * size + 1).data) == ["a", "b", "c"]
+    result = store.read("t", 0, 0, 32, 1)
+    assert (bodies(result.data), result.next_offset) == (["a"], 1)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_records_of_mixed_queues_come_back_in_order(open_store: OpenStore, indexed: bool) -> None:
+    """Half of the entries may be in the index file and half in memory; a reader must not notice."""
+    store = open_store()
+    for i in range(60):
+        send(store, f"{i}", f"{i}+", queue_id=i % 3)
+        if indexed and i == 30:
+            store.checkpoint()
+    expected = [text for i in range(60) if i % 3 == 1 for text in (f"{i}", f"{i}+")]
+    assert read_all(store, queue_id=1) == (expected, [])
+
+
+def test_a_tag_filter_passes_over_the_rest(open_store: OpenStore) -> None:
+    store = open_store()
+    tags = {name: java_string_hash(name) for name in ("red", "blue")}
+    for i in range(10):
+        name = "red" if i % 5 == 4 else "blue"
+        store.append("t", 0, [message(f"{i}", tags[name], f"TAGS\x01{name}\x02")], store_time=1)
+    result = store.read("t", 0, 0, 32, BIG, frozenset({tags["red"]}))
+    assert (bodies(result.data), result.next_offset) == (["4", "9"], 10)
+    result = store.read("t", 0, 0, 1, BIG, frozenset({tags["red"]}))
+    assert bodies(result.data) == ["4"]
+    assert 5 <= result.next_offset <= 9
+    result = store.read("t", 0, 0, 32, BIG, frozenset({1}))
+    assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, 10)
+
+
+def test_tag_codes_are_rebuilt_from_the_records(open_store: OpenStore) -> None:
+    store = open_store()
+    code = java_string_hash("red")
+    store.append("t", 0, [message("a", code, "TAGS\x01red\x02")], store_time=1)
+    crash(store)
+    assert open_store().read("t", 0, 0, 32, BIG, frozenset({code})).count == 1
+
+
+def test_a_record_damaged_after_it_was_written_is_told_by_its_offset(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    send(store, "aaaa", "bbbb", "cccc")
+    path = log_files(tmp_path / "data")[0]
+    path.write_bytes(path.read_bytes().replace(b"bbbb", b"bxbb"))
+    result = store.read("t", 0, 0, 32, BIG)
+    assert (bodies(result.data), result.damaged, result.next_offset) == (["aaaa", "cccc"], [1], 3)
+    only = store.read("t", 0, 1, 1, BIG)
+    assert (only.status, only.damaged, only.next_offset) == (ReadStatus.NO_MATCH, [1], 2)
+    store.checkpoint()
+    assert len(store.state.damage()) == 1
+
+
+def test_an_index_that_points_elsewhere_is_noticed_and_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    send(store, *"abc")
+    store.close()
+    path = next((tmp_path / "data" / "index").rglob("0" * 20))
+    data = bytearray(path.read_bytes())
+    data[160 + 20 + 7] ^= 1
+    path.write_bytes(data)
+    store = open_store()
+    with pytest.raises(IndexLost):
+        store.read("t", 0, 0, 32, BIG)
+    crash(store)
+    assert read_all(open_store()) == (["a", "b", "c"], [])
+
+
+def test_a_wrong_tag_in_an_index_does_not_hide_a_message(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    store.append("t", 0, [message("a", 7)], store_time=1)
+    store.close()
+    path = next((tmp_path / "data" / "index").rglob("0" * 20))
+    data = bytearray(path.read_bytes())
+    data[160 + 15] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IndexLost):
+        open_store().read("t", 0, 0, 32, BIG, frozenset({7}))
+
+
+def test_read_at_gives_one_record_and_only_at_its_position(open_store: OpenStore) -> None:
+    store = open_store()
+    staged = store.append("t", 0, [message("a"), message("b")], store_time=1)
+    assert bodies(store.read_at(staged.positions[1])) == ["b"]
+    for wrong in (staged.positions[1] + 1, store.log_end, -5):
+        with pytest.raises(CorruptRecord):
+            store.read_at(wrong)
+
+
+def test_an_offset_is_found_by_time(open_store: OpenStore) -> None:
+    store = open_store()
+    for time in (100, 200, 200, 300):
+        send(store, "x", store_time=time)
+    lower = [store.find_by_time("t", 0, time, Boundary.LOWER) for time in (50, 100, 150, 200, 250, 300, 301)]
+    upper = [store.find_by_time("t", 0, time, Boundary.UPPER) for time in (50, 100, 150, 200, 250, 300, 301)]
+    assert lower == [0, 0, 1, 1, 3, 3, 4]
+    assert upper == [0, 0, 0, 2, 2, 3, 3]
+    assert store.earliest_time("t", 0) == 100
+    assert store.earliest_time("t", 1) is None
+    assert store.find_by_time("t", 1, 100, Boundary.LOWER) == 0
+
+
+def test_store_times_never_go_back(open_store: OpenStore) -> None:
+    """A clock that jumps back would otherwise break every search by time, also after a restart."""
+    store = open_store()
+    send(store, "x", store_time=5000)
+    assert store.append("t", 0, [message("y")], store_time=10).store_time == 5000
+    crash(store)
+    assert open_store().append("t", 0, [message("z")], store_time=10).store_time == 5000
+
+
+def test_a_record_lies_in_one_segment(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for i in range(40):
+        send(store, f"{i:03d}" + "x" * 400)
+    files = log_files(tmp_path / "data")
+    assert len(files) > 3
+    assert all(path.stat().st_size <= SMALL.segment_bytes for path in files)
+    assert [text[:3] for text in read_all(store)[0]] == [f"{i:03d}" for i in range(40)]
+    crash(store)
+    assert len(read_all(open_store())[0]) == 40
+
+
+def test_a_record_larger_than_a_segment_gets_its_own(open_store: OpenStore) -> None:
+    store = open_store()
+    send(store, "small", "x" * 9000, "small again")
+    assert [len(text) for text in read_all(store)[0]] == [5, 9000, 11]
+
+
+def test_thousands_of_queues_share_few_open_files(open_store: OpenStore) -> None:
+    options = StoreOptions(most_open_indexes=8)
+    store = open_store(options=options)
+    for queue_id in range(2000):
+        store.stage("t", queue_id, [message(f"{queue_id}")], store_time=1)
+    pending = store.take_pending()
+    store.flush(pending)
+    assert len(store.publish(pending)) == 2000
+    store.checkpoint()
+    assert all(read_all(store, queue_id=q) == ([f"{q}"], []) for q in range(0, 2000, 50))
+    assert len(store._files._open) == 8

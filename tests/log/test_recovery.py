@@ -1,0 +1,198 @@
+"""What a crash, a cut and a flipped bit leave readable."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.log.conftest import SMALL, OpenStore, crash, log_files, read_all, send
+
+from lanemq.log.store import Store
+
+TEXTS = [f"message {i}" for i in range(6)]
+
+
+@pytest.fixture
+def crashed(tmp_path: Path, open_store: OpenStore) -> Path:
+    """A folder whose broker was killed after six acknowledged messages to two queues."""
+    folder = tmp_path / "crashed"
+    store = open_store(folder)
+    for i, text in enumerate(TEXTS):
+        send(store, text, queue_id=i % 2)
+    crash(store)
+    return folder
+
+
+def reopened(folder: Path, copy: Path) -> Store:
+    if copy.exists():
+        shutil.rmtree(copy)
+    shutil.copytree(folder, copy)
+    return Store(copy, SMALL)
+
+
+def ends(folder: Path) -> list[int]:
+    """Where each record of the only segment ends."""
+    data = log_files(folder)[0].read_bytes()
+    found, at = [], 0
+    while at < len(data):
+        at += int.from_bytes(data[at : at + 4], "big")
+        found.append(at)
+    return found
+
+
+def test_every_acknowledged_record_survives_a_kill(crashed: Path, tmp_path: Path) -> None:
+    store = reopened(crashed, tmp_path / "copy")
+    report = store.recover()
+    assert (report.clean, report.scanned, report.torn_bytes) == (False, 6, 0)
+    assert read_all(store, queue_id=0) == (TEXTS[::2], [])
+    assert read_all(store, queue_id=1) == (TEXTS[1::2], [])
+    crash(store)
+
+
+def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, tmp_path: Path) -> None:
+    """The tail may end anywhere after a power cut; whole records before the cut must all be there."""
+    limits = ends(crashed)
+    for cut in range(limits[2], limits[-1]):
+        store = reopened(crashed, tmp_path / "copy")
+        with log_files(tmp_path / "copy")[0].open("r+b") as file:
+            file.truncate(cut)
+        crash(store)
+        store = Store(tmp_path / "copy", SMALL)
+        report = store.recover()
+        whole = sum(end <= cut for end in limits)
+        found = read_all(store, queue_id=0)[0] + read_all(store, queue_id=1)[0]
+        assert sorted(found) == TEXTS[:whole], cut
+        assert report.torn_bytes == cut - ([0, *limits][whole])
+        send(store, "after")
+        assert read_all(store)[0][-1] == "after"
+        crash(store)
+
+
+def test_a_flipped_bit_never_gives_a_wrong_record_and_never_costs_an_intact_one(crashed: Path, tmp_path: Path) -> None:
+    limits = [0, *ends(crashed)]
+    for at in range(limits[-1]):
+        store = reopened(crashed, tmp_path / "copy")
+        path = log_files(tmp_path / "copy")[0]
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1 << at % 8
+        path.write_bytes(data)
+        crash(store)
+        store = Store(tmp_path / "copy", SMALL)
+        report = store.recover()
+        hurt = next(i for i, end in enumerate(limits[1:]) if at < end)
+        intact = [text for i, text in enumerate(TEXTS) if i != hurt]
+        even, odd = read_all(store, queue_id=0), read_all(store, queue_id=1)
+        assert sorted(even[0] + odd[0]) == sorted(intact), at
+        if hurt < 5:
+            assert [row.position for row in report.damage] == [limits[hurt]], at
+            # The last record of its queue can only be placed if its head still says whose it was.
+            if hurt < 4:
+                assert (even, odd)[hurt % 2][1] == [hurt // 2], at
+        crash(store)
+
+
+def test_damage_in_the_middle_is_reported_and_remembered(crashed: Path, tmp_path: Path) -> None:
+    limits = ends(crashed)
+    path = log_files(crashed)[0]
+    data = bytearray(path.read_bytes())
+    data[limits[1] + 100] ^= 1
+    path.write_bytes(data)
+    store = Store(crashed, SMALL)
+    report = store.recover()
+    assert [(row.position, row.length) for row in report.damage] == [(limits[1], limits[2] - limits[1])]
+    assert [row.position for row in store.state.damage()] == [limits[1]]
+    result = store.read("t", 0, 1, 32, 1 << 20)
+    assert (result.damaged, result.next_offset, result.count) == ([1], 3, 1)
+    crash(store)
+
+
+def test_a_damaged_last_record_of_a_queue_keeps_its_offset(crashed: Path, tmp_path: Path) -> None:
+    """Otherwise the next message would get an offset that a consumer has already passed."""
+    limits = ends(crashed)
+    path = log_files(crashed)[0]
+    data = bytearray(path.read_bytes())
+    data[limits[4] - 6] ^= 1
+    path.write_bytes(data)
+    store = Store(crashed, SMALL)
+    store.recover()
+    assert store.bounds("t", 0) == (0, 3)
+    assert read_all(store) == (["message 0", "message 2"], [2])
+    crash(store)
+
+
+def test_a_torn_end_is_kept_in_a_side_file(crashed: Path) -> None:
+    path = log_files(crashed)[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:50])
+    store = Store(crashed, SMALL)
+    report = store.recover()
+    assert report.torn_bytes == 50
+    assert report.torn_file is not None
+    assert report.torn_file.read_bytes() == whole[:50]
+    assert path.read_bytes() == whole
+    crash(store)
+
+
+def test_the_end_is_not_cut_below_the_checkpoint(crashed: Path, open_store: OpenStore) -> None:
+    """What a checkpoint vouches for was synced: if it is unreadable now, that is damage, not a torn write."""
+    crash(open_store(crashed))
+    path = log_files(crashed)[0]
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    shutil.rmtree(crashed / "index")
+    store = Store(crashed, SMALL)
+    report = store.recover()
+    assert report.torn_bytes == 0
+    assert len(report.damage) == 1
+    assert read_all(store, queue_id=1) == (["message 1", "message 3"], [2])
+    crash(store)
+
+
+def test_a_shortened_log_leaves_a_hole_and_positions_are_not_used_again(crashed: Path, open_store: OpenStore) -> None:
+    crash(open_store(crashed))
+    path = log_files(crashed)[0]
+    limits = ends(crashed)
+    path.write_bytes(path.read_bytes()[: limits[3]])
+    store = open_store(crashed)
+    assert store.log_end == limits[-1]
+    assert read_all(store, queue_id=0) == (["message 0", "message 2"], [2])
+    send(store, "after")
+    assert read_all(store, queue_id=0) == (["message 0", "message 2", "after"], [2])
+
+
+def test_records_are_handed_to_the_broker_from_the_checkpoint_on(tmp_path: Path, open_store: OpenStore) -> None:
+    store = open_store(tmp_path / "data")
+    send(store, "before")
+    store.checkpoint()
+    send(store, "after 1", "after 2")
+    crash(store)
+    seen: list[bytes] = []
+    store = Store(tmp_path / "data", SMALL)
+    store.recover(lambda view: seen.append(view.body))
+    assert seen == [b"after 1", b"after 2"]
+    crash(store)
+
+
+def test_deleting_every_index_loses_nothing(tmp_path: Path, open_store: OpenStore) -> None:
+    store = open_store()
+    for i in range(100):
+        send(store, f"{i}", queue_id=i % 3)
+    store.close()
+    shutil.rmtree(tmp_path / "data" / "index")
+    store = Store(tmp_path / "data", SMALL)
+    seen: list[bytes] = []
+    report = store.recover(lambda view: seen.append(view.body))
+    assert (report.rebuilt_indexes, report.scanned, seen) == (True, 100, [])
+    assert read_all(store, queue_id=1)[0] == [f"{i}" for i in range(100) if i % 3 == 1]
+    crash(store)
+
+
+def test_a_clean_stop_needs_no_scan(tmp_path: Path, open_store: OpenStore) -> None:
+    store = open_store()
+    send(store, "a", "b")
+    store.close()
+    store = Store(tmp_path / "data", SMALL)
+    report = store.recover()
+    assert (report.clean, report.scanned) == (True, 0)
+    assert read_all(store) == (["a", "b"], [])
+    crash(store)

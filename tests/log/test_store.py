@@ -1,0 +1,237 @@
+"""Who may open a log, how it is checkpointed, shortened and searched."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
+
+from lanemq.log.options import StoreOptions
+from lanemq.log.retention import SegmentFacts, expired_segments
+from lanemq.log.state import LeaseRow, OffsetRow, ProducerRow, State
+from lanemq.log.store import Store
+from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
+
+
+def keyed(key: str, unique: str = "") -> str:
+    return f"KEYS\x01{key}\x02" + (f"UNIQ_KEY\x01{unique}\x02" if unique else "")
+
+
+def test_a_second_broker_on_the_folder_is_refused_with_the_holder(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    with pytest.raises(LogInUse, match=str(os.getpid())):
+        Store(tmp_path / "data", SMALL)
+    store.close()
+    open_store()
+
+
+def test_arrivals_say_which_queues_have_news(open_store: OpenStore) -> None:
+    store = open_store()
+    store.stage("a", 0, [message("x", 5), message("y", 6)], store_time=1)
+    store.stage("b", 3, [message("z")], store_time=1)
+    pending = store.take_pending()
+    store.flush(pending)
+    arrivals = {(a.topic, a.queue_id): (a.max_offset, a.tag_codes) for a in store.publish(pending)}
+    assert arrivals == {("a", 0): (2, {5, 6}), ("b", 3): (1, {0})}
+
+
+def test_a_checkpoint_waits_until_its_mark_is_published(open_store: OpenStore) -> None:
+    """Producer rows speak of staged records; saved before those are on disk, they would turn a repeat into a loss."""
+    store = open_store()
+    store.stage("t", 0, [message("x")], store_time=1)
+    mark = store.checkpoint_mark()
+    assert store.take_index_work(mark) is None
+    pending = store.take_pending()
+    store.flush(pending)
+    assert store.take_index_work(mark) is None
+    store.publish(pending)
+    work = store.take_index_work(mark)
+    assert work is not None
+    store.write_index(work, [ProducerRow("t", 0, "p", "state")])
+    store.finish_index(work)
+    saved = store.state.checkpoint()
+    assert saved is not None
+    assert saved.position == mark
+    assert store.state.producers() == [ProducerRow("t", 0, "p", "state")]
+
+
+def test_records_published_during_a_checkpoint_are_not_lost(open_store: OpenStore) -> None:
+    store = open_store()
+    send(store, "a")
+    work = store.take_index_work(store.checkpoint_mark())
+    assert work is not None
+    send(store, "b")
+    store.write_index(work)
+    send(store, "c")
+    store.finish_index(work)
+    assert read_all(store) == (["a", "b", "c"], [])
+    crash(store)
+    assert read_all(open_store()) == (["a", "b", "c"], [])
+
+
+def test_old_segments_go_and_queues_begin_later(open_store: OpenStore, tmp_path: Path) -> None:
+    options = StoreOptions(segment_bytes=4096, retention_ms=1000)
+    store = open_store(options=options)
+    for i in range(40):
+        send(store, f"{i:02d}" + "x" * 400, store_time=i * 100)
+    send(store, "quiet", queue_id=9, store_time=4000)
+    before = len(log_files(tmp_path / "data"))
+    retired = store.retire(now_wall=3500)
+    store.delete_retired(retired)
+    assert 0 < len(retired) == before - len(log_files(tmp_path / "data"))
+    first, end = store.bounds("t", 0)
+    assert 0 < first < 25
+    assert end == 40
+    assert [int(text[:2]) for text in read_all(store)[0]] == list(range(first, 40))
+    assert store.read("t", 0, 0, 32, 1 << 20).next_offset == first
+    crash(store)
+    store = open_store(options=options)
+    assert store.bounds("t", 0) == (first, 40)
+    assert store.bounds("t", 9) == (0, 1)
+
+
+@pytest.mark.parametrize("indexes_deleted", [False, True])
+def test_an_expired_queue_goes_on_at_its_offset(open_store: OpenStore, tmp_path: Path, indexes_deleted: bool) -> None:
+    """Starting at 0 again would hide new messages from groups that are further on."""
+    options = StoreOptions(segment_bytes=4096, retention_ms=1000)
+    store = open_store(options=options)
+    send(store, *"abc", queue_id=7, store_time=0)
+    for i in range(20):
+        send(store, "x" * 400, store_time=10_000 + i)
+    store.delete_retired(store.retire(now_wall=20_000))
+    assert store.bounds("t", 7) == (3, 3)
+    store.close()
+    if indexes_deleted:
+        for path in (tmp_path / "data" / "index").rglob("0" * 20):
+            path.unlink()
+    store = open_store(options=options)
+    send(store, "d", queue_id=7)
+    assert store.bounds("t", 7) == (3, 4)
+    assert read_all(store, queue_id=7) == (["d"], [])
+
+
+def test_retention_keeps_what_it_cannot_date() -> None:
+    options = StoreOptions(segment_bytes=4096, retention_ms=1000, retention_bytes=10_000)
+    assert expired_segments([], options, 0) == 0
+    assert expired_segments([SegmentFacts(4000, 0), SegmentFacts(4000, 100)], options, 1050) == 1
+    assert expired_segments([SegmentFacts(4000, None), SegmentFacts(4000, 0)], options, 9999) == 0
+    assert expired_segments([SegmentFacts(4000, None)] * 4, options, 0) == 2
+
+
+def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store: OpenStore) -> None:
+    store = open_store()
+    position = store.append("t", 0, [message("old", properties=keyed("k"))], store_time=1).positions[0]
+    store.stage("t", 0, [message("staged")], store_time=1)
+    store.drop_topic("t")
+    pending = store.take_pending()
+    store.flush(pending)
+    assert store.publish(pending) == []
+    send(store, "new")
+    for _ in range(2):
+        assert store.bounds("t", 0) == (0, 1)
+        assert read_all(store) == (["new"], [])
+        assert store.query("t", "k", 10, 0, 10) == []
+        with pytest.raises(CorruptRecord):
+            store.read_at(position)
+        crash(store)
+        store = open_store()
+
+
+def test_a_topic_dropped_during_a_checkpoint_stays_dropped(open_store: OpenStore) -> None:
+    store = open_store()
+    send(store, "old")
+    work = store.take_index_work(store.checkpoint_mark())
+    assert work is not None
+    store.drop_topic("t")
+    store.write_index(work)
+    store.finish_index(work)
+    assert store.state.queues() == []
+    crash(store)
+    assert open_store().bounds("t", 0) == (0, 0)
+
+
+def test_messages_are_found_by_every_kind_of_key(open_store: OpenStore) -> None:
+    store = open_store()
+    for i in range(60):
+        properties = keyed(f"k{i % 7} odd{i % 2}", f"ID{i}") + f"__SHARDINGKEY\x01order-{i % 5}\x02"
+        store.append("t", i % 3, [message(f"{i}" + " " * 200, properties=properties)], store_time=i)
+    store.append("other", 0, [message("x", properties=keyed("k1"))], store_time=99)
+
+    def found(key: str, limit: int = 100, begin: int = 0, end: int = 100) -> list[int]:
+        return [int(bodies(record)[0]) for record in store.query("t", key, limit, begin, end)]
+
+    for _ in range(2):
+        assert found("ID17") == [17]
+        assert found("k1") == list(range(57, 0, -7))
+        assert found("order-3", limit=2) == [58, 53]
+        assert found("odd1", begin=10, end=14) == [13, 11]
+        assert found("nobody") == []
+        store.close()
+        store = open_store()
+
+
+def test_damaged_key_files_are_made_again(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for i in range(60):
+        store.append("t", 0, [message("x" * 200, properties=keyed(f"k{i}"))], store_time=1)
+    assert len(store.query("t", "k3", 1, 0, 9)) == 1
+    store.close()
+    for path in (tmp_path / "data" / "keys").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    assert len(open_store().query("t", "k3", 1, 0, 9)) == 1
+
+
+def test_a_damaged_state_database_stops_the_start(open_store: OpenStore, tmp_path: Path) -> None:
+    """Starting with empty tables would send every group to a default position."""
+    store = open_store()
+    send(store, "x")
+    store.close()
+    path = tmp_path / "data" / "state.db"
+    path.write_bytes(b"no database " * 1000)
+    with pytest.raises(StorageError, match="restore it from a backup"):
+        open_store()
+    path.unlink()
+    with pytest.raises(StorageError, match="is missing"):
+        open_store()
+
+
+def test_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    state = State(tmp_path / "state.db")
+    state.save_topic("t", "{}")
+    state.save_group("g", "{}")
+    state.save_offsets([OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6)])
+    lease = LeaseRow("g", "t", "broker", 0, "owner", 3, 1000, False)
+    state.save_leases([lease])
+    state.save_leases([lease._replace(epoch=2, owner="late")])
+    state.put("name", "value")
+    state.close()
+    state = State(tmp_path / "state.db")
+    assert (state.topics(), state.groups(), state.get("name")) == ({"t": "{}"}, {"g": "{}"}, "value")
+    assert state.offsets() == [OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6)]
+    assert state.leases() == [lease]
+    state.delete_group("g")
+    assert (state.groups(), state.offsets()) == ({}, [OffsetRow("h", "t", 0, 6)])
+    state.close()
+
+
+def test_a_failed_transaction_leaves_nothing_behind(tmp_path: Path) -> None:
+    state = State(tmp_path / "state.db")
+    rows = [OffsetRow("g", "t", 0, 5), ("too", "few")]
+    with pytest.raises(StorageError):
+        state.save_offsets(rows)  # type: ignore[arg-type]
+    assert state.offsets() == []
+    state.close()
+
+
+def test_a_database_of_another_version_is_not_misread(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "state.db")
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StorageError, match="another version"):
+        State(tmp_path / "state.db")
+
+
+def test_bad_options_are_all_named() -> None:
+    with pytest.raises(InvalidOption, match=r"segment_bytes.*retention_ms"):
+        StoreOptions(segment_bytes=1, retention_ms=0)

@@ -1,0 +1,100 @@
+"""Frames survive any way of being cut up, and nothing else gets through."""
+
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
+from lanemq.wire.frame import MAX_HEADER_BYTES, Frame, FrameDecoder, pack_frame
+
+ONE = pack_frame(0, b'{"code":1}', b"body")
+TWO = pack_frame(1, b"x" * 30, b"")
+
+
+def test_layout_is_length_type_header_length_header_body() -> None:
+    data = pack_frame(0, b'{"code":1}', b"body")
+    assert data == bytes.fromhex("00000012 00 00000a") + b'{"code":1}' + b"body"
+
+
+def test_whole_frames_come_out_as_they_went_in() -> None:
+    assert FrameDecoder().feed(ONE + TWO) == [Frame(0, b'{"code":1}', b"body"), Frame(1, b"x" * 30, b"")]
+
+
+def test_byte_by_byte_gives_the_same_frames_each_with_its_last_byte() -> None:
+    decoder, delivered = FrameDecoder(), []
+    for index in range(len(ONE + TWO)):
+        frames = decoder.feed((ONE + TWO)[index : index + 1])
+        delivered += [(index + 1, frame) for frame in frames]
+    assert [at for at, _ in delivered] == [len(ONE), len(ONE + TWO)]
+    assert [frame for _, frame in delivered] == FrameDecoder().feed(ONE + TWO)
+    assert decoder.pending == 0
+
+
+def test_tail_is_kept_for_the_next_feed() -> None:
+    decoder = FrameDecoder()
+    assert len(decoder.feed(ONE + TWO[:11])) == 1
+    assert decoder.pending == 11
+    assert decoder.feed(TWO[11:] + ONE) == [Frame(1, b"x" * 30, b""), Frame(0, b'{"code":1}', b"body")]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1]), st.binary(max_size=40), st.binary(max_size=60)), max_size=6),
+    st.lists(st.integers(1, 30), min_size=1, max_size=8),
+)
+def test_any_cutting_gives_the_same_frames(parts: list[tuple[int, bytes, bytes]], cuts: list[int]) -> None:
+    stream = b"".join(pack_frame(*part) for part in parts)
+    decoder, frames, at, turn = FrameDecoder(), [], 0, 0
+    while at < len(stream):
+        step = cuts[turn % len(cuts)]
+        frames += decoder.feed(stream[at : at + step])
+        at, turn = at + step, turn + 1
+    assert frames == [Frame(*part) for part in parts]
+    assert decoder.pending == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (pack(">I", 3), "no room"),
+        (pack(">I", 0) + bytes(4), "no room"),
+        (pack(">I", 1000), "over the limit of 1000"),
+        (pack(">II", 997, 0), "over the limit of 1000"),
+        (pack(">II", 10, 7), "does not fit"),
+        (pack(">II", 10, 2 << 24 | 4), "serialize type 2"),
+        (pack(">II", 10, 255 << 24), "serialize type 255"),
+        (b"GET / HTTP/1.1\r\n", "over the limit"),
+    ],
+)
+def test_what_is_no_frame_is_refused_from_its_first_bytes(data: bytes, problem: str) -> None:
+    """Waiting for the announced rest would let a peer park megabytes."""
+    with pytest.raises(RemoteProtocolError, match=problem):
+        FrameDecoder(limit=1000).feed(data)
+
+
+def test_largest_frame_passes_and_one_byte_more_does_not() -> None:
+    assert len(FrameDecoder(limit=100).feed(pack_frame(0, b"", bytes(92)))) == 1
+    with pytest.raises(RemoteProtocolError):
+        FrameDecoder(limit=100).feed(pack_frame(0, b"", bytes(93)))
+
+
+def test_oversized_header_is_refused_on_both_sides() -> None:
+    with pytest.raises(RemoteProtocolError, match=f"header of {MAX_HEADER_BYTES + 1} bytes"):
+        FrameDecoder().feed(pack(">II", MAX_HEADER_BYTES + 100, MAX_HEADER_BYTES + 1))
+    with pytest.raises(LocalProtocolError):
+        pack_frame(0, bytes(MAX_HEADER_BYTES + 1), b"")
+    assert FrameDecoder().feed(pack_frame(0, bytes(MAX_HEADER_BYTES), b""))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_random_bytes_raise_nothing_but_the_documented_error(pieces: list[bytes]) -> None:
+    decoder = FrameDecoder(limit=4096)
+    for piece in pieces:
+        try:
+            decoder.feed(piece)
+        except RemoteProtocolError:
+            return
+        assert decoder.pending <= 4096

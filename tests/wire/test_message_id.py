@@ -1,0 +1,44 @@
+"""Message ids as RocketMQ's tools read them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanemq.model.errors import UsageError
+from lanemq.wire.message_id import OffsetId, decode_offset_id, encode_offset_id, unique_id
+
+
+def test_offset_id_is_host_port_position_in_upper_case_hex() -> None:
+    assert encode_offset_id("10.0.0.255", 10911, 0xABCDEF) == "0A0000FF00002A9F0000000000ABCDEF"
+
+
+@settings(max_examples=60)
+@given(st.ip_addresses(v=4), st.integers(0, 65535), st.integers(0, 2**63 - 1))
+def test_offset_id_comes_back(ip: object, port: int, position: int) -> None:
+    assert decode_offset_id(encode_offset_id(str(ip), port, position)) == OffsetId(str(ip), port, position)
+
+
+def test_long_offset_id_of_an_ipv6_broker_is_read() -> None:
+    text = "00" * 15 + "01" + "00002A9F" + "0000000000000005"
+    assert decode_offset_id(text) == OffsetId("::1", 10911, 5)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0" * 31, "G" * 32, "0 " * 16, "0" * 40, "é" * 32, "0" * 33])
+def test_what_is_no_offset_id_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="no offset message id"):
+        decode_offset_id(text)
+
+
+def test_unique_id_is_address_pid_seed_time_counter() -> None:
+    assert (
+        unique_id(bytes([10, 0, 0, 1]), 0x1234, 0x89ABCDEF, 0x01020304, 5) == "0A000001"
+        "1234"
+        "89ABCDEF"
+        "01020304"
+        "0005"
+    )
+    assert len(unique_id(bytes(16), 1, 1, 1, 1)) == 56
+
+
+def test_unique_id_numbers_wrap_to_their_width() -> None:
+    assert unique_id(bytes(4), 2**16 + 1, -1, 2**32 + 2, 2**16 + 3) == "000000000001FFFFFFFF000000020003"
