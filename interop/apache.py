@@ -32,6 +32,8 @@ def apache(version: str, folder: Path) -> Iterator[str]:
     broker = free_port((FAST_PORT, HA_PORT))
     classpath = server_classpath(version)
     (folder / "conf").mkdir(parents=True, exist_ok=True)
+    for silent in ("logback_namesrv.xml", "logback_broker.xml"):  # 4.9.x does not start without them
+        (folder / "conf" / silent).write_text("<configuration/>")
     names_conf = _write(folder / "conf" / "namesrv.conf", {"listenPort": names})
     broker_conf = _write(folder / "conf" / "broker.conf", _broker_settings(names, broker, folder / "store"))
     with (
@@ -43,7 +45,8 @@ def apache(version: str, folder: Path) -> Iterator[str]:
 
 
 def _broker_settings(names: int, broker: int, store: Path) -> dict[str, object]:
-    """Defaults of RocketMQ, except for sizes: its own would reserve gigabytes per broker."""
+    """RocketMQ's defaults, except for sizes (its own reserve gigabytes) and for patience: by default a send
+    that waits 200 ms is refused, and on a busy machine many would be."""
     return {
         "brokerClusterName": CLUSTER,
         "brokerName": BROKER_NAME,
@@ -63,6 +66,7 @@ def _broker_settings(names: int, broker: int, store: Path) -> dict[str, object]:
         "autoCreateTopicEnable": "true",
         "autoCreateSubscriptionGroup": "true",
         "timerWheelEnable": "false",
+        "waitTimeMillsInSendQueue": 10_000,
     }
 
 

@@ -44,9 +44,7 @@ class LaneBackend:
         command = [str(Path(sys.executable).with_name("lanemq")), "broker"]
         command += ["--listen", f"{HOST}:{port}", "--data", str(folder / "data")]
         with (folder / "broker.out").open("wb") as output:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             try:
                 eventually(lambda: self._up(child, port, folder), LANE_START_SECONDS, "the LaneMQ broker")
                 yield f"{HOST}:{port}"

@@ -6,7 +6,8 @@ From it:  {"event": "ready"}                                     once, when it l
           {"event": "turn", "name": "c1", "turn": 3, "messages": […], "at_us": …}
           {"event": "end", "name": "c1", "turn": 3, "verdict": "success", "at_us": …}
 
-The child ends when its stdin does. `java/Harness.java` is one such program; any client can have one.
+The child ends when its stdin does. `java/Harness.java` is one such program; any client can have one. The
+commands and their fields are listed in `README.md`.
 """
 
 import itertools

@@ -104,9 +104,7 @@ class HarnessPoller:
     def __init__(self, harness: Harness, group: str, topic: str, tags: str, auto_commit: bool) -> None:
         self._harness = harness
         self._name = _fresh("poller")
-        harness.call(
-            "poller.start", name=self._name, group=group, topic=topic, tags=tags, auto_commit=auto_commit
-        )
+        harness.call("poller.start", name=self._name, group=group, topic=topic, tags=tags, auto_commit=auto_commit)
 
     def poll(self, timeout_ms: int = 1000) -> list[Seen]:
         return _seen(self._harness.call("poller.poll", name=self._name, timeout_ms=timeout_ms))
@@ -145,9 +143,7 @@ class HarnessAdmin:
         self._harness.call("admin.create_topic", topic=topic, queues=queues)
 
     def reset(self, topic: str, group: str, timestamp_ms: int) -> dict[int, int]:
-        return _by_queue(
-            self._harness.call("admin.reset", topic=topic, group=group, timestamp_ms=timestamp_ms)
-        )
+        return _by_queue(self._harness.call("admin.reset", topic=topic, group=group, timestamp_ms=timestamp_ms))
 
     def view(self, topic: str, message_id: str) -> Seen:
         return _seen([self._harness.call("admin.view", topic=topic, message=message_id)])[0]
@@ -182,9 +178,7 @@ class HarnessClient:
     def producer(self, group: str) -> HarnessProducer:
         return HarnessProducer(self._harness, group)
 
-    def member(
-        self, group: str, topic: str, listening: Listening, own_process: bool = False
-    ) -> HarnessMember:
+    def member(self, group: str, topic: str, listening: Listening, own_process: bool = False) -> HarnessMember:
         harness = self._harness
         if own_process:
             harness = self._spawn()

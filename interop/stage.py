@@ -49,9 +49,7 @@ class Stage:
     def producer(self) -> Producer:
         return self._ended(self._client.producer(self.name("p")))
 
-    def member(
-        self, group: str, topic: str, listening: Listening | None = None, own_process: bool = False
-    ) -> Member:
+    def member(self, group: str, topic: str, listening: Listening | None = None, own_process: bool = False) -> Member:
         member = self._client.member(group, topic, listening or Listening(), own_process)
         return self._ended(member)
 
@@ -63,14 +61,20 @@ class Stage:
 
     def eventually(self, attempt: Callable[[], Answer | None], what: str, within: float = 60) -> Answer:
         """For what a broker tells only when asked; a refusal counts as "not yet"."""
+        refusals: list[ClientError] = []
 
         def asked() -> Answer | None:
             try:
                 return attempt()
-            except ClientError:
+            except ClientError as refusal:
+                refusals.append(refusal)
                 return None
 
-        return eventually(asked, within, what)
+        try:
+            return eventually(asked, within, what)
+        except TimeoutError as late:
+            late.add_note(f"last refusal: {refusals[-1] if refusals else 'none'}")
+            raise
 
     def close(self) -> None:
         self._ending.close()

@@ -125,9 +125,7 @@ def test_a_member_that_comes_back_goes_on_where_the_group_was(stage: Stage) -> N
     before = bodies(first.wait(_finished(20)))
     first.stop()
     _send(stage, topic, texts[20:])
-    after = bodies(
-        stage.member(group, topic).wait(lambda turns: texts[-1] in bodies(done(turns)) and len(turns) >= 20)
-    )
+    after = bodies(stage.member(group, topic).wait(lambda turns: texts[-1] in bodies(done(turns)) and len(turns) >= 20))
     for key, expected in by_key(texts).items():
         seen = by_key(before).get(key, []) + by_key(after).get(key, [])
         assert in_order_with_repeats(seen, expected), (key, seen)

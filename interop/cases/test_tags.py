@@ -17,9 +17,7 @@ def _send(stage: Stage, topic: str, tags: list[str]) -> None:
 
 @pytest.mark.row("A17")
 @pytest.mark.parametrize("orderly", [True, False])
-def test_only_subscribed_tags_are_delivered_and_the_offset_passes_the_others(
-    stage: Stage, orderly: bool
-) -> None:
+def test_only_subscribed_tags_are_delivered_and_the_offset_passes_the_others(stage: Stage, orderly: bool) -> None:
     topic, group = stage.topic(queues=1), stage.name("g")
     tags = ["A", "B", "C", "D", "E"] * 6
     _send(stage, topic, tags)

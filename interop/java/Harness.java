@@ -28,7 +28,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * replies and deliveries as JSON lines on stdout. The same source compiles against 4.9.x and 5.x; types that
  * moved between the two are only ever held in {@code var}.
  *
- * <p>The lines are described in interop/harness.py. The process ends when stdin does.
+ * <p>The lines are described in interop/harness.py and interop/README.md. The process ends when stdin does.
  */
 public final class Harness {
     private static final PrintStream OUT = System.out;

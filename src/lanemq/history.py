@@ -71,9 +71,7 @@ class History:
 
     # --- consumer ---
 
-    def turn(
-        self, place: "Place", key: str, id: str, *, epoch: int = 0, attempt: int = 0, batch: int = 0
-    ) -> None:
+    def turn(self, place: "Place", key: str, id: str, *, epoch: int = 0, attempt: int = 0, batch: int = 0) -> None:
         """Before the handler is called; once per message, with one `batch` number if a call gets several."""
         more: _Fields = {"key": key, "id": id, "epoch": epoch, "attempt": attempt, "batch": batch}
         self._write("turn", place.fields() | more)
@@ -87,6 +85,7 @@ class History:
         self._write("dead_lettered", place.fields() | {"key": key, "id": id, "attempts": attempts})
 
     def skipped(self, place: "Place", key: str, reason: str) -> None:
+        """Left out on purpose: by a tag filter, by a person, or sent back to the retry topic."""
         self._write("skipped", place.fields() | {"key": key, "reason": reason})
 
     def committed(self, place: "Place", *, epoch: int = 0, asked: int = 0) -> None:
@@ -176,6 +175,17 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
             "member": self.member,
             "epoch": self.epoch,
         }
+
+
+def open_history(
+    folder: Path | None, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
+) -> History:
+    """What `--history DIR` means: a file of its own for this process, or nothing at all without a folder."""
+    if folder is None:
+        return NO_HISTORY
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "".join(c if c.isalnum() or c in "-_.@#" else "_" for c in process)
+    return History(folder / f"{name}.jsonl", process, now_ns, role, run)
 
 
 class _NoHistory(History):

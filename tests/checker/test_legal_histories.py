@@ -11,7 +11,8 @@ Judge = Callable[..., Report]
 
 LEGAL = {
     "replay by the next owner": (
-        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb turn 0 k\nb end 0 k ok\nb turn 1 k\nb end 1 k ok\nb turn 2 k"
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb turn 0 k\nb end 0 k ok\n"
+        "b turn 1 k\nb end 1 k ok\nb turn 2 k"
     ),
     "killed in a turn, taken over": (
         "a turn 0 k epoch=1\nb granted b 2\nb turn 0 k epoch=2\nb end 0 k ok\nb commit 1 epoch=2"
@@ -24,13 +25,38 @@ LEGAL = {
         "b turn 1 k epoch=2\na end 0 k abandoned\nb end 1 k ok"
     ),
     "retry until it works": "a turn 0 k\na end 0 k retry\na turn 0 k\na end 0 k ok\na turn 1 k",
-    "dead letter, then the next": "a turn 0 k\na end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na commit 2",
+    "dead letter, then the next": ("a turn 0 k\na end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na commit 2"),
     "dead letter again after a crash": (
         "a turn 0 k\na end 0 k retry\na dead 0 k\nb turn 0 k\nb end 0 k retry\nb dead 0 k\nb turn 1 k"
     ),
     "skipped by a person": "a turn 0 k\na end 0 k retry\nx skip 0 k\na turn 1 k\na end 1 k ok\na commit 2",
-    "filtered by tag": (
-        "p send m0 k\np acked m0 k 0\na reset 0\na skip 0 k\na turn 1 j\na end 1 j ok\na commit 2"
+    "filtered by tag": ("p send m0 k\np acked m0 k 0\na reset 0\na skip 0 k\na turn 1 j\na end 1 j ok\na commit 2"),
+    "third owner starts where everything before is finished": (
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na turn 2 k\nb turn 0 k\nb end 0 k ok\nc turn 2 k"
+    ),
+    "same process comes back with a new epoch": ("a turn 0 k epoch=1\na end 0 k ok\na turn 0 k epoch=2\na end 0 k ok"),
+    "group that starts at the end of the queue": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 1 k id=m1\na end 1 k ok\na commit 2"
+    ),
+    "group that starts at the end and has not committed": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 1 k id=m1\na end 1 k ok"
+    ),
+    "dead letter without a key, again after a crash": (
+        "a turn 0 key=\na end 0 key= outcome=retry\na dead 0 key=\n"
+        "b turn 0 key=\nb end 0 key= outcome=retry\nb dead 0 key=\nb commit 1"
+    ),
+    "commit that names no epoch": "a granted a 1\na turn 0 k\na end 0 k ok\na commit 1",
+    "renewed in time": (
+        "broker granted a 1 until=50\nbroker renewed a 1 until=90\na renewed a 1 until=80\na turn 0 k epoch=1"
+    ),
+    "same member gets a new epoch early": (
+        "broker granted a 1 until=100\nbroker granted a 2 until=200\na turn 0 k epoch=2"
+    ),
+    "leases of a broker without epochs": (
+        "a granted a 0\na renewed a 0\na released a 0\nb granted b 0\nb turn 0 k\nb renewed b 0"
+    ),
+    "end of a turn nobody knows beside a take-over": (
+        "a turn 0 k\nb turn 0 k\nc end 9 k ok\na end 0 k abandoned\nb end 0 k ok"
     ),
     "keys of a queue run side by side": (
         "a turn 3 k\na turn 1 j\na end 1 j ok\na turn 2 j\na end 3 k ok\na end 2 j ok\na commit 4"
@@ -39,24 +65,38 @@ LEGAL = {
         "a turn 0 k batch=7\na turn 1 k batch=7\na end 0 k ok\na end 1 k ok\na turn 2 k batch=8"
     ),
     "several messages in one call, all again": (
-        "a turn 0 k batch=7\na turn 1 k batch=7\na end 0 k retry\na end 1 k retry\na turn 0 k batch=8\na turn 1 k batch=8"
+        "a turn 0 k batch=7\na turn 1 k batch=7\na end 0 k retry\na end 1 k retry\n"
+        "a turn 0 k batch=8\na turn 1 k batch=8"
     ),
     "reset to an earlier offset": (
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na commit 2\nx reset 0\na turn 0 k\na end 0 k ok"
     ),
-    "reset past what was not read": "a turn 0 k\na end 0 k ok\nx reset 9\na turn 9 k\na end 9 k ok\na commit 10",
+    "reset past what was not read": ("a turn 0 k\na end 0 k ok\nx reset 9\na turn 9 k\na end 9 k ok\na commit 10"),
     "delivered before the acknowledgement came": (
         "p send m0 k\na turn 0 k id=m0\na end 0 k ok\na commit 1\np acked m0 k 0"
     ),
     "unknown send that was stored": "p send m0 k\np unknown m0 k\na turn 0 k id=m0\na end 0 k ok",
-    "unknown send that was not stored": (
-        "p send m0 k\np unknown m0 k\np send m1 k\np acked m1 k 0\na turn 0 k id=m1"
-    ),
+    "unknown send that was not stored": ("p send m0 k\np unknown m0 k\np send m1 k\np acked m1 k 0\na turn 0 k id=m1"),
     "pipelined acknowledgements arrive out of order": (
         "p send m0 k\np send m1 k\np acked m1 k 1\np acked m0 k 0\na turn 0 k id=m0"
     ),
     "sent again by the user after a failure": (
         "p send m0 k\np failed m0 k\np send m1 k\np acked m1 k 0\na turn 0 k id=m1"
+    ),
+    "one failed behind a stored one": ("p send m0 k\np acked m0 k 0\np send m1 k\np failed m1 k\na turn 0 k id=m0"),
+    "failure of a message nobody recorded as sent": "p failed m9 k\na turn 0 k",
+    "send recorded again for every attempt": (
+        "p send m0 k\np send m1 k\np send m0 k\np acked m0 k 0\np acked m1 k 1\na turn 0 k id=m0"
+    ),
+    "sends without a key in any order": (
+        "p send m0 key=\np send m1 key=\np acked m1 key= offset=0\np acked m0 key= offset=1\na turn 0 key="
+    ),
+    "failed send without a key": (
+        "p send m0 key=\np send m1 key=\np acked m1 key= offset=0\np failed m0 key=\na turn 0 key="
+    ),
+    "no producer wrote a history": "a turn 0 k id=m0\na end 0 k ok\na turn 1 k id=m1",
+    "log read at the end has it all": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 0 k id=m0\nx stored m0 k 0\nx stored m1 k 1"
     ),
     "commit line of a paused owner comes late": (
         "a granted a 1\na turn 0 k epoch=1\na end 0 k ok\nb granted b 2\nb turn 1 k epoch=2\nb end 1 k ok\n"
@@ -67,7 +107,7 @@ LEGAL = {
         "broker granted a 1 until=90\na granted a 1 until=60 asked=5\na turn 0 k epoch=1\na end 0 k ok\n"
         "a released a 1\nbroker released a 1\nbroker granted b 2 until=200\nb granted b 2 until=150"
     ),
-    "expired lease goes to another": "broker granted a 1 until=30\nbroker granted b 2 at=50\nb turn 0 k epoch=2",
+    "expired lease goes to another": ("broker granted a 1 until=30\nbroker granted b 2 at=50\nb turn 0 k epoch=2"),
     "restart keeps the commit": "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 1\na turn 1 k",
     "restart makes everything since the commit run again": (
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na commit 1\nbroker recovered 1\na turn 1 k"
@@ -75,13 +115,21 @@ LEGAL = {
     "retention removed what was not read": (
         "p send m0 k\np acked m0 k 0\nx reset 0\nbroker trimmed 1\na turn 1 j\na end 1 j ok\na commit 2"
     ),
-    "end and next start in the same moment": "a turn 0 k at=10\nb turn 0 k at=20\na end 0 k ok at=21\nb end 0 k ok",
+    "end and next start in the same moment": ("a turn 0 k at=10\nb turn 0 k at=20\na end 0 k ok at=21\nb end 0 k ok"),
     "two groups, each at its own pace": (
         "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"
         "z turn 0 k id=m0 group=h\nz end 0 k ok group=h\nz commit 1 group=h"
     ),
-    "effects of two sinks": "a turn 0 k\na effect 0 k sink=x\na effect 0 k sink=y\na end 0 k ok\na turn 1 k\na effect 1 k sink=x",
-    "messages without a key in any order": "a turn 1 key=\na turn 0 key=\na end 1 key= outcome=ok\na end 0 key= outcome=ok\na commit 2",
+    "effect line comes after the commit": ("a turn 0 k\na end 0 k ok\na commit 1\na effect 0 k asked=15\na turn 1 k"),
+    "log read at the end after retention": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 1 k id=m1\nbroker trimmed 1\nx stored m1 k 1"
+    ),
+    "effects of two sinks": (
+        "a turn 0 k\na effect 0 k sink=x\na effect 0 k sink=y\na end 0 k ok\na turn 1 k\na effect 1 k sink=x"
+    ),
+    "messages without a key in any order": (
+        "a turn 1 key=\na turn 0 key=\na end 1 key= outcome=ok\na end 0 key= outcome=ok\na commit 2"
+    ),
 }
 
 
@@ -104,6 +152,27 @@ def test_first_occurrence_rule_decides_the_five_classic_cases(judge: Judge, rece
         high = message
         turns += f"c{owner} turn {message} k id=m{message}\nc{owner} end {message} k ok\n"
     assert (judge(sends + turns).verdict is Verdict.PASS) == legal
+
+
+def test_redeliveries_are_counted_by_their_cause(judge: Judge) -> None:
+    report = judge(
+        "a turn 0 k epoch=1\na end 0 k retry\na turn 0 k epoch=1\na end 0 k ok\n"
+        "a turn 0 k epoch=2\na end 0 k ok\n"
+        "b turn 0 k epoch=3\nb end 0 k ok\nb turn 7 key=\nb turn 7 key="
+    )
+    causes = {"retry": 1, "new lease": 1, "change of owner": 1, "without key": 1}
+    assert report.groups["g"].redelivered == causes
+    assert report.coverage["redelivery"] == 4
+
+
+def test_account_says_where_every_message_went(judge: Judge) -> None:
+    """A message that ran twice is finished once."""
+    report = judge(
+        "p send m4 k\np acked m4 k 4\nx reset 0\na turn 0 k\na end 0 k ok\nb turn 0 k\nb end 0 k ok\n"
+        "b turn 1 k\nb end 1 k retry\nb dead 1 k\nb skip 2 k\nb skip 0 k\nb turn 3 k"
+    )
+    account = report.groups["g"]
+    assert (account.finished, account.dead_lettered, account.skipped, account.backlog) == (1, 1, 1, 2)
 
 
 def test_repeats_in_the_log_are_counted_when_allowed(judge: Judge) -> None:

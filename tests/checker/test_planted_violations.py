@@ -27,6 +27,14 @@ PLANTED = {
         "A2",
         "p send m0 k\np failed m0 k\na turn 0 k id=m0",
     ),
+    "send failed after the message was delivered": (
+        "A2",
+        "p send m0 k\na turn 0 k id=m0\np failed m0 k",
+    ),
+    "retention is no excuse for what it did not remove": (
+        "A1",
+        SENT + "x reset 0\nbroker trimmed 1\na turn 2 j\na end 2 j ok\na commit 3",
+    ),
     "two messages acknowledged at one place": (
         "A3",
         "p send m0 k\np send m1 j\np acked m0 k 0\np acked m1 j 0",
@@ -50,6 +58,10 @@ PLANTED = {
     "acknowledged late, already committed past unseen": (
         "A1",
         "p send m1 j\na turn 0 k\na end 0 k ok\na turn 2 k\na end 2 k ok\na commit 3\np acked m1 j 1",
+    ),
+    "an end without a start finishes nothing": (
+        "A1",
+        SENT + "x reset 0\na turn 0 k id=m0\na end 0 k ok\na end 1 k ok\na commit 2",
     ),
     "acknowledged and not in the log": (
         "A1",
@@ -124,6 +136,19 @@ PLANTED = {
         "B5",
         "a turn 0 k\nb turn 0 k\na end 0 k ok\nb end 0 k ok",
     ),
+    "next call starts before the last message of a batch ended": (
+        "B5",
+        "a turn 0 k batch=7\na turn 1 k batch=7\na end 0 k ok\na turn 2 k batch=8",
+    ),
+    "two batches at once in one process": ("B5", "a turn 0 k batch=1\na turn 1 k batch=2"),
+    "same batch number in two processes": (
+        "B5",
+        "a turn 0 k batch=1\nb turn 0 k batch=1\na end 0 k ok",
+    ),
+    "old owner's release frees nothing": (
+        "C1",
+        "broker granted a 1 until=20\nbroker granted b 2 at=30 until=200\na released a 1\nbroker granted c 3",
+    ),
     "granted while the other one's lease runs": (
         "C1",
         "broker granted a 1 until=100\nbroker granted b 2 at=50\nb turn 0 k epoch=2",
@@ -131,6 +156,10 @@ PLANTED = {
     "granted although the lease had been renewed": (
         "C1",
         "broker granted a 1 until=20\nbroker renewed a 1 at=15 until=90\nbroker granted b 2 at=50",
+    ),
+    "granted early after a renewal that names no end": (
+        "C1",
+        "broker granted a 1 until=100\nbroker renewed a 1\nbroker granted b 2 at=50",
     ),
     "renewed although another one owns it": ("C1", "a granted a 1\nb granted b 2\na renewed a 1"),
     "epoch given to two members": ("C2", "a granted a 1\nb granted b 1"),
@@ -147,7 +176,10 @@ PLANTED = {
         "C3",
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb commit 1 epoch=2\na commit 2 epoch=1",
     ),
-    "commit with an epoch nobody was given": ("C3", "a granted a 1\na turn 0 k\na end 0 k ok\na commit 1 epoch=9"),
+    "commit with an epoch nobody was given": (
+        "C3",
+        "a granted a 1\na turn 0 k\na end 0 k ok\na commit 1 epoch=9",
+    ),
     "turn after the queue went to another": (
         "C5",
         "a granted a 1\nb granted b 2\na turn 0 k epoch=1\na end 0 k ok",

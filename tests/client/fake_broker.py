@@ -213,6 +213,7 @@ class FakeBroker:
                     return encode_response(
                         command.opaque,
                         ResponseCode.SEQUENCE_GAP,
+                        {"laneExpected": str(expected)},
                         remark=f"{expected} is expected, not {stamp}",
                     )
                 case Fenced(epoch):

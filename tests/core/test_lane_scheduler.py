@@ -38,9 +38,7 @@ class Msg:
 class Bench:
     """A scheduler with a clock that the test moves by hand."""
 
-    def __init__(
-        self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object
-    ) -> None:
+    def __init__(self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object) -> None:
         self.order = order
         self.now = Millis(0)
         self.scheduler: LaneScheduler[Msg] = LaneScheduler(
@@ -107,6 +105,17 @@ def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> Non
     assert bench.finish(bench.turn(), STOPPED, done=3).committable == 3
     again = bench.turn()
     assert (offsets(again), again.attempt) == ([3], 1)
+
+
+@pytest.mark.row("A65")
+@pytest.mark.parametrize("order", [Order.QUEUE, Order.KEY])
+def test_returned_messages_come_before_those_pulled_meanwhile(order: Order) -> None:
+    bench = Bench(order=order, run_limit=8)
+    bench.hold(Q, "k", "k")
+    turn = bench.turn()
+    bench.put(Q, "k")
+    bench.finish(turn, STOPPED, done=1)
+    assert offsets(bench.turn()) == [1, 2]
 
 
 @pytest.mark.row("A75")
@@ -281,6 +290,18 @@ def test_drained_means_no_handler_is_running() -> None:
     assert bench.scheduler.committable(Q) == 1
     bench.scheduler.reopen(Q)
     assert offsets(bench.turn()) == [1]
+
+
+def test_drained_waits_for_handlers_of_a_former_holding_too() -> None:
+    bench = Bench()
+    bench.hold(Q, None)
+    stale = bench.turn()
+    bench.scheduler.drop(Q)
+    bench.hold(Q, None)
+    bench.scheduler.drain(Q)
+    assert not bench.scheduler.is_drained(Q)
+    bench.finish(stale, DONE)
+    assert bench.scheduler.is_drained(Q)
 
 
 def test_late_pull_of_a_former_holding_is_refused() -> None:

@@ -52,12 +52,6 @@ def test_broker_keeps_the_lease_over_two_lost_renewals(times: LeaseTimes) -> Non
     assert held.granted(Epoch(1), asked_at=Millis(3 * times.renew_every)) is Grant.RENEWED
 
 
-@pytest.mark.row("A31")
-def test_unanswered_renewal_changes_nothing() -> None:
-    held = lease(asked_at=0)
-    assert held.usable_until == 30_000
-
-
 def test_refused_or_lost_lease_is_unusable_at_once() -> None:
     for end in (QueueLease.refused, QueueLease.lost):
         held = lease()

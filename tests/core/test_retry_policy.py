@@ -42,9 +42,7 @@ def test_every_policy_answers_at_every_count(policy: FailurePolicy, count: int, 
 
 
 @pytest.mark.row("A100")
-@pytest.mark.parametrize(
-    ("asked", "got"), [(5, 10), (10, 10), (60_000, 30_000), (700, 700), (-1, 1_000), (0, 10)]
-)
+@pytest.mark.parametrize(("asked", "got"), [(5, 10), (10, 10), (60_000, 30_000), (700, 700), (-1, 1_000), (0, 10)])
 def test_suspension_is_clamped(asked: int, got: int) -> None:
     assert clamp_suspend(asked) == got
     assert after(HoldQueue(), 0, asked=Millis(asked)) == Again(Millis(got), whole_queue=True)
@@ -77,7 +75,7 @@ def test_hold_that_runs_out_parks_instead_of_passing() -> None:
 
 
 def test_key_hold_backs_off_exponentially_up_to_its_bound() -> None:
-    policy = HoldKey(retries=RETRY_FOREVER, backoff=Backoff(Millis(100), 2, Millis(1_000)))
+    policy = HoldKey(retries=RETRY_FOREVER, backoff=Backoff(Millis(100), 2.0, Millis(1_000)))
     delays = [again(policy, count).delay for count in (0, 1, 2, 3, 4, 5_000)]
     assert delays == [100, 200, 400, 800, 1_000, 1_000]
     assert not again(policy, 0).whole_queue

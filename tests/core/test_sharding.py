@@ -90,9 +90,7 @@ def test_two_processes_agree_on_every_key() -> None:
 
 
 @pytest.mark.row("A14")
-@pytest.mark.parametrize(
-    ("number", "expected"), [(0, 0), (7, 3), (8, 0), (-1, 1), (-3, 3), (-4, 0), (2**70, 0)]
-)
+@pytest.mark.parametrize(("number", "expected"), [(0, 0), (7, 3), (8, 0), (-1, 1), (-3, 3), (-4, 0), (2**70, 0)])
 def test_integer_id_is_its_remainder_without_hashing(number: int, expected: int) -> None:
     assert by_int_modulo(queues(4), None, number).queue_id == expected
 

@@ -38,9 +38,7 @@ class Msg:
 class Bench:
     """A scheduler with a clock that the test moves by hand."""
 
-    def __init__(
-        self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object
-    ) -> None:
+    def __init__(self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object) -> None:
         self.order = order
         self.now = Millis(0)
         self.scheduler: LaneScheduler[Msg] = LaneScheduler(
@@ -281,6 +279,7 @@ def test_mixed_batch_dead_letters_each_message_once() -> None:
     assert offsets(again) == [1], "offset 0 is at the broker already: neither handled nor sent again"
     assert bench.finish(again, DONE).committable == 2
     assert offsets(bench.turn()) == [2]
+    assert not bench.scheduler._queues[Q]._gone, "offsets of finished messages would pile up"
 
 
 @pytest.mark.row("A105")
@@ -351,11 +350,25 @@ def test_queue_hold_stops_every_key_of_the_queue_and_no_other_queue() -> None:
     assert [offsets(bench.turn()), offsets(bench.turn())] == [[0], [1]]
 
 
+def test_shorter_hold_does_not_shorten_a_longer_one() -> None:
+    bench = Bench(HoldQueue(), Order.KEY)
+    bench.hold(Q, "a", "b")
+    first, second = bench.turn(), bench.turn()
+    bench.finish(first, FAILED)
+    bench.finish(second, Suspend(Millis(10)))
+    bench.pass_time(999)
+    bench.idle()
+    bench.pass_time(1)
+    bench.turn()
+
+
 def test_used_up_hold_parks_the_lane_until_a_person_resumes_it() -> None:
-    bench = Bench(HoldKey(retries=0), Order.KEY)
+    bench = Bench(HoldKey(retries=1), Order.KEY)
     bench.hold(Q, "bad", "good", "bad")
-    assert bench.finish(bench.turn(), FAILED).why is Why.PARKED
+    assert bench.finish(bench.turn(), FAILED).why is Why.HELD
     bench.finish(bench.turn(), DONE)
+    bench.pass_time(100)
+    assert bench.finish(bench.turn(), FAILED).why is Why.PARKED
     bench.pass_time(10**9)
     assert bench.idle().until is None
     assert bench.scheduler.snapshot()[Q].parked == ("bad",)

@@ -1,5 +1,8 @@
 """Small logs on real files, and ways to hurt them."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +17,19 @@ from lanemq.wire.record import RecordView, record_starts
 SMALL = StoreOptions(segment_bytes=4096, resume_free_bytes=0)
 
 OpenStore = Callable[..., Store]
+
+
+def memory_folder() -> Path:
+    """A new folder, in memory where the system has such a place: exhaustive tests sync thousands of times."""
+    shared = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(dir=shared if os.access(shared, os.W_OK) else None))
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    folder = memory_folder()
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

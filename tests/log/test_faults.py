@@ -147,6 +147,15 @@ def test_a_durable_flush_syncs_and_a_relaxed_one_waits(open_store: OpenStore, tm
     assert disk.calls["fdatasync"] == before + 1
 
 
+def test_a_new_segment_is_named_on_disk_before_it_is_used(open_store: OpenStore, disk: FaultyDisk) -> None:
+    """And the full one is synced before, so that no record outlives a power cut that an earlier one did not."""
+    store = open_store(disk=disk)
+    disk.events.clear()
+    send(store, "x" * 3000, "y" * 3000)
+    whole = ["create", "fsync_dir", "write", "fdatasync"]
+    assert disk.events == whole + whole
+
+
 @pytest.mark.parametrize("longest", [1, 7, 90])
 def test_short_writes_are_continued(open_store: OpenStore, disk: FaultyDisk, longest: int) -> None:
     store = open_store(disk=disk)

@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 
-from lanemq.log.index_files import IndexLost
+from lanemq.log.filesystem import RealDisk
+from lanemq.log.index_files import IndexFiles, IndexLost
 from lanemq.log.options import StoreOptions
-from lanemq.log.reading import ReadStatus
+from lanemq.log.queue_index import QueueIndex, pack_entry
+from lanemq.log.reading import ReadStatus, verify
 from lanemq.log.time_search import Boundary
 from lanemq.model.errors import CorruptRecord
 from lanemq.model.java_hash import java_string_hash
+from lanemq.wire.record import encode_record
 
 BIG = 1 << 20
 
@@ -175,9 +178,9 @@ def test_a_record_larger_than_a_segment_gets_its_own(open_store: OpenStore) -> N
     assert [len(text) for text in read_all(store)[0]] == [5, 9000, 11]
 
 
-def test_thousands_of_queues_share_few_open_files(open_store: OpenStore) -> None:
+def test_thousands_of_queues_share_few_open_files(open_store: OpenStore, in_memory: Path) -> None:
     options = StoreOptions(most_open_indexes=8)
-    store = open_store(options=options)
+    store = open_store(in_memory / "data", options)
     for queue_id in range(2000):
         store.stage("t", queue_id, [message(f"{queue_id}")], store_time=1)
     pending = store.take_pending()
@@ -186,3 +189,38 @@ def test_thousands_of_queues_share_few_open_files(open_store: OpenStore) -> None
     store.checkpoint()
     assert all(read_all(store, queue_id=q) == ([f"{q}"], []) for q in range(0, 2000, 50))
     assert len(store._files._open) == 8
+
+
+def test_the_index_of_another_queue_is_not_read_as_ours(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for queue_id in (0, 1):
+        send(store, f"{queue_id}", queue_id=queue_id)
+    store.close()
+    index = tmp_path / "data" / "index"
+    (index / "0").rename(index / "swap")
+    (index / "1").rename(index / "0")
+    (index / "swap").rename(index / "1")
+    store = open_store()
+    with pytest.raises(IndexLost):
+        read_all(store)
+    crash(store)
+    assert read_all(open_store()) == (["0"], [])
+
+
+def test_a_number_used_again_starts_with_a_fresh_file(tmp_path: Path) -> None:
+    """After a crash a number may go to another queue; what its files held before must not shine through."""
+    files = IndexFiles(tmp_path, RealDisk(), 4, on_lost=lambda: None)
+    old, new = QueueIndex(0, "old", 0), QueueIndex(0, "new", 0, end=1)
+    files.write(old, 0, 0, pack_entry(0, 11, 100, 0) + pack_entry(1, 22, 100, 0))
+    files.write(new, 0, 0, pack_entry(0, 33, 100, 0))
+    assert files.read(new, 0, 1) == pack_entry(0, 33, 100, 0)
+    with pytest.raises(IndexLost):
+        files.read(new, 1, 1)
+    files.close()
+
+
+@pytest.mark.parametrize(("queue_id", "offset", "position"), [(1, 7, 500), (0, 8, 500), (0, 7, 501)])
+def test_an_intact_record_in_the_wrong_place_is_not_given_out(queue_id: int, offset: int, position: int) -> None:
+    record = encode_record(topic="t", body=b"x", queue_id=0, queue_offset=7, position=500)
+    assert verify(record, 0, [(500, len(record), 0, 0)], [7]) == []
+    assert verify(record, queue_id, [(position, len(record), 0, 0)], [offset]) == [0]

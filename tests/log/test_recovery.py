@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 from tests.log.conftest import SMALL, OpenStore, crash, log_files, read_all, send
 
+from lanemq.log.staging import NewRecord
 from lanemq.log.store import Store
+from lanemq.wire.record import encode_record
 
 TEXTS = [f"message {i}" for i in range(6)]
 
 
 @pytest.fixture
-def crashed(tmp_path: Path, open_store: OpenStore) -> Path:
+def crashed(in_memory: Path, open_store: OpenStore) -> Path:
     """A folder whose broker was killed after six acknowledged messages to two queues."""
-    folder = tmp_path / "crashed"
+    folder = in_memory / "crashed"
     store = open_store(folder)
     for i, text in enumerate(TEXTS):
         send(store, text, queue_id=i % 2)
@@ -39,8 +41,8 @@ def ends(folder: Path) -> list[int]:
     return found
 
 
-def test_every_acknowledged_record_survives_a_kill(crashed: Path, tmp_path: Path) -> None:
-    store = reopened(crashed, tmp_path / "copy")
+def test_every_acknowledged_record_survives_a_kill(crashed: Path, in_memory: Path) -> None:
+    store = reopened(crashed, in_memory / "copy")
     report = store.recover()
     assert (report.clean, report.scanned, report.torn_bytes) == (False, 6, 0)
     assert read_all(store, queue_id=0) == (TEXTS[::2], [])
@@ -48,15 +50,15 @@ def test_every_acknowledged_record_survives_a_kill(crashed: Path, tmp_path: Path
     crash(store)
 
 
-def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, tmp_path: Path) -> None:
+def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, in_memory: Path) -> None:
     """The tail may end anywhere after a power cut; whole records before the cut must all be there."""
     limits = ends(crashed)
     for cut in range(limits[2], limits[-1]):
-        store = reopened(crashed, tmp_path / "copy")
-        with log_files(tmp_path / "copy")[0].open("r+b") as file:
+        store = reopened(crashed, in_memory / "copy")
+        with log_files(in_memory / "copy")[0].open("r+b") as file:
             file.truncate(cut)
         crash(store)
-        store = Store(tmp_path / "copy", SMALL)
+        store = Store(in_memory / "copy", SMALL)
         report = store.recover()
         whole = sum(end <= cut for end in limits)
         found = read_all(store, queue_id=0)[0] + read_all(store, queue_id=1)[0]
@@ -67,16 +69,16 @@ def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, tmp_
         crash(store)
 
 
-def test_a_flipped_bit_never_gives_a_wrong_record_and_never_costs_an_intact_one(crashed: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_never_gives_a_wrong_record_and_never_costs_an_intact_one(crashed: Path, in_memory: Path) -> None:
     limits = [0, *ends(crashed)]
     for at in range(limits[-1]):
-        store = reopened(crashed, tmp_path / "copy")
-        path = log_files(tmp_path / "copy")[0]
+        store = reopened(crashed, in_memory / "copy")
+        path = log_files(in_memory / "copy")[0]
         data = bytearray(path.read_bytes())
         data[at] ^= 1 << at % 8
         path.write_bytes(data)
         crash(store)
-        store = Store(tmp_path / "copy", SMALL)
+        store = Store(in_memory / "copy", SMALL)
         report = store.recover()
         hurt = next(i for i, end in enumerate(limits[1:]) if at < end)
         intact = [text for i, text in enumerate(TEXTS) if i != hurt]
@@ -195,4 +197,24 @@ def test_a_clean_stop_needs_no_scan(tmp_path: Path, open_store: OpenStore) -> No
     report = store.recover()
     assert (report.clean, report.scanned) == (True, 0)
     assert read_all(store) == (["a", "b"], [])
+    crash(store)
+
+
+def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Path, open_store: OpenStore) -> None:
+    """Searching on after damage meets whatever users sent; only a record at its own position counts."""
+    forged = encode_record(topic="t", body=b"forged", queue_id=0, queue_offset=1, position=0)
+    store = open_store()
+    send(store, "first")
+    outer = store.append("t", 0, [NewRecord(forged)], store_time=1000).positions[0]
+    send(store, "last")
+    crash(store)
+    path = log_files(tmp_path / "data")[0]
+    data = bytearray(path.read_bytes())
+    data[outer] ^= 0x40
+    path.write_bytes(data)
+    seen: list[bytes] = []
+    store = Store(tmp_path / "data", SMALL)
+    store.recover(lambda view: seen.append(view.body))
+    assert seen == [b"first", b"last"]
+    assert read_all(store) == (["first", "last"], [1])
     crash(store)

@@ -171,6 +171,15 @@ def test_messages_are_found_by_every_kind_of_key(open_store: OpenStore) -> None:
         store = open_store()
 
 
+def test_a_key_is_a_key_of_its_topic_only(open_store: OpenStore) -> None:
+    """Two hashes may be equal; the record decides."""
+    store = open_store()
+    position = store.append("t", 0, [message("x", properties=keyed("k"))], store_time=5).positions[0]
+    assert store._keys._matching(position, "t", "k", 0, 9) is not None
+    for topic, key, begin, end in (("u", "k", 0, 9), ("t", "j", 0, 9), ("t", "k", 6, 9), ("t", "k", 0, 4)):
+        assert store._keys._matching(position, topic, key, begin, end) is None
+
+
 def test_damaged_key_files_are_made_again(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for i in range(60):

@@ -57,6 +57,12 @@ def test_properties_length_must_end_at_the_message(length: int) -> None:
         split_batch(ONE[:25] + pack(">h", length) + ONE[27:] + ONE)
 
 
+def test_negative_body_length_cannot_borrow_another_field() -> None:
+    """-5 would take the end of the flag for the properties length, and every other size agrees."""
+    with pytest.raises(RemoteProtocolError):
+        split_batch(pack(">iiiii", 272, 0, 0, 0, -5) + bytes(252))
+
+
 def test_properties_must_be_text() -> None:
     with pytest.raises(RemoteProtocolError, match="UTF-8"):
         split_batch(ONE.replace(b"a\x01b", b"\xff\x01b"))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError
+from lanemq.wire import binary_header
 from lanemq.wire.command import (
     BadHeader,
     Command,
@@ -33,9 +34,7 @@ def json_header(**members: object) -> Frame:
 
 
 @settings(max_examples=80)
-@given(
-    INT32, INT32, st.integers(0, 3), st.dictionaries(TEXT, TEXT, max_size=5), st.binary(), st.none() | TEXT
-)
+@given(INT32, INT32, st.integers(0, 3), st.dictionaries(TEXT, TEXT, max_size=5), st.binary(), st.none() | TEXT)
 def test_json_commands_come_back_as_they_were(
     code: int, opaque: int, flag: int, ext: dict[str, str], body: bytes, remark: str | None
 ) -> None:
@@ -137,6 +136,10 @@ def test_too_many_ext_fields_are_refused_on_both_sides() -> None:
     assert caught.value.opaque == 5
     with pytest.raises(LocalProtocolError):
         encode_command(Command(1, 5, ext=many))
+    crowded = binary_header.encode(1, "JAVA", 1, 5, 0, None, many)
+    with pytest.raises(BadHeader, match="129 ext fields") as caught:
+        decode_command(Frame(BINARY, crowded, b""))
+    assert caught.value.opaque == 5
     many.popitem()
     assert len(decode_command(json_header(code=1, opaque=5, extFields=many)).ext) == 128
     binary = encode_command(Command(1, 5, ext=many, serialize_type=BINARY))
@@ -152,6 +155,14 @@ def test_truncated_binary_header_is_refused_at_every_length(vectors: dict[str, A
         with pytest.raises(BadHeader) as caught:
             decode_command(Frame(BINARY, header[:length], b""))
         assert caught.value.opaque == (7 if length > 13 else None)
+
+
+def test_broken_binary_answer_is_not_answered(vectors: dict[str, Any]) -> None:
+    header = bytearray.fromhex(vectors["binary_header_hex"])
+    header[12] = 1
+    with pytest.raises(BadHeader) as caught:
+        decode_command(Frame(BINARY, bytes(header[:-1]), b""))
+    assert caught.value.opaque is None
 
 
 def test_code_too_large_for_a_binary_header_is_not_sent_mangled() -> None:

@@ -1,5 +1,6 @@
 """Compressed bodies: every form RocketMQ knows, and no bombs."""
 
+import tracemalloc
 import zlib
 
 import lz4.frame
@@ -52,8 +53,13 @@ def test_cut_off_body_is_refused_not_shortened(sys_flag: int) -> None:
     ],
 )
 def test_bomb_is_refused_without_being_unpacked(sys_flag: int, bomb: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="more than 1000"):
-        decompress(sys_flag, bomb, 1000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="more than 1000"):
+            decompress(sys_flag, bomb, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_flag_decides_not_the_bytes() -> None:

@@ -39,6 +39,24 @@ def test_tail_is_kept_for_the_next_feed() -> None:
     assert decoder.feed(TWO[11:] + ONE) == [Frame(1, b"x" * 30, b""), Frame(0, b'{"code":1}', b"body")]
 
 
+def test_unfinished_frame_is_not_looked_at_again_before_its_last_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Joining and reading a large frame anew with every piece would cost its size squared."""
+    looks: list[int] = []
+    take = FrameDecoder._take_frames
+
+    def counted(self: FrameDecoder, data: bytes, frames: list[Frame]) -> int:
+        looks.append(len(data))
+        return take(self, data, frames)
+
+    monkeypatch.setattr(FrameDecoder, "_take_frames", counted)
+    large, decoder = pack_frame(0, b"h", bytes(5000)), FrameDecoder()
+    frames = [frame for at in range(0, len(large), 100) for frame in decoder.feed(large[at : at + 100])]
+    assert frames == [Frame(0, b"h", bytes(5000))]
+    assert looks == [100, len(large)]
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from([0, 1]), st.binary(max_size=40), st.binary(max_size=60)), max_size=6),

@@ -23,20 +23,16 @@ def test_long_offset_id_of_an_ipv6_broker_is_read() -> None:
     assert decode_offset_id(text) == OffsetId("::1", 10911, 5)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0" * 31, "G" * 32, "0 " * 16, "0" * 40, "é" * 32, "0" * 33])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0" * 31, "G" * 32, "0 " * 16, "00 " * 10 + "00", "0" * 40, "é" * 32, "0" * 33]
+)
 def test_what_is_no_offset_id_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="no offset message id"):
         decode_offset_id(text)
 
 
 def test_unique_id_is_address_pid_seed_time_counter() -> None:
-    assert (
-        unique_id(bytes([10, 0, 0, 1]), 0x1234, 0x89ABCDEF, 0x01020304, 5) == "0A000001"
-        "1234"
-        "89ABCDEF"
-        "01020304"
-        "0005"
-    )
+    assert unique_id(bytes([10, 0, 0, 1]), 0x1234, 0x89ABCDEF, 0x01020304, 5) == "0A000001123489ABCDEF010203040005"
     assert len(unique_id(bytes(16), 1, 1, 1, 1)) == 56
 
 

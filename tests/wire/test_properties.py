@@ -15,9 +15,7 @@ from lanemq.wire.properties import (
 )
 from lanemq.wire.stamp import LANE_STAMP, Stamp, decode_stamp, encode_stamp, find_stamp
 
-PART = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=6
-)
+PART = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=6)
 JUNK = st.text("ab\x01\x02", max_size=20)
 
 

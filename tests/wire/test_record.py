@@ -114,9 +114,23 @@ def test_check_refuses_what_does_not_fit() -> None:
     assert check_record(record, 0, len(record))
     assert not check_record(record, 0, len(record) - 1)
     assert not check_record(record[:-1], 0, len(record))
+    assert not check_record(record[:50], 0, len(record))
     assert not check_record(record, -1, len(record))
     assert not check_record(bytes(200), 0, 200)
     assert not check_record(record, 0, 0)
+
+
+@pytest.mark.parametrize("head", [bytes.fromhex("00000008 daa320a7"), bytes.fromhex("00000000 daa320a7")])
+def test_check_refuses_what_is_too_short_for_a_checksum(head: bytes) -> None:
+    assert not check_record(head, 0, int.from_bytes(head[:4], "big"))
+
+
+def test_check_refuses_a_sound_checksum_over_another_layout() -> None:
+    for at, value in ((0, len(hello()) + 1), (4, 0xDAA320AB)):
+        changed = bytearray(hello())
+        changed[at : at + 4] = value.to_bytes(4, "big")
+        changed[76:84] = crc32(changed[84:], crc32(changed[:76])).to_bytes(8, "big")
+        assert not check_record(changed, 0, len(changed))
 
 
 def test_early_tail_and_late_seal_give_the_same_bytes() -> None:
@@ -175,6 +189,9 @@ def test_damaged_pull_body_is_refused(buffer: bytes) -> None:
         (84, 4, 2**31 - 1),
         (84, 4, 2**32 - 1),
         (84, 4, 20),
+        (84, 4, 108 - 88),
+        (84, 4, 108 - 89),
+        (36, 4, 0x30),
         (93, 1, 127),
         (93, 1, 255),
         (96, 2, 32767),
@@ -185,8 +202,9 @@ def test_damaged_pull_body_is_refused(buffer: bytes) -> None:
 )
 def test_lengths_inside_a_record_cannot_point_outside(at: int, size: int, value: int) -> None:
     damaged = hello()[:at] + value.to_bytes(size, "big") + hello()[at + size :]
-    with pytest.raises(RemoteProtocolError):
-        _ = RecordView(damaged + hello()).properties_text
+    for behind in (b"", hello()):
+        with pytest.raises(RemoteProtocolError):
+            _ = RecordView(damaged + behind).properties_text
 
 
 def test_properties_that_are_no_utf8_do_not_block_the_queue() -> None:

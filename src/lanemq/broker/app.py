@@ -6,7 +6,8 @@ offsets, stamps and indexes → close connections → mark a clean stop.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from lanemq.broker.appender import Appender
 from lanemq.broker.checkpoints import (
@@ -48,12 +49,14 @@ from lanemq.log.options import StoreOptions
 from lanemq.log.staging import Arrival
 from lanemq.log.state import OffsetRow, Sync
 from lanemq.log.store import Store
+from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
 from lanemq.wire.command import Command
 from lanemq.wire.hosts import pack_host
+from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
 from lanemq.wire.stamp import find_stamp
@@ -62,13 +65,17 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 
+OpenStore = Callable[[Path, StoreOptions], Store]
+
 
 class Broker:
     """One broker process: `await start()`, serve, `await stop()`."""
 
-    def __init__(self, options: BrokerOptions, clock: Clock | None = None) -> None:
+    def __init__(self, options: BrokerOptions, clock: Clock | None = None, open_store: OpenStore = Store) -> None:
+        """`open_store` is where a test puts a disk that fails."""
         self.options = options
         self._clock = clock or SystemClock()
+        self._open_store = open_store
         self._dispatch = Dispatch()
         self._ticking: asyncio.Task[None] | None = None
         self._parts: Parts
@@ -77,7 +84,7 @@ class Broker:
 
     async def start(self) -> None:
         """Recovers what is on disk, then listens; returns when clients can connect."""
-        store = Store(self.options.data, _store_options(self.options))
+        store = self._open_store(self.options.data, _store_options(self.options))
         self._thread = LogThread(asyncio.get_running_loop())
         try:
             self._parts = self._assemble(store)
@@ -101,11 +108,14 @@ class Broker:
         self._server.stop_accepting()
         self._pull.release_all()
         await self._parts.appender.drained()
+        await self._thread.call(_nothing)  # behind everything submitted: its outcome has been told
         await self._server.close()
-        self._save_everything()
-        self._thread.stop()
-        self._parts.store.close([producer_row(row) for row in self._parts.producers.dirty().rows])
-        log.info("stopped cleanly")
+        try:
+            self._save_everything()
+        finally:
+            self._thread.stop()
+            self._parts.store.close([producer_row(row) for row in self._parts.producers.dirty().rows])
+        log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
 
     @property
     def read_only(self) -> bool:
@@ -119,7 +129,7 @@ class Broker:
 
     def received(self, peer: Peer, command: Command) -> None:
         if command.is_response:
-            self._resets.answered(command)
+            self._resets.answered(peer, command)
         else:
             self._dispatch(peer, command)
 
@@ -151,7 +161,7 @@ class Broker:
             appender=appender,
             notices=Notices(members),
             advertised=options.listen,
-            topics=TopicKeeper(table, store.state, self._thread),
+            topics=TopicKeeper(table, store.state, self._thread, appender.stop_writing),
             members=members,
             locks=LockTable(options.stock_lease_ms),
             offsets=GroupOffsets(),
@@ -190,6 +200,7 @@ class Broker:
     def _recover(self) -> None:
         parts = self._parts
         state = parts.state
+        self._dropped = state.dropped_topics()
         parts.topics.load()
         parts.groups.update(
             (name, SubscriptionGroupConfig.decode(text.encode())) for name, text in state.groups().items()
@@ -212,10 +223,13 @@ class Broker:
 
     def _replay(self, record: RecordView) -> None:
         stamp = find_stamp(record.properties_text)
-        if stamp is not None:
+        if stamp is None:
+            return
+        topic, queue_id = _asked_queue(record)
+        if record.position >= self._dropped.get(topic, 0):
             self._parts.producers.replay(
-                record.topic,
-                record.queue_id,
+                topic,
+                queue_id,
                 Stamp(*stamp),
                 1,
                 QueueOffset(record.queue_offset),
@@ -231,10 +245,19 @@ class Broker:
     async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            try:
-                self._housekeeping.tick(self._server)
-            except Exception:  # housekeeping must go on: leases expire here
-                log.exception("housekeeping failed")
+            self._housekeeping.tick(self._server)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _asked_queue(record: RecordView) -> tuple[str, int]:
+    """The queue in which a record's stamp counts: the one it was sent to, even if it waits elsewhere."""
+    if record.topic != SCHEDULE_TOPIC:
+        return record.topic, record.queue_id
+    properties = record.properties
+    return properties.get(PropertyName.REAL_TOPIC, ""), int(properties.get(PropertyName.REAL_QUEUE, "0"))
 
 
 def _store_options(options: BrokerOptions) -> StoreOptions:

@@ -15,12 +15,17 @@ from lanemq.clock import Clock
 from lanemq.log.staging import Arrival, NewRecord, Pending, Staged
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
+from lanemq.model.units import Millis
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.hosts import NO_HOST
 
 log = logging.getLogger(__name__)
 
+WAITING_BYTES = 512
+"""What somebody who waits without storing anything is counted for, so that waiting is bounded too."""
+
 Done = Callable[[StorageError | None], None]
+"""Told when the group is on disk (None), or why it is not."""
 OnArrivals = Callable[[Sequence[Arrival]], None]
 
 
@@ -46,15 +51,14 @@ class Appender:
         self._kicked = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._unsynced_since: Millis | None = None
 
     def append(
         self, topic: str, queue_id: int, items: Sequence[NewRecord], born_host: bytes, size: int, done: Done
     ) -> Staged:
         """Stages the records and says where they will be; true once `done(None)` was called."""
-        if self.failure is not None:
-            raise self.failure
-        if self.pending_bytes + size > self._max_pending_bytes and self.pending_bytes:
-            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
+        self.refuse_if_failed()
+        self._refuse_if_full(size)
         staged = self._store.stage(
             topic,
             queue_id,
@@ -70,13 +74,43 @@ class Appender:
 
     def barrier(self, done: Done) -> None:
         """Calls `done` once everything appended so far is on disk."""
+        self.refuse_if_failed()
+        self._refuse_if_full(WAITING_BYTES)
+        self.pending_bytes += WAITING_BYTES
+        self._wait(done, WAITING_BYTES)
+
+    def refuse_if_failed(self) -> None:
+        """Raises why nothing can be stored any more; to be asked before anything else is changed."""
+        # A new error each time: raising the kept one again would lengthen its traceback for ever.
         if self.failure is not None:
-            raise self.failure
-        self._wait(done, 0)
+            raise type(self.failure)(*self.failure.args)
 
     async def drained(self) -> None:
         """Waits until nothing waits for the disk."""
         await self._idle.wait()
+
+    def sync_if_due(self, now: Millis, relaxed_sync_ms: int) -> None:
+        """Relaxed mode: what was written last must not wait for the next append to be synced."""
+        if self._unsynced_since is None or now - self._unsynced_since < relaxed_sync_ms or self.failure is not None:
+            return
+        self._unsynced_since = None
+
+        def synced(_: object, error: StorageError | None) -> None:
+            if error is not None:
+                self.stop_writing(error)
+
+        self._thread.submit(self._store.sync, synced)
+
+    def stop_writing(self, error: StorageError) -> None:
+        """What was not flushed may or may not be on disk: nobody is told it is, and nothing follows it."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        log.critical("the broker is read-only from now on: %s; reads go on, sends are refused", error)
+
+    def _refuse_if_full(self, size: int) -> None:
+        if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+            raise BrokerBusy(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] too much waits for the disk; try again")
 
     def _wait(self, done: Done, size: int) -> None:
         self._waiting.append((done, size))
@@ -91,21 +125,29 @@ class Appender:
             return
         self._flushing = True
         waiting, self._waiting = self._waiting, []
-        pending = self._store.take_pending()
+        pending, now = self._store.take_pending(), self._clock.now()
 
         def flushed(_: object, error: StorageError | None) -> None:
             self._flushed(pending, waiting, error)
 
-        self._thread.submit(lambda: self._store.flush(pending), flushed)
+        self._thread.submit(lambda: self._store.flush(pending, now), flushed)
 
     def _flushed(self, pending: Pending, waiting: list[tuple[Done, int]], error: StorageError | None) -> None:
         self._flushing = False
+        arrivals: Sequence[Arrival] = ()
         if error is not None:
-            self._stop_writing(error)
-        arrivals = self._store.publish(pending) if error is None else ()
+            self.stop_writing(error)
+        else:
+            arrivals = self._store.publish(pending)
+            if self._unsynced_since is None and pending:
+                self._unsynced_since = self._clock.now()
+        # Or something the group counts on has failed before it: its topic's row.
+        error = self.failure
+        if error is not None:
+            waiting, self._waiting = waiting + self._waiting, []
         for done, size in waiting:
             self.pending_bytes -= size
-            done(error)
+            _tell(done, error)
         if arrivals:
             self._on_arrivals(arrivals)
         if self._waiting:
@@ -113,11 +155,10 @@ class Appender:
         else:
             self._idle.set()
 
-    def _stop_writing(self, error: StorageError) -> None:
-        """What was not flushed may or may not be on disk: nobody is told it is, and nothing follows it."""
-        self.failure = error
-        log.critical("the broker is read-only from now on: %s; reads go on, sends are refused", error)
-        waiting, self._waiting = self._waiting, []
-        for done, size in waiting:
-            self.pending_bytes -= size
-            done(error)
+
+def _tell(done: Done, error: StorageError | None) -> None:
+    """One listener that fails may not keep the others from their answer."""
+    try:
+        done(error)
+    except Exception:
+        log.exception("an answer could not be given")

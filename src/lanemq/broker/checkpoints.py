@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 DELAY_CURSOR = "delay-cursor-"
 KEY_INDEX_STEP_BYTES = 256 * 1024
+AFTER_FAILURE_MS = 5_000
+"""How long a write that failed is left alone: trying at every tick would fill the log with the same line."""
 
 
 class Checkpoints:
@@ -34,6 +36,8 @@ class Checkpoints:
         self._index_under_way = False
         self._keys_under_way = False
         self._mark: tuple[int, Unsaved] | None = None
+        self._mark_deletions = 0
+        self._keys_not_before = Millis(0)
         self._last_index = parts.clock.now()
         self._last_offsets = parts.clock.now()
 
@@ -44,11 +48,17 @@ class Checkpoints:
             self._save_offsets()
         if now - self._last_index >= options.checkpoint_ms and not self._index_under_way:
             self._last_index = now
-            self._mark = (self._parts.store.checkpoint_mark(), self._parts.producers.dirty())
+            self._take_mark()
         if self._mark is not None:
+            if self._mark_deletions != self._parts.topics.deletions:
+                self._take_mark()  # its rows would bring back the producers of a topic that was deleted since
             self._save_index(*self._mark)
-        if not self._keys_under_way and self._parts.appender.pending_bytes == 0:
+        if not self._keys_under_way and now >= self._keys_not_before and self._parts.appender.pending_bytes == 0:
             self._index_keys()
+
+    def _take_mark(self) -> None:
+        self._mark = (self._parts.store.checkpoint_mark(), self._parts.producers.dirty())
+        self._mark_deletions = self._parts.topics.deletions
 
     def _save_offsets(self) -> None:
         rows = self._parts.offsets.dirty()
@@ -68,6 +78,7 @@ class Checkpoints:
                 self._parts.offsets.saved(rows)
                 self._parts.delays.saved(cursors)
             else:
+                self._last_offsets = Millis(self._parts.clock.now() + AFTER_FAILURE_MS)
                 log.error("offsets could not be saved: %s", error)
 
         self._parts.thread.submit(write, written)
@@ -106,6 +117,7 @@ class Checkpoints:
         def done(_: bool | None, error: StorageError | None) -> None:
             self._keys_under_way = False
             if error is not None:
+                self._keys_not_before = Millis(self._parts.clock.now() + AFTER_FAILURE_MS)
                 log.error("the key index could not be written: %s", error)
 
         self._parts.thread.submit(lambda: self._parts.store.index_keys(KEY_INDEX_STEP_BYTES), done)

@@ -6,6 +6,7 @@ the two delivers the messages of that moment again: a delay is at least once, as
 """
 
 import logging
+from functools import partial
 
 from lanemq.broker.appender import Done
 from lanemq.broker.parts import Parts
@@ -16,13 +17,15 @@ from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.java_hash import java_string_hash
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.wire.hosts import NO_HOST
-from lanemq.wire.properties import PropertyName, decode_properties
+from lanemq.wire.hosts import pack_host
+from lanemq.wire.properties import PropertyName, decode_properties, remove_property
 from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.stamp import LANE_STAMP
 
 log = logging.getLogger(__name__)
 
 AT_A_TIME = 256
+AT_A_TIME_BYTES = 4 * 1024 * 1024
 
 
 class DelayDelivery:
@@ -30,73 +33,70 @@ class DelayDelivery:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._under_way: set[int] = set()
+        self._under_way: dict[int, QueueOffset] = {}
+        """Level → the offset behind the last message handed to the log and not yet on disk."""
 
     def tick(self) -> None:
-        wall = self._parts.clock.wall()
         for level in range(1, MAX_LEVEL + 1):
-            if level not in self._under_way:
-                self._deliver(level, wall)
+            self._deliver(level)
 
-    def _deliver(self, level: int, wall: Millis) -> None:
+    def _deliver(self, level: int) -> None:
         cursors, store = self._parts.delays, self._parts.store
+        if level in self._under_way:
+            return
         low, high = store.bounds(SCHEDULE_TOPIC, level - 1)
         cursors.skip_to(level, QueueOffset(low))
         offset = cursors.next_offset(level)
         if offset >= high:
             return
-        result = store.read(SCHEDULE_TOPIC, level - 1, offset, AT_A_TIME, 4 * 1024 * 1024)
+        result = store.read(SCHEDULE_TOPIC, level - 1, offset, AT_A_TIME, AT_A_TIME_BYTES)
+        for damaged in result.damaged:
+            log.error("the delayed message %s of level %s is damaged and lost", damaged, level)
         if result.status is not ReadStatus.FOUND:
             cursors.skip_to(level, QueueOffset(result.next_offset))
             return
-        ready = [
-            record
-            for record in (RecordView(result.data, start) for start in record_starts(result.data))
-            if due(level, Millis(record.store_timestamp), wall)
-        ]
-        if ready:
-            self._append(level, ready)
+        wall = self._parts.clock.wall()
+        records = [RecordView(result.data, start) for start in record_starts(result.data)]
+        self._append(level, [record for record in records if due(level, Millis(record.store_timestamp), wall)])
 
     def _append(self, level: int, ready: list[RecordView]) -> None:
-        self._under_way.add(level)
-        end = QueueOffset(ready[-1].queue_offset + 1)
-        last = len(ready) - 1
-        try:
-            for number, record in enumerate(ready):
-                self._append_one(record, self._finisher(level, end) if number == last else _nothing)
-        except (BrokerBusy, StorageError) as error:
-            self._under_way.discard(level)
-            log.warning("delayed messages of level %s wait: %s", level, error)
+        """Hands over as many as the log takes now; the cursor follows each of them to the disk."""
+        for record in ready:
+            end = QueueOffset(record.queue_offset + 1)
+            try:
+                self._append_one(record, partial(self._stored, level, end))
+            except (BrokerBusy, StorageError) as error:
+                log.warning("delayed messages of level %s wait: %s", level, error)
+                return
+            self._under_way[level] = end
 
-    def _finisher(self, level: int, end: QueueOffset) -> Done:
-        def finished(error: StorageError | None) -> None:
-            self._under_way.discard(level)
+    def _stored(self, level: int, end: QueueOffset, error: StorageError | None) -> None:
+        if error is None:
+            self._parts.delays.skip_to(level, end)
+        if self._under_way.get(level) == end:
+            del self._under_way[level]
             if error is None:
-                self._parts.delays.skip_to(level, end)
-
-        return finished
+                self._deliver(level)
 
     def _append_one(self, record: RecordView, done: Done) -> None:
         properties = decode_properties(record.properties_text)
-        topic = properties.get(PropertyName.REAL_TOPIC, "")
-        queue_id = int(properties.get(PropertyName.REAL_QUEUE, "0"))
-        if self._parts.topics.get(topic) is None:
-            log.error("a delayed message for topic %r is dropped: the topic was deleted", topic)
+        topic = self._parts.topics.get(properties.get(PropertyName.REAL_TOPIC, ""))
+        if topic is None:
+            log.error("a delayed message is dropped: its topic %r was deleted", properties.get("REAL_TOPIC"))
             self._parts.appender.barrier(done)
             return
         tag = properties.get(PropertyName.TAGS)
+        # The stamp counted when the message was sent; in the copy it would count again.
         item = NewRecord(
             record.body,
-            record.properties_text.encode(),
+            remove_property(record.properties_text, LANE_STAMP).encode(),
             java_string_hash(tag) if tag else 0,
             record.flag,
             record.sys_flag,
             record.born_timestamp,
             record.reconsume_times,
         )
+        queue_id = int(properties.get(PropertyName.REAL_QUEUE, "0")) % topic.write_queues
+        host, _, port = record.born_host.rpartition(":")
         size = len(item.body) + len(item.properties) + 128
-        self._parts.appender.append(topic, queue_id, [item], NO_HOST, size, done)
-
-
-def _nothing(_: StorageError | None) -> None:
-    return None
+        self._parts.appender.append(topic.name, queue_id, [item], pack_host(host, int(port)), size, done)

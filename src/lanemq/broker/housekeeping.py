@@ -1,6 +1,7 @@
 """What happens by itself: held pulls time out, leases and members expire, delays come due, old files go."""
 
 import logging
+from collections.abc import Callable
 
 from lanemq.broker.checkpoints import Checkpoints
 from lanemq.broker.delays import DelayDelivery
@@ -30,17 +31,26 @@ class Housekeeping:
         self._last: dict[str, Millis] = {}
 
     def tick(self, server: Server) -> None:
+        """One step that fails may not keep the others from their turn: leases expire here."""
         now = self._parts.clock.now()
-        self._pull.expire(now)
-        self._expire_leases(now)
-        self._parts.notices.group_changed(self._parts.members.expire(now=now).groups)
-        self._checkpoints.tick(now)
+        self._step(lambda: self._pull.expire(now))
+        self._step(lambda: self._expire_leases(now))
+        self._step(lambda: self._parts.notices.group_changed(self._parts.members.expire(now=now).groups))
+        self._step(lambda: self._checkpoints.tick(now))
         if self._is_time("delays", DELAY_MS, now) and self._parts.appender.failure is None:
-            self._delays.tick()
+            self._step(self._delays.tick)
         if self._is_time("idle", IDLE_CHECK_MS, now):
-            server.close_idle(self._parts.options.idle_seconds)
+            self._step(lambda: server.close_idle(self._parts.options.idle_seconds))
         if self._is_time("retention", RETENTION_MS, now):
-            self._retire()
+            self._step(self._retire)
+        if not self._parts.options.durable:
+            self._step(lambda: self._parts.appender.sync_if_due(now, self._parts.options.relaxed_sync_ms))
+
+    def _step(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            log.exception("housekeeping failed")
 
     def _expire_leases(self, now: Millis) -> None:
         """A queue that became free is announced, so that its next owner does not wait for its own timer."""

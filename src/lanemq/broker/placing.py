@@ -1,5 +1,10 @@
-"""Where a sent message really goes: its topic, a retry, the dead letters, or the waiting room of a delay level."""
+"""Where a sent message really goes: its topic, a retry, the dead letters, or the waiting room of a delay level.
 
+A stamp counts in the queue the sender asked for, wherever the message waits meanwhile. A message on its way to a
+retry or to the dead letters is a copy: the stamp of the original would make it a repeat or a gap, so it goes.
+"""
+
+import random
 from typing import NamedTuple
 
 from lanemq.broker.parts import Parts
@@ -17,18 +22,19 @@ from lanemq.model.names import (
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.properties import PropertyName, append_properties, find_property, remove_property
+from lanemq.wire.stamp import LANE_STAMP
 
 _DELAY = PropertyName.DELAY + "\x01"
 _TIMER = "TIMER_"
 
 
 class Placed(NamedTuple):
-    """A decision about one send. `queue_id` None means: as the sender asked."""
+    """A decision about one send. `asked` is the queue its sender knows; it differs while a message waits."""
 
     topic: str
-    queues: int
+    queue_id: int
     properties: str
-    queue_id: int | None = None
+    asked: int
 
 
 def place(parts: Parts, header: SendHeader) -> Placed:
@@ -46,22 +52,34 @@ def place(parts: Parts, header: SendHeader) -> Placed:
         )
     if name.startswith(RETRY_PREFIX):
         return _place_retry(parts, header, topic)
-    if _DELAY in header.properties or _TIMER in header.properties:
-        return place_delayed(topic.name, topic.write_queues, header.queue_id, header.properties, header.batch)
-    return Placed(name, topic.write_queues, header.properties)
+    queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queues)
+    if header.batch:
+        refuse_delay(header.properties)
+    elif wants_delay(header.properties):
+        return place_delayed(name, queue_id, header.properties)
+    return Placed(name, queue_id, header.properties, queue_id)
 
 
-def place_delayed(topic: str, queues: int, queue_id: int, properties: str, batch: bool = False) -> Placed:
+def place_delayed(topic: str, queue_id: int, properties: str) -> Placed:
     """Into the waiting room of its delay level, with the real topic and queue in its properties."""
     level = _level(properties)
     if level == 0:
-        return Placed(topic, queues, properties)
-    if batch:
-        raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed; send them singly")
-    real = {PropertyName.REAL_TOPIC: topic, PropertyName.REAL_QUEUE: str(max(queue_id, 0))}
+        return Placed(topic, queue_id, properties, queue_id)
+    real = {PropertyName.REAL_TOPIC: topic, PropertyName.REAL_QUEUE: str(queue_id)}
     for name in real:
         properties = remove_property(properties, name)
-    return Placed(SCHEDULE_TOPIC, queues, append_properties(properties, real), level - 1)
+    return Placed(SCHEDULE_TOPIC, level - 1, append_properties(properties, real), queue_id)
+
+
+def wants_delay(properties: str) -> bool:
+    """Whether it is worth looking closer; a quick test for the common case."""
+    return _DELAY in properties or _TIMER in properties
+
+
+def refuse_delay(properties: str) -> None:
+    """For a batch and its messages: they are stored together, so none of them can wait."""
+    if wants_delay(properties) and _level(properties):
+        raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed; send them singly")
 
 
 def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
@@ -90,12 +108,12 @@ def _place_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> Placed
         requested=_level(header.properties),
         group_holds_lock=parts.locks.holds_any(group, now=parts.clock.now()),
     )
+    properties = remove_property(remove_property(header.properties, PropertyName.DELAY), LANE_STAMP)
     if isinstance(route, ToDeadLetter):
         dead = parts.topics.take(parts.topics.table.ensure_dead_letter(group))
-        return Placed(dead.name, 1, remove_property(header.properties, PropertyName.DELAY), 0)
-    properties = remove_property(header.properties, PropertyName.DELAY)
+        return Placed(dead.name, 0, properties, 0)
     delayed = append_properties(properties, {PropertyName.DELAY: str(route.level)})
-    return place_delayed(topic.name, topic.write_queues, 0, delayed)
+    return place_delayed(topic.name, 0, delayed)
 
 
 def _level(properties: str) -> int:

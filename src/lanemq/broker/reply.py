@@ -1,6 +1,6 @@
 """How a decision or an error becomes a response command."""
 
-from lanemq.model.errors import BrokerRefused, DiskFull, InvalidName, LaneError, StorageError
+from lanemq.model.errors import BrokerRefused, CorruptRecord, InvalidName, LaneError, StorageError
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command, encode_response
@@ -38,8 +38,10 @@ def code_for(error: LaneError) -> int:
         case BrokerRefused():
             return error.code
         case InvalidName():
+            return ResponseCode.INVALID_PARAMETER
+        case CorruptRecord():
             return ResponseCode.SYSTEM_ERROR
-        case DiskFull() | StorageError():
+        case StorageError():
             return ResponseCode.SERVICE_NOT_AVAILABLE
         case _:
             return ResponseCode.SYSTEM_ERROR

@@ -1,10 +1,12 @@
 """Topics that are asked for become topics on disk.
 
 A new topic is usable at once and saved by the log thread before anything that was sent to it: both go through
-the same thread, in order, so no acknowledged message can outlive its topic.
+the same thread, in order, so no acknowledged message can outlive its topic. If the row cannot be saved, the
+broker stops writing, for the same reason.
 """
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -27,14 +29,19 @@ from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
+OnFailure = Callable[[StorageError], None]
+
 
 class TopicKeeper:
     """The table of topics together with its rows on disk."""
 
-    def __init__(self, table: TopicTable, state: State, thread: LogThread) -> None:
+    def __init__(self, table: TopicTable, state: State, thread: LogThread, on_failure: OnFailure) -> None:
         self.table = table
+        self.deletions = 0
+        """Grows with every deleted topic: what was gathered before may speak of a topic that is gone."""
         self._state = state
         self._thread = thread
+        self._on_failure = on_failure
 
     def get(self, name: str) -> TopicConfig | None:
         return self.table.get(name)
@@ -72,12 +79,17 @@ class TopicKeeper:
         outcome = self.table.delete(name)
         if isinstance(outcome, TopicRefused):
             raise _refusal(name, outcome.why)
-        self._thread.submit(lambda: self._state.delete_topic(name), _log_failure)
+        self.deletions += 1
+        self._thread.submit(lambda: self._state.delete_topic(name), self._saved)
 
     def _save(self, topic: TopicConfig) -> None:
         settings = _encode(topic)
-        self._thread.submit(lambda: self._state.save_topic(topic.name, settings), _log_failure)
+        self._thread.submit(lambda: self._state.save_topic(topic.name, settings), self._saved)
         self.table.saved([topic])
+
+    def _saved(self, _: object, error: StorageError | None) -> None:
+        if error is not None:
+            self._on_failure(error)
 
 
 def _refusal(name: str, why: WhyRefused) -> BrokerRefused:
@@ -95,8 +107,3 @@ def _encode(topic: TopicConfig) -> str:
 def _decode(settings: str) -> TopicConfig:
     name, reads, writes, permission, order, sys_flag = msgspec.json.decode(settings)
     return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag)
-
-
-def _log_failure(_: object, error: StorageError | None) -> None:
-    if error is not None:
-        log.error("a topic could not be saved: %s", error)

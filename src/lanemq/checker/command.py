@@ -12,9 +12,7 @@ from lanemq.checker.explain import describe
 
 
 @click.command()
-@click.argument(
-    "history", nargs=-1, required=True, type=click.Path(exists=True, readable=True, path_type=Path)
-)
+@click.argument("history", nargs=-1, required=True, type=click.Path(exists=True, readable=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.option(
     "--require",
@@ -24,12 +22,8 @@ from lanemq.checker.explain import describe
 )
 @click.option("--drained", is_flag=True, help="The run was meant to end with nothing left over.")
 @click.option("--foreign-producers", is_flag=True, help="Some producers wrote no history.")
-@click.option(
-    "--repeats-allowed", is_flag=True, help="A message twice in the log is counted, not a violation."
-)
-@click.option(
-    "--slack-ms", default=1.0, show_default=True, help="Lines this near to each other are one moment."
-)
+@click.option("--repeats-allowed", is_flag=True, help="A message twice in the log is counted, not a violation.")
+@click.option("--slack-ms", default=1.0, show_default=True, help="Lines this near to each other are one moment.")
 def check(
     history: tuple[Path, ...],
     as_json: bool,

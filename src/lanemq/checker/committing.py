@@ -49,17 +49,14 @@ class Committing:
             return violation(
                 "C3",
                 event,
-                f"a commit of epoch {epoch} was accepted although {held.owner} owned the queue "
-                f"with epoch {held.epoch}",
+                f"a commit of epoch {epoch} was accepted although {held.owner} owned the queue with epoch {held.epoch}",
             )
         if epoch < held.commit_epoch and asked > held.commit_epoch_t + self._slack:
             return violation(
                 "C3", event, f"a commit of epoch {epoch} was accepted after one of epoch {held.commit_epoch}"
             )
         if epoch > held.epoch > 0:
-            return violation(
-                "C3", event, f"a commit of epoch {epoch} was accepted, which was granted to nobody"
-            )
+            return violation("C3", event, f"a commit of epoch {epoch} was accepted, which was granted to nobody")
         if epoch > held.commit_epoch:
             held.commit_epoch, held.commit_epoch_t = epoch, event.t
         return None
@@ -81,7 +78,7 @@ class Committing:
                 continue
             elif offset in stored:
                 found = found or lost(event, held, offset, stored[offset].id)
-            else:
+            elif event.topic in self._state.sent_topics:
                 held.holes.add(offset)
         return found
 
@@ -100,9 +97,7 @@ def _backwards(held: GroupQueue, event: Committed, asked: int) -> Violation | No
     """A late line about an earlier commit is no step back; a commit asked for later is."""
     if asked <= held.low_t:
         return None
-    return violation(
-        "D1", event, f"the committed offset went back from {held.low} to {event.offset} without a reset"
-    )
+    return violation("D1", event, f"the committed offset went back from {held.low} to {event.offset} without a reset")
 
 
 def _dishonest(event: Event, offset: int, done: int | None) -> Violation:

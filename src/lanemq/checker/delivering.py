@@ -21,7 +21,6 @@ class Delivering:
         self._owning = owning
         self._storing = storing
         self._slack = slack
-        self._keyless = Lane("")
         self._overtaken: dict[tuple[Process, str, str, int, int], Turn] = {}
         """Turns that had not ended when another process started one of the same lane."""
 
@@ -38,7 +37,8 @@ class Delivering:
                 "D4", event, f"offset {event.offset} is delivered again below the committed offset {held.low}"
             )
         if not event.key:
-            return self._keyless_turn(held, event, stint) or found
+            self._keyless_turn(held, event, stint)
+            return found
         lane = held.lane(event.key)
         return self._lane_turn(held, lane, event, stint) or found
 
@@ -47,7 +47,7 @@ class Delivering:
         if stale:
             return found
         held = self._state.group_queue(event.group, event.topic, event.queue)
-        lane = held.lanes.get(event.key) if event.key else self._keyless
+        lane = held.lanes.get(event.key)
         if lane is not None and lane.running is event.process:
             lane.running_count -= 1
             if not lane.running_count:
@@ -69,9 +69,7 @@ class Delivering:
         found = None
         together = False
         if lane.running is not None:
-            together = (
-                event.batch != 0 and lane.running is event.process and lane.running_batch == event.batch
-            )
+            together = event.batch != 0 and lane.running is event.process and lane.running_batch == event.batch
             if not together:
                 found = self._overlap(lane, event)
         if not together:
@@ -89,9 +87,7 @@ class Delivering:
         held.started[offset] = (lane, stint)
         return found
 
-    def _again(
-        self, held: GroupQueue, lane: Lane, event: Turn, before: Stint, stint: Stint
-    ) -> Violation | None:
+    def _again(self, held: GroupQueue, lane: Lane, event: Turn, before: Stint, stint: Stint) -> Violation | None:
         self._state.count("redelivery")
         if before is not stint:
             held.account.redelivery("change of owner" if before.process is not stint.process else "new lease")
@@ -111,8 +107,7 @@ class Delivering:
             return violation(
                 "B5",
                 event,
-                f"offset {event.offset} started while offset {lane.running_offset} "
-                f"of key {event.key!r} still ran",
+                f"offset {event.offset} started while offset {lane.running_offset} of key {event.key!r} still ran",
             )
         place = (lane.running, event.group, event.topic, event.queue, lane.running_offset)
         self._overtaken[place] = event
@@ -134,23 +129,19 @@ class Delivering:
             f"{(event.t - rival.t) / 1e6:.3f} ms before",
         )
 
-    def _keyless_turn(self, held: GroupQueue, event: Turn, stint: Stint) -> Violation | None:
-        """Messages without a key have no order; they still count as started and finished."""
+    def _keyless_turn(self, held: GroupQueue, event: Turn, stint: Stint) -> None:
+        """Messages without a key have no order; they still are started, finished or dead-lettered."""
         if event.offset in held.started:
             self._state.count("redelivery")
             held.account.redelivery("without key")
-        held.started[event.offset] = (self._keyless, stint)
-        return None
+        lane = held.lane("")
+        lane.unfinished.add(event.offset)
+        held.started[event.offset] = (lane, stint)
 
 
 def _stint(held: GroupQueue, event: Turn) -> Stint:
     stint = held.stint
-    if (
-        stint is None
-        or stint.process is not event.process
-        or stint.epoch != event.epoch
-        or stint.tenure != held.tenure
-    ):
+    if stint is None or stint.process is not event.process or stint.epoch != event.epoch or stint.tenure != held.tenure:
         stint = held.stint = Stint(event.process, event.epoch, held.tenure)
     return stint
 
@@ -176,8 +167,7 @@ def _overtaking(lane: Lane, event: Turn, stint: Stint) -> Violation | None:
         return violation(
             "B3",
             event,
-            f"offset {event.offset} of key {event.key!r} started before offset {first} "
-            f"of the same key was finished",
+            f"offset {event.offset} of key {event.key!r} started before offset {first} of the same key was finished",
         )
     return violation(
         "B4",
@@ -193,8 +183,7 @@ def _first(lane: Lane, event: Turn) -> Violation | None:
     return violation(
         "B2",
         event,
-        f"offset {event.offset} of key {event.key!r} ran for the first time after offset {lane.high} "
-        f"of the same key",
+        f"offset {event.offset} of key {event.key!r} ran for the first time after offset {lane.high} of the same key",
     )
 
 

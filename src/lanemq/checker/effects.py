@@ -36,7 +36,6 @@ class Effects:
             return violation(
                 "P1",
                 event,
-                f"{event.sink} took the effect of offset {event.offset} after that of offset {offset} "
-                f"of the same key",
+                f"{event.sink} took the effect of offset {event.offset} after that of offset {offset} of the same key",
             )
         return None

@@ -141,7 +141,7 @@ class DeadLettered(GroupEvent, tag="dead_lettered"):
 
 
 class Skipped(GroupEvent, tag="skipped"):
-    """Left out on purpose: a tag filter, or a person."""
+    """Left out on purpose: by a tag filter, by a person, or sent back to the retry topic."""
 
     key: str = ""
     reason: str = ""

@@ -16,7 +16,11 @@ from lanemq.checker.verdict import INVARIANTS, Report, Verdict, Violation
 BEFORE = 12
 AFTER = 4
 
-_HIDDEN = frozenset({"e", "n", "t", "process", "topic", "queue", "group"})
+_SHOWN = (
+    "offset", "key", "id", "outcome", "member", "epoch", "attempt", "attempts", "batch", "asked", "until",
+    "sink", "reason", "kind", "target", "phase",
+)  # fmt: skip
+_TIMES = frozenset({"asked", "until"})
 
 
 def around(files: Sequence[Path], found: Violation) -> tuple[str, ...]:
@@ -89,5 +93,17 @@ def _concerns(event: Event, found: Violation) -> bool:
 def _line(event: Event, found: Violation) -> str:
     mark = ">" if event.n == found.n and event.process.name == found.process else " "
     facts = msgspec.to_builtins(event)
-    told = " ".join(f"{name}={value}" for name, value in facts.items() if name not in _HIDDEN)
-    return f"{mark} {(event.t - found.t) / 1e6:+12.3f} ms  {event.process.name:<16} {facts['e']:<14} {told}"
+    told = " ".join(_fact(name, facts[name], found) for name in _SHOWN if facts.get(name) not in (None, "", 0))
+    if facts.get("offset") == 0:
+        told = f"offset=0 {told}"
+    return f"{mark} {_millis(event.t - found.t):>16}  {event.process.name:<16} {facts['e']:<14} {told}"
+
+
+def _fact(name: str, value: object, found: Violation) -> str:
+    if name in _TIMES and isinstance(value, int):
+        return f"{name}={_millis(value - found.t)}"
+    return f"{name}={value}"
+
+
+def _millis(nanos: int) -> str:
+    return f"{nanos / 1e6:+.3f} ms"

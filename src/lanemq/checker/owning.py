@@ -37,11 +37,7 @@ class Owning:
 
     def renewed(self, event: LeaseRenewed) -> Violation | None:
         held = self._state.group_queue(event.group, event.topic, event.queue)
-        if (
-            event.epoch
-            and event.epoch < held.epoch
-            and (event.asked or event.t) > held.granted_t + self._slack
-        ):
+        if event.epoch and event.epoch < held.epoch and (event.asked or event.t) > held.granted_t + self._slack:
             return violation(
                 "C1",
                 event,
@@ -74,9 +70,7 @@ class Owning:
         """Whether the end belongs to a stale turn, and what is wrong with it."""
         if not self._stale:
             return False, None
-        reason = self._stale.pop(
-            (event.process.name, event.group, event.topic, event.queue, event.offset), None
-        )
+        reason = self._stale.pop((event.process.name, event.group, event.topic, event.queue, event.offset), None)
         if reason is None:
             return False, None
         if event.outcome is Outcome.ABANDONED:
@@ -104,8 +98,7 @@ class Owning:
         return violation(
             "C2",
             event,
-            f"epoch {event.epoch} was given to {event.member} after epoch {held.epoch} "
-            f"was given to {held.owner}",
+            f"epoch {event.epoch} was given to {event.member} after epoch {held.epoch} was given to {held.owner}",
         )
 
     def _new_owner(self, held: GroupQueue, event: LeaseGranted) -> Violation | None:

@@ -160,6 +160,4 @@ class _FileReader:
         if event.n != next_n:
             self._reading.problem(f"{self._path.name}: history lost: n={next_n} expected, n={event.n} found")
         if event.t < last_t:
-            self._reading.problem(
-                f"{self._path.name}: time went back by {last_t - event.t} ns at n={event.n}"
-            )
+            self._reading.problem(f"{self._path.name}: time went back by {last_t - event.t} ns at n={event.n}")

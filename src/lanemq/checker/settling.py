@@ -21,19 +21,14 @@ class Settling:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         self._state.count("dead_letter")
         if event.offset < held.low:
-            return violation(
-                "E1", event, f"offset {event.offset} was dead-lettered after it was committed past"
-            )
+            return violation("E1", event, f"offset {event.offset} was dead-lettered after it was committed past")
         entry = held.started.get(event.offset)
         if entry is None:
             return violation("E1", event, f"offset {event.offset} was dead-lettered and never tried")
-        lane, stint = entry
-        if event.offset in held.dead and stint is held.stint and event.offset not in lane.unfinished:
-            return violation("E1", event, f"offset {event.offset} was dead-lettered twice")
-        if event.offset in held.finished and event.offset not in lane.unfinished:
-            return violation(
-                "E1", event, f"offset {event.offset} was dead-lettered although it had ended well"
-            )
+        lane = entry[0]
+        if event.offset not in lane.unfinished:
+            how = "twice" if event.offset in held.dead else "although it had ended well"
+            return violation("E1", event, f"offset {event.offset} was dead-lettered {how}")
         lane.unfinished.discard(event.offset)
         held.dead.add(event.offset)
         if event.offset not in held.finished:
@@ -92,7 +87,5 @@ def _gone(queue: Queue, end: Event, topic: str, number: int) -> Iterator[Violati
             yield _at(end, "A1", text, topic=topic, queue=number, offset=offset, group="")
 
 
-def _at(
-    end: Event, invariant: str, text: str, *, topic: str, queue: int, offset: int, group: str
-) -> Violation:
+def _at(end: Event, invariant: str, text: str, *, topic: str, queue: int, offset: int, group: str) -> Violation:
     return Violation(invariant, text, end.t, end.process.name, end.n, topic, queue, offset, "", group)

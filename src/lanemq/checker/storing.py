@@ -42,7 +42,7 @@ class Storing:
     def failed(self, event: SendFailed) -> Violation | None:
         sender = self._state.open_ids.pop(event.id, None)
         if sender is None:
-            return None
+            return self._failed_but_there(event)
         index, _ = sender.in_flight.pop(event.id)
         sender.frozen = (index + 1, sender.next_index)
         if event.key and sender.placed and sender.placed[-1][0] > index:
@@ -52,6 +52,13 @@ class Storing:
                 f"the send of {event.id} failed, but a message of key {event.key!r} that was sent behind it "
                 f"is stored at offset {sender.placed[-1][1]}",
             )
+        return None
+
+    def _failed_but_there(self, event: SendFailed) -> Violation | None:
+        for (topic, _), queue in self._state.queues.items():
+            if topic == event.topic and event.id in queue.where:
+                offset = queue.where[event.id]
+                return violation("A2", event, f"the send of {event.id} failed, but it is stored at offset {offset}")
         return None
 
     def stored(self, event: StoredEvent) -> Violation | None:
@@ -72,9 +79,7 @@ class Storing:
             and event.id not in queue.where
             and event.id not in state.open_ids
         ):
-            return violation(
-                "A2", event, f"{event.id} was delivered, but nobody sent it, or every send of it failed"
-            )
+            return violation("A2", event, f"{event.id} was delivered, but nobody sent it, or every send of it failed")
         return self._place(queue, event, event.id, delivered=True)
 
     def trimmed(self, event: Trimmed) -> None:
@@ -86,9 +91,7 @@ class Storing:
                 if offset < event.offset:
                     group.finished.setdefault(offset, event.t)
 
-    def _place(
-        self, queue: Queue, event: Acked | Turn | StoredEvent, id: str, *, delivered: bool
-    ) -> Violation | None:
+    def _place(self, queue: Queue, event: Acked | Turn | StoredEvent, id: str, *, delivered: bool) -> Violation | None:
         offset = event.offset
         there = queue.stored.get(offset)
         if there is not None and there.id == id:
@@ -112,9 +115,7 @@ class Storing:
             return None
         return violation("B6", event, f"{id} is in the log twice: at offset {known} and at {event.offset}")
 
-    def _in_line(
-        self, sender: Sender, queue: Queue, event: Acked | Turn | StoredEvent, id: str
-    ) -> Violation | None:
+    def _in_line(self, sender: Sender, queue: Queue, event: Acked | Turn | StoredEvent, id: str) -> Violation | None:
         index, sent_t = sender.in_flight.pop(id)
         if not sender.name[2]:
             return None
@@ -183,7 +184,7 @@ def _inverted(
 
 def _committed_past(groups: list[GroupQueue], event: Acked) -> Violation | None:
     for group in groups:
-        if event.offset < group.low and event.offset in group.holes:
+        if event.offset in group.holes:
             group.holes.discard(event.offset)
             return lost(event, group, event.offset, event.id)
     return None

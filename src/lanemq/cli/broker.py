@@ -1,62 +1,76 @@
-"""`lanemq broker`: runs a broker until it is told to stop."""
+"""`lanemq broker`: runs a broker until it is told to stop.
+
+Everything that can be wrong with the machine (folder, port, a second broker) is found before the first client
+connects, and said in one line.
+"""
 
 import asyncio
-import contextlib
+import errno
+import ipaddress
 import logging
+import os
 import signal
+import socket
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.model.errors import LaneError
+from lanemq.cli.options import Failed
 from lanemq.net.address import parse_address
+
+BIND_ERRORS = {
+    errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
+    errno.EADDRNOTAVAIL: "this machine has no such address: use one of its own, or 127.0.0.1",
+    errno.EACCES: "the system reserves this port: choose one above 1023",
+}
 
 
 @click.command()
-@click.option(
-    "--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Where to accept."
-)
-@click.option(
-    "--data", type=click.Path(path_type=Path), required=True, help="Folder of the log; made if missing."
-)
-@click.option(
-    "--advertise", metavar="HOST", help="Host that clients are told, if it is not the listening one."
-)
+@click.option("--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Where to accept.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder of the log; made if missing.")
+@click.option("--advertise", metavar="HOST", help="Host that clients are told, if it is not the listening one.")
+@click.option("--name", default="lanemq", show_default=True, help="Broker name in routes; renaming moves every queue.")
 @click.option("--relaxed", is_flag=True, help="Acknowledge after write, not after fdatasync.")
 @click.option("--no-auto-create", is_flag=True, help="Refuse sends to topics that do not exist.")
-@click.option(
-    "--retention-hours", type=float, default=72.0, show_default=True, help="Keep messages this long."
-)
+@click.option("--default-queues", type=int, default=8, show_default=True, help="Most queues of a topic made by a send.")
+@click.option("--retention-hours", type=float, default=72.0, show_default=True, help="Keep messages this long.")
 @click.option("--retention-bytes", type=int, default=0, help="Keep at most this much log; 0 = no limit.")
-@click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
-def broker(
-    listen: str,
-    data: Path,
-    advertise: str | None,
-    relaxed: bool,
-    no_auto_create: bool,
-    retention_hours: float,
-    retention_bytes: int,
-    log_level: str,
-) -> None:
-    """Run a broker: name server and broker on one port."""
+@click.option(
+    "--log-level",
+    default="warning",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="What to say on stderr.",
+)
+def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_level: str, **settings: Any) -> None:
+    """Run a broker: name server and broker on one port.
+
+    Stops cleanly on SIGTERM or Ctrl-C; a second one ends it at once.
+    """
     logging.basicConfig(
         stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
     options = BrokerOptions(
-        data=data,
+        data=_usable_folder(data),
         listen=parse_address(listen),
-        advertise=advertise,
         durable=not relaxed,
         auto_create_topics=not no_auto_create,
-        retention_hours=retention_hours,
-        retention_bytes=retention_bytes,
+        **settings,
     )
-    use_uvloop()
-    asyncio.run(serve(options))
+    if not _is_loopback(options.listen.host):
+        click.echo(
+            f"warning: {options.listen} can be reached from other machines and there is no authentication yet: "
+            f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}",
+            err=True,
+        )
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(serve(options))
 
 
 async def serve(options: BrokerOptions) -> None:
@@ -69,18 +83,46 @@ async def serve(options: BrokerOptions) -> None:
     try:
         await running.start()
     except OSError as error:
-        raise LaneError(f"cannot listen on {options.listen}: {error}; choose another --listen") from error
-    click.echo(f"LaneMQ broker on {running.address}, data in {options.data}", err=True)
+        raise _start_failed(error, options) from error
+    safety = "durable" if options.durable else "relaxed"
+    click.echo(f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}", err=True)
     await stop.wait()
     await running.stop()
 
 
-def use_uvloop() -> None:
-    """A faster event loop where it is installed (`pip install lanemq[fast]`)."""
-    with contextlib.suppress(ImportError):
-        import uvloop
+def _usable_folder(path: Path) -> Path:
+    """The folder, made if need be. Asked here because later the same trouble would look like a broken log."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failed(f"--data {path} cannot be a folder: {error.strerror}; choose another one") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise Failed(f"--data {path} cannot be written by this user: change its owner, or choose another folder")
+    return path
 
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+def _start_failed(error: OSError, options: BrokerOptions) -> Failed:
+    if isinstance(error, socket.gaierror):
+        return Failed(f"--listen {options.listen}: the host is not known; use an address of this machine")
+    if error.errno in BIND_ERRORS:
+        return Failed(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")
+    return Failed(f"cannot start on {options.listen} with data in {options.data}: {error}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """A faster event loop where it is installed (`pip install lanemq[fast]`)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
 
 
 def _on_signal(stop: asyncio.Event) -> None:

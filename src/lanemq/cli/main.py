@@ -1,34 +1,34 @@
-"""The `lanemq` command: one group of commands per noun."""
-
-import sys
+"""The `lanemq` command: one file per noun, gathered here."""
 
 import click
 
+from lanemq.checker.command import check
 from lanemq.cli.broker import broker
-from lanemq.model.errors import LaneError
+from lanemq.cli.group import group
+from lanemq.cli.key import key
+from lanemq.cli.locks import locks
+from lanemq.cli.options import Nouns
+from lanemq.cli.send import send
+from lanemq.cli.tail import tail
+from lanemq.cli.topic import topic
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Nouns,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong (check: 2 is an unknown verdict).",
+)
 @click.version_option(package_name="lanemq")
-def cli() -> None:
-    """Ordered messaging: every key has its lane; nothing overtakes."""
-
-
-cli.add_command(broker)
-
-
 def main() -> None:
-    """Runs the command; an error of ours is one line and exit code 1, never a traceback."""
-    try:
-        cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
-    except LaneError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+    """Ordered messaging: every key has its lane; nothing overtakes.
+
+    Every command except `broker` and `check` asks the broker at --server HOST:PORT, or at the environment
+    variable LANEMQ_SERVER.
+    """
+
+
+for command in (broker, topic, send, tail, group, locks, key, check):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

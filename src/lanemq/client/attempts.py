@@ -25,7 +25,8 @@ from lanemq.client.listener import (
 )
 from lanemq.client.message import Message
 from lanemq.core.retry_policy import clamp_suspend
-from lanemq.core.turns import COMMIT, FAILED, ROLL_BACK, STOPPED, Outcome, Suspend
+from lanemq.core.turns import COMMIT, FAILED, ROLL_BACK, Outcome, Suspend
+from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
@@ -97,45 +98,33 @@ def stop_after(error: Exception, batch: Batch) -> Stop | None:
 
 
 class OrderlyAttempt:
-    """An attempt with RocketMQ's orderly listener; `core/lane_scheduler` runs in manual commit mode then.
+    """An attempt with RocketMQ's orderly listener.
 
-    RocketMQ decides per call who commits (`context.auto_commit`), the scheduler once. So a run of batches whose
-    listener left automatic commit on ends with a commit, and as soon as a listener turned it off, runs are one
-    batch long and only its own COMMIT commits.
+    Who commits is the lane scheduler's setting, made once: `manual` here and there must agree. A listener may
+    still commit a single call in manual mode by leaving `context.auto_commit` on.
     """
 
-    def __init__(self, listener: OrderlyListener) -> None:
+    def __init__(self, listener: OrderlyListener, *, manual: bool = False) -> None:
         self._listener = listener
-        self._manual = False
+        self._manual = manual
 
     def __call__(self, batch: Batch, turn: MessageTurn) -> Stop | None:
-        context = OrderlyContext(turn.queue)
+        context = OrderlyContext(turn.queue, auto_commit=not self._manual)
         try:
             status = self._listener(batch, context)
         except Exception as error:  # noqa: BLE001 - logged by the worker; RocketMQ suspends too
             return Stop(_suspended(context), error=error)
-        self._manual = self._manual or not context.auto_commit
-        if status is None or status is OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT:
-            return Stop(_suspended(context))
-        if context.auto_commit:
-            return self._committed(status, batch, turn)
-        return _uncommitted(status, batch)
-
-    def _committed(self, status: OrderlyStatus, batch: Batch, turn: MessageTurn) -> Stop | None:
-        if status is not OrderlyStatus.SUCCESS:
-            log.warning("%s: %s has no meaning with auto_commit and counts as success", turn.queue, status.name)
-        last = batch[-1] is turn.messages[-1]
-        return Stop(COMMIT) if last or self._manual else None
-
-
-def _uncommitted(status: OrderlyStatus, batch: Batch) -> Stop:
-    match status:
-        case OrderlyStatus.COMMIT:
-            return Stop(COMMIT)
-        case OrderlyStatus.ROLLBACK:
-            return Stop(ROLL_BACK)
-        case _:
-            return Stop(STOPPED, succeeded=len(batch))
+        if not (context.auto_commit or self._manual):
+            return Stop(FAILED, error=InvalidOption("auto_commit=False needs PushConsumer(manual_commit=True)"))
+        match status:
+            case OrderlyStatus.SUCCESS:
+                return Stop(COMMIT) if self._manual and context.auto_commit else None
+            case OrderlyStatus.COMMIT:
+                return Stop(COMMIT)
+            case OrderlyStatus.ROLLBACK:
+                return Stop(COMMIT if context.auto_commit else ROLL_BACK)
+            case _:
+                return Stop(_suspended(context))
 
 
 def _suspended(context: OrderlyContext) -> Suspend:

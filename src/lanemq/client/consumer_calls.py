@@ -7,8 +7,6 @@ id) travels in extra fields that others ignore.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from msgspec import field
-
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
@@ -32,6 +30,7 @@ from lanemq.wire.headers import (
     UnregisterHeader,
     UpdateOffsetHeader,
 )
+from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH
 
 PULL_MARGIN_MS = 15_000
 """A held pull may be answered this much later than asked (RocketMQ: suspend 15 s, time-out 30 s)."""
@@ -67,9 +66,7 @@ class Pulled(NamedTuple):
 class ConsumerCalls:
     """Asks the master of a queue's broker."""
 
-    def __init__(
-        self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes
-    ) -> None:
+    def __init__(self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes) -> None:
         self.client_id = client_id
         self._group = options.group
         self._timeout = options.request_timeout_ms / 1000
@@ -102,22 +99,20 @@ class ConsumerCalls:
         leases = {each.queue: each for each in answer.lane_leases}
         return {each.queue: _granted(leases.get(each.queue)) for each in answer.lock_ok_mq_set}
 
-    async def unlock(self, broker: str, queues: Sequence[tuple[MessageQueue, Epoch]]) -> None:
-        """Gives queues back, naming the lease: a late unlock must not free a newer one."""
-        request = self._lock_request([queue for queue, _ in queues])
-        request.lane_leases = [
-            LaneLease(topic=queue.topic, broker_name=queue.broker, queue_id=queue.queue_id, epoch=epoch)
-            for queue, epoch in queues
-            if epoch
-        ]
-        command = Command(RequestCode.UNLOCK_BATCH_MQ, 0, body=request.encode())
-        await self._request(self.address(queues[0][0].topic, broker), command, self._lock_timeout)
+    async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
+        """Gives a queue back, naming the lease: a late unlock must not free a newer one."""
+        ext = {LANE_EPOCH: str(epoch)} if epoch else {}
+        command = Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request([queue]).encode())
+        await self._request(self.address(queue.topic, queue.broker), command, self._lock_timeout)
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """Where the group stands; None if it has never been there. Any other trouble is an error (A51)."""
         header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        ext = header.to_ext() | {LANE_CLIENT: self.client_id}
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
         try:
-            return await self._offset(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+            reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+            return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
         except OffsetNotFound:
             return None
 
@@ -191,17 +186,9 @@ class ConsumerCalls:
             raise error_for(reply.code, reply.remark)
         return reply
 
-    def _lock_request(self, queues: Iterable[MessageQueue]) -> "LeaseRequest":
+    def _lock_request(self, queues: Iterable[MessageQueue]) -> LockRequest:
         bodies = [QueueBody.of(queue) for queue in queues]
-        return LeaseRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies)
-
-
-class LeaseRequest(LockRequest):
-    """A lock or unlock request that can name the leases it means; stock brokers ignore the extra member."""
-
-    left_out = ("laneLeases",)
-
-    lane_leases: list[LaneLease] = field(default_factory=list)
+        return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies)
 
 
 def _granted(lease: LaneLease | None) -> Granted:

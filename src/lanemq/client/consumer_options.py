@@ -1,23 +1,25 @@
 """Everything that can be set on a consumer: unit, default, and what goes wrong at either end."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
 
 from lanemq.client.codec import Codec
 from lanemq.clock import Clock, SystemClock
+from lanemq.core.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
 from lanemq.core.flow_control import FlowLimits
 from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
-from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address, parse_addresses
 
-Allocation: TypeAlias = Callable[[Sequence[MessageQueue], Sequence[str], str], Sequence[MessageQueue]]
-"""(all queues, all members, me) -> my queues. Every member must come to a plan that fits the others'."""
+STRATEGIES: dict[str, Allocate] = {
+    "averagely": averagely,
+    "averagely-by-circle": averagely_by_circle,
+    "consistent-hash": consistent_hash(),
+}
+"""Strategies that need no settings, by name."""
 
 LANE_PULL_BATCH = 1_000
 ROCKETMQ_PULL_BATCH = 32
@@ -65,10 +67,10 @@ class ConsumerOptions:
     lease_times: LeaseTimes | None = None
     """Overrides both presets. Short: fast take-over after a crash, more renewals, sensitive to pauses."""
 
-    allocation: "str | Allocation" = "averagely"
-    """Name of a strategy of `core/allocation`, or a function. All members must use the same one."""
+    allocation: str | Allocate = "averagely"
+    """Name of a strategy, or a function of `core/allocation`. All members must use the same one."""
 
-    codec: "str | Codec" = "json"
+    codec: str | Codec = "json"
 
     pull_batch: int | None = None
     """Messages asked for in one pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""
@@ -128,6 +130,8 @@ class ConsumerOptions:
         ]
         if self.compat not in ("auto", "rocketmq"):
             problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
+        if isinstance(self.allocation, str) and self.allocation not in STRATEGIES:
+            problems.append(f"allocation={self.allocation!r} must be one of {', '.join(STRATEGIES)}, or a function")
         if self.start is StartFrom.TIMESTAMP and self.start_timestamp_ms <= 0:
             problems.append("start=TIMESTAMP needs start_timestamp_ms: milliseconds since 1970")
         if problems:
@@ -138,6 +142,10 @@ class ConsumerOptions:
     @property
     def addresses(self) -> tuple[Address, ...]:
         return parse_addresses(self.servers)
+
+    @property
+    def allocate(self) -> Allocate:
+        return STRATEGIES[self.allocation] if isinstance(self.allocation, str) else self.allocation
 
     @property
     def broadcasting(self) -> bool:

@@ -7,7 +7,7 @@ mistake shows up at start and not with the first message.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -37,7 +37,7 @@ def handler_call(handler: Handler, *, batched: bool = False) -> HandlerCall:
     def call(given: Any) -> Any:
         return function(*arguments(given))
 
-    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))
+    is_async = inspect.iscoroutinefunction(_function(handler))
     if message_at == 0 and count == 1:
         return HandlerCall(name, is_async, handler)
     return HandlerCall(name, is_async, call)
@@ -63,20 +63,23 @@ def _positional(handler: Handler, name: str) -> list[inspect.Parameter]:
     wrong = [each for each in required if each.kind is inspect.Parameter.KEYWORD_ONLY]
     parameters = [each for each in required if each.kind in kinds]
     if wrong or not 1 <= len(parameters) <= 2:
-        raise InvalidOption(
-            f"handler {name} must take (event), (event, message) or (message: Message), not {inspect.signature(handler)}"
-        )
+        given = inspect.signature(handler)
+        raise InvalidOption(f"handler {name} must take (event), (event, message) or (message: Message), not {given}")
     return parameters
 
 
 def _hints(handler: Handler) -> dict[str, Any]:
-    target = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)
     try:
-        return get_type_hints(target)
+        return get_type_hints(_function(handler))
     except (NameError, TypeError) as error:
         raise InvalidOption(
             f"the annotations of handler {handler!r} cannot be read: {error}; define the types at module level"
         ) from error
+
+
+def _function(handler: Handler) -> Any:
+    """The function itself, also of an object with `__call__`."""
+    return handler if inspect.isroutine(handler) else type(handler).__call__
 
 
 def _is_message(wanted: Any) -> bool:
@@ -86,15 +89,10 @@ def _is_message(wanted: Any) -> bool:
 def _arguments(
     event_type: Any, event_at: int | None, message_at: int | None, count: int, *, batched: bool
 ) -> Callable[[Any], tuple[Any, ...]]:
-    if batched:
-        item_type = (get_args(event_type) or (Any,))[0]
+    item_type = (get_args(event_type) or (Any,))[0]
 
-        def event_of(messages: Sequence[Message]) -> Any:
-            return [message.value(item_type) for message in messages]
-    else:
-
-        def event_of(message: Any) -> Any:
-            return message.value(event_type)
+    def event_of(given: Any) -> Any:
+        return [message.value(item_type) for message in given] if batched else given.value(event_type)
 
     if count == 1:
         return (lambda given: (given,)) if event_at is None else (lambda given: (event_of(given),))

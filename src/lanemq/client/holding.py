@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lanemq.client.message import Source
 from lanemq.core.queue_lease import LeaseTimes, QueueLease
+from lanemq.core.rebalance import Holding as Life
 from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
@@ -33,8 +34,8 @@ class Holding:
         """The broker knows epochs and gives large pulls."""
         self.released = False
         """Given back or lost; whatever still arrives for it is ignored."""
-        self.hand_over_tries = 0
-        """How often it should have gone to another member while its handler ran (RocketMQ: tryUnlockTimes)."""
+        self.life = Life(queue, needs_lease=lease is not None)
+        """Where it stands between coming and going, and what that asks for next."""
         self.wake = asyncio.Event()
         """Set when the pull loop should look again: room in the cache, or a lease."""
         self.puller: asyncio.Task[None] | None = None

@@ -8,6 +8,7 @@ when it found work, because one event can free several lanes; a worker that ends
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -135,7 +136,7 @@ class LaneBoard:
         with self._mutex:
             if self._scheduler.is_drained(queue):
                 return True
-            self._drained[queue] = lambda: loop.call_soon_threadsafe(event.set)
+            self._drained[queue] = lambda: _set_from_thread(loop, event)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await event.wait()
@@ -199,6 +200,11 @@ class LaneBoard:
 
     def _wake_all(self) -> None:
         self._changed.notify_all()
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(event.set)
 
 
 def _pause(wait: Wait, deadline: int | None, now: Millis) -> float | None:

@@ -13,7 +13,7 @@ from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue
 
 
-class HandlerVerdict(Exception):  # noqa: N818 - a verdict, not an error
+class HandlerVerdict(Exception):
     """Raised by a handler to decide about its message."""
 
 

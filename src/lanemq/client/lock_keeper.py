@@ -74,19 +74,16 @@ class LockKeeper:
                 leases[queue] = (lease, answer)
         return leases
 
-    async def release(self, holdings: Sequence[Holding]) -> None:
-        """Gives leases back so that others need not wait for their end (A55). A failure is only logged: the
+    async def release(self, holding: Holding) -> None:
+        """Gives a lease back so that others need not wait for its end (A55). A failure is only logged: the
         lease then ends by itself."""
-        brokers: dict[str, list[Holding]] = {}
-        for holding in holdings:
-            if holding.lease is not None:
-                holding.released = True  # before asking: a renewal sent behind the unlock would take it again
-                brokers.setdefault(holding.queue.broker, []).append(holding)
-        for broker, held in brokers.items():
-            try:
-                await self._calls.unlock(broker, [(each.queue, each.epoch) for each in held])
-            except LaneError as error:
-                log.warning("%s could not be unlocked; others wait for the lease's end: %s", _names(held), error)
+        if holding.lease is None:
+            return
+        holding.released = True  # before asking: a renewal sent behind the unlock would take it again
+        try:
+            await self._calls.unlock(holding.queue, holding.epoch)
+        except LaneError as error:
+            log.warning("%s could not be unlocked; others wait for the lease's end: %s", holding, error)
 
     def suspend(self, broker: str) -> None:
         """The connection is gone, and a LaneMQ broker frees leases soon after: nothing starts until renewed."""
@@ -130,7 +127,3 @@ class LockKeeper:
         except TimeoutError:
             pass
         self._urgent.clear()
-
-
-def _names(holdings: Sequence[Holding]) -> str:
-    return ", ".join(map(str, holdings))

@@ -95,11 +95,11 @@ class OffsetKeeper:
 
     async def move_to(self, holding: Holding, offset: QueueOffset) -> None:
         """Sets the group's offset by name: the broker said that the old one does not exist, or a person did."""
-        self._table.start(holding.queue, offset)
         if self._local is not None:
             self._local.save({holding.queue: offset})
         else:
             await self._calls.commit(holding.queue, offset, holding.epoch)
+        self._table.start(holding.queue, offset)
 
     def _look(self, holding: Holding) -> None:
         """The newest committable offset; nothing of a queue that is not ours any more (A99)."""

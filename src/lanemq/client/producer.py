@@ -6,26 +6,26 @@ time: deadlines, back-off, heartbeats, new connections. Everything that decides 
 moves its decisions to sockets and waiters. One lock guards the engine and is never held while writing.
 """
 
-import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, TypeAlias, Unpack
 
+from lanemq.client.identity import new_client_id, new_producer_id
 from lanemq.client.producer_options import ProducerOptions, ProducerSettings
 from lanemq.client.receipt import Receipt
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
-from lanemq.client.send_engine import SendEngine, SendRequest, Work, settle
-from lanemq.client.send_packing import Many, Outgoing, Packer, QueueChooser, check_sendable
-from lanemq.client.send_requests import Extras, Parcel, extras_of
-from lanemq.client.send_tickets import SubmittedFuture, Ticket, Unheard, WaitingCrowd, WaitingThread
+from lanemq.client.send_engine import SendEngine
+from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
+from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, extras_of, heartbeat
+from lanemq.client.send_tickets import UNHEARD, SubmittedFuture, Ticket, WaitingCrowd, WaitingThread
+from lanemq.client.send_work import SendRequest, Work
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
-from lanemq.model.errors import Closed, LaneError, RequestTimedOut, TransportError
+from lanemq.model.errors import Closed, LaneError, LaneFrozen, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
@@ -36,29 +36,32 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 """How exact deadlines are. Idle ticks cost nothing worth counting; waking the keeper for every send would."""
 
-KEEPER_NAME = "lanemq-producer"
+HEARTBEAT_MILLIS = 30_000
+"""RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
+
+Told: TypeAlias = tuple[Ticket, bool]
+"""Whom to tell, and whether they hear of a failure before they send anything else."""
 
 
 class Producer:
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
 
-    def __init__(
-        self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]
-    ) -> None:
+    def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
         self._options = ProducerOptions(**settings)
         self._clock = clock or SystemClock()
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock)
         self._packer = Packer(self._options)
         self._chooser = QueueChooser()
-        self._engine = SendEngine(self._options, self._clock)
+        self._client_id = new_client_id()
+        builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
+        self._engine = SendEngine(self._options, builder, self._clock)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
-        self._dialing: set[str] = set()
         self._closed = False
         self._wake = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name=KEEPER_NAME, daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name="lanemq-producer", daemon=True)
         self._keeper.start()
 
     # sending
@@ -80,7 +83,7 @@ class Producer:
         """Stores one message and returns where it is; raises when it is not known to be stored."""
         ticket = WaitingThread()
         extras = extras_of(tag, keys, properties, delay_level)
-        self._accept(topic, value, key, extras, (selector, arg, queue), ticket, told=True)
+        self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, True))
         return ticket.wait()
 
     def submit(
@@ -104,7 +107,10 @@ class Producer:
         """
         ticket = SubmittedFuture()
         extras = extras_of(tag, keys, properties, delay_level)
-        self._accept(topic, value, key, extras, (selector, arg, queue), ticket, told=False)
+        try:
+            self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, False))
+        except LaneFrozen as error:
+            ticket.failed(0, error)
         return ticket
 
     def send_oneway(
@@ -122,7 +128,7 @@ class Producer:
     ) -> None:
         """Takes its place in line; nobody is told how it ended."""
         extras = extras_of(tag, keys, properties, 0)
-        self._accept(topic, value, key, extras, (selector, arg, queue), Unheard(), told=True)
+        self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (UNHEARD, True))
 
     def send_many(self, topic: str, messages: Many) -> list[Receipt]:
         """Stores all messages, those of a key in the order given; the fast way for more than a few.
@@ -131,11 +137,226 @@ class Producer:
         """
         crowd = WaitingCrowd()
         count = 0
-        try:
-            for count, (key, parcel) in enumerate(self._packer.many(messages, crowd), 1):
-                route = self._routes.cached(topic) or self._route(topic)
-                self._line_up_one(route, self._chooser.by_key(route, key), parcel)
-        finally:
-            self._send_waiting()
-            crowd.close(count)
+        for run in self._packer.runs(messages, crowd):
+            count += len(run)
+            self._accept_run(topic, run)
+        crowd.close(count)
         return crowd.wait()
+
+    def batch(self, topic: str) -> "Batch":
+        """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
+        return Batch(self, topic)
+
+    # life
+
+    def flush(self) -> None:
+        """Waits until everything accepted so far is settled, one way or the other."""
+        with self._lock:
+            links = self._line_up(self._engine.hurry())
+        self._write(links)
+        with self._changed:
+            self._wait_until(lambda: self._engine.is_idle)
+
+    def resume(self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None) -> None:
+        """Opens the frozen lane of a key (or a queue) again; without either, all frozen lanes of the topic."""
+        route = self._route(topic)
+        if key is None and queue is None:
+            queues: Sequence[MessageQueue] = route.publish
+        else:
+            queues = [self._chooser.choose(route, None, key, Choice(queue=queue))]
+        with self._lock:
+            for each in queues:
+                self._engine.resume(each)
+
+    def close(self) -> None:
+        """Settles what was accepted (at most `timeout` seconds), then ends connections and threads."""
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        self._wake.set()
+        self._keeper.join()
+        for link in tuple(self._links.values()):
+            link.close()
+        self._routes.close()
+        with self._lock:
+            outcomes = self._engine.abandon()
+        for outcome in outcomes:
+            outcome.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # inside: taking parcels in
+
+    def _route(self, topic: str) -> TopicRoute:
+        if self._closed:
+            raise Closed("this producer is closed: make a new one")
+        return self._routes.cached(topic) or self._routes.get(check_sendable(topic), provisional=True)
+
+    def _accept(
+        self, topic: str, value: object, key: str | int | None, extras: Extras, choice: Choice | None, told: Told
+    ) -> None:
+        route = self._route(topic)
+        parcel = self._packer.one(value, key, extras)
+        parcel.ticket, parcel.told = told
+        queue = self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
+        with self._lock:
+            self._wait_for_space(parcel.size)
+            lane = self._engine.offer(queue, (parcel,), checks_stamps=route.is_lane(queue.broker), hurry=parcel.told)
+            links = self._line_up(self._engine.pump(lane))
+            wake = self._engine.needs_keeper(lane)
+        self._write(links)
+        if wake:
+            self._wake.set()
+
+    def _accept_run(self, topic: str, run: list[tuple[str | int | None, Parcel]]) -> None:
+        route = self._route(topic)
+        placed = self._chooser.sort_out(route, run)
+        with self._lock:
+            self._wait_for_space(sum([parcel.size for _, parcel in run]))
+            lanes = [
+                self._engine.offer(queue, parcels, checks_stamps=route.is_lane(queue.broker))
+                for queue, parcels in placed.items()
+            ]
+            links = self._line_up([request for lane in lanes for request in self._engine.pump(lane)])
+            wake = any([self._engine.needs_keeper(lane) for lane in lanes])
+        self._write(links)
+        if wake:
+            self._wake.set()
+
+    def _wait_for_space(self, size: int) -> None:
+        """With the lock held. The library's own threads never wait: nobody else could make room."""
+        free = self._options.buffer_bytes - size
+        if self._engine.buffered_bytes <= free or threading.current_thread().name.startswith("lanemq-"):
+            return
+        if not self._wait_until(lambda: self._engine.buffered_bytes <= free, self._options.timeout):
+            raise RequestTimedOut(
+                f"the buffer of {self._options.buffer_bytes} bytes stayed full for {self._options.timeout:g} s: "
+                f"the broker is slower than this producer"
+            )
+
+    def _wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(true, seconds)
+        finally:
+            self._waiting -= 1
+
+    # inside: carrying out what the engine decided
+
+    def _line_up(self, requests: Iterable[SendRequest]) -> set[DuplexConnection]:
+        """With the lock held, so that two threads cannot swap two batches of a lane. Writing comes after it."""
+        links = set()
+        for request in requests:
+            link = self._links[request.broker]
+            link.line_up(request.command, partial(self._replied, request))
+            links.add(link)
+        return links
+
+    def _write(self, links: Iterable[DuplexConnection]) -> None:
+        for link in links:
+            link.flush()
+
+    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        with self._lock:
+            work = self._engine.replied(request, reply, error)
+            links = self._line_up(work.requests)
+        self._write(links)
+        self._finish(work)
+        if not work.outcomes:
+            self._wake.set()  # something is to be tried again later
+
+    def _finish(self, work: Work) -> None:
+        for outcome in work.outcomes:
+            outcome.tell()
+        for topic in work.stale_topics:
+            self._routes.stale(topic)
+        for broker in work.hang_up:
+            log.warning("broker %s does not answer, connecting anew", broker)
+            self._links[broker].hang_up()
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    # inside: the keeper thread
+
+    def _keep(self) -> None:
+        next_heartbeat = 0
+        while not self._closed:
+            self._wake.wait(self._pause())
+            self._wake.clear()
+            with self._lock:
+                work = self._engine.tick()
+                links = self._line_up(work.requests)
+                dial = self._engine.to_dial()
+            self._write(links)
+            self._finish(work)
+            for broker, topic in dial:
+                threading.Thread(
+                    target=self._dial, args=(broker, topic), name=f"lanemq-dial-{broker}", daemon=True
+                ).start()
+            if self._clock.now() >= next_heartbeat:
+                next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
+                for link in tuple(self._links.values()):
+                    link.post_oneway(heartbeat(self._client_id, self._options.group))
+
+    def _pause(self) -> float:
+        with self._lock:
+            wake = self._engine.next_wake()
+        return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
+
+    def _dial(self, broker: str, topic: str) -> None:
+        try:
+            address = self._routes.get(topic, provisional=True).master(broker)
+            link = DuplexConnection(address, on_lost=partial(self._lost, broker))
+        except LaneError as error:
+            log.warning("cannot reach broker %s: %s", broker, error)
+            self._routes.stale(topic)
+            with self._lock:
+                self._engine.dial_failed(broker, error)
+            return
+        link.post_oneway(heartbeat(self._client_id, self._options.group))
+        with self._lock:
+            self._links[broker] = link
+            links = self._line_up(self._engine.connected(broker))
+            if not link.is_open:  # lost before it was ours, so `_lost` did not know it
+                self._engine.disconnected(broker)
+        self._write(links)
+
+    def _lost(self, broker: str, link: DuplexConnection) -> None:
+        with self._lock:
+            if self._links.get(broker) is link:
+                self._engine.disconnected(broker)
+        self._wake.set()
+
+
+class Batch:
+    """Collects messages and sends them when the block ends; nothing is sent if it ends with an error."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._messages: list[Outgoing] = []
+        self.receipts: list[Receipt] = []
+
+    def add(
+        self,
+        value: object,
+        *,
+        key: str | int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] | str = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._messages.append(Outgoing(value, key, tag, keys, properties))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.receipts = self._producer.send_many(self._topic, self._messages)

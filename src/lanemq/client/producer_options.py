@@ -1,6 +1,7 @@
 """A producer's settings, checked once when it is made."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from lanemq.client.codec import Codec
 from lanemq.model.errors import InvalidOption
@@ -66,3 +67,19 @@ class ProducerOptions:
             ),
             (self.compress_above < 1, f"compress_above is {self.compress_above}, it must be positive"),
         )
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The fields of `ProducerOptions` as keyword arguments of a producer."""
+
+    group: str
+    codec: str | Codec
+    linger_ms: int
+    window: int
+    max_batch_messages: int
+    max_batch_bytes: int
+    buffer_bytes: int
+    timeout: float
+    request_timeout: float
+    compress_above: int
+    max_body_bytes: int

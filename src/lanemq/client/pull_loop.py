@@ -5,6 +5,7 @@ messages into the lanes, the offset on, again. Offsets that a filter left out mo
 """
 
 import asyncio
+import contextlib
 import logging
 
 from lanemq.client.consumer_calls import ConsumerCalls, Pulled
@@ -104,9 +105,7 @@ class Puller:
         board.add(queue, offset, holding.usable_until)
         await self._offsets.move_to(holding, offset)
 
-    def _take_in(
-        self, holding: Holding, messages: list[Message], pulled: Pulled, pulled_from: QueueOffset
-    ) -> None:
+    def _take_in(self, holding: Holding, messages: list[Message], pulled: Pulled, pulled_from: QueueOffset) -> None:
         holding.station.board.put(holding.queue, messages, pulled.next_offset, pulled_from)
 
     def _wanted(self, holding: Holding, body: bytes) -> list[Message]:
@@ -143,4 +142,5 @@ class Puller:
             pass
 
     def _call(self, holding: Holding) -> None:
-        self._loop.call_soon_threadsafe(holding.wake.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody pulls any more
+            self._loop.call_soon_threadsafe(holding.wake.set)

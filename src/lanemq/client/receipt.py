@@ -19,7 +19,7 @@ class StoredAs(Enum):
     """The broker did not say (Apache brokers do not)."""
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """One stored message. Receipts of one key name one queue, with growing offsets.
 
     A struct and not a dataclass: a producer makes one per message, and a frozen dataclass costs

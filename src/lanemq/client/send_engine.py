@@ -10,66 +10,30 @@ the lane opens again by itself; otherwise it waits for `resume`.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, stored_outcome
 from lanemq.client.send_requests import Parcel, RequestBuilder
+from lanemq.client.send_work import EngineLane, SendRequest, Work
 from lanemq.clock import Clock
 from lanemq.core.send_lane import Failed, SendBatch, SendError, SendLane, SendOptions
-from lanemq.model.errors import BrokerRefused, Closed, LaneError, LaneFrozen, SequenceGap, UsageError
+from lanemq.model.errors import BrokerRefused, Closed, LaneError, LaneFrozen, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
-from lanemq.wire.codes import STORED_CODES, ResponseCode, error_for
+from lanemq.wire.codes import STORED_CODES, error_for
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
 
 FIRST_EPOCH = Epoch(1)
+LANE_EXPECTED = "laneExpected"
+"""In a refusal for a gap: the sequence that the broker waits for; 0 if it does not know the producer."""
+_NEVER = Millis(2**62)
+
 DIAL_BACKOFF_MILLIS = (0, 50, 100, 200, 500, 1000)
 """How long to wait before the next attempt to connect, by failures in a row; the last one repeats."""
-
-
-@dataclass(slots=True, eq=False)
-class SendRequest:
-    """One batch on its way. A batch that is sent again is a new request with the same command."""
-
-    lane: "EngineLane"
-    batch: SendBatch[Parcel]
-    command: Command
-    sent_at: Millis
-
-    @property
-    def broker(self) -> str:
-        return self.lane.queue.broker
-
-
-@dataclass(slots=True)
-class Work:
-    """What the shell must do: write requests in this order, then tell outcomes in this order."""
-
-    requests: list[SendRequest] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    stale_topics: list[str] = field(default_factory=list)
-    hang_up: list[str] = field(default_factory=list)
-    """Brokers that do not answer: close the connection, which sends everything again over a new one."""
-
-
-@dataclass(slots=True, eq=False)
-class EngineLane:
-    """One queue: its lane, and what the engine remembers beside it."""
-
-    queue: MessageQueue
-    checks_stamps: bool
-    sender: SendLane[Parcel]
-    under_way: dict[int, SendRequest] = field(default_factory=dict)
-    """By first sequence; the newest attempt of each batch."""
-    gathered: int = 0
-    linger_until: Millis = Millis(0)
-    last_error: LaneError | None = None
-    opens_itself: bool = False
-    """Frozen, but everybody concerned was told: opens as soon as nothing is unanswered."""
 
 
 @dataclass(slots=True)
@@ -77,7 +41,8 @@ class _Broker:
     topic: str
     connected: bool = False
     failures: int = 0
-    dial_at: Millis = Millis(0)
+    dialing: bool = False
+    dial_at: int = 0
 
 
 class SendEngine:
@@ -94,42 +59,82 @@ class SendEngine:
 
     # parcels in
 
-    def offer(self, queue: MessageQueue, parcel: Parcel, *, checks_stamps: bool, hurry: bool = True) -> EngineLane:
-        """Gives the parcel its place. `LaneFrozen` if nothing may be sent there; nothing has changed then."""
+    def offer(
+        self, queue: MessageQueue, parcels: Sequence[Parcel], *, checks_stamps: bool, hurry: bool = True
+    ) -> EngineLane:
+        """Gives the parcels their places. `LaneFrozen` if nothing may be sent there; nothing has changed then."""
         lane = self._lanes.get(queue) or self._open_lane(queue, checks_stamps)
+        if lane.sender.frozen is not None:
+            raise LaneFrozen(
+                f"an earlier message to queue {queue} failed ({lane.last_error or lane.sender.frozen.value}): "
+                f"decide what to do about it, then call resume({queue.topic!r}, key=...)"
+            )
         now = self._clock.now()
-        size = parcel.size
-        lane.sender.offer(parcel, self._options.max_batch_bytes + 1 if parcel.alone else size, now=now)
-        self.buffered_bytes += size
+        if hurry:
+            lane.linger_until = 0
+        elif not lane.gathered and self._options.linger_ms:
+            lane.linger_until = now + self._options.linger_ms
+        self._place(lane, parcels, now)
         self._active.add(lane)
-        lane.gathered += 1
-        if hurry or not self._options.linger_ms or lane.gathered >= self._options.max_batch_messages:
-            lane.linger_until = Millis(0)
-        elif lane.gathered == 1:
-            lane.linger_until = Millis(now + self._options.linger_ms)
         return lane
+
+    def _place(self, lane: EngineLane, parcels: Sequence[Parcel], now: Millis) -> None:
+        offer, too_large = lane.sender.offer, self._options.max_batch_bytes + 1
+        total = 0
+        for parcel in parcels:
+            # A parcel that cannot share a batch is declared larger than one: it then travels alone.
+            offer(parcel, too_large if parcel.alone else parcel.size, now=now)
+            total += parcel.size
+        lane.gathered += len(parcels)
+        lane.gathered_bytes += total
+        self.buffered_bytes += total
 
     def pump(self, lane: EngineLane) -> list[SendRequest]:
         """What may go out on this lane now."""
-        broker = self._brokers[lane.queue.broker]
-        now = self._clock.now()
-        if not broker.connected or now < lane.linger_until:
-            return []
-        options, requests = self._options, []
-        while True:
+        requests: list[SendRequest] = []
+        if not self._may_send(lane):
+            return requests
+        options, now = self._options, self._clock.now()
+        while self._may_send(lane):
             batch = lane.sender.take_batch(
                 max_count=options.max_batch_messages, max_bytes=options.max_batch_bytes, now=now
             )
             if batch is None:
-                return requests
-            lane.gathered = 0
+                break
             requests.append(self._request(lane, batch, now))
+            if batch.attempt == 1:
+                lane.repeats = False
+                lane.gathered -= len(batch.messages)
+                lane.gathered_bytes -= sum([parcel.size for parcel in batch.messages])
+        return requests
+
+    def _may_send(self, lane: EngineLane) -> bool:
+        """A batch that is not full waits while an earlier one is under way (as in Nagle's algorithm).
+
+        It leaves with the next answer at the latest, and meanwhile it gathers company: under load batches grow
+        by themselves, without load nothing waits.
+        """
+        if not self._brokers[lane.queue.broker].connected:
+            return False
+        if lane.repeats:
+            return True
+        options = self._options
+        if lane.gathered >= options.max_batch_messages or lane.gathered_bytes >= options.max_batch_bytes:
+            return True
+        if lane.linger_until and self._clock.now() >= lane.linger_until:
+            lane.linger_until = 0
+        return not lane.linger_until and not lane.under_way and lane.gathered > 0
+
+    def needs_keeper(self, lane: EngineLane) -> bool:
+        """Nothing will happen on this lane by itself: somebody has to connect, or to watch the clock."""
+        broker = self._brokers[lane.queue.broker]
+        return lane.linger_until != 0 and lane.gathered == 1 if broker.connected else not broker.dialing
 
     def hurry(self) -> list[SendRequest]:
         """Everything goes out without waiting for company."""
-        requests = []
+        requests: list[SendRequest] = []
         for lane in self._active:
-            lane.linger_until = Millis(0)
+            lane.linger_until = 0
             requests += self.pump(lane)
         return requests
 
@@ -152,7 +157,7 @@ class SendEngine:
 
     def connected(self, broker: str) -> list[SendRequest]:
         state = self._brokers[broker]
-        state.connected, state.failures = True, 0
+        state.connected, state.dialing, state.failures = True, False, 0
         return [request for lane in self._lanes_of(broker) for request in self.pump(lane)]
 
     def disconnected(self, broker: str) -> None:
@@ -162,8 +167,9 @@ class SendEngine:
     def dial_failed(self, broker: str, error: LaneError) -> None:
         state = self._brokers[broker]
         state.failures += 1
+        state.dialing = False
         wait = DIAL_BACKOFF_MILLIS[min(state.failures, len(DIAL_BACKOFF_MILLIS) - 1)]
-        state.dial_at = Millis(self._clock.now() + wait)
+        state.dial_at = self._clock.now() + wait
         for lane in self._lanes_of(broker):
             lane.last_error = error
 
@@ -175,6 +181,7 @@ class SendEngine:
         for lane in tuple(self._active):
             failed = lane.sender.expire(now=now)
             if failed is not None:
+                lane.under_way.clear()
                 self._give_up(lane, failed, lane.last_error, work)
                 self._reopen(lane)
             if self._is_unanswered(lane, now) and lane.queue.broker not in work.hang_up:
@@ -185,26 +192,27 @@ class SendEngine:
         return work
 
     def to_dial(self) -> list[tuple[str, str]]:
-        """Brokers that messages wait for and that may be tried now, each with a topic whose route knows it."""
+        """Brokers to connect to now, each with a topic whose route knows it. `connected` or `dial_failed` follows."""
         now = self._clock.now()
-        wanted = {lane.queue.broker for lane in self._active}
-        return [
-            (name, broker.topic)
-            for name, broker in self._brokers.items()
-            if name in wanted and not broker.connected and broker.dial_at <= now
-        ]
+        dial: list[tuple[str, str]] = []
+        for name in {lane.queue.broker for lane in self._active}:
+            broker = self._brokers[name]
+            if not broker.connected and not broker.dialing and broker.dial_at <= now:
+                broker.dialing = True
+                dial.append((name, broker.topic))
+        return dial
 
-    def next_wake(self) -> Millis | None:
-        """When `tick` and `to_dial` have something to do, if nothing happens before."""
-        times: list[Millis] = []
+    def next_wake(self) -> int | None:
+        """When `tick` and `to_dial` have something to do, if nothing happens before. Deadlines are not in it."""
+        times: list[int] = []
         for lane in self._active:
             broker = self._brokers[lane.queue.broker]
             if not broker.connected:
-                times.append(broker.dial_at)
+                if not broker.dialing:
+                    times.append(broker.dial_at)
             elif lane.linger_until:
                 times.append(lane.linger_until)
-            deadline = lane.sender.next_deadline()
-            if deadline is not None:
+            elif (deadline := lane.sender.next_deadline()) is not None:
                 times.append(deadline)
         return min(times, default=None)
 
@@ -215,7 +223,7 @@ class SendEngine:
         lane = self._lanes.get(queue)
         if lane is None or lane.sender.frozen is None:
             return False
-        lane.sender.resume()
+        self._open_again(lane)
         return True
 
     def frozen(self) -> list[MessageQueue]:
@@ -227,9 +235,109 @@ class SendEngine:
 
     def abandon(self) -> list[Outcome]:
         """The producer is closed: whatever is left is told so."""
+        closed = Closed("the producer was closed before the broker answered: the message may be stored or not")
         outcomes: list[Outcome] = []
         for lane in self._active:
-            parcels = [parcel for request in lane.under_way.values() for parcel in request.batch.messages]
-            outcomes.append(NotStored(parcels, Closed("the producer was closed before the broker answered")))
+            left = lane.sender.expire(now=_NEVER)
+            if left is not None:
+                outcomes.append(NotStored((*left.unknown, *left.blocked), closed))
         self._active.clear()
         return outcomes
+
+    # inside
+
+    def _open_lane(self, queue: MessageQueue, checks_stamps: bool) -> EngineLane:
+        window = self._options.window if checks_stamps else 1
+        options = SendOptions(window, Millis(round(self._options.timeout * 1000)))
+        lane = EngineLane(queue, checks_stamps, SendLane(options, epoch=FIRST_EPOCH))
+        self._lanes[queue] = lane
+        self._brokers.setdefault(queue.broker, _Broker(queue.topic))
+        return lane
+
+    def _lanes_of(self, broker: str) -> list[EngineLane]:
+        return [lane for lane in self._active if lane.queue.broker == broker]
+
+    def _request(self, lane: EngineLane, batch: SendBatch[Parcel], now: Millis) -> SendRequest:
+        before = lane.built.get(batch.first_sequence)
+        command = before or self._builder.send(
+            lane.queue, batch.messages, epoch=batch.epoch, sequence=batch.first_sequence, born=self._clock.wall()
+        )
+        lane.built[batch.first_sequence] = command
+        request = lane.under_way[batch.first_sequence] = SendRequest(lane, batch, command, now)
+        return request
+
+    def _acknowledged(self, lane: EngineLane, request: SendRequest, reply: Command, work: Work) -> None:
+        if not lane.sender.acknowledged(request.batch):
+            return
+        lane.under_way.pop(request.batch.first_sequence, None)
+        lane.built.pop(request.batch.first_sequence, None)
+        parcels = request.batch.messages
+        self.buffered_bytes -= sum([parcel.size for parcel in parcels])
+        work.outcomes.append(stored_outcome(parcels, lane.queue, reply))
+
+    def _refused(
+        self, lane: EngineLane, request: SendRequest, problem: LaneError, reply: Command | None, work: Work
+    ) -> None:
+        if lane.under_way.get(request.batch.first_sequence) is not request:
+            return  # an answer to an attempt that has been given up
+        lane.last_error = problem
+        if isinstance(problem, BrokerRefused) and problem.stale_route:
+            work.stale_topics.append(lane.queue.topic)
+        kind = _kind_of(problem)
+        failed = lane.sender.failed(request.batch, kind, now=self._clock.now())
+        if failed is None:
+            lane.under_way.clear()
+            lane.repeats = True  # all of them will be sent again, from the first
+        elif kind is SendError.GAP and reply is not None and reply.ext.get(LANE_EXPECTED) == "0":
+            self._start_over(lane, failed)
+        else:
+            self._give_up(lane, failed, problem, work)
+            for sequence in [each for each in lane.under_way if each >= request.batch.first_sequence]:
+                del lane.under_way[sequence]
+
+    def _start_over(self, lane: EngineLane, failed: Failed[Parcel]) -> None:
+        """The broker does not know this producer any more, and refused everything that was under way.
+
+        Nothing of it is stored, so all of it may go out again under a new epoch, from sequence 0.
+        """
+        log.warning("queue %s: the broker has forgotten this producer, starting a new epoch", lane.queue)
+        lane.under_way.clear()
+        lane.built.clear()
+        lane.sender.resume()
+        parcels = (*failed.refused, *failed.unknown, *failed.blocked)
+        lane.gathered = lane.gathered_bytes = 0
+        self.buffered_bytes -= sum([parcel.size for parcel in parcels])
+        self._place(lane, parcels, self._clock.now())
+
+    def _give_up(self, lane: EngineLane, failed: Failed[Parcel], reason: LaneError | None, work: Work) -> None:
+        parcels = (*failed.refused, *failed.unknown, *failed.blocked)
+        log.warning("queue %s: %d messages not stored: %s", lane.queue, len(parcels), reason or failed.error.value)
+        self.buffered_bytes -= sum([parcel.size for parcel in parcels])
+        work.outcomes += failed_outcomes(lane.queue, failed, reason, self._options.timeout)
+        lane.opens_itself = all(parcel.told or parcel.key is None for parcel in parcels)
+        lane.gathered = lane.gathered_bytes = 0
+
+    def _reopen(self, lane: EngineLane) -> None:
+        if lane.opens_itself and lane.sender.idle:
+            lane.opens_itself = False
+            self._open_again(lane)
+
+    def _open_again(self, lane: EngineLane) -> None:
+        lane.sender.resume()
+        lane.repeats = False
+        lane.under_way.clear()
+        lane.built.clear()
+        lane.last_error = None
+
+    def _is_unanswered(self, lane: EngineLane, now: Millis) -> bool:
+        """A broker that does not check stamps would store a repetition twice: there, only patience helps."""
+        if not lane.checks_stamps or not lane.under_way:
+            return False
+        oldest = min(request.sent_at for request in lane.under_way.values())
+        return now - oldest >= self._options.request_timeout * 1000
+
+
+def _kind_of(problem: LaneError) -> SendError:
+    if problem.retriable:
+        return SendError.RETRY
+    return SendError.GAP if isinstance(problem, SequenceGap) else SendError.FATAL

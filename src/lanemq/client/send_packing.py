@@ -6,7 +6,7 @@ broker takes. Afterwards a message holds a sequence number, and a failure would 
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,16 @@ from lanemq.client.codec import codec_named
 from lanemq.client.identity import MessageIds
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.routes import TopicRoute
-from lanemq.client.send_requests import NO_EXTRAS, Extras, Parcel, maybe_compressed, properties_text
+from lanemq.client.send_requests import (
+    NO_EXTRAS,
+    PARCEL_OVERHEAD,
+    Extras,
+    Parcel,
+    extras_of,
+    maybe_compressed,
+    properties_text,
+)
+from lanemq.client.send_tickets import Ticket
 from lanemq.core.sharding import Selector, pick_queue, round_robin
 from lanemq.model.errors import InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
 from lanemq.model.names import NOT_SENDABLE, check_topic
@@ -32,6 +41,9 @@ class Outgoing(msgspec.Struct, frozen=True):
     properties: Mapping[str, str] | None = None
 
 
+RUN_MESSAGES, RUN_BYTES = 500, 1024 * 1024
+"""How much `send_many` hands over at once: enough to fill batches, little enough to let others in between."""
+
 Many = Iterable[tuple[str | int | None, Any] | Outgoing]
 
 
@@ -47,7 +59,8 @@ class Packer:
     def one(self, value: object, key: str | int | None, extras: Extras) -> Parcel:
         """A parcel of its own: it may be compressed or delayed."""
         parcel = self.plain(value, key, extras)
-        parcel.body, parcel.sys_flag = maybe_compressed(parcel.body, self._compress_above)
+        if len(parcel.body) >= self._compress_above:
+            parcel.body, parcel.sys_flag = maybe_compressed(parcel.body)
         parcel.alone = parcel.sys_flag != 0 or extras.delay_level != 0
         return parcel
 
@@ -61,22 +74,42 @@ class Packer:
             )
         message_id = self._next_id()
         text = None if key is None else key if isinstance(key, str) else str(key)
-        return Parcel(body, properties_text(text, message_id, extras), message_id, text)
+        properties = properties_text(text, message_id, extras)
+        size = len(body) + len(properties) + PARCEL_OVERHEAD
+        return Parcel(body, properties, message_id, text, size=size)
 
-    def many(self, messages: Many, ticket: object) -> Iterator[tuple[str | int | None, Parcel]]:
-        """Key and parcel of each message, numbered for the ticket that collects their receipts."""
+    def runs(self, messages: Many, ticket: Ticket) -> Iterator[list[tuple[str | int | None, Parcel]]]:
+        """Keys and parcels, numbered for the ticket that collects their receipts, some hundred at a time."""
+        run: list[tuple[str | int | None, Parcel]] = []
+        room = RUN_BYTES
         for index, message in enumerate(messages):
             if isinstance(message, Outgoing):
                 key = message.key
-                parcel = self.plain(
-                    message.value, key, Extras(message.tag, message.keys, message.properties)
-                )
+                extras = extras_of(message.tag, message.keys, message.properties, 0)
+                parcel = self.plain(message.value, key, extras)
             else:
                 key, value = message
                 parcel = self.plain(value, key)
-            parcel.ticket = ticket
-            parcel.index = index
-            yield key, parcel
+            parcel.ticket, parcel.index = ticket, index
+            room -= len(parcel.body)
+            if run and (len(run) >= RUN_MESSAGES or room < 0):
+                yield run
+                run, room = [], RUN_BYTES
+            run.append((key, parcel))
+        if run:
+            yield run
+
+
+class Choice(NamedTuple):
+    """A send call's own wish where its message goes."""
+
+    selector: Selector | None = None
+    arg: object = None
+    queue: int | MessageQueue | None = None
+
+
+def choice_of(selector: Selector | None, arg: object, queue: int | MessageQueue | None) -> Choice | None:
+    return None if selector is None and queue is None else Choice(selector, arg, queue)
 
 
 class QueueChooser:
@@ -85,17 +118,9 @@ class QueueChooser:
     def __init__(self) -> None:
         self._deal = round_robin(itertools.count())
 
-    def choose(
-        self,
-        route: TopicRoute,
-        message: object,
-        *,
-        key: str | int | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
-    ) -> MessageQueue:
+    def choose(self, route: TopicRoute, message: object, key: str | int | None, choice: Choice) -> MessageQueue:
         """By explicit queue, selector, key or in turn, in this order; ordered topics know no "in turn"."""
+        selector, arg, queue = choice
         if selector is None and queue is None:
             return self.by_key(route, key)
         self._check_not_moving(route)
@@ -116,6 +141,20 @@ class QueueChooser:
         if route.provisional or not route.publish:
             self._check_not_moving(route)
         return pick_queue(key, route.publish)
+
+    def sort_out(
+        self, route: TopicRoute, run: Iterable[tuple[str | int | None, Parcel]]
+    ) -> dict[MessageQueue, list[Parcel]]:
+        """The parcels of a run by queue, in order. All queues are chosen before any parcel takes its place."""
+        placed: dict[MessageQueue, list[Parcel]] = {}
+        by_key = self.by_key
+        for key, parcel in run:
+            queue = by_key(route, key)
+            if queue in placed:
+                placed[queue].append(parcel)
+            else:
+                placed[queue] = [parcel]
+        return placed
 
     def _check_not_moving(self, route: TopicRoute) -> None:
         """A topic that comes into being on some of several brokers changes its list of queues, and keys move."""

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lanemq.client.send_tickets import UNHEARD, Ticket
 from lanemq.core.retry_policy import delay_level
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, retry_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.batch import encode_batch
+from lanemq.wire.bodies import HeartbeatData, ProducerData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
@@ -37,8 +39,11 @@ _RESERVED = frozenset(
 )
 
 
-class Parcel(msgspec.Struct):
-    """One message, encoded and on its way. Only its stamp is still missing: that is the lane's to give."""
+class Parcel(msgspec.Struct, gc=False):
+    """One message, encoded and on its way. Only its stamp is still missing: that is the lane's to give.
+
+    Nothing it refers to refers back, so the garbage collector need not look at the millions of them.
+    """
 
     body: bytes
     properties: str
@@ -47,19 +52,15 @@ class Parcel(msgspec.Struct):
     sys_flag: int = 0
     alone: bool = False
     """It cannot share a batch: compressed or delayed."""
-    waited: bool = True
-    """Its caller waits for the outcome, and hears of a failure before sending anything else."""
-    ticket: object = None
-    """How the shell finds whom to tell."""
+    told: bool = True
+    """Its sender hears of a failure before sending anything else, or does not want to."""
+    ticket: Ticket = UNHEARD
     index: int = 0
-
-    @property
-    def size(self) -> int:
-        return len(self.body) + len(self.properties) + RECORD_OVERHEAD
+    size: int = 0
+    """Bytes in the buffer and in a batch, sizes, flags and stamp included."""
 
 
-RECORD_OVERHEAD = 100
-"""About what a batch adds per message: sizes, flags, the stamp."""
+PARCEL_OVERHEAD = 100
 
 
 class Extras(msgspec.Struct, frozen=True):
@@ -72,6 +73,14 @@ class Extras(msgspec.Struct, frozen=True):
 
 
 NO_EXTRAS = Extras()
+
+
+def extras_of(
+    tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str] | None, delay_level: int
+) -> Extras:
+    if tag is None and not keys and not properties and not delay_level:
+        return NO_EXTRAS
+    return Extras(tag, keys, properties, delay_level)
 
 
 def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS) -> str:
@@ -99,27 +108,21 @@ def _extra_properties(extras: Extras) -> dict[str, str]:
     properties = dict(extras.properties or {})
     taken = _RESERVED & properties.keys()
     if taken:
-        raise InvalidOption(
-            f"property {min(taken)} is set by LaneMQ: use the argument made for it, or another name"
-        )
+        raise InvalidOption(f"property {min(taken)} is set by LaneMQ: use the argument made for it, or another name")
     if extras.tag is not None:
         properties[PropertyName.TAGS] = extras.tag
     if extras.keys:
         keys = extras.keys
         properties[PropertyName.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
     if not 0 <= extras.delay_level <= MAX_DELAY_LEVEL:
-        raise InvalidOption(
-            f"delay_level is {extras.delay_level}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)"
-        )
+        raise InvalidOption(f"delay_level is {extras.delay_level}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)")
     if extras.delay_level:
         properties[PropertyName.DELAY] = str(extras.delay_level)
     return properties
 
 
-def maybe_compressed(body: bytes, above: int) -> tuple[bytes, int]:
+def maybe_compressed(body: bytes) -> tuple[bytes, int]:
     """Body and sys flag to send; compressed only where that makes it smaller."""
-    if len(body) < above:
-        return body, 0
     packed = compress_zlib(body)
     return (packed, ZLIB_SYS_FLAG) if len(packed) < len(body) else (body, 0)
 
@@ -132,9 +135,7 @@ class RequestBuilder:
         self._client_id = client_id
         self._producer_id = producer_id
 
-    def send(
-        self, queue: MessageQueue, parcels: Sequence[Parcel], *, epoch: int, sequence: int, born: int
-    ) -> Command:
+    def send(self, queue: MessageQueue, parcels: Sequence[Parcel], *, epoch: int, sequence: int, born: int) -> Command:
         """One request for parcels with consecutive sequences; if several, none of them is `alone`."""
         stamp = f"{LANE_STAMP}\x01{self._producer_id}.{epoch}."
         if len(parcels) == 1:
@@ -149,11 +150,6 @@ class RequestBuilder:
         ext = self._ext(queue, 0, born, "WAIT\x01true\x02")
         ext["m"] = "true"
         return Command(RequestCode.SEND_BATCH_MESSAGE, 0, ext=ext, body=encode_batch(items))
-
-    def unstamped(self, queue: MessageQueue, parcel: Parcel, *, born: int) -> Command:
-        """A one-way send: nobody waits for it, so it takes no place in the lane."""
-        ext = self._ext(queue, parcel.sys_flag, born, parcel.properties)
-        return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=parcel.body)
 
     def _ext(self, queue: MessageQueue, sys_flag: int, born: int, properties: str) -> dict[str, str]:
         return {
@@ -171,6 +167,13 @@ class RequestBuilder:
             "n": queue.broker,
             LANE_CLIENT: self._client_id,
         }
+
+
+def heartbeat(client_id: str, group: str) -> Command:
+    """Tells a broker that this producer lives; RocketMQ's clients always name the inner producer too."""
+    groups = [ProducerData(group_name=group), ProducerData(group_name=INNER_PRODUCER_GROUP)]
+    body = HeartbeatData(client_id=client_id, producer_data_set=groups).encode()
+    return Command(RequestCode.HEART_BEAT, 0, body=body)
 
 
 def retry_request(

@@ -22,13 +22,16 @@ class Ticket(Protocol):
 
 
 class Unheard:
-    """Nobody waits."""
+    """Nobody waits; a failure is in the log, nowhere else."""
 
     def stored(self, index: int, receipt: Receipt) -> None:
         pass
 
     def failed(self, index: int, error: LaneError) -> None:
         pass
+
+
+UNHEARD = Unheard()
 
 
 class WaitingThread:
@@ -59,13 +62,52 @@ class WaitingThread:
         return self._receipt
 
 
+_few = threading.Lock()
+"""Guards the moment in which a future gets its condition or its result."""
+
+
 class SubmittedFuture(Future[Receipt]):
-    """A message that was accepted is sent: it cannot be cancelled, only waited for."""
+    """A future that costs little as long as nobody waits for it.
+
+    A message that was accepted is sent, so it cannot be cancelled. The base class makes a condition variable
+    for every future, which takes longer than sending the message; here it is made when somebody looks before
+    the result is there.
+    """
+
+    _made: threading.Condition | None = None
+    _state = "PENDING"
+    _result = None
+    _exception = None
+
+    def __init__(self) -> None:
+        """What the base class would set here is set above, or when the condition is made."""
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._made is None:
+            with _few:
+                if self._made is None:
+                    self._waiters: list[object] = []
+                    self._done_callbacks: list[object] = []
+                    self._made = threading.Condition()
+        return self._made
 
     def cancel(self) -> bool:
         return False
 
+    def done(self) -> bool:
+        return self._state == "FINISHED"
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        receipt: Receipt | None = self._result
+        return super().result(timeout) if receipt is None else receipt
+
     def stored(self, index: int, receipt: Receipt) -> None:
+        with _few:
+            if self._made is None:  # nobody looked yet: no waiter, no callback
+                self._state = "FINISHED"
+                self._result = receipt
+                return
         self.set_result(receipt)
 
     def failed(self, index: int, error: LaneError) -> None:
@@ -92,35 +134,28 @@ class LoopFuture:
 class Crowd:
     """Receipts of many messages, in the order in which they were given; done when all are settled.
 
-    The count is fixed only at `close`, because messages are settled while later ones are still being read.
+    How many there are is known only at `close`, since the first are settled while later ones are still read.
+    No lock: whoever comes last, the last message or `close`, sees what the other has written before.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._receipts: dict[int, Receipt] = {}
         self._errors: dict[int, LaneError] = {}
         self._expected: int | None = None
 
     def stored(self, index: int, receipt: Receipt) -> None:
-        with self._lock:
-            self._receipts[index] = receipt
-            complete = self._is_complete()
-        if complete:
-            self._completed()
+        self._receipts[index] = receipt
+        if self._expected is not None:
+            self._look()
 
     def failed(self, index: int, error: LaneError) -> None:
-        with self._lock:
-            self._errors[index] = error
-            complete = self._is_complete()
-        if complete:
-            self._completed()
+        self._errors[index] = error
+        if self._expected is not None:
+            self._look()
 
     def close(self, count: int) -> None:
-        with self._lock:
-            self._expected = count
-            complete = self._is_complete()
-        if complete:
-            self._completed()
+        self._expected = count
+        self._look()
 
     def result(self) -> list[Receipt]:
         """All receipts, or the error of the first message that has none."""
@@ -128,8 +163,9 @@ class Crowd:
             raise self._errors[min(self._errors)]
         return [self._receipts[index] for index in range(self._expected or 0)]
 
-    def _is_complete(self) -> bool:
-        return len(self._receipts) + len(self._errors) == self._expected
+    def _look(self) -> None:
+        if len(self._receipts) + len(self._errors) == self._expected:
+            self._completed()
 
     def _completed(self) -> None:
         raise NotImplementedError

@@ -3,10 +3,7 @@
 `StationPlan` is what the user declared; `Station` is it at work.
 """
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from lanemq.client.attempts import AsyncAttempt, Attempt
 from lanemq.client.lane_board import LaneBoard, LoopBoard
@@ -24,7 +21,8 @@ DEFAULT_WORKERS = 20
 RUN_LIMIT = 32
 """Messages a worker takes at once of one lane; more would save little and wait longer before a hand-over."""
 
-Work: TypeAlias = Attempt | AsyncAttempt
+
+HOLD_KEY = HoldKey()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class StationPlan:
     async_attempt: AsyncAttempt | None = None
     tags: str = "*"
     order: Order = Order.KEY
-    policy: FailurePolicy = HoldKey()
+    policy: FailurePolicy = HOLD_KEY
     workers: int = DEFAULT_WORKERS
     """Lanes that run at once, at most."""
     batch_size: int = 1
@@ -66,11 +64,9 @@ class StationPlan:
 class Station:
     """A plan with its board."""
 
-    def __init__(self, plan: StationPlan, clock: Clock) -> None:
+    def __init__(self, plan: StationPlan, clock: Clock, shared: LaneBoard | None = None) -> None:
         self.plan = plan
-        board = LoopBoard if plan.async_attempt is not None else LaneBoard
-        self.board = board(LaneScheduler(plan.lanes), plan.order, clock)
-        self.threads: list[threading.Thread] = []
+        self.board = shared or make_board(plan, clock)
 
     @property
     def sends_back(self) -> bool:
@@ -78,4 +74,6 @@ class Station:
         return isinstance(self.plan.policy, SendBack)
 
 
-StationMaker: TypeAlias = Callable[[StationPlan], Station]
+def make_board(plan: StationPlan, clock: Clock) -> LaneBoard:
+    board = LoopBoard if plan.async_attempt is not None else LaneBoard
+    return board(LaneScheduler(plan.lanes), plan.order, clock)

@@ -59,7 +59,15 @@ def stopped_at(turn: MessageTurn, end: TurnEnd) -> Message:
     return turn.messages[min(end.done, len(turn.messages) - 1)]
 
 
-def log_failure(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
+def log_end(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
+    """Says what a person should know about a turn's end; nothing about one that went well."""
+    if finished.why is Why.ILLEGAL:
+        log.warning("%s: COMMIT and ROLLBACK have no meaning with automatic commit, taken as SUCCESS", turn.queue)
+    elif end.stop.error is not None:
+        _log_failure(turn, end, finished)
+
+
+def _log_failure(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
     """One line per failure that says where and what follows; the traceback with the first attempt only."""
     message, error = stopped_at(turn, end), end.stop.error
     place = f"topic={message.topic} queue={turn.queue} offset={message.queue_offset} key={message.key!r}"

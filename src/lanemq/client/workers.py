@@ -7,14 +7,15 @@ run of messages of one lane, and one visit to the board ends it and begins the n
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from lanemq.client.consumer_metrics import Tallies, Tally
 from lanemq.client.dead_letters import DeadLetters
 from lanemq.client.lane_board import LoopBoard, MessageFinished, MessageTurn
 from lanemq.client.message import Message
 from lanemq.client.station import Station
-from lanemq.client.turn_run import TurnEnd, log_failure, run_turn, run_turn_async, stopped_at
+from lanemq.client.turn_run import TurnEnd, log_end, run_turn, run_turn_async, stopped_at
 from lanemq.clock import Clock
 from lanemq.core.retry_policy import SEND_BACK_RETRY
 from lanemq.core.turns import DONE, STOPPED, Plain, Suspend, Why
@@ -69,7 +70,12 @@ class ThreadWorkers:
     """The threads of one station."""
 
     def __init__(
-        self, station: Station, aftermath: Aftermath, clock: Clock, tallies: Tallies, broken: Callable[[BaseException], None]
+        self,
+        station: Station,
+        aftermath: Aftermath,
+        clock: Clock,
+        tallies: Tallies,
+        broken: Callable[[BaseException], None],
     ) -> None:
         self._station = station
         self._aftermath = aftermath
@@ -89,10 +95,13 @@ class ThreadWorkers:
     async def stop(self, timeout_s: float) -> None:
         """Sends the workers home; one that hangs in user code is left behind, it cannot be stopped."""
         self._station.board.close()
-        deadline = self._loop.time() + timeout_s
+        await asyncio.to_thread(self._join, timeout_s)
+
+    def _join(self, timeout_s: float) -> None:
+        """One patience for all of them together."""
+        until = self._clock.now() + int(timeout_s * 1000)
         for thread in self._threads:
-            while thread.is_alive() and self._loop.time() < deadline:
-                await asyncio.sleep(0.005)
+            thread.join(max(0, until - self._clock.now()) / 1000)
 
     def _work(self) -> None:
         tally = self._tallies.new()
@@ -110,8 +119,7 @@ class ThreadWorkers:
         end = run_turn(turn, attempt, station.plan.batch_size, self._clock)
         finished = self._report(turn, end)
         _count(tally, turn, end, self._clock.now() - began)
-        if end.stop.error is not None:
-            log_failure(turn, end, finished)
+        log_end(turn, end, finished)
 
     def _report(self, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
         if end.stop.bury is not None:
@@ -121,8 +129,8 @@ class ThreadWorkers:
             return finished
         return self._on_loop(self._aftermath.follow(self._station, turn, end, finished))
 
-    def _on_loop(self, coroutine: "asyncio._CoroutineLike[MessageFinished]") -> MessageFinished:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()  # type: ignore[arg-type]
+    def _on_loop(self, work: Coroutine[Any, Any, MessageFinished]) -> MessageFinished:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class TaskWorkers:
@@ -157,8 +165,7 @@ class TaskWorkers:
         end = await run_turn_async(turn, attempt, self._station.plan.batch_size, self._clock)
         finished = await self._aftermath.settle(self._station, turn, end)
         _count(tally, turn, end, self._clock.now() - began)
-        if end.stop.error is not None:
-            log_failure(turn, end, finished)
+        log_end(turn, end, finished)
 
 
 def _count(tally: Tally, turn: MessageTurn, end: TurnEnd, took_ms: int) -> None:

@@ -35,9 +35,7 @@ class FlowLimits:
     def __post_init__(self) -> None:
         wrong = [name for name in ("messages", "bytes", "span") if getattr(self, name) < 1]
         if wrong:
-            raise InvalidOption(
-                f"flow limit {', '.join(wrong)} must be at least 1, or nothing is ever pulled"
-            )
+            raise InvalidOption(f"flow limit {', '.join(wrong)} must be at least 1, or nothing is ever pulled")
 
 
 class Full(Enum):

@@ -192,16 +192,14 @@ class WholeQueue(LaneQueue[M]):
 class KeyedQueue(LaneQueue[M]):
     """A lane per key, or none at all: `chunk` messages at a time, each chunk its own lane."""
 
-    def __init__(
-        self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, order: Order, chunk: int
-    ) -> None:
+    def __init__(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, order: Order, chunk: int) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
         # Every lane with a message waiting or running, by key. Unused without order.
         self._lanes: dict[str | None, Lane[M]] = {}
         self._next = start
         # Offsets from the first unfinished one on, ascending; and which of them are finished.
-        self._offsets: deque[int] = deque()
+        self._offsets: deque[QueueOffset] = deque()
         self._finished: set[int] = set()
         self._bytes = 0
 
@@ -211,7 +209,7 @@ class KeyedQueue(LaneQueue[M]):
 
     @property
     def committable(self) -> QueueOffset:
-        return QueueOffset(self._offsets[0]) if self._offsets else self._next
+        return self._offsets[0] if self._offsets else self._next
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
         self._offsets.extend(map(_offset_of, messages))

@@ -7,8 +7,7 @@ now (held after a failure, without a lease, being handed over) is simply not off
 Rules it guards:
 
 1. One running turn per lane, also across a loss and re-gain of the queue: while a turn of the former
-   holding is
-   still running here, the new holding starts none.
+   holding is still running here, the new holding starts none.
 2. A failed message is decided before any later one of its lane runs.
 3. The committable offset never passes an unfinished message, and nothing is committable for a dropped queue.
 4. No turn starts at or after the end of the queue's lease.
@@ -56,6 +55,7 @@ class LaneScheduler(Generic[M]):
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
         self._auto = options.auto_commit
+        self._slice = options.max_continuous
         self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
         # Queues with at least one ready lane, each once; a queue that may not run now leaves and is listed
@@ -104,10 +104,7 @@ class LaneScheduler(Generic[M]):
         home = self._queues.get(queue)
         if home is None or pulled_from != home.next_offset:
             return False
-        if (
-            messages
-            and not pulled_from <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset
-        ):
+        if messages and not pulled_from <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
             raise UsageError(f"pull of {queue} from {pulled_from} to {next_offset} brought other offsets")
         home.put(messages, next_offset)
         self._list(home)
@@ -146,9 +143,7 @@ class LaneScheduler(Generic[M]):
         if home.dropped:
             return self._ghost_ended(turn)
         if turn.given is not None:
-            raise UsageError(
-                f"turn {turn.token} of {turn.queue} waits for sent_back, not for another outcome"
-            )
+            raise UsageError(f"turn {turn.token} of {turn.queue} waits for sent_back, not for another outcome")
         if outcome is DONE:
             return self._end(turn, len(turn.messages), Why.DONE, now=now)
         if not 0 <= done <= len(turn.messages) - (outcome is not STOPPED):
@@ -246,7 +241,7 @@ class LaneScheduler(Generic[M]):
         failures = home.failures
         attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
         token = next(self._serial)
-        slice_end = Millis(lane.busy_since + self._options.max_continuous)
+        slice_end = lane.busy_since + self._slice
         turn = Turn(home.queue, lane.key, tuple(taken), attempt, token, home, slice_end)
         lane.turn = turn
         home.running += 1
@@ -288,7 +283,7 @@ class LaneScheduler(Generic[M]):
             return self._pause(home, lane, hold, now)
         if not more:
             return None
-        if lane.busy_since is not None and now - lane.busy_since > self._options.max_continuous:
+        if lane.busy_since is not None and now - lane.busy_since > self._slice:
             self._pause(home, lane, _SLICE_USED_UP, now)
             return None
         home.ready.append(lane)
@@ -365,8 +360,6 @@ class LaneScheduler(Generic[M]):
     def _fire(self, now: Millis) -> None:
         while self._timers and self._timers[0][0] <= now:
             _, _, home, lane = heapq.heappop(self._timers)
-            if home.dropped:
-                continue
             if lane is not None:
                 home.ready.append(lane)
             self._list(home)

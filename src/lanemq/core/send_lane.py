@@ -2,19 +2,15 @@
 
 Rule: they are stored in the order of `offer`, through time-outs, refusals and reconnects.
 
-- Every message gets its sequence number at the offer, once. A batch keeps its messages and numbers for
-life, so what
-  is sent again is byte for byte what was sent before, and a broker that knows it answers "already stored".
-- At most `window` batches are unanswered. With window 1 a later batch cannot pass an unanswered earlier
-one: that is
-  the setting for a broker that does not check sequences (Apache RocketMQ). A LaneMQ broker refuses gaps,
-  which makes larger windows safe: batches behind a failed one are refused, and all of them are sent again
-  in order.
-- A message that will not be stored, or of which nobody can tell, freezes the lane: nothing behind it may
-pass.
-  `resume` opens a new epoch with sequences from 0, since the old epoch's numbers have a hole now. The
-  broker fences the old epoch, so a straggler of it that is still in some buffer can no longer be stored
-  behind newer messages.
+- Every message gets its sequence number at the offer, once. A batch keeps its messages and numbers for life,
+  so what is sent again is byte for byte what was sent before, and a broker that knows it answers "stored".
+- At most `window` batches are unanswered. With window 1 a later batch cannot pass an unanswered earlier one:
+  that is the setting for a broker that does not check sequences (Apache RocketMQ). A LaneMQ broker refuses
+  gaps, which makes larger windows safe, on one connection: batches behind a failed one are refused, and all
+  of them are sent again in order.
+- A message that will not be stored, or of which nobody can tell, freezes the lane: nothing behind it may pass.
+  `resume` opens a new epoch with sequences from 0, since the old epoch's numbers have a hole now. The broker
+  fences the old epoch, so a straggler still in some buffer can no longer be stored behind newer messages.
 
 It does not know connections or answers' encodings; the shell translates those to the calls below.
 """
@@ -31,6 +27,7 @@ from lanemq.model.units import Epoch, Millis
 
 M = TypeVar("M")
 
+DELIVERY_TIMEOUT: Final = Millis(120_000)
 SEND_BACKOFF: Final = Backoff(Millis(50), 2.0, Millis(5_000))
 
 
@@ -39,7 +36,7 @@ class SendOptions:
     """How far a lane may run ahead of the broker's answers, and how long it tries."""
 
     window: int = 1
-    delivery_timeout: Millis = Millis(120_000)  # noqa: RUF009
+    delivery_timeout: Millis = DELIVERY_TIMEOUT
     backoff: Backoff = SEND_BACKOFF
 
     def __post_init__(self) -> None:

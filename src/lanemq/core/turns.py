@@ -93,7 +93,7 @@ class Turn(Generic[M]):
         attempt: int,
         token: int,
         gate: Gate,
-        slice_end: Millis,
+        slice_end: int,
     ) -> None:
         self.queue = queue
         self.key = key

@@ -61,7 +61,9 @@ class Checkpointer:
                 if part.entries and not part.queue.dropped:
                     self._files.write(part.queue, part.offset, part.first, part.entries)
         except OSError as error:
-            raise StorageError(f"the indexes cannot be written: {error}; the log itself is not affected") from error
+            raise StorageError(
+                f"the indexes cannot be written: {error}; the log is not affected, a restart rebuilds them"
+            ) from error
         # Asked inside the transaction: a topic dropped meanwhile must not come back with its rows.
         rows = (part.row for part in work.parts if not part.queue.dropped)
         self._state.save_checkpoint(work.mark, rows, producers, gone_producers, work.damage)

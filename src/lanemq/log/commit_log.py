@@ -23,13 +23,6 @@ from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Hole(NamedTuple):
-    """Bytes that should be there and are not: a lost or shortened segment file."""
-
-    position: int
-    length: int
-
-
 class _View(NamedTuple):
     starts: list[int]
     segments: list[Segment]
@@ -63,11 +56,6 @@ class CommitLog:
         """The position at which the next append must begin."""
         segments = self._view.segments
         return segments[-1].end if segments else 0
-
-    def holes(self) -> list[Hole]:
-        """Where a segment does not reach the next one."""
-        pairs = zip(self.segments, self.segments[1:], strict=False)
-        return [Hole(a.end, b.start - a.end) for a, b in pairs if a.end < b.start]
 
     def segment_at(self, position: int) -> Segment | None:
         """The segment that holds this position, if it is still there."""

@@ -12,6 +12,7 @@ import errno
 import struct
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 from lanemq.log.filesystem import Disk, write_fully
@@ -38,15 +39,23 @@ class IndexLost(StorageError):
 class IndexFiles:
     """Reads and writes chunks; keeps at most `most_open` of them open for reading."""
 
-    def __init__(self, folder: Path, disk: Disk, most_open: int = 256) -> None:
+    def __init__(self, folder: Path, disk: Disk, most_open: int, on_lost: Callable[[], None]) -> None:
         self._folder = folder
         self._disk = disk
         self._most_open = most_open
+        self._on_lost = on_lost
         self._open: OrderedDict[tuple[int, int], int] = OrderedDict()
         disk.make_dir(folder)
 
     def read(self, queue: QueueIndex, offset: int, count: int) -> bytes:
         """Entries from files; all of them must lie below the queue's `filed_end`."""
+        try:
+            return self._read(queue, offset, count)
+        except IndexLost:
+            self._on_lost()
+            raise
+
+    def _read(self, queue: QueueIndex, offset: int, count: int) -> bytes:
         parts = []
         while count > 0:
             chunk, at = _chunk_of(offset), offset % CHUNK_ENTRIES

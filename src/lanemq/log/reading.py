@@ -16,6 +16,9 @@ from lanemq.log.queue_index import Entry
 from lanemq.log.record_bytes import HEAD
 from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES
 
+_NEAR_BYTES = 4096
+"""Reading this much between two records of a queue costs less than asking the disk twice."""
+
 
 class ReadStatus(enum.Enum):
     """The situations of a pull; values are the names in RocketMQ's `GetMessageStatus`."""
@@ -90,55 +93,63 @@ def gather(
     parts: list[bytes] = []
     damaged: list[int] = []
     for first, end in runs(chosen):
-        run, run_offsets = chosen[first:end], offsets[first:end]
+        run = chosen[first:end] if end - first < len(chosen) else chosen
         data = log.read(run[0][0], run[-1][0] + run[-1][1] - run[0][0])
-        bad = verify(data, queue_id, run, run_offsets)
-        damaged += [run_offsets[i] for i in bad]
-        parts += _without(data, run, bad) if bad else [data]
-    return Gathered(parts[0] if len(parts) == 1 else b"".join(parts), len(chosen) - len(damaged), scanned, damaged)
+        bad = verify(data, queue_id, run, offsets[first:end])
+        if not bad and len(data) == sum(entry[1] for entry in run):
+            parts.append(data)
+            continue
+        for i, entry in enumerate(run):
+            start = entry[0] - run[0][0]
+            record = data[start : start + entry[1]]
+            if i in bad:
+                # Perhaps the run was cut short by a hole: the record alone decides.
+                record = log.read(entry[0], entry[1])
+                if verify(record, queue_id, [entry], [offsets[first + i]]):
+                    damaged.append(offsets[first + i])
+                    continue
+            parts.append(record)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    return Gathered(data, len(chosen) - len(damaged), scanned, damaged)
 
 
 def runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
-    """Index ranges of entries that lie back to back in the log."""
+    """Index ranges of entries to read in one piece: back to back in the log, or nearly so."""
     if not entries:
         return []
     first, last = entries[0], entries[-1]
     if last[0] + last[1] - first[0] == sum(entry[1] for entry in entries):
         return [(0, len(entries))]
     found = []
-    begin, expected = 0, first[0]
+    begin, reach = 0, first[0] + _NEAR_BYTES
     for i, (position, size, _tag, _check) in enumerate(entries):
-        if position != expected:
+        if position > reach:
             found.append((begin, i))
             begin = i
-        expected = position + size
+        reach = position + size + _NEAR_BYTES
     return [*found, (begin, len(entries))]
 
 
 def verify(data: bytes, queue_id: int, entries: Sequence[Entry], offsets: Sequence[int]) -> list[int]:
     """Indexes of records that are not exactly what was stored at this place in queue and log."""
     bad = []
-    start, length = 0, len(data)
+    base, length = entries[0][0], len(data)
     whole = memoryview(data)
     unpack = HEAD.unpack_from
     for i, (position, size, _tag, _check) in enumerate(entries):
+        start = position - base
         end = start + size
-        if end > length or size < HEAD_BYTES:
+        if start < 0 or end > length or size < HEAD_BYTES:
             bad.append(i)
-        else:
-            a, _magic, b, c, d, check = unpack(data, start)
-            crc = crc32(whole[start + HEAD_BYTES : end], crc32(whole[start : start + CHECKSUM_AT]))
-            if crc != check or d != position or c != offsets[i] or a != size or b != queue_id:
-                bad.append(i)
-        start = end
+            continue
+        its_size, _magic, its_queue, its_offset, its_position, check = unpack(data, start)
+        crc = crc32(whole[start + HEAD_BYTES : end], crc32(whole[start : start + CHECKSUM_AT]))
+        if (
+            crc != check
+            or its_position != position
+            or its_offset != offsets[i]
+            or its_size != size
+            or its_queue != queue_id
+        ):
+            bad.append(i)
     return bad
-
-
-def _without(data: bytes, entries: Sequence[Entry], bad: Sequence[int]) -> list[bytes]:
-    """The pieces of a run without its damaged records."""
-    pieces, start = [], 0
-    for i, entry in enumerate(entries):
-        if i not in bad:
-            pieces.append(data[start : start + entry[1]])
-        start += entry[1]
-    return pieces

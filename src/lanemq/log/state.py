@@ -199,10 +199,6 @@ class State:
             db.execute("DELETE FROM queues WHERE topic = ?", (topic,))
             db.execute("DELETE FROM producers WHERE topic = ?", (topic,))
 
-    def forget_queues(self) -> None:
-        """Before the indexes are rebuilt from the log."""
-        self._write("DELETE FROM queues", [()], Sync.FULL)
-
     # Anything else the broker wants to find again.
 
     def get(self, name: str) -> str | None:

@@ -20,7 +20,7 @@ from lanemq.log.filesystem import Disk, RealDisk
 from lanemq.log.index_files import IndexFiles, IndexLost
 from lanemq.log.key_index import KeyIndex
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import Entry, QueueIndex, broken_entries, unpack_entries
+from lanemq.log.queue_index import ENTRY_BYTES, Entry, QueueIndex, broken_entries, unpack_entries
 from lanemq.log.queue_table import QueueTable
 from lanemq.log.reading import ReadResult, ReadStatus, gather, nothing_to_read
 from lanemq.log.rebuild import OnRecord
@@ -58,7 +58,9 @@ class Store:
         except (OSError, StorageError):
             self._lock.close()
             raise
-        self._files = IndexFiles(folder / "index", disk, self.options.most_open_indexes)
+        self._files = IndexFiles(
+            folder / "index", disk, self.options.most_open_indexes, on_lost=lambda: self._startup.ask_rebuild()
+        )
         self._queues = QueueTable(self._log, self._files)
         self._appender = Appender(self._log, self._queues, self.options)
         self._checkpointer = Checkpointer(self._log, self._queues, self._files, self.state)
@@ -303,9 +305,10 @@ class Store:
     ) -> list[Entry]:
         count = max_count if tag_filter is None else max(max_count, _FILTER_SCAN)
         raw = self._queues.raw_entries(queue, offset, min(count, queue.end - offset))
-        if tag_filter is not None:
-            # Only here is the index believed about something the record does not confirm: its tag.
-            self._refuse_broken(queue, list(broken_entries(raw, offset)))
+        # A record confirms its entry, except for two things the entry is believed about: how much to read first,
+        # and which records to pass over because of their tag.
+        believed = raw[:ENTRY_BYTES] if tag_filter is None else raw
+        self._refuse_broken(queue, list(broken_entries(believed, offset)))
         return unpack_entries(raw)
 
     def _blame(self, queue: QueueIndex, offsets: Sequence[int]) -> None:

@@ -154,7 +154,12 @@ class DuplexConnection:
         """Stops waiting for an answer; false if it has been delivered already."""
         return self._waiting.pop(opaque, None) is not None
 
+    def hang_up(self) -> None:
+        """Ends the connection without waiting for the reader; `on_lost` follows."""
+        self._shut()
+
     def close(self) -> None:
+        """Ends the connection and waits for the reader, so nothing is delivered afterwards."""
         self._shut()
         if threading.current_thread() is not self._reader:
             self._reader.join(timeout=5)

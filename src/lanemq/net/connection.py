@@ -7,6 +7,7 @@ go to `on_request`. A connection that is lost fails everything that still waits:
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, ProtocolError, RequestTimedOut
 from lanemq.net.address import Address
@@ -102,15 +103,13 @@ class Connection(asyncio.Protocol):
     def _timed_out(self, opaque: int, code: int, timeout: float) -> None:
         on_reply = self._drop(opaque)
         if on_reply is not None:
-            on_reply(
-                None, RequestTimedOut(f"no answer from {self.address} to request {code} in {timeout:g} s")
-            )
+            on_reply(None, RequestTimedOut(f"no answer from {self.address} to request {code} in {timeout:g} s"))
 
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

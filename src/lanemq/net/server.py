@@ -8,13 +8,14 @@ leave in one write at the end of the loop turn. Handlers run in the read callbac
 import asyncio
 import itertools
 import logging
-from typing import Protocol
+from collections import deque
+from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError
 from lanemq.net.address import Address
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, decode_command, encode_response
-from lanemq.wire.frame import FrameDecoder
+from lanemq.wire.frame import Frame, FrameDecoder
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,10 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """RocketMQ's own limit (NettyDecoder)."""
 
 WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
-"""Above this much unsent output a peer is not read any more: a slow reader slows only itself."""
+"""Above this much unsent output a peer's requests wait: a slow reader slows only itself."""
+
+CLOSE_SECONDS = 5.0
+"""How long a closing connection may take to read its last answers; then it is cut off."""
 
 
 class Dispatcher(Protocol):
@@ -36,7 +40,11 @@ class Dispatcher(Protocol):
 
 
 class Peer(asyncio.Protocol):
-    """One connection, as the broker sees it."""
+    """One connection, as the broker sees it.
+
+    Bounded in memory: once the unsent answers pass the high-water mark, requests already received wait and no
+    more are read, until the peer has read its answers.
+    """
 
     _numbers = itertools.count(1)
 
@@ -45,11 +53,16 @@ class Peer(asyncio.Protocol):
         self.remote = Address("0.0.0.0", 0)
         self.last_seen = 0.0
         self.is_open = False
+        self.choked = False
+        """True while the peer does not read its answers fast enough: give it no more than it must get."""
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
         self._transport: asyncio.Transport | None = None
+        self._incoming: deque[Frame] = deque()
         self._outgoing: list[bytes] = []
-        self._choked = False
+        self._outgoing_bytes = 0
+        self._closing = False
+        self._held_up = False
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"
@@ -59,27 +72,40 @@ class Peer(asyncio.Protocol):
         if not self._outgoing:
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
+        self._outgoing_bytes += len(frame)
+        if self._outgoing_bytes > WRITE_HIGH_WATER_BYTES:
+            self._flush()
 
     def close(self, reason: str) -> None:
-        """Ends the connection after what is queued has left."""
-        if self._transport is not None and self.is_open:
-            log.info("closing %s: %s", self, reason)
-            self._flush()
-            self._transport.close()
+        """Ends the connection after what is queued has left, or after `CLOSE_SECONDS`."""
+        if self._transport is None or not self.is_open or self._closing:
+            return
+        log.info("closing %s: %s", self, reason)
+        self._closing = True
+        self._incoming.clear()
+        self._flush()
+        self._transport.close()
+        self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
+
+    def hold_up(self) -> None:
+        """Takes no more requests from this peer; answers still leave."""
+        self._held_up = True
+        self._read_or_wait()
 
     def _flush(self) -> None:
         if self._outgoing and self._transport is not None:
             data = self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
             self._outgoing.clear()
+            self._outgoing_bytes = 0
             if self.is_open:
                 self._transport.write(data)
 
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         self.remote = Address(host, port)
         self.last_seen = self._server.loop.time()
@@ -88,17 +114,24 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_seen = self._server.loop.time()
-        received = self._server.dispatcher.received
         try:
-            for frame in self._decoder.feed(data):
-                try:
-                    command = decode_command(frame)
-                except BadHeader as error:
-                    self._refuse(error)
-                else:
-                    received(self, command)
+            self._incoming.extend(self._decoder.feed(data))
+            self._work()
         except ProtocolError as error:
             self.close(f"not RocketMQ's protocol: {error}")
+
+    def _work(self) -> None:
+        """Hands over what was received, as long as the peer reads its answers."""
+        received, incoming = self._server.dispatcher.received, self._incoming
+        while incoming and not self._waits:
+            frame = incoming.popleft()
+            try:
+                command = decode_command(frame)
+            except BadHeader as error:
+                self._refuse(error)
+            else:
+                received(self, command)
+        self._read_or_wait()
 
     def _refuse(self, error: BadHeader) -> None:
         """The frame was sound, so the stream can go on, provided that somebody can be told."""
@@ -106,21 +139,42 @@ class Peer(asyncio.Protocol):
             raise error
         self.send(encode_response(error.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
-    def pause_writing(self) -> None:
-        self._choked = True
-        if self._transport is not None:
+    @property
+    def _waits(self) -> bool:
+        return self.choked or self._held_up or self._closing
+
+    def _read_or_wait(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._waits:
             self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.choked = True
+        self._read_or_wait()
 
     def resume_writing(self) -> None:
-        self._choked = False
-        if self._transport is not None and self.is_open:
-            self._transport.resume_reading()
+        self.choked = False
+        if self.is_open:
+            # Not from here: a handler that answers would write from inside the transport's own write.
+            self._server.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.is_open:
+            return
+        try:
+            self._work()
+        except ProtocolError as error:
+            self.close(f"not RocketMQ's protocol: {error}")
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        self._incoming.clear()
         self._outgoing.clear()
         self._server.forget(self)
 
@@ -154,11 +208,14 @@ class Server:
         return Address(host, port)
 
     def stop_accepting(self) -> None:
+        """No new connections, and no new requests on those that are there."""
         if self._listener is not None:
             self._listener.close()
+        for peer in self.peers:
+            peer.hold_up()
 
     async def close(self) -> None:
-        """Closes the listener and every peer, and waits until they are gone."""
+        """Closes the listener and every peer, and waits until they are gone; the slowest are cut off."""
         self.stop_accepting()
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")

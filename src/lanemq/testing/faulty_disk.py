@@ -17,6 +17,8 @@ class FaultyDisk(RealDisk):
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
+        self.events: list[str] = []
+        """What happened, in order: create, write, fdatasync, fsync_dir."""
         self.failing_write: int | None = None
         """The write that fails with EIO, counted from now: 1 is the next one."""
         self.failing_sync: int | None = None
@@ -29,8 +31,17 @@ class FaultyDisk(RealDisk):
         """No write takes more bytes than this."""
         self.truncate_fails = False
 
+    def create(self, path: Path) -> int:
+        self.events.append("create")
+        return super().create(path)
+
+    def fsync_dir(self, path: Path) -> None:
+        self.events.append("fsync_dir")
+        super().fsync_dir(path)
+
     def write_at(self, fd: int, data: memoryview, offset: int) -> int:
         self.calls["write"] += 1
+        self.events.append("write")
         self._fail_or_count("failing_write")
         if self.longest_write is not None:
             data = data[: self.longest_write]
@@ -43,6 +54,7 @@ class FaultyDisk(RealDisk):
 
     def fdatasync(self, fd: int) -> None:
         self.calls["fdatasync"] += 1
+        self.events.append("fdatasync")
         self._fail_or_count("failing_sync")
         super().fdatasync(fd)
 

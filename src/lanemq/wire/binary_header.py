@@ -47,9 +47,7 @@ def encode(
              _LONG.pack(len(fields)), fields)
         )  # fmt: skip
     except (error, UnicodeEncodeError) as problem:
-        raise LocalProtocolError(
-            f"command {code} does not fit into a binary header ({problem}): use JSON"
-        ) from None
+        raise LocalProtocolError(f"command {code} does not fit into a binary header ({problem}): use JSON") from None
 
 
 def decode(header: bytes) -> Fields:

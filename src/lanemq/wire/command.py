@@ -122,9 +122,7 @@ def decode_command(frame: Frame) -> Command:
     elif len(ext) > MAX_EXT_FIELDS:
         raise BadHeader(f"{len(ext)} ext fields, at most {MAX_EXT_FIELDS} are read", _askable(parsed))
     remark = None if parsed.remark is UNSET else parsed.remark
-    return Command(
-        parsed.code, parsed.opaque, parsed.flag, ext, body, remark, parsed.language, parsed.version
-    )
+    return Command(parsed.code, parsed.opaque, parsed.flag, ext, body, remark, parsed.language, parsed.version)
 
 
 def encode_command(command: Command) -> bytes:
@@ -163,9 +161,7 @@ def response_to(
     remark: str | None = None,
 ) -> Command:
     """The answer to a request: same opaque, same header form, response bit set."""
-    return Command(
-        code, request.opaque, RESPONSE_BIT, ext, body, remark, serialize_type=request.serialize_type
-    )
+    return Command(code, request.opaque, RESPONSE_BIT, ext, body, remark, serialize_type=request.serialize_type)
 
 
 _NO_EXT: dict[str, str] = {}

@@ -29,7 +29,7 @@ def unpack_host(field: bytes) -> str:
 
 def _ipv4(ip: str) -> IPv4Address:
     try:
-        address = ip_address(ip.partition("%")[0])
+        address = ip_address(ip)
     except ValueError:
         return IPv4Address(0)
     if isinstance(address, IPv4Address):

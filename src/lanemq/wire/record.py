@@ -160,9 +160,7 @@ def record_starts(buffer: Buffer) -> list[int]:
         starts.append(position)
         position += size
     if position != end:
-        raise RemoteProtocolError(
-            f"the last record ends at byte {position}, the body at {end}; it is damaged"
-        )
+        raise RemoteProtocolError(f"the last record ends at byte {position}, the body at {end}; it is damaged")
     return starts
 
 
@@ -278,7 +276,7 @@ class RecordView:
         """Find body, topic and properties. Room behind the properties is tolerated, an overrun is not."""
         size, magic = self._unpack(_SIZE_MAGIC, 0)
         body_at = HEAD_BYTES + _INT.size + self._shift()
-        if size < body_at + _BYTE.size + _SHORT.size or self._start + size > len(self._buffer):
+        if self._start + size > len(self._buffer):
             raise self._damaged(f"size {size}")
         topic_length = _SHORT if magic == MAGIC_V2 else _BYTE
         body_end = self._end(body_at, _INT, size)

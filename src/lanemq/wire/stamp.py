@@ -32,9 +32,7 @@ class Stamp(NamedTuple):
 def encode_stamp(stamp: Stamp) -> str:
     """The property's value; `UsageError` for a producer id or a number that would not be read back."""
     if _PRODUCER.fullmatch(stamp.producer) is None:
-        raise UsageError(
-            f"producer id {stamp.producer[:80]!r} is not allowed: use 1 to 64 of A-Z a-z 0-9 _ -"
-        )
+        raise UsageError(f"producer id {stamp.producer[:80]!r} is not allowed: use 1 to 64 of A-Z a-z 0-9 _ -")
     if not (0 <= stamp.epoch <= _MOST and 0 <= stamp.sequence <= _MOST):
         raise UsageError(f"stamp {stamp}: epoch and sequence go from 0 to {_MOST}")
     return str(stamp)

@@ -29,9 +29,7 @@ def decode_queue_table(kind: type[T], table: object) -> dict[MessageQueue, T]:
         return {}
     if not isinstance(table, dict):
         raise BodyError(f"a table by queue is expected, not {type(table).__name__}")
-    return {
-        decode_json(QueueBody, str(key).encode()).queue: convert(kind, value) for key, value in table.items()
-    }
+    return {decode_json(QueueBody, str(key).encode()).queue: convert(kind, value) for key, value in table.items()}
 
 
 class QueueTableBody(Body):
@@ -45,9 +43,7 @@ class QueueTableBody(Body):
         name = self.table_name()
         members = {
             wire_name: getattr(self, attribute)
-            for attribute, wire_name in zip(
-                self.__struct_fields__, self.__struct_encode_fields__, strict=True
-            )
+            for attribute, wire_name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True)
         }
         return encode_json({**members, name: encode_queue_table(members[name])})
 

@@ -2,27 +2,39 @@
 
 import logging
 
+import msgspec
+
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code
+from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.core.membership import ConnectionId, GroupHeartbeat, Subscription
+from lanemq.log import state
 from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError
-from lanemq.model.names import check_group
+from lanemq.model.names import check_group, check_topic
 from lanemq.net.server import Peer
-from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader
-from lanemq.wire.bodies import ConsumerData, ConsumerIdList, HeartbeatData
+from lanemq.wire import bodies as wire
+from lanemq.wire.admin_headers import DeleteGroupHeader, GroupHeader, ProducerGroupHeader
+from lanemq.wire.bodies import Body, ConsumerData, ConsumerIdList, HeartbeatData, decode_json
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ConsumerListHeader, UnregisterHeader
 from lanemq.wire.route_bodies import SubscriptionGroupConfig, SubscriptionGroupTable
+from lanemq.wire.stats_bodies import Connection, ProducerConnection
 
 log = logging.getLogger(__name__)
 
 BROADCASTING = "BROADCASTING"
+MAX_CLIENT_ID_CHARS = 255
+
+
+class _ClientConfig(Body):
+    """CHECK_CLIENT_CONFIG's body, as far as it matters."""
+
+    subscription_data: wire.Subscription = msgspec.field(default_factory=wire.Subscription)
 
 
 class GroupHandler:
-    """Requests 34, 35, 38, 200, 201, 207, 352 and 46."""
+    """Requests 34, 35, 38, 46, 200, 201, 204, 207 and 352."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -38,29 +50,31 @@ class GroupHandler:
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self._settings,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self._delete,
             RequestCode.CHECK_CLIENT_CONFIG: self._check_client,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self._producer_connections,
         }
 
-    def producers_of(self, group: str) -> dict[ConnectionId, tuple[str, str, int]]:
-        """Connection → client id, language, version."""
-        return self._producers.get(group, {})
-
     def disconnected(self, peer: Peer) -> None:
-        connection = ConnectionId(peer.number)
-        for members in self._producers.values():
-            members.pop(connection, None)
+        for group in tuple(self._producers):
+            self._forget_producer(group, ConnectionId(peer.number))
+
+    def _forget_producer(self, group: str, connection: ConnectionId) -> None:
+        members = self._producers.get(group, {})
+        members.pop(connection, None)
+        if not members:
+            self._producers.pop(group, None)
 
     def _heartbeat(self, peer: Peer, request: Command) -> None:
         beat = HeartbeatData.decode(request.body)
-        if not beat.client_id:
-            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "clientID is missing in the heartbeat")
+        if not 0 < len(beat.client_id) <= MAX_CLIENT_ID_CHARS:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientID must have 1 to {MAX_CLIENT_ID_CHARS} characters")
         groups = {check_group(data.group_name): _group_of(data) for data in beat.consumer_data_set}
+        producers = [check_group(data.group_name) for data in beat.producer_data_set]
         connection = ConnectionId(peer.number)
         for data in beat.consumer_data_set:
             if data.message_model != BROADCASTING:
                 self._parts.topics.take(self._parts.topics.table.ensure_retry(data.group_name))
-        for producer in beat.producer_data_set:
-            members = self._producers.setdefault(check_group(producer.group_name), {})
-            members[connection] = (beat.client_id, request.language, request.version)
+        for name in producers:
+            self._producers.setdefault(name, {})[connection] = (beat.client_id, request.language, request.version)
         changes = self._parts.members.heartbeat(connection, beat.client_id, groups, now=self._parts.clock.now())
         answer(peer, request)
         self._parts.notices.group_changed(changes.groups)
@@ -69,7 +83,7 @@ class GroupHandler:
         header = UnregisterHeader.from_ext(request.ext)
         connection = ConnectionId(peer.number)
         if header.producer_group:
-            self._producers.get(header.producer_group, {}).pop(connection, None)
+            self._forget_producer(header.producer_group, connection)
         if header.consumer_group:
             changes = self._parts.members.leave(connection, header.client_id, header.consumer_group)
             self._parts.notices.group_changed(changes.groups)
@@ -86,14 +100,14 @@ class GroupHandler:
     def _configure(self, peer: Peer, request: Command) -> None:
         settings = SubscriptionGroupConfig.decode(request.body)
         group = check_group(settings.group_name)
-        self._parts.groups[group] = settings
         text = settings.encode().decode()
 
         def saved(_: object, error: StorageError | None) -> None:
             if error is None:
+                self._parts.groups[group] = settings
                 answer(peer, request)
             else:
-                answer_code(peer, request, ResponseCode.SYSTEM_ERROR, str(error))
+                answer_error(peer, request, error)
 
         self._parts.thread.submit(lambda: self._parts.state.save_group(group, text), saved)
 
@@ -117,18 +131,45 @@ class GroupHandler:
         self._parts.groups.pop(group, None)
         if header.clean_offset or header.remove_offset:
             self._parts.offsets.forget(group=group)
-        self._parts.thread.submit(lambda: self._parts.state.delete_group(group), lambda _, __: None)
-        answer(peer, request)
+        kept = [state.OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
+
+        def delete() -> None:
+            self._parts.state.delete_group(group)
+            self._parts.state.save_offsets(kept, state.Sync.FULL)
+
+        def deleted(_: object, error: StorageError | None) -> None:
+            if error is None:
+                answer(peer, request)
+            else:
+                answer_error(peer, request, error)
+
+        self._parts.thread.submit(delete, deleted)
 
     def _check_client(self, peer: Peer, request: Command) -> None:
         """Sent only for filters other than tags, before the client starts: better told now than at each pull."""
-        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "the broker filters by tag only; SQL filters are not supported")
+        kind = decode_json(_ClientConfig, request.body).subscription_data.expression_type
+        if kind != "TAG":
+            raise BrokerRefused(
+                ResponseCode.SYSTEM_ERROR, f"the broker filters by tag only; filters of type {kind} are not supported"
+            )
+        answer(peer, request)
+
+    def _producer_connections(self, peer: Peer, request: Command) -> None:
+        group = ProducerGroupHeader.from_ext(request.ext).producer_group
+        connections = []
+        for connection, (client_id, language, version) in self._producers.get(group, {}).items():
+            known = self._parts.notices.peer(connection)
+            address = "" if known is None else str(known.remote)
+            connections.append(Connection(client_id=client_id, client_addr=address, language=language, version=version))
+        if not connections:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        answer(peer, request, {}, ProducerConnection(connection_set=connections).encode())
 
 
 def _group_of(data: ConsumerData) -> GroupHeartbeat:
     subscriptions = tuple(
         Subscription(
-            item.topic,
+            check_topic(item.topic),
             item.sub_string,
             item.expression_type,
             item.sub_version,

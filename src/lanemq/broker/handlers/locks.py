@@ -1,7 +1,8 @@
 """Queue locks: RocketMQ's batch requests, with leases and epochs for those who ask.
 
 A change of owner is on disk before it is answered: an epoch that was given out and then forgotten by a crash
-could be given out twice, and two owners would look alike.
+could be given out twice, and two owners would look alike. That holds for a renewal too, as long as the row of
+the grant it renews is not on disk.
 """
 
 import logging
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUES = 100_000
 """In one lock request. More is a mistake or an attack."""
+MAX_NAME_CHARS = 255
+"""Of a client id or broker name: they go into every row on disk."""
+MAX_QUEUE_ID = 2**31 - 1
 
 
 class LockHandler:
@@ -36,6 +40,7 @@ class LockHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._unsaved: dict[tuple[str, MessageQueue], LeaseRow] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -51,27 +56,15 @@ class LockHandler:
         grant = self._parts.locks.acquire(
             body.consumer_group, queues, body.client_id, lease=self._lease(wish), now=self._parts.clock.now()
         )
+        group = body.consumer_group
         for lease in grant.granted:
             if lease.changed:
-                log.info(
-                    "group %s: %s owns %s, epoch %s",
-                    body.consumer_group,
-                    lease.owner,
-                    lease.queue,
-                    lease.epoch,
-                )
-        reply = self._stock_reply(grant) if wish is None else self._lane_reply(body.consumer_group, grant)
-        if not grant.changes:
-            answer(peer, request, {}, reply)
-            return
-
-        def saved(_: object, error: StorageError | None) -> None:
-            if error is None:
-                answer(peer, request, {}, reply)
-            else:
-                answer_error(peer, request, error)
-
-        self._save(grant.changes, saved)
+                log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
+        reply = self._stock_reply(grant) if wish is None else self._lane_reply(group, grant)
+        self._unsaved.update(((group, row.queue), row) for row in grant.changes)
+        keys = [(group, lease.queue) for lease in grant.granted]
+        rows = [self._unsaved[key] for key in keys if key in self._unsaved] if self._unsaved else []
+        self._save(rows, lambda: answer(peer, request, {}, reply), lambda error: answer_error(peer, request, error))
 
     def _lease(self, wish: int | None) -> Millis | None:
         return None if wish is None else Millis(max(wish, self._parts.options.min_lane_lease_ms))
@@ -104,15 +97,31 @@ class LockHandler:
         body = _decode(request.body)
         now, epoch = self._parts.clock.now(), request.ext.get(LANE_EPOCH)
         queues = [queue.queue for queue in body.mq_set]
-        rows = self._parts.locks.release(body.consumer_group, queues, body.client_id, epoch=_epoch(epoch), now=now)
-        self._save(rows, lambda _, __: None)
+        group = body.consumer_group
+        rows = self._parts.locks.release(group, queues, body.client_id, epoch=_epoch(epoch), now=now)
+        self._unsaved.update(((group, row.queue), row) for row in rows)
         if rows:
-            self._parts.notices.group_changed([body.consumer_group])
-        answer(peer, request)
+            self._parts.notices.group_changed([group])
+        self._save(rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))
 
-    def _save(self, rows: Sequence[LeaseRow], done: Callable[[object, StorageError | None], None]) -> None:
-        if rows:
-            self._parts.thread.submit(lambda: self._parts.state.save_leases(map(lease_row, rows)), done)
+    def _save(
+        self, rows: Sequence[LeaseRow], saved: Callable[[], None], failed: Callable[[StorageError], None]
+    ) -> None:
+        """Calls back once the rows are on disk; at once if there are none."""
+        if not rows:
+            saved()
+            return
+
+        def done(_: object, error: StorageError | None) -> None:
+            if error is not None:
+                failed(error)  # the rows stay unsaved, so that nobody is told of them before they are
+                return
+            for row in rows:
+                if self._unsaved.get((row.group, row.queue)) is row:
+                    del self._unsaved[row.group, row.queue]
+            saved()
+
+        self._parts.thread.submit(lambda: self._parts.state.save_leases(map(lease_row, rows)), done)
 
     def _show(self, peer: Peer, request: Command) -> None:
         now, wanted = self._parts.clock.now(), request.ext.get("consumerGroup")
@@ -136,12 +145,16 @@ class LockHandler:
 def _decode(data: bytes) -> LockRequest:
     body = LockRequest.decode(data)
     check_group(body.consumer_group)
-    if not body.client_id:
-        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "clientId is missing in the lock request")
+    if not 0 < len(body.client_id) <= MAX_NAME_CHARS:
+        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"clientId must have 1 to {MAX_NAME_CHARS} characters")
     if len(body.mq_set) > MAX_QUEUES:
         raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"at most {MAX_QUEUES} queues in one lock request")
     for queue in body.mq_set:
         check_topic(queue.topic)
+        if not 0 <= queue.queue_id <= MAX_QUEUE_ID:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"queueId {queue.queue_id} of {queue.topic} cannot exist")
+        if len(queue.broker_name) > MAX_NAME_CHARS:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"brokerName has more than {MAX_NAME_CHARS} characters")
     return body
 
 

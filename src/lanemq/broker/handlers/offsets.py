@@ -13,7 +13,7 @@ from lanemq.broker.reply import answer, answer_code
 from lanemq.core.group_offsets import Backward, Ignored, WhyIgnored, kind_of
 from lanemq.core.lock_table import Stale
 from lanemq.log.time_search import Boundary
-from lanemq.model.errors import OffsetNotFound
+from lanemq.model.errors import BrokerRefused, OffsetNotFound
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import QueueOffset
 from lanemq.net.server import Peer
@@ -48,6 +48,8 @@ class OffsetHandler:
 
     def _query(self, peer: Peer, request: Command) -> None:
         header = QueryOffsetHeader.from_ext(request.ext)
+        check_group(header.consumer_group)
+        check_topic(header.topic)
         offset = self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id)
         if offset is None and LANE_CLIENT not in request.ext:
             offset = self._start_of_new_group(header.topic, header.queue_id)
@@ -75,7 +77,7 @@ class OffsetHandler:
     def _commit(self, peer: Peer, request: Command) -> None:
         header = UpdateOffsetHeader.from_ext(request.ext)
         check_group(header.consumer_group)
-        check_topic(header.topic)
+        self._check_queue(check_topic(header.topic), header.queue_id)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         verdict = standing(self._parts, peer, group, topic, queue_id, header)
         stock = header.lane_epoch is None
@@ -98,21 +100,34 @@ class OffsetHandler:
             case _:
                 answer(peer, request)
 
+    def _check_queue(self, name: str, queue_id: int) -> None:
+        """A commit for what does not exist is refused: a late one would outlive its deleted topic."""
+        topic = self._parts.topics.existing(name)
+        if not 0 <= queue_id < max(topic.read_queues, topic.write_queues):
+            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"queue {queue_id} of topic {name} does not exist")
+
     def _search(self, peer: Peer, request: Command) -> None:
         header = SearchOffsetHeader.from_ext(request.ext)
+        check_topic(header.topic)
         boundary = Boundary.UPPER if header.boundary_type == "UPPER" else Boundary.LOWER
         offset = self._parts.store.find_by_time(header.topic, header.queue_id, header.timestamp, boundary)
         answer(peer, request, {"offset": str(offset)})
 
     def _max(self, peer: Peer, request: Command) -> None:
-        header = QueueHeader.from_ext(request.ext)
+        header = _queue_header(request)
         answer(peer, request, {"offset": str(self._parts.store.bounds(header.topic, header.queue_id)[1])})
 
     def _min(self, peer: Peer, request: Command) -> None:
-        header = QueueHeader.from_ext(request.ext)
+        header = _queue_header(request)
         answer(peer, request, {"offset": str(self._parts.store.bounds(header.topic, header.queue_id)[0])})
 
     def _earliest(self, peer: Peer, request: Command) -> None:
-        header = QueueHeader.from_ext(request.ext)
+        header = _queue_header(request)
         time = self._parts.store.earliest_time(header.topic, header.queue_id)
         answer(peer, request, {"timestamp": str(-1 if time is None else time)})
+
+
+def _queue_header(request: Command) -> QueueHeader:
+    header = QueueHeader.from_ext(request.ext)
+    check_topic(header.topic)
+    return header

@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.ownership import standing
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer_code
+from lanemq.broker.reply import answer_code, answer_error
 from lanemq.core.group_offsets import kind_of
 from lanemq.core.lock_table import Stale
 from lanemq.core.topic_table import Permission
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.log.staging import Arrival
-from lanemq.model.errors import BrokerRefused, NotAllowed, TopicNotFound
+from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, TopicNotFound
 from lanemq.model.java_hash import java_string_hash
+from lanemq.model.names import check_group
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import Command, encode_response
+from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
 from lanemq.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -94,6 +95,7 @@ class PullHandler:
 
     def _pull(self, peer: Peer, request: Command) -> None:
         header = PullHeader.from_ext(request.ext)
+        self._check_group(header.consumer_group)
         self._check_topic(header)
         pull = _Pull(peer, request, header, self._wanted_tags(header))
         if not self._may_pull(pull):
@@ -109,6 +111,11 @@ class PullHandler:
             return
         self._answer(pull, result)
 
+    def _check_group(self, group: str) -> None:
+        settings = self._parts.groups.get(check_group(group))
+        if settings is not None and not settings.consume_enable:
+            raise NotAllowed(ResponseCode.NO_PERMISSION, f"group {group} may not consume: its settings forbid it")
+
     def _check_topic(self, header: PullHeader) -> None:
         topic = self._parts.topics.get(header.topic)
         if topic is None:
@@ -123,11 +130,7 @@ class PullHandler:
 
     def _wanted_tags(self, header: PullHeader) -> frozenset[int] | None:
         """Hash codes of the tags this group wants; None means every message."""
-        if header.expression_type not in (None, "", "TAG"):
-            raise BrokerRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"the broker does not support filters of type {header.expression_type}",
-            )
+        _refuse_filter(header.expression_type)
         if header.sys_flag & PULL_SUBSCRIPTION:
             return tag_codes(header.subscription or "*")
         known = self._parts.members.subscription(header.consumer_group, header.topic)
@@ -138,6 +141,7 @@ class PullHandler:
             )
         if known.version < header.sub_version:
             raise BrokerRefused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the subscription is older than the pull")
+        _refuse_filter(known.expression_type)
         return known.tag_codes or None
 
     def _may_pull(self, pull: _Pull) -> bool:
@@ -180,7 +184,8 @@ class PullHandler:
 
     def _hold(self, pull: _Pull) -> bool:
         header = pull.header
-        if not header.sys_flag & PULL_SUSPEND or header.suspend_timeout_millis <= 0:
+        wants = header.sys_flag & PULL_SUSPEND and header.suspend_timeout_millis > 0
+        if not wants or pull.request.is_oneway:
             return False
         number = next(self._numbers)
         deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
@@ -197,20 +202,45 @@ class PullHandler:
             if pull is None:
                 continue
             self._by_peer[pull.peer.number].discard(number)
-            if self._may_pull(pull):
-                self._answer(pull, self._read(pull))
+            try:
+                self._answer_now(pull)
+            except LaneError as error:
+                answer_error(pull.peer, pull.request, error)
+            except Exception:
+                log.exception("a held pull of %s failed", pull.peer)
+                answer_code(pull.peer, pull.request, ResponseCode.SYSTEM_ERROR, "internal error; ask again")
+
+    def _answer_now(self, pull: _Pull) -> None:
+        if not self._may_pull(pull):
+            return
+        if pull.peer.choked:
+            # It does not read what it has already: it gets the data when it asks again.
+            self._empty(pull)
+        else:
+            self._answer(pull, self._read(pull))
+
+    def _empty(self, pull: _Pull) -> None:
+        offset = pull.header.queue_offset
+        low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
+        ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
+        answer_code(pull.peer, pull.request, ResponseCode.PULL_NOT_FOUND, "read your answers faster", ext)
 
     def _answer(self, pull: _Pull, result: ReadResult) -> None:
         ext = PullResponse(
             next_begin_offset=result.next_offset, min_offset=result.min_offset, max_offset=result.max_offset
         ).to_ext()
         code = _CODES[result.status]
-        pull.peer.send(encode_response(pull.request.opaque, code, ext, result.data, result.status.value))
+        answer_code(pull.peer, pull.request, code, result.status.value, ext, result.data)
 
     def _moved(self, pull: _Pull, offset: QueueOffset) -> None:
         low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
         ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
         answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the offset was reset", ext)
+
+
+def _refuse_filter(kind: str | None) -> None:
+    if kind not in (None, "", "TAG"):
+        raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the broker does not support filters of type {kind}; use tags")
 
 
 def tag_codes(expression: str) -> frozenset[int] | None:

@@ -4,6 +4,7 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.model.errors import StorageError
+from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import QueryMessageHeader, QueryMessageResponse, ViewMessageHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -30,6 +31,7 @@ class QueryHandler:
 
     def _query(self, peer: Peer, request: Command) -> None:
         header = QueryMessageHeader.from_ext(request.ext)
+        check_topic(header.topic)
         most = UNIQUE_FOUND if header.by_unique_id else max(1, min(header.max_num, MAX_FOUND))
         begin, end = header.begin_timestamp, header.end_timestamp
 

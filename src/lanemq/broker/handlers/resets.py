@@ -8,17 +8,21 @@ from collections.abc import Callable
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer
+from lanemq.broker.reply import answer, answer_code, answer_error
+from lanemq.log import state
 from lanemq.log.time_search import Boundary
-from lanemq.model.errors import BrokerRefused
+from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import ConsumeDirectlyHeader, ResetOffsetHeader, RunningInfoHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import Command, encode_command, encode_response
+from lanemq.wire.command import Command, encode_command
 from lanemq.wire.stats_bodies import ResetOffsetBody
+
+MAX_RELAYED = 1_000
+"""Questions to members that wait for an answer."""
 
 
 class ResetHandler:
@@ -26,7 +30,7 @@ class ResetHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._relayed: dict[int, Callable[[Command], None]] = {}
+        self._relayed: dict[tuple[int, int], Callable[[Command], None]] = {}
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -35,9 +39,9 @@ class ResetHandler:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
 
-    def answered(self, reply: Command) -> None:
-        """A member's answer to something that was relayed to it."""
-        forward = self._relayed.pop(reply.opaque, None)
+    def answered(self, peer: Peer, reply: Command) -> None:
+        """A member's answer to something that was relayed to it; anybody else's is ignored."""
+        forward = self._relayed.pop((peer.number, reply.opaque), None)
         if forward is not None:
             forward(reply)
 
@@ -55,7 +59,17 @@ class ResetHandler:
             change = self._parts.offsets.reset_at_next_pull if online else self._parts.offsets.reset
             change(group, topic.name, queue_id, QueueOffset(offset))
             table[MessageQueue(topic.name, self._parts.options.name, queue_id)] = offset
-        answer(peer, request, {}, ResetOffsetBody(offset_table=table).encode())
+        reply = ResetOffsetBody(offset_table=table).encode()
+        rows = [state.OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
+
+        def saved(_: object, error: StorageError | None) -> None:
+            if error is None:
+                answer(peer, request, {}, reply)
+            else:
+                answer_error(peer, request, error)
+
+        # A reset is an order, not progress: answered means that no crash takes it back.
+        self._parts.thread.submit(lambda: self._parts.state.save_offsets(rows, state.Sync.FULL), saved)
 
     def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
         low, high = self._parts.store.bounds(header.topic, queue_id)
@@ -78,9 +92,9 @@ class ResetHandler:
         if member is None:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
         opaque = self._parts.notices.next_opaque()
-        if len(self._relayed) > 1000:
-            self._relayed.clear()  # members that never answered
-        self._relayed[opaque] = lambda reply: peer.send(
-            encode_response(request.opaque, reply.code, reply.ext, reply.body, reply.remark)
+        while len(self._relayed) >= MAX_RELAYED:
+            del self._relayed[next(iter(self._relayed))]  # the oldest: its asker has given up long ago
+        self._relayed[member.number, opaque] = lambda reply: answer_code(
+            peer, request, reply.code, reply.remark or "", reply.ext, reply.body
         )
         member.send(encode_command(Command(request.code, opaque, 0, request.ext, body)))

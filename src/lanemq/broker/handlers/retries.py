@@ -19,6 +19,7 @@ from lanemq.wire.hosts import pack_host
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, decode_properties, encode_properties
 from lanemq.wire.record import RecordView
+from lanemq.wire.stamp import LANE_STAMP
 
 
 class RetryHandler:
@@ -33,6 +34,7 @@ class RetryHandler:
     def _send_back(self, peer: Peer, request: Command) -> None:
         header = SendBackHeader.from_ext(request.ext)
         group = check_group(header.group)
+        self._parts.appender.refuse_if_failed()
         try:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:
@@ -48,7 +50,7 @@ class RetryHandler:
         size = len(item.body) + len(item.properties) + 128
         self._parts.appender.append(
             placed.topic,
-            placed.queue_id or 0,
+            placed.queue_id,
             [item],
             pack_host(*peer.remote),
             size,
@@ -61,7 +63,7 @@ class RetryHandler:
         origin = properties.get(PropertyName.UNIQUE_ID) or encode_offset_id(*self._parts.advertised, header.offset)
         properties.setdefault(PropertyName.ORIGIN_ID, header.origin_msg_id or origin)
         properties[PropertyName.WAIT] = "false"
-        for name in (PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE):
+        for name in (PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE, LANE_STAMP):
             properties.pop(name, None)
         return properties
 
@@ -69,10 +71,10 @@ class RetryHandler:
         topics = self._parts.topics
         if level is None:
             dead = topics.take(topics.table.ensure_dead_letter(group))
-            return Placed(dead.name, 1, encode_properties(properties), 0)
+            return Placed(dead.name, 0, encode_properties(properties), 0)
         retry = topics.take(topics.table.ensure_retry(group))
         properties[PropertyName.DELAY] = str(level)
-        return place_delayed(retry.name, 1, 0, encode_properties(properties))
+        return place_delayed(retry.name, 0, encode_properties(properties))
 
 
 def _copy(record: RecordView, properties: str, reconsume_times: int) -> NewRecord:

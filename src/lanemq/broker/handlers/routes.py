@@ -8,7 +8,7 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer
 from lanemq.core.topic_table import TopicConfig
-from lanemq.model.errors import OffsetNotFound, TopicNotFound
+from lanemq.model.errors import BrokerRefused, OffsetNotFound, TopicNotFound
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import KvHeader, RouteHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -27,6 +27,7 @@ from lanemq.wire.route_bodies import (
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Where RocketMQ's tools keep the order configuration of topics."""
+MAX_KV = 10_000
 
 
 class RouteHandler:
@@ -102,6 +103,8 @@ class RouteHandler:
 
     def _put_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
+        if len(self._kv) >= MAX_KV:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"already {MAX_KV} config items; delete some")
         self._kv[header.namespace, header.key or ""] = header.value or ""
         answer(peer, request)
 

@@ -5,13 +5,12 @@ All of it up to the answer happens in one go on the event loop, so two sends to 
 and the sends of one connection are stored in the order they arrived.
 """
 
-import random
 from collections.abc import Callable
 from functools import partial
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
-from lanemq.broker.placing import Placed, place
+from lanemq.broker.placing import Placed, place, refuse_delay
 from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.log.staging import NewRecord
@@ -25,13 +24,14 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.hosts import pack_host
+from lanemq.wire.lane_fields import LANE_DUPLICATE
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, find_property, remove_property
 from lanemq.wire.stamp import LANE_STAMP, find_stamp
 from lanemq.wire.sysflag import TRANSACTION_MASK
 
 _TAG = PropertyName.TAGS + "\x01"
-_STAMP = LANE_STAMP + "\x01"
+_STAMP = f"{LANE_STAMP}\x01".encode()
 
 
 class SendHandler:
@@ -51,22 +51,21 @@ class SendHandler:
 
     def _send(self, decode: Callable[[dict[str, str]], SendHeader], peer: Peer, request: Command) -> None:
         header = decode(request.ext)
-        placed = place(self._parts, header)
-        items = self._batch(header, request.body) if header.batch else [self._single(placed, header, request.body)]
-        queue_id = header.queue_id if placed.queue_id is None else placed.queue_id
-        if queue_id < 0:
-            queue_id = random.randrange(placed.queues)
-        self._store(peer, request, header, placed.topic, queue_id, items)
-
-    def _single(self, placed: Placed, header: SendHeader, body: bytes) -> NewRecord:
+        self._parts.appender.refuse_if_failed()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
-        return self._record(placed.properties, body, header, header.flag)
+        placed = place(self._parts, header)
+        if header.batch:
+            items = self._batch(header, request.body)
+        else:
+            items = [self._record(placed.properties, request.body, header, header.flag)]
+        self._store(peer, request, header, placed, items)
 
     def _batch(self, header: SendHeader, body: bytes) -> list[NewRecord]:
         shared = remove_property(header.properties, PropertyName.UNIQUE_ID)
         items = []
         for flag, part, properties in split_batch(body):
+            refuse_delay(properties)
             if shared:
                 properties = properties + shared if properties.endswith("\x02") else f"{properties}\x02{shared}"
             items.append(self._record(properties, part, header, flag))
@@ -96,34 +95,25 @@ class SendHandler:
             header.reconsume_times,
         )
 
-    def _store(
-        self,
-        peer: Peer,
-        request: Command,
-        header: SendHeader,
-        topic: str,
-        queue_id: int,
-        items: list[NewRecord],
-    ) -> None:
+    def _store(self, peer: Peer, request: Command, header: SendHeader, placed: Placed, items: list[NewRecord]) -> None:
         first = _first_stamp(items)
         skipped = 0
         if first is not None:
-            verdict = self._parts.producers.judge(topic, queue_id, first, len(items))
+            verdict = self._parts.producers.judge(header.topic, placed.asked, first, len(items))
             if not isinstance(verdict, Fresh):
-                self._not_fresh(peer, request, header, queue_id, verdict)
+                self._not_fresh(peer, request, header.topic, placed.asked, verdict)
                 return
             skipped = verdict.skip
         fresh = items[skipped:] if skipped else items
         size = sum([len(item.body) + len(item.properties) for item in fresh]) + 128 * len(fresh)
         ext: dict[str, str] = {}
-        staged = self._parts.appender.append(
-            topic, queue_id, fresh, pack_host(*peer.remote), size, partial(self._done, peer, request, ext)
-        )
+        done = partial(self._done, peer, request, ext)
+        staged = self._parts.appender.append(placed.topic, placed.queue_id, fresh, pack_host(*peer.remote), size, done)
         if first is not None:
             start = Stamp(first.producer, first.epoch, first.sequence + skipped)
             self._parts.producers.record(
-                topic,
-                queue_id,
+                header.topic,
+                placed.asked,
                 start,
                 len(fresh),
                 QueueOffset(staged.first_offset),
@@ -131,7 +121,7 @@ class SendHandler:
             )
         positions = staged.positions if header.lane_client is None else staged.positions[:1]
         ext["msgId"] = ",".join([encode_offset_id(*self._parts.advertised, position) for position in positions])
-        ext["queueId"] = str(queue_id)
+        ext["queueId"] = str(placed.asked)
         ext["queueOffset"] = str(staged.first_offset - skipped)
 
     def _done(self, peer: Peer, request: Command, ext: dict[str, str], error: StorageError | None) -> None:
@@ -143,12 +133,7 @@ class SendHandler:
         answer(peer, request, ext)
 
     def _not_fresh(
-        self,
-        peer: Peer,
-        request: Command,
-        header: SendHeader,
-        queue_id: int,
-        verdict: Duplicate | Gap | Fenced,
+        self, peer: Peer, request: Command, topic: str, queue_id: int, verdict: Duplicate | Gap | Fenced
     ) -> None:
         match verdict:
             case Duplicate(offset):
@@ -156,36 +141,30 @@ class SendHandler:
                     "msgId": "",
                     "queueId": str(queue_id),
                     "queueOffset": str(-1 if offset is None else offset),
-                    "laneDuplicate": "true",
+                    LANE_DUPLICATE: "true",
                 }
                 # The first time may still be on its way to the disk: this answer may not come before it.
                 self._parts.appender.barrier(partial(self._done, peer, request, ext))
             case Gap(expected):
-                remark = f"sequence {expected} of this producer is missing in queue {header.topic}/{queue_id}"
+                remark = f"sequence {expected} of this producer is missing in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.SEQUENCE_GAP, remark, {"laneExpected": str(expected)})
             case Fenced(epoch):
-                remark = f"a producer with epoch {epoch} has taken over in queue {header.topic}/{queue_id}"
+                remark = f"a producer with epoch {epoch} has taken over in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
 
 
 def _first_stamp(items: list[NewRecord]) -> Stamp | None:
     """The stamp of the first message, if the stamps of a batch follow one another without a gap."""
     first = _stamp_of(items[0])
-    if first is None or len(items) == 1:
-        return first
-    last = _stamp_of(items[-1])
-    if last is None or (last.producer, last.epoch, last.sequence) != (
-        first.producer,
-        first.epoch,
-        first.sequence + len(items) - 1,
-    ):
-        raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
+    for number, item in enumerate(items[1:], 1):
+        stamp = _stamp_of(item)
+        if stamp != (None if first is None else (first.producer, first.epoch, first.sequence + number)):
+            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
     return first
 
 
 def _stamp_of(item: NewRecord) -> Stamp | None:
-    text = item.properties.decode()
-    if _STAMP not in text:
+    if _STAMP not in item.properties:
         return None
-    found = find_stamp(text)
+    found = find_stamp(item.properties.decode())
     return None if found is None else Stamp(*found)

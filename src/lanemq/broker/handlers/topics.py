@@ -1,9 +1,12 @@
 """Creating, changing, describing and deleting topics."""
 
+from functools import partial
+
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer
+from lanemq.broker.reply import answer, answer_error
 from lanemq.core.topic_table import Permission, TopicConfig, TopicOrder
+from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
 from lanemq.wire import route_bodies
@@ -32,6 +35,7 @@ class TopicHandler:
 
     def _create(self, peer: Peer, request: Command) -> None:
         header = CreateTopicHeader.from_ext(request.ext)
+        self._parts.appender.refuse_if_failed()
         order = TopicOrder.BY_KEY if header.order else TopicOrder.NONE
         if GLOBAL_ORDER in (header.attributes or ""):
             order = TopicOrder.GLOBAL
@@ -45,7 +49,7 @@ class TopicHandler:
         )
         self._parts.topics.take(self._parts.topics.table.put(wanted))
         # Through the log thread, behind the row just saved: answered means on disk.
-        self._parts.appender.barrier(lambda _: answer(peer, request))
+        self._parts.appender.barrier(partial(_done, peer, request))
 
     def _all(self, peer: Peer, request: Command) -> None:
         table = {topic.name: _describe(topic) for topic in self._parts.topics.table.topics()}
@@ -57,16 +61,32 @@ class TopicHandler:
 
     def _delete(self, peer: Peer, request: Command) -> None:
         name = DeleteTopicHeader.from_ext(request.ext).topic
-        self._parts.topics.delete(name)
-        self._parts.store.drop_topic(name)
-        self._parts.producers.forget_topic(name)
-        self._parts.offsets.forget(topic=name)
-        self._parts.thread.submit(lambda: self._parts.state.delete_offsets(name), lambda _, __: answer(peer, request))
+        parts = self._parts
+        parts.appender.refuse_if_failed()
+        parts.topics.delete(name)
+        position = parts.store.checkpoint_mark()
+        parts.store.drop_topic(name)
+        parts.producers.forget_topic(name)
+        parts.offsets.forget(topic=name)
+
+        def forget() -> None:
+            # Once more behind a checkpoint that may be under way: it could bring rows of the topic back.
+            parts.state.drop_topic(name, position)
+            parts.state.delete_offsets(name)
+
+        parts.thread.submit(forget, lambda _, error: _done(peer, request, error))
 
     def _delete_route(self, peer: Peer, request: Command) -> None:
         """Routes follow topics here; RocketMQ's tools ask for both, and the second has nothing left to do."""
         DeleteTopicHeader.from_ext(request.ext)
         answer(peer, request)
+
+
+def _done(peer: Peer, request: Command, error: StorageError | None) -> None:
+    if error is None:
+        answer(peer, request)
+    else:
+        answer_error(peer, request, error)
 
 
 def _describe(topic: TopicConfig) -> route_bodies.TopicConfig:

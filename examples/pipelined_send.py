@@ -1,0 +1,62 @@
+"""Sending without waiting for each answer, and still in order.
+
+`submit` takes a message's place in line and returns at once; `send_many` does the same for many. Messages of a key
+are stored in the order of the calls, through lost answers, reconnects and retries, and none is stored twice. If one
+fails for good, the ones behind it fail too instead of passing it.
+
+    python examples/pipelined_send.py localhost:9876
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from lanemq.client.admin import Admin
+from lanemq.client.producer import Producer
+from lanemq.client.receipt import Receipt
+
+KEYS = [f"account-{number}" for number in range(7)]
+MESSAGES = [(KEYS[i % len(KEYS)], {"booking": i}) for i in range(2_000)]
+
+
+def one_by_one(producer: Producer, topic: str) -> list[Receipt]:
+    """The plain way: every send waits for its receipt."""
+    return [producer.send(topic, value, key=key) for key, value in MESSAGES[:200]]
+
+
+def pipelined(producer: Producer, topic: str) -> list[Receipt]:
+    """Futures: hand over everything, then look at how each ended."""
+    futures = [producer.submit(topic, value, key=key) for key, value in MESSAGES]
+    return [future.result() for future in futures]
+
+
+def many(producer: Producer, topic: str) -> list[Receipt]:
+    """The fast way when nothing is to be done in between."""
+    return producer.send_many(topic, MESSAGES)
+
+
+def check_order(receipts: list[Receipt]) -> None:
+    """Per key: one queue, growing offsets."""
+    places = defaultdict(list)
+    for receipt in receipts:
+        places[receipt.key].append((receipt.queue, receipt.offset))
+    for key, stored in places.items():
+        assert stored == sorted(stored) and len({queue for queue, _ in stored}) == 1, f"{key} is out of order"
+
+
+def main(servers: str = "localhost:9876", topic: str = "bookings") -> None:
+    with Admin(servers) as admin:
+        admin.create_topic(topic, queues=4, ordered=True)
+    ways: tuple[Callable[[Producer, str], list[Receipt]], ...] = (one_by_one, pipelined, many)
+    with Producer(servers) as producer:
+        for way in ways:
+            began = time.monotonic()
+            receipts = way(producer, topic)
+            seconds = time.monotonic() - began
+            check_order(receipts)
+            print(f"{way.__name__:>10}: {len(receipts)} messages in order, {len(receipts) / seconds:,.0f} a second")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

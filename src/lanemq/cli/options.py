@@ -1,0 +1,71 @@
+"""What every command takes, and how an error becomes one line and an exit code.
+
+0: done. 1: refused or failed. 2: the command line itself is wrong. Scripts depend on these numbers.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from lanemq.cli.output import harmless
+from lanemq.clock import SystemClock
+from lanemq.model.errors import LaneError, UsageError
+from lanemq.model.units import Millis
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_SERVER = "localhost:9876"
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Failed(click.ClickException):
+    """One line on stderr, never a traceback."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(harmless(message))
+        self.exit_code = exit_code
+
+
+class Nouns(click.Group):
+    """A group of commands; whatever LaneMQ raises inside is told in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise Failed(str(error), 2) from error
+        except LaneError as error:
+            raise Failed(str(error)) from error
+
+
+def asks_server(command: F) -> F:
+    """Adds `--server` and `--json`; the command gets `server` and `as_json`."""
+    server = click.option(
+        "--server",
+        default=DEFAULT_SERVER,
+        envvar="LANEMQ_SERVER",
+        show_default=True,
+        show_envvar=True,
+        metavar="HOST:PORT",
+        help="A LaneMQ broker or RocketMQ name servers; several joined by ';'.",
+    )
+    return json_option(server(command))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def moment(text: str, option: str) -> Millis:
+    """A time as people write it: ISO 8601 (local unless it says otherwise), or `10m`, `2h`, `1d` for "ago"."""
+    if ago := _AGO.fullmatch(text):
+        return Millis(SystemClock().wall() - int(float(ago[1]) * _SECONDS[ago[2]] * 1000))
+    try:
+        return Millis(int(datetime.fromisoformat(text).timestamp() * 1000))
+    except ValueError:
+        raise click.UsageError(
+            f"{option} {text!r} is no time: write 2026-01-31T12:00, 2026-01-31T12:00Z, or 10m for ten minutes ago"
+        ) from None

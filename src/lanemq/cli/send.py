@@ -1,0 +1,148 @@
+"""`lanemq send`: messages from the command line or a file, in the order they are given."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import BinaryIO, NamedTuple
+
+import click
+
+from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.output import Grid, plural, show
+from lanemq.client.producer import Producer
+from lanemq.client.receipt import Receipt
+from lanemq.model.errors import LaneError
+
+UNDER_WAY = 1000
+"""Messages sent ahead of their receipts: enough to fill batches, few enough to stop soon after a failure."""
+
+SHOWN = 20
+"""Receipts shown to people; `--json` has all."""
+
+NUMBER = b"{n}"
+
+
+class Line(NamedTuple):
+    """One message to be sent."""
+
+    number: int
+    body: bytes
+    key: str | None
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("value", required=False)
+@click.option("--key", "-k", help="What belongs together: messages with the same key stay in order.")
+@click.option("--tag", "-t", help="What consumers can filter by.")
+@click.option("--property", "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--file", "-f", "source", type=click.File("rb"), help="One message per line; - reads stdin.")
+@click.option("--key-separator", metavar="TEXT", help="With --file: each line is KEY, this text, VALUE.")
+@click.option("--count", type=click.IntRange(1), help="Send VALUE this often; {n} in it becomes the number.")
+@asks_server
+def send(
+    topic: str,
+    value: str | None,
+    key: str | None,
+    tag: str | None,
+    pairs: tuple[str, ...],
+    source: BinaryIO | None,
+    key_separator: str | None,
+    count: int | None,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Send VALUE, or the lines of a file, to TOPIC and print where each message is stored.
+
+    A failure ends the command; what was stored before it stays, and the error says how much that is.
+    """
+    if (value is None) == (source is None):
+        raise click.UsageError("give either a VALUE or --file (use --file - to read stdin)")
+    if key_separator is not None and (source is None or key is not None or not key_separator):
+        raise click.UsageError("--key-separator goes with --file, without --key, and is not empty")
+    if count is not None and source is not None:
+        raise click.UsageError("--count repeats a VALUE and has no meaning with --file")
+    properties = dict(map(_pair, pairs))
+    lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
+    with Producer(server, codec="bytes") as producer:
+        receipts = _send_all(producer, topic, lines, tag, properties)
+    _show(receipts, as_json)
+
+
+def _send_all(
+    producer: Producer, topic: str, lines: Iterator[Line], tag: str | None, properties: dict[str, str]
+) -> list[Receipt]:
+    receipts: list[Receipt] = []
+    under_way: deque[tuple[Line, Future[Receipt]]] = deque()
+    for line in lines:
+        future = producer.submit(topic, line.body, key=line.key, tag=tag, properties=properties)
+        under_way.append((line, future))
+        while under_way and (len(under_way) >= UNDER_WAY or under_way[0][1].done()):
+            receipts.append(_receipt(*under_way.popleft(), stored=len(receipts)))
+    while under_way:
+        receipts.append(_receipt(*under_way.popleft(), stored=len(receipts)))
+    return receipts
+
+
+def _receipt(line: Line, future: Future[Receipt], stored: int) -> Receipt:
+    try:
+        return future.result()
+    except LaneError as error:
+        if line.number == 1:
+            raise
+        raise Failed(f"message {line.number} failed after {plural(stored, 'stored message')}: {error}") from error
+
+
+def _show(receipts: list[Receipt], as_json: bool) -> None:
+    rows = [
+        (receipt.queue.queue_id, receipt.offset, receipt.key, receipt.stored.value, receipt.message_id)
+        for receipt in receipts[:SHOWN]
+    ]
+    queues = Counter(receipt.queue for receipt in receipts)
+    show(
+        as_json,
+        lambda: list(map(_document, receipts)),
+        Grid(("queue", "offset", "key", "stored", "message id"), rows, "nothing to send: the file has no lines"),
+        *([f"… {plural(len(receipts), 'message')} in {plural(len(queues), 'queue')}"] if len(receipts) > SHOWN else []),
+    )
+
+
+def _document(receipt: Receipt) -> dict[str, object]:
+    return {
+        "topic": receipt.topic,
+        "broker": receipt.queue.broker,
+        "queue": receipt.queue.queue_id,
+        "offset": receipt.offset,
+        "key": receipt.key,
+        "message_id": receipt.message_id,
+        "stored": receipt.stored.value,
+        "repeat": receipt.repeat,
+    }
+
+
+def _repeated(value: str, key: str | None, count: int | None) -> Iterator[Line]:
+    body = value.encode("utf-8", "surrogateescape")
+    for number in range(1, (count or 1) + 1):
+        yield Line(number, body if count is None else body.replace(NUMBER, str(number).encode()), key)
+
+
+def _file_lines(source: BinaryIO, key: str | None, separator: str | None) -> Iterator[Line]:
+    """Lines as they are, without their end; empty ones are passed over."""
+    for number, raw in enumerate(source, 1):
+        body = raw.rstrip(b"\r\n")
+        if not body:
+            continue
+        if separator is None:
+            yield Line(number, body, key)
+            continue
+        head, found, body = body.partition(separator.encode())
+        if not found or not head:
+            raise Failed(f"line {number} has no key: every line must be KEY{separator}VALUE", 2)
+        yield Line(number, body, head.decode("utf-8", "backslashreplace"))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--property {text!r} cannot be read: write NAME=VALUE")
+    return name, value

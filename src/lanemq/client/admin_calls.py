@@ -1,0 +1,80 @@
+"""Requests of administration over blocking connections: who is asked, and what a refusal becomes."""
+
+from collections.abc import Iterator
+
+from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.errors import TransportError
+from lanemq.net.address import Address, parse_address, parse_addresses
+from lanemq.net.blocking import BlockingConnection
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import Header
+from lanemq.wire.route_bodies import ClusterInfo
+
+MASTER = 0
+
+
+class AdminCalls:
+    """Connections to name servers and brokers. Not for use by two threads."""
+
+    def __init__(self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.routes = BlockingRoutes(parse_addresses(servers), self.clock)
+        self._timeout = timeout
+        self._links: dict[Address, BlockingConnection] = {}
+
+    def close(self) -> None:
+        self.routes.close()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def masters(self) -> dict[str, tuple[Address, bool]]:
+        """Every broker name with its master's address, and whether it is a LaneMQ broker."""
+        reply = self.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        found: dict[str, tuple[Address, bool]] = {}
+        for name, data in sorted(ClusterInfo.decode(reply.body).broker_addr_table.items()):
+            if MASTER in data.broker_addrs:
+                found[name] = (parse_address(data.broker_addrs[MASTER]), data.lane_features > 0)
+        return found
+
+    def masters_of(self, topic: str) -> Iterator[tuple[str, Address]]:
+        """The brokers that hold a topic, asked anew: administration must not show what was half a minute ago."""
+        self.routes.stale(topic)
+        route = self.routes.get(topic)
+        for name in sorted({queue.broker for queue in (*route.subscribe, *route.publish)}):
+            yield name, route.master(name)
+
+    def ask_name_server(self, code: RequestCode, header: Header | None = None) -> Command:
+        return _checked(self.routes.ask(_command(code, header)))
+
+    def ask(self, address: Address, code: RequestCode, header: Header | None = None, body: bytes = b"") -> Command:
+        """The answer of a broker; its refusal is raised."""
+        return _checked(self.ask_anyway(address, _command(code, header, body)))
+
+    def ask_anyway(self, address: Address, command: Command) -> Command:
+        """The answer whatever it says. A kept connection may have been closed meanwhile: then over a new one."""
+        kept = self._links.pop(address, None)
+        if kept is not None:
+            try:
+                reply = kept.request(command, self._timeout)
+            except TransportError:
+                kept.close()
+            else:
+                self._links[address] = kept
+                return reply
+        link = BlockingConnection(address)
+        reply = link.request(command, self._timeout)
+        self._links[address] = link
+        return reply
+
+
+def _command(code: RequestCode, header: Header | None, body: bytes = b"") -> Command:
+    return Command(code, 0, ext=header.to_ext() if header is not None else {}, body=body)
+
+
+def _checked(reply: Command) -> Command:
+    if reply.code != ResponseCode.SUCCESS:
+        raise error_for(reply.code, reply.remark)
+    return reply

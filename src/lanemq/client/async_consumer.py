@@ -1,0 +1,111 @@
+"""`Consumer` for programs with an event loop: the same names, with `await`.
+
+async with AsyncConsumer("localhost:9876", group="audit", topics=["orders"]) as consumer:
+    async for message in consumer:
+        ...
+        await consumer.done(message)
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from lanemq.client.consumer_engine import ConsumerEngine
+from lanemq.client.consumer_options import ConsumerOptions
+from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
+from lanemq.client.lane_board import LoopBoard
+from lanemq.client.message import Message
+from lanemq.client.open_turns import OpenTurns, plans_for
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.retry_policy import FailurePolicy
+from lanemq.core.turns import Why
+from lanemq.model.errors import Closed
+
+
+class AsyncConsumer:
+    """One member of a group, on the running event loop."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        group: str,
+        topics: str | Sequence[str],
+        tags: str = "*",
+        on_fail: FailurePolicy | None = None,
+        **options: Any,
+    ) -> None:
+        self.options = ConsumerOptions(servers=servers, group=group, **options)
+        self._plans = plans_for(topics, tags, on_fail)
+        first = self._plans[0]
+        self._board = LoopBoard(LaneScheduler(first.lanes), first.order, self.options.clock)
+        self._turns = OpenTurns(self._board, group, self.options.history)
+        self._engine: ConsumerEngine | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the first queues were asked for; raises what made that impossible."""
+        if self._running is not None:
+            raise Closed("this consumer was started before: make a new one")
+        self._engine = engine = ConsumerEngine(self.options, self._plans, self._board)
+        self._running = asyncio.create_task(engine.run())
+        started = asyncio.create_task(_started(engine))
+        await asyncio.wait({self._running, started}, return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if self._running.done():
+            await self._running
+
+    async def close(self, *, now: bool = False) -> None:
+        """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
+        self._turns.abandon()
+        if self._engine is not None and self._running is not None:
+            (self._engine.stop_now if now else self._engine.stop)()
+            await self._running
+
+    async def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message; None if none came in `timeout` seconds, or the consumer was closed."""
+        turn = await self._board.take_async(timeout)
+        return None if turn is None else self._turns.give_out(turn)
+
+    async def done(self, message: Message) -> bool:
+        """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
+        return self._turns.done(message)
+
+    async def retry(self, message: Message, after: float | None = None) -> None:
+        """The same message again, after `after` seconds or as the failure policy says."""
+        self._turns.retry(message, after)
+
+    async def dead(self, message: Message, why: str = "") -> bool:
+        """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
+        turn, end = self._turns.buried(message, why)
+        engine = self._require_engine()
+        finished = await engine.aftermath.settle(engine.stations[turn.queue.topic], turn, end)
+        return finished.why is Why.STOPPED
+
+    def snapshot(self) -> ConsumerSnapshot:
+        return take_snapshot(self._require_engine())
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        message = await self.poll()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def __aenter__(self) -> "AsyncConsumer":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _require_engine(self) -> ConsumerEngine:
+        if self._engine is None:
+            raise Closed("this consumer is not running: start it first")
+        return self._engine
+
+
+async def _started(engine: ConsumerEngine) -> None:
+    await engine.started.wait()

@@ -1,0 +1,352 @@
+"""The asyncio producer: the same names and the same engine as `Producer`, with `await`.
+
+Everything runs on the event loop, so the engine needs no lock. Calls that cannot be served at once (the route
+is not known, the buffer is full) stand in one line, and while anybody stands there later calls join its end:
+otherwise a later message could take its place before an earlier one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Self, TypeAlias, Unpack
+
+from lanemq.client.identity import new_client_id, new_producer_id
+from lanemq.client.producer_options import ProducerOptions, ProducerSettings
+from lanemq.client.receipt import Receipt
+from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.client.routes import TopicRoute
+from lanemq.client.send_engine import SendEngine
+from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
+from lanemq.client.send_requests import Parcel, RequestBuilder, extras_of, heartbeat
+from lanemq.client.send_tickets import AwaitedCrowd, LoopFuture
+from lanemq.client.send_work import SendRequest, Work
+from lanemq.clock import Clock, SystemClock
+from lanemq.core.sharding import Selector
+from lanemq.model.errors import Closed, LaneError, LaneFrozen, RequestTimedOut
+from lanemq.model.queue import MessageQueue
+from lanemq.net.address import parse_addresses
+from lanemq.net.connection import Connection, open_connection
+from lanemq.net.pool import ConnectionPool
+from lanemq.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+HEARTBEAT_MILLIS = 30_000
+"""As in `producer`."""
+
+
+Run: TypeAlias = Sequence[tuple[str | int | None, Parcel]]
+
+
+class AsyncProducer:
+    """Sends messages and keeps those of a key in order. For one event loop."""
+
+    def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+        self._options = ProducerOptions(**settings)
+        self._clock = clock or SystemClock()
+        self._pool = ConnectionPool()
+        self._routes = AsyncRoutes(parse_addresses(servers), self._pool, self._clock)
+        self._packer = Packer(self._options)
+        self._chooser = QueueChooser()
+        self._client_id = new_client_id()
+        builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
+        self._engine = SendEngine(self._options, builder, self._clock)
+        self._links: dict[str, Connection] = {}
+        self._line = asyncio.Lock()
+        self._in_line = 0
+        self._settled = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    # sending
+
+    async def send(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: str | int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] | str = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        selector: Selector | None = None,
+        arg: object = None,
+        queue: int | MessageQueue | None = None,
+    ) -> Receipt:
+        """Stores one message and returns where it is; raises when it is not known to be stored."""
+        parcel = self._packer.one(value, key, extras_of(tag, keys, properties, delay_level))
+        future = self._future_of(parcel)
+        await self._accept(topic, value, [(key, parcel)], choice_of(selector, arg, queue))
+        return await future
+
+    async def submit(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: str | int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] | str = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        selector: Selector | None = None,
+        arg: object = None,
+        queue: int | MessageQueue | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """Takes its place in line; the future says how it ended. Waits only for a route or a full buffer.
+
+        If it fails, the lane is frozen: what was submitted behind it fails with `LaneFrozen`, and so does what
+        comes later, until `resume`.
+        """
+        parcel = self._packer.one(value, key, extras_of(tag, keys, properties, delay_level))
+        future = self._future_of(parcel)
+        parcel.told = False
+        try:
+            await self._accept(topic, value, [(key, parcel)], choice_of(selector, arg, queue))
+        except LaneFrozen as error:
+            future.set_exception(error)
+        return future
+
+    async def send_oneway(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: str | int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] | str = (),
+        properties: Mapping[str, str] | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        queue: int | MessageQueue | None = None,
+    ) -> None:
+        """Takes its place in line; nobody is told how it ended."""
+        parcel = self._packer.one(value, key, extras_of(tag, keys, properties, 0))
+        await self._accept(topic, value, [(key, parcel)], choice_of(selector, arg, queue))
+
+    async def send_many(self, topic: str, messages: Many) -> list[Receipt]:
+        """Stores all messages, those of a key in the order given; the fast way for more than a few.
+
+        Raises the error of the first message that failed; others of the call may be stored.
+        """
+        crowd = AwaitedCrowd()
+        count = 0
+        for run in self._packer.runs(messages, crowd):
+            count += len(run)
+            await self._accept(topic, None, run, None)
+            await asyncio.sleep(0)  # a long iterable must not keep the loop from reading answers
+        crowd.close(count)
+        return await crowd.wait()
+
+    def batch(self, topic: str) -> "AsyncBatch":
+        """`async with producer.batch("orders") as batch: batch.add(value, key=...)`: sent when the block ends."""
+        return AsyncBatch(self, topic)
+
+    # life
+
+    async def flush(self) -> None:
+        """Waits until everything accepted so far is settled, one way or the other."""
+        self._post(self._engine.hurry())
+        await self._wait_until(lambda: self._engine.is_idle)
+
+    async def resume(
+        self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None
+    ) -> None:
+        """Opens the frozen lane of a key (or a queue) again; without either, all frozen lanes of the topic."""
+        route = await self._route(topic)
+        if key is None and queue is None:
+            queues: Sequence[MessageQueue] = route.publish
+        else:
+            queues = [self._chooser.choose(route, None, key, Choice(queue=queue))]
+        for each in queues:
+            self._engine.resume(each)
+
+    async def close(self) -> None:
+        """Settles what was accepted (at most `timeout` seconds), then ends connections and tasks."""
+        if self._closed:
+            return
+        await self.flush()
+        self._closed = True
+        self._wake.set()
+        if self._keeper is not None:
+            await self._keeper
+        for link in self._links.values():
+            link.close()
+        self._pool.close()
+        for outcome in self._engine.abandon():
+            outcome.tell()
+        await asyncio.sleep(0)  # lets the transports close
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # inside: taking parcels in
+
+    def _future_of(self, parcel: Parcel) -> asyncio.Future[Receipt]:
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        parcel.ticket = LoopFuture(future)
+        return future
+
+    async def _route(self, topic: str) -> TopicRoute:
+        return self._routes.cached(topic) or await self._routes.get(check_sendable(topic), provisional=True)
+
+    async def _accept(self, topic: str, value: object, run: Run, choice: Choice | None) -> None:
+        if self._closed:
+            raise Closed("this producer is closed: make a new one")
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        size = sum([parcel.size for _, parcel in run])
+        route = self._routes.cached(topic)
+        if self._in_line == 0 and route is not None and self._has_space(size):
+            self._offer(route, value, run, choice)
+            return
+        self._in_line += 1
+        try:
+            async with self._line:
+                route = await self._route(topic)
+                await self._wait_for_space(size)
+                self._offer(route, value, run, choice)
+        finally:
+            self._in_line -= 1
+
+    def _offer(self, route: TopicRoute, value: object, run: Run, choice: Choice | None) -> None:
+        if choice is None:
+            placed = self._chooser.sort_out(route, run)
+        else:
+            ((key, parcel),) = run
+            placed = {self._chooser.choose(route, value, key, choice): [parcel]}
+        hurry = run[0][1].told
+        for queue, parcels in placed.items():
+            stamps = route.is_lane(queue.broker)
+            lane = self._engine.offer(queue, parcels, checks_stamps=stamps, hurry=hurry)
+            self._post(self._engine.pump(lane))
+            if self._engine.needs_keeper(lane):
+                self._wake.set()
+
+    def _has_space(self, size: int) -> bool:
+        return self._engine.buffered_bytes + size <= self._options.buffer_bytes
+
+    async def _wait_for_space(self, size: int) -> None:
+        if self._has_space(size):
+            return
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                await self._wait_until(lambda: self._has_space(size))
+        except TimeoutError:
+            raise RequestTimedOut(
+                f"the buffer of {self._options.buffer_bytes} bytes stayed full for {self._options.timeout:g} s: "
+                f"the broker is slower than this producer"
+            ) from None
+
+    async def _wait_until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self._settled.clear()
+            await self._settled.wait()
+
+    # inside: carrying out what the engine decided
+
+    def _post(self, requests: Iterable[SendRequest]) -> None:
+        # The engine's deadlines come first; this one only keeps a connection from remembering forever.
+        patience = self._options.timeout + 60
+        for request in requests:
+            self._links[request.broker].post(request.command, partial(self._replied, request), patience)
+
+    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        work = self._engine.replied(request, reply, error)
+        self._post(work.requests)
+        self._finish(work)
+        if not work.outcomes:
+            self._wake.set()  # something is to be tried again later
+
+    def _finish(self, work: Work) -> None:
+        for outcome in work.outcomes:
+            outcome.tell()
+        for topic in work.stale_topics:
+            self._routes.stale(topic)
+        for broker in work.hang_up:
+            log.warning("broker %s does not answer, connecting anew", broker)
+            self._links[broker].close()
+        self._settled.set()
+
+    # inside: the keeper task
+
+    async def _keep(self) -> None:
+        next_heartbeat = 0
+        async with asyncio.TaskGroup() as dials:
+            while not self._closed:
+                await self._pause()
+                work = self._engine.tick()
+                self._post(work.requests)
+                self._finish(work)
+                for broker, topic in self._engine.to_dial():
+                    dials.create_task(self._dial(broker, topic))
+                if self._clock.now() >= next_heartbeat:
+                    next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
+                    for link in self._links.values():
+                        link.post_oneway(heartbeat(self._client_id, self._options.group))
+
+    async def _pause(self) -> None:
+        wake = self._engine.next_wake()
+        seconds = TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _dial(self, broker: str, topic: str) -> None:
+        try:
+            route = await self._routes.get(topic, provisional=True)
+            link = await open_connection(route.master(broker), on_lost=partial(self._lost, broker))
+        except LaneError as error:
+            log.warning("cannot reach broker %s: %s", broker, error)
+            self._routes.stale(topic)
+            self._engine.dial_failed(broker, error)
+            self._wake.set()
+            return
+        link.post_oneway(heartbeat(self._client_id, self._options.group))
+        self._links[broker] = link
+        self._post(self._engine.connected(broker))
+        if not link.is_open:  # lost before it was ours, so `_lost` did not know it
+            self._engine.disconnected(broker)
+
+    def _lost(self, broker: str, link: Connection) -> None:
+        if self._links.get(broker) is link:
+            self._engine.disconnected(broker)
+        self._wake.set()
+
+
+class AsyncBatch:
+    """Collects messages and sends them when the block ends; nothing is sent if it ends with an error."""
+
+    def __init__(self, producer: AsyncProducer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._messages: list[Outgoing] = []
+        self.receipts: list[Receipt] = []
+
+    def add(
+        self,
+        value: object,
+        *,
+        key: str | int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] | str = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._messages.append(Outgoing(value, key, tag, keys, properties))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.receipts = await self._producer.send_many(self._topic, self._messages)

@@ -1,0 +1,47 @@
+"""A consumer at one moment, as people see it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lanemq.client.consumer_metrics import TopicCount
+from lanemq.core.lane_queue import QueueView
+from lanemq.core.turns import NO_LEASE_NEEDED
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, QueueOffset
+
+if TYPE_CHECKING:
+    from lanemq.client.consumer_engine import ConsumerEngine
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQueue:
+    """One held queue. `lease_ms` is what is left of its lease; None where it needs none."""
+
+    epoch: Epoch
+    stage: str
+    committed: QueueOffset | None
+    lease_ms: int | None
+    lanes: QueueView
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSnapshot:
+    """What a member holds, and what it has done since its start."""
+
+    client_id: str
+    group: str
+    queues: dict[MessageQueue, HeldQueue]
+    topics: dict[str, TopicCount]
+
+
+def take_snapshot(engine: "ConsumerEngine") -> ConsumerSnapshot:
+    """Consistent per queue, not across queues: nothing is stopped for it."""
+    now = engine.options.clock.now()
+    queues = {}
+    for holding in engine.holdings:
+        view = holding.station.board.snapshot().get(holding.queue)
+        if view is not None:
+            left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now)
+            committed = engine.offsets.get(holding.queue)
+            queues[holding.queue] = HeldQueue(holding.epoch, holding.life.stage.name, committed, left, view)
+    return ConsumerSnapshot(engine.client_id, engine.options.group, queues, engine.tallies.total())

@@ -1,0 +1,140 @@
+"""How a queue leaves this member, in an order that nobody may change:
+
+1. stop pulling;
+2. drain: running handlers end, no new turn starts;
+3. commit, and wait until the broker has it;
+4. unlock, naming the lease;
+5. forget.
+
+The next owner then starts exactly where this one stopped. A handler that does not end keeps the queue here (A87):
+the lease is renewed on, and the hand-over is tried again in the next round. Nothing ever unlocks under a running
+handler (A89), and other queues do not notice (A53).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from lanemq.client.consumer_options import ConsumerOptions
+from lanemq.client.holding import Holding, Holdings
+from lanemq.client.lock_keeper import LockKeeper
+from lanemq.client.offset_keeper import OffsetKeeper
+from lanemq.core.rebalance import Event, Stage, Step
+from lanemq.history import Lease
+from lanemq.model.errors import LaneError, LeaseLost
+
+log = logging.getLogger(__name__)
+
+
+class HandOver:
+    """Gives queues up, and loses them."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        client_id: str,
+        holdings: Holdings,
+        keeper: Callable[[], LockKeeper],
+        offsets: Callable[[], OffsetKeeper],
+        lost: Callable[[], None],
+    ) -> None:
+        self._options = options
+        self._client_id = client_id
+        self._holdings = holdings
+        self._keeper = keeper
+        self._offsets = offsets
+        self._lost = lost
+        self._clock = options.clock
+
+    async def give_up(self, holding: Holding, most_ms: int) -> bool:
+        """Walks the queue out, as `core/rebalance` says; false if it had to stay, to be tried again later."""
+        step = holding.life.happened(Event.UNWANTED, now=self._clock.now())
+        if holding.life.stage is Stage.DRAINING:
+            step = Step.DRAIN  # also when an earlier round began it
+        while True:
+            match step:
+                case Step.DRAIN:
+                    event = await self._drain(holding, most_ms)
+                case Step.COMMIT:
+                    event = await self._commit(holding)
+                case Step.UNLOCK:
+                    event = await self._unlock(holding)
+                case Step.FORGET:
+                    self._forget(holding)
+                    return True
+                case _:
+                    return holding.released
+            if event is None or (holding.released and event is not Event.UNLOCKED):
+                return holding.released
+            step = holding.life.happened(event, now=self._clock.now())
+
+    def call_off(self, holding: Holding) -> None:
+        """The queue is wanted here again before it left."""
+        if holding.life.happened(Event.WANTED, now=self._clock.now()) is Step.REOPEN:
+            holding.station.board.reopen(holding.queue)
+
+    def lose(self, holding: Holding, why: str) -> None:
+        """The queue is another member's: dropped at once, nothing committed."""
+        if not self._holdings.forget(holding):
+            return
+        log.warning("%s is lost: %s", holding, why)
+        holding.life.happened(Event.LEASE_LOST, now=self._clock.now())
+        if holding.lease is not None:
+            holding.lease.lost()
+            if self._options.history.on:
+                self._options.history.lease_expired(self._lease(holding))
+        self._drop(holding)
+        self._lost()
+
+    async def _drain(self, holding: Holding, most_ms: int) -> Event | None:
+        await _stop_pulling(holding)
+        board, queue = holding.station.board, holding.queue
+        if holding.lease is None:
+            return Event.DRAINED  # nobody competes for it; what still runs is delivered again elsewhere (A88)
+        if holding.released:
+            return None
+        board.drain(queue)
+        if await board.drained(queue, most_ms):
+            return Event.DRAINED
+        holding.life.expire(now=self._clock.now())
+        log.warning("%s stays here: its handler runs on, %d rounds late now", queue, holding.life.late)
+        return None
+
+    async def _commit(self, holding: Holding) -> Event | None:
+        try:
+            await self._offsets().commit(holding)
+        except LeaseLost:
+            return None  # lost already; there is nothing left to give
+        except LaneError as error:
+            # The lease ends by itself if the broker is gone, and what was not reported repeats.
+            log.warning("%s is given up with its last offset unreported: %s", holding, error)
+        return Event.COMMITTED
+
+    async def _unlock(self, holding: Holding) -> Event:
+        if self._options.history.on:
+            self._options.history.lease_released(self._lease(holding))
+        await self._keeper().release(holding)
+        return Event.UNLOCKED
+
+    def _forget(self, holding: Holding) -> None:
+        self._holdings.forget(holding)
+        self._drop(holding)
+        log.info("%s is given up", holding)
+
+    def _drop(self, holding: Holding) -> None:
+        if holding.puller is not None and holding.puller is not asyncio.current_task():
+            holding.puller.cancel()
+        holding.station.board.drop(holding.queue)
+        self._offsets().forget(holding.queue)
+
+    def _lease(self, holding: Holding) -> Lease:
+        queue = holding.queue
+        return Lease(self._options.group, queue.topic, queue.queue_id, self._client_id, holding.epoch)
+
+
+async def _stop_pulling(holding: Holding) -> None:
+    puller = holding.puller
+    if puller is not None:
+        holding.puller = None
+        puller.cancel()
+        await asyncio.wait([puller])

@@ -1,0 +1,46 @@
+"""Concurrent only: a message whose handler has not returned for 15 minutes goes back to the broker.
+
+Without order, one stuck handler must not hold the group's offset for ever (RocketMQ's consumeTimeout). In ordered
+mode nothing may pass a message that is being handled, so there a stuck handler is only visible, never overtaken.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from lanemq.client.consumer_options import ConsumerOptions
+from lanemq.client.dead_letters import DeadLetters
+from lanemq.client.station import Station
+from lanemq.core.turns import DONE
+from lanemq.model.units import Millis
+
+log = logging.getLogger(__name__)
+
+SENT_BACK_LEVEL = 3
+"""Delay level of a message that took too long (RocketMQ's ProcessQueue.cleanExpiredMsg)."""
+
+
+class OverdueTurns:
+    """Looks for stuck turns of concurrent stations."""
+
+    def __init__(self, options: ConsumerOptions, stations: Mapping[str, Station], dead_letters: DeadLetters) -> None:
+        self._options = options
+        self._stations = stations
+        self._dead_letters = dead_letters
+
+    async def run(self) -> None:
+        """Never ends."""
+        while True:
+            await asyncio.sleep(self._options.consume_timeout_ms / 1000)
+            await self.look()
+
+    async def look(self) -> None:
+        before = Millis(self._options.clock.now() - self._options.consume_timeout_ms)
+        for station in self._stations.values():
+            if not station.sends_back:
+                continue
+            for turn in station.board.overdue(before):
+                sent = [await self._dead_letters.send_back(message, SENT_BACK_LEVEL) for message in turn.messages]
+                log.warning("a handler of %s hangs; its messages were sent back", turn.queue)
+                if all(sent):
+                    station.board.finish(turn, DONE)

@@ -1,0 +1,188 @@
+"""Which queues this member works on: asks who else there is, and takes and gives accordingly.
+
+Runs at the start, every 20 s, and whenever a broker announces a change. Each member computes the same division for
+itself (`core/allocation`); the broker's lease settles what two members see differently for a moment. A queue is
+pulled only after its lease was granted and its offset read *after* that (A47, A57); a queue that cannot be had or
+given yet is tried again soon and delays no other (A48).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from lanemq.client.consumer_calls import ConsumerCalls, Granted
+from lanemq.client.consumer_options import ConsumerOptions
+from lanemq.client.hand_over import HandOver
+from lanemq.client.heartbeat_loop import Heartbeat
+from lanemq.client.holding import Holding, Holdings
+from lanemq.client.lock_keeper import LockKeeper
+from lanemq.client.offset_keeper import OffsetKeeper
+from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.client.routes import TopicRoute
+from lanemq.client.station import Station
+from lanemq.core.queue_lease import QueueLease
+from lanemq.core.rebalance import plan
+from lanemq.model.errors import LaneError, TopicNotFound
+from lanemq.model.names import RETRY_PREFIX
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+
+log = logging.getLogger(__name__)
+
+Hold = Callable[[MessageQueue, QueueLease | None, QueueOffset, bool], None]
+"""Makes a holding (queue, lease, start, whether the broker is a LaneMQ one) and starts its pull loop."""
+
+
+class Rebalancer:
+    """Moves queues in and out of `holdings`."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        calls: ConsumerCalls,
+        routes: AsyncRoutes,
+        heartbeat: Heartbeat,
+        keeper: LockKeeper,
+        offsets: OffsetKeeper,
+        hand_over: HandOver,
+        holdings: Holdings,
+    ) -> None:
+        self.stations: dict[str, Station] = {}
+        """By topic, the group's retry topic included."""
+        self.hold: Hold
+        self.resume: Callable[[Holding], None]
+        """Starts the pull loop of a queue that stays after all."""
+        self.tasks: asyncio.TaskGroup
+        self._options = options
+        self._calls = calls
+        self._routes = routes
+        self._heartbeat = heartbeat
+        self._keeper = keeper
+        self._offsets = offsets
+        self._hand_over = hand_over
+        self._holdings = holdings
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Something changed: a round follows at once."""
+        self._asked.set()
+
+    def ask_soon(self) -> None:
+        """A queue was lost or a broker is away: a round follows in a moment, not in a tight circle."""
+        asyncio.get_running_loop().call_later(self._options.rebalance_soon_ms / 1000, self.ask)
+
+    async def run(self, first_done: Callable[[], None]) -> None:
+        """Never ends; `first_done` is called once, when everything was looked at for the first time."""
+        settled = await self.round()
+        first_done()
+        while True:
+            options = self._options
+            await self._wait(options.rebalance_every_ms if settled else options.rebalance_soon_ms)
+            settled = await self.round()
+
+    async def round(self) -> bool:
+        """One look at every topic; whether everything is as it should be."""
+        self._asked.clear()
+        settled = [await self._try_topic(topic) for topic in tuple(self.stations)]
+        return all(settled)
+
+    async def _try_topic(self, topic: str) -> bool:
+        try:
+            return await self._topic(topic)
+        except TopicNotFound as error:
+            # A group's retry topic appears with its first heartbeat, some brokers announce it later.
+            level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
+            log.log(level, "waiting for topic %s: %s", topic, error)
+        except LaneError as error:
+            log.warning("queues of topic %s stay as they are: %s", topic, error)
+        except Exception:
+            log.exception("rebalancing topic %s failed; queues stay as they are", topic)
+        return topic.startswith(RETRY_PREFIX)
+
+    async def _topic(self, topic: str) -> bool:
+        route = await self._routes.get(topic)
+        await self._heartbeat.everywhere()
+        wanted = await self._wanted(route)
+        held = {holding.queue: holding for holding in self._holdings.of_topic(topic)}
+        division = plan(held, wanted)
+        for queue in division.release:
+            self._let_go(held[queue])
+        for queue in division.keep:
+            self._keep(held[queue])
+        taken = await self._acquire(route, division.acquire) if division.acquire else 0
+        if taken or division.release:
+            log.info(
+                "topic %s, group %s: %d of %d queues belong here, %d taken, %d to give",
+                topic,
+                self._options.group,
+                len(wanted),
+                len(route.subscribe),
+                taken,
+                len(division.release),
+            )
+        return taken == len(division.acquire) and not division.release
+
+    async def _wanted(self, route: TopicRoute) -> list[MessageQueue]:
+        """My share; all of it in broadcasting."""
+        if self._options.broadcasting or not route.subscribe:
+            return list(route.subscribe)
+        members = await self._members(route)
+        return self._options.allocate(route.subscribe, members, self._calls.client_id)
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        """From the first broker that answers; all of them hear every heartbeat."""
+        failure: LaneError | None = None
+        for broker in sorted(route.brokers):
+            try:
+                return await self._calls.members(route.topic, broker)
+            except LaneError as error:
+                failure = error
+        raise failure or TopicNotFound(17, f"topic {route.topic!r} has no broker")
+
+    def _let_go(self, holding: Holding) -> None:
+        """Beside this loop: a slow handler of one queue must not delay the others."""
+        if holding.hand_over is None or holding.hand_over.done():
+            holding.hand_over = self.tasks.create_task(self._give_up(holding))
+
+    async def _give_up(self, holding: Holding) -> None:
+        if await self._hand_over.give_up(holding, self._options.hand_over_ms):
+            self.ask()
+
+    def _keep(self, holding: Holding) -> None:
+        """A queue that stays; if it was about to leave, it is put to work again."""
+        if holding.puller is None and (holding.hand_over is None or holding.hand_over.done()):
+            self._hand_over.call_off(holding)
+            self.resume(holding)
+
+    async def _acquire(self, route: TopicRoute, queues: Sequence[MessageQueue]) -> int:
+        """Takes what can be had, from all brokers at once; how many queues that were."""
+        brokers: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            brokers.setdefault(queue.broker, []).append(queue)
+        return sum(await asyncio.gather(*(self._from(route, broker, part) for broker, part in brokers.items())))
+
+    async def _from(self, route: TopicRoute, broker: str, queues: list[MessageQueue]) -> int:
+        """Takes queues of one broker, as many as it gives."""
+        taken = 0
+        station = self.stations[route.topic]
+        lane = self._options.speaks_lane(route.is_lane(broker))
+        leases: dict[MessageQueue, tuple[QueueLease | None, Granted | None]] = dict.fromkeys(queues, (None, None))
+        try:
+            if station.plan.ordered and not self._options.broadcasting:
+                leases = dict(await self._keeper.acquire(broker, queues, self._options.times(lane), lane=lane))
+            for queue, (lease, granted) in leases.items():
+                start = granted.offset if granted is not None else None
+                if start is None:
+                    start = await self._offsets.start_of(queue)
+                self.hold(queue, lease, start, lane)
+                taken += 1
+        except LaneError as error:
+            log.warning("queues of %s at %s cannot be taken yet: %s", route.topic, broker, error)
+        return taken
+
+    async def _wait(self, most_ms: int) -> None:
+        try:
+            async with asyncio.timeout(most_ms / 1000):
+                await self._asked.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,58 @@
+"""What the send engine hands to its shells, and what it remembers per queue."""
+
+from dataclasses import dataclass, field
+
+from lanemq.client.send_outcomes import Outcome
+from lanemq.client.send_requests import Parcel
+from lanemq.core.send_lane import SendBatch, SendLane
+from lanemq.model.errors import LaneError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis
+from lanemq.wire.command import Command
+
+
+@dataclass(slots=True, eq=False)
+class SendRequest:
+    """One batch on its way. A batch that is sent again is a new request with the same command."""
+
+    lane: "EngineLane"
+    batch: SendBatch[Parcel]
+    command: Command
+    sent_at: Millis
+
+    @property
+    def broker(self) -> str:
+        return self.lane.queue.broker
+
+
+@dataclass(slots=True)
+class Work:
+    """What the shell must do: write requests in this order, then tell outcomes in this order."""
+
+    requests: list[SendRequest] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    stale_topics: list[str] = field(default_factory=list)
+    hang_up: list[str] = field(default_factory=list)
+    """Brokers that do not answer: close the connection, which sends everything again over a new one."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineLane:
+    """One queue: its lane, and what the engine remembers beside it."""
+
+    queue: MessageQueue
+    checks_stamps: bool
+    sender: SendLane[Parcel]
+    under_way: dict[int, SendRequest] = field(default_factory=dict)
+    """By first sequence; the newest attempt of each batch."""
+    built: dict[int, Command] = field(default_factory=dict)
+    """The requests of unanswered batches: a repetition must be the same bytes."""
+    gathered: int = 0
+    gathered_bytes: int = 0
+    """Messages that wait and were never sent."""
+    repeats: bool = False
+    """Batches wait to be sent again; they go before anything that gathered."""
+    linger_until: int = 0
+    last_error: LaneError | None = None
+    opens_itself: bool = False
+    """Frozen, but everybody concerned was told: opens as soon as nothing is unanswered."""

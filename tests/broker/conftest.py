@@ -1,0 +1,61 @@
+"""Brokers for the tests of this folder."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.running import Process, Running
+from tests.broker.talk import Talk
+
+Start = Callable[..., Running]
+StartProcess = Callable[..., Process]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where the system has such a place: these tests sync often and prove nothing about devices."""
+    shared = Path("/dev/shm")
+    made = Path(tempfile.mkdtemp(prefix="lanemq-test-", dir=shared if os.access(shared, os.W_OK) else None))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts brokers on `folder/data` unless told otherwise; stops them all at the end."""
+    started: list[Running] = []
+
+    def start_one(data: Path | None = None, **options: object) -> Running:
+        started.append(Running(data or folder / "data", **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start_one
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def start_process(folder: Path) -> Iterator[StartProcess]:
+    started: list[Process] = []
+
+    def start_one(*more: str) -> Process:
+        started.append(Process(folder / "data", *more))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def broker(start: Start) -> Running:
+    return start()
+
+
+@pytest.fixture
+def talk(broker: Running) -> Talk:
+    return broker.talk()

@@ -1,0 +1,182 @@
+"""A broker in this process whose clock and disk belong to the test, and one in a process of its own."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from lanemq.broker.app import Broker
+from lanemq.broker.config import BrokerOptions
+from lanemq.clock import SystemClock
+from lanemq.log.filesystem import Disk
+from lanemq.log.store import Store
+from lanemq.model.units import Millis
+from lanemq.net.address import Address
+from tests.broker.talk import Talk
+
+R = TypeVar("R")
+WALL = 1_700_000_000_000
+
+
+class HandClock:
+    """Time that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+
+    def now(self) -> Millis:
+        return Millis(1_000_000 + self.passed)
+
+    def wall(self) -> Millis:
+        return Millis(WALL + self.passed)
+
+
+class Running:
+    """Real sockets and files on a thread of its own."""
+
+    def __init__(self, data: Path, *, disk: Disk | None = None, clock: HandClock | None = None, **options: object) -> None:
+        self.options = replace(BrokerOptions(data, listen=Address("127.0.0.1", 0)), **options)  # type: ignore[arg-type]
+        self.clock = clock
+        self._disk = disk
+        self._talks: list[Talk] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        open_store = Store if self._disk is None else partial(Store, disk=self._disk)
+        self.broker = Broker(self.options, self.clock or SystemClock(), open_store)
+        try:
+            self.wait_for(self.broker.start())
+        except BaseException:
+            self._end()
+            raise
+        self.address = str(self.broker.address)
+
+    def talk(self) -> Talk:
+        talk = Talk(self.address)
+        self._talks.append(talk)
+        return talk
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            for talk in self._talks:
+                talk.close()
+            try:
+                self.wait_for(self.broker.stop())
+            finally:
+                self._end()
+
+    def restart(self) -> None:
+        """A clean stop and start; connections are gone."""
+        self.stop()
+        self._talks.clear()
+        self._start()
+
+    def crash_image(self, folder: Path) -> Path:
+        """What a kill -9 at this moment would leave behind: a copy of all files, without a clean stop."""
+        thread = self.broker._thread
+        self.wait_for(thread.call(lambda: shutil.copytree(self.options.data, folder)))
+        return folder
+
+    # from a test's thread into the broker's loop
+
+    def wait_for(self, awaitable: "asyncio.Future[R] | object") -> R:
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(20)  # type: ignore[arg-type]
+
+    def call(self, function: Callable[[], R]) -> R:
+        async def run() -> R:
+            return function()
+
+        return self.wait_for(run())
+
+    def advance(self, millis: int) -> None:
+        """Moves time on, lets the housekeeping see it, and lets what follows from it reach the disk."""
+        assert self.clock is not None
+        self.clock.passed += millis
+        self.tick()
+
+    def tick(self) -> None:
+        for _ in range(2):
+            self.call(lambda: self.broker._housekeeping.tick(self.broker._server))
+            self.settle()
+
+    def settle(self) -> None:
+        self.wait_for(self.broker._parts.appender.drained())
+        self.wait_for(self.broker._thread.call(lambda: None))
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+
+class Gate:
+    """Stops the log thread between two jobs: what is staged stays off the disk until `open`."""
+
+    def __init__(self, running: Running) -> None:
+        self._opened, closed = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            closed.set()
+            self._opened.wait(20)
+
+        running.call(lambda: running.broker._thread.submit(wait, lambda *_: None))
+        assert closed.wait(20)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+class Process:
+    """`lanemq broker` in a process of its own, to be killed."""
+
+    def __init__(self, data: Path, *more: str) -> None:
+        run = "from lanemq.cli.broker import broker; broker()"
+        command = [sys.executable, "-c", run, "--listen", "127.0.0.1:0", "--data", str(data)]
+        self.log: list[str] = []
+        self._process = subprocess.Popen([*command, *more], stderr=subprocess.PIPE, text=True)
+        self.address = self._await_address()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _await_address(self) -> str:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.log.append(line)
+            if found := re.search(r"LaneMQ broker on (\S+),", line):
+                return found[1]
+        self._process.wait(30)
+        self._process.stderr.close()
+        raise AssertionError("the broker did not start:\n" + "".join(self.log))
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with contextlib.suppress(ValueError):
+            self.log.extend(self._process.stderr)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        if self._process.poll() is None:
+            os.kill(self._process.pid, number)
+        code = self._process.wait(30)
+        self._reader.join(10)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        return code

@@ -1,0 +1,61 @@
+"""The command: words for people, JSON for machines, exit codes for scripts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lanemq.checker.command import check
+
+GOOD = [
+    ("turn", 0, {}),
+    ("turn_end", 0, {"outcome": "ok"}),
+    ("turn", 1, {}),
+    ("turn_end", 1, {"outcome": "ok"}),
+]
+BAD = [("turn", 1, {}), ("turn_end", 1, {"outcome": "ok"}), ("turn", 0, {})]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, story in (("good", GOOD), ("bad", BAD), ("empty", [])):
+        place = {"group": "g", "topic": "orders", "queue": 0, "key": "k"}
+        lines: list[dict[str, object]] = [{"e": "begin", "n": 0, "t": 0, "name": "a", "role": "consumer"}]
+        lines += [
+            {"e": tag, "n": n, "t": n * 10**7, "offset": offset, **place, **more}
+            for n, (tag, offset, more) in enumerate(story, 1)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 1), ("empty", 2)])
+def test_exit_code_is_the_verdict(folder: Path, name: str, code: int) -> None:
+    assert CliRunner().invoke(check, [str(folder / f"{name}.jsonl")]).exit_code == code
+
+
+def test_violation_is_explained_in_words(folder: Path) -> None:
+    output = CliRunner().invoke(check, [str(folder / "bad.jsonl")]).output
+    assert "first violation, B2: messages of a key run for the first time in stored order" in output
+    assert "offset 0 of key 'k' ran for the first time after offset 1" in output
+    assert "in orders/0, group g" in output
+
+
+def test_json_report_is_one_object(folder: Path) -> None:
+    result = CliRunner().invoke(check, ["--json", str(folder / "bad.jsonl")])
+    report = json.loads(result.output)
+    assert report["verdict"] == "violation"
+    assert report["violations"][0]["invariant"] == "B2"
+    assert report["coverage"]["turns"] == 2
+
+
+def test_requirement_not_met_is_unknown(folder: Path) -> None:
+    result = CliRunner().invoke(check, ["--require", "rebalance=10", str(folder / "good.jsonl")])
+    assert result.exit_code == 2
+    assert "rebalance 0, at least 10 required" in result.output
+
+
+def test_unknown_requirement_names_the_choices(folder: Path) -> None:
+    result = CliRunner().invoke(check, ["--require", "luck", str(folder / "good.jsonl")])
+    assert "cannot require 'luck': choose from turns, redelivery" in result.output

@@ -1,0 +1,136 @@
+"""Writer and checker share no code, so this file holds them to one format."""
+
+import ast
+import json
+import threading
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import lanemq.checker
+from lanemq.checker import events
+from lanemq.checker.checking import check
+from lanemq.checker.reading import Reading
+from lanemq.checker.verdict import Verdict
+from lanemq.history import NO_HISTORY, History, Lease, Place, open_history
+
+PLACE = Place("g", "orders", 0, 7)
+LEASE = Lease("g", "orders", 0, "a", 3)
+
+
+def write_everything(history: History) -> None:
+    history.send("orders", "k", "m1")
+    history.acked("orders", "k", "m1", 0, 7)
+    history.send_failed("orders", "k", "m2")
+    history.send_unknown("orders", "k", "m3")
+    history.turn(PLACE, "k", "m1", epoch=3, attempt=1, batch=2)
+    history.turn_end(PLACE, "k", "ok", epoch=3)
+    history.dead_lettered(PLACE, "k", "m1", 16)
+    history.skipped(PLACE, "k", "filter")
+    history.committed(PLACE, epoch=3, asked=5)
+    history.commit_refused(PLACE, "stale", epoch=2, asked=5)
+    history.effect(PLACE, "k", "table", epoch=3, asked=5)
+    history.lease_granted(LEASE, until=99, asked=5)
+    history.lease_renewed(LEASE, until=99, asked=5)
+    history.lease_released(LEASE)
+    history.lease_expired(LEASE)
+    history.reset(PLACE, "person")
+    history.recovered(PLACE, epoch=3)
+    history.trimmed("orders", 0, 7)
+    history.stored("orders", "k", "m1", 0, 7)
+    history.fault("kill", "broker", "start")
+
+
+def test_checker_reads_every_event_and_every_field_the_writer_writes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    history = History(path, "a", count(1).__next__, "consumer", "run-1")
+    write_everything(history)
+    history.close()
+    reading = Reading([path])
+    read = [event for batch in reading.batches() for event in batch]
+    assert reading.problems == []
+    for line, event in zip(path.read_text().splitlines(), read, strict=True):
+        known = msgspec.to_builtins(event)
+        assert json.loads(line).items() <= known.items()
+    kinds = {type(event) for event in read}
+    assert kinds == set(events.AnyEvent.__args__), "each kind of event can be written"
+
+
+def test_second_life_appends_and_starts_its_numbers_again(tmp_path: Path) -> None:
+    clock = count(1).__next__
+    for _ in range(2):
+        history = open_history(tmp_path, "member/1", clock, "consumer")
+        history.send("orders", "k", "m")
+        history.close()
+    (path,) = tmp_path.iterdir()
+    assert path.name == "member_1.jsonl"
+    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1, 0, 1]
+
+
+def test_every_line_is_on_its_way_before_the_call_returns(tmp_path: Path) -> None:
+    """A killed process must not take its evidence with it."""
+    path = tmp_path / "a.jsonl"
+    history = History(path, "a", count(1).__next__)
+    history.turn(PLACE, "k", "m1")
+    assert len(path.read_text().splitlines()) == 2
+    history.close()
+
+
+def test_threads_never_tear_or_misnumber_lines(tmp_path: Path) -> None:
+    history = History(tmp_path / "a.jsonl", "a", count(1).__next__)
+    threads = [
+        threading.Thread(target=lambda: [history.send("orders", "k", f"m{i}") for i in range(200)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    history.close()
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [line["n"] for line in lines] == list(range(801))
+    assert [line["t"] for line in lines] == sorted(line["t"] for line in lines)
+
+
+def test_closed_history_writes_nothing_more(tmp_path: Path) -> None:
+    """Closing races with the last answers of a client; those are not worth an error."""
+    history = History(tmp_path / "a.jsonl", "a", count(1).__next__)
+    history.close()
+    history.close()
+    history.send("orders", "k", "m")
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 1
+
+
+def test_no_history_is_off_and_harmless(tmp_path: Path) -> None:
+    assert open_history(None, "a", count().__next__) is NO_HISTORY
+    assert not NO_HISTORY.on
+    write_everything(NO_HISTORY)
+
+
+def test_written_run_passes(tmp_path: Path) -> None:
+    clock = count(1).__next__
+    producer = open_history(tmp_path, "p", clock, "producer")
+    member = open_history(tmp_path, "a", clock, "consumer")
+    for offset in range(3):
+        producer.send("orders", "k", f"m{offset}")
+        producer.acked("orders", "k", f"m{offset}", 0, offset)
+        place = Place("g", "orders", 0, offset)
+        member.turn(place, "k", f"m{offset}", epoch=1)
+        member.turn_end(place, "k", "ok", epoch=1)
+        member.committed(Place("g", "orders", 0, offset + 1), epoch=1, asked=member.now())
+    producer.close()
+    member.close()
+    report = check([tmp_path])
+    assert report.verdict is Verdict.PASS
+    assert report.groups["g"].finished == 3
+
+
+@pytest.mark.parametrize("path", sorted(Path(lanemq.checker.__file__).parent.glob("*.py")), ids=lambda p: p.name)
+def test_checker_imports_nothing_of_what_it_judges(path: Path) -> None:
+    """A judge that shares code with the accused shares its mistakes."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert not name.startswith("lanemq") or name.startswith("lanemq.checker"), name

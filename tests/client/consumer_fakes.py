@@ -1,0 +1,252 @@
+"""The far side of a consumer, in memory: a broker's leases, offsets and messages behind `ConsumerCalls`' names."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from lanemq.client.attempts import async_attempt_of
+from lanemq.client.codec import JsonCodec
+from lanemq.client.consumer_calls import Granted, Pulled
+from lanemq.client.consumer_engine import ConsumerEngine
+from lanemq.client.consumer_options import ConsumerOptions
+from lanemq.client.handler_call import HandlerCall
+from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.routes import BrokerRoute, TopicRoute
+from lanemq.client.station import StationPlan
+from lanemq.core.lock_table import LockTable
+from lanemq.model.errors import LaneError, LeaseLost, RequestTimedOut, TopicNotFound
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, QueueOffset
+from lanemq.net.address import Address
+from lanemq.wire.properties import encode_properties
+from lanemq.wire.record import encode_record
+from tests.client.virtual_time import VirtualClock
+
+HERE = Address("127.0.0.1", 1)
+
+
+def queue(number: int, topic: str = "orders", broker: str = "a") -> MessageQueue:
+    return MessageQueue(topic, broker, number)
+
+
+def record(offset: int, *, key: str = "k", tag: str = "", body: bytes = b"{}", **properties: str) -> bytes:
+    names = {"__SHARDINGKEY": key, "TAGS": tag, "UNIQ_KEY": f"ID{offset}"} | properties
+    text = encode_properties({name: value for name, value in names.items() if value})
+    return encode_record(
+        topic="orders", body=body, properties_text=text, queue_id=0, queue_offset=offset, position=offset * 1000
+    )
+
+
+def message(offset: int, *, of: MessageQueue | None = None, **fields: Any) -> Message:
+    source = Source(of or queue(0), JsonCodec(), Epoch(1))
+    return read_messages(source, record(offset, **fields))[0]
+
+
+def options(**changes: Any) -> ConsumerOptions:
+    return ConsumerOptions(**{"servers": "127.0.0.1:1", "group": "g", "clock": VirtualClock()} | changes)
+
+
+class FakeBroker:
+    """State that several members share. Every request is noted as (millisecond, member, what, about)."""
+
+    def __init__(self, queues: list[MessageQueue], *, lane: bool = True) -> None:
+        self.queues = queues
+        self.lane = lane
+        self.locks = LockTable(60_000)
+        self.offsets: dict[MessageQueue, int] = {}
+        self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
+        self.members: list[str] = []
+        self.noted: list[tuple[int, str, str, Any]] = []
+        self.faults: list[Callable[[str, str, Any], None]] = []
+        self.arrived = asyncio.Event()
+        self.clock = VirtualClock()
+        self.listeners: list[Callable[[], None]] = []
+
+    def route(self) -> TopicRoute:
+        brokers = {name: BrokerRoute(name, {0: HERE}, self.lane) for name in {each.broker for each in self.queues}}
+        return TopicRoute("orders", tuple(self.queues), tuple(sorted(self.queues)), brokers)
+
+    def store(self, where: MessageQueue, *records: bytes) -> None:
+        self.messages[where].extend(records)
+        self.arrived.set()
+
+    def changed(self) -> None:
+        """NOTIFY_CONSUMER_IDS_CHANGED to everybody, unless announcements get lost."""
+        for listener in tuple(self.listeners):
+            listener()
+
+    def what(self, name: str, member: str | None = None) -> list[tuple[int, str, str, Any]]:
+        return [each for each in self.noted if each[2] == name and member in (None, each[1])]
+
+    def note(self, member: str, name: str, about: Any) -> None:
+        self.noted.append((self.clock.now(), member, name, about))
+        for fault in tuple(self.faults):
+            fault(member, name, about)
+
+
+class FakeCalls:
+    """`ConsumerCalls` of one member."""
+
+    def __init__(self, broker: FakeBroker, client_id: str = "me") -> None:
+        self.client_id = client_id
+        self.broker = broker
+        self.epochs = broker.lane
+
+    def address(self, topic: str, broker: str) -> Address:
+        return HERE
+
+    async def members(self, topic: str, broker: str) -> list[str]:
+        self.broker.note(self.client_id, "members", topic)
+        return sorted(self.broker.members)
+
+    async def lock(self, broker: str, queues: Any, *, lease: Any) -> dict[MessageQueue, Granted]:
+        self.broker.note(self.client_id, "lock", (broker, tuple(queues)))
+        now = self.broker.clock.now()
+        grant = self.broker.locks.acquire("g", queues, self.client_id, lease=lease, now=now)
+        return {
+            each.queue: Granted(
+                Epoch(each.epoch if self.epochs else 0), self._offset(each.queue) if self.epochs else None
+            )
+            for each in grant.granted
+        }
+
+    def _offset(self, where: MessageQueue) -> QueueOffset | None:
+        known = self.broker.offsets.get(where)
+        return None if known is None else QueueOffset(known)
+
+    async def unlock(self, where: MessageQueue, epoch: Epoch) -> None:
+        self.broker.note(self.client_id, "unlock", where)
+        self.broker.locks.release("g", [where], self.client_id, epoch=epoch or None, now=self.broker.clock.now())
+
+    async def committed(self, where: MessageQueue) -> QueueOffset | None:
+        self.broker.note(self.client_id, "committed", where)
+        return self._offset(where)
+
+    async def first_offset(self, where: MessageQueue) -> QueueOffset:
+        return QueueOffset(0)
+
+    async def last_offset(self, where: MessageQueue) -> QueueOffset:
+        return QueueOffset(len(self.broker.messages[where]))
+
+    async def offset_at(self, where: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        return QueueOffset(1)
+
+    async def commit(self, where: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
+        self.broker.note(self.client_id, "commit", (where, offset))
+        self.broker.offsets[where] = offset
+
+    async def pull(self, header: Any, broker: str) -> Pulled:
+        where = MessageQueue(header.topic, broker, header.queue_id)
+        self.broker.note(self.client_id, "pull", (where, header.queue_offset))
+        stored = self.broker.messages[where]
+        until = asyncio.get_running_loop().time() + header.suspend_timeout_millis / 1000
+        while header.queue_offset >= len(stored) and asyncio.get_running_loop().time() < until:
+            self.broker.arrived.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self.broker.arrived.wait()
+            except TimeoutError:
+                pass
+        end = min(len(stored), header.queue_offset + header.max_msg_nums)
+        body = b"".join(stored[header.queue_offset : end])
+        code = 0 if body else 19
+        return Pulled(code, QueueOffset(max(end, header.queue_offset)), QueueOffset(0), QueueOffset(len(stored)), body)
+
+
+class FakeHeartbeat:
+    """Joins the group with the first beat and tells the other members, as a broker would."""
+
+    version = 1
+
+    def __init__(self, broker: FakeBroker, name: str) -> None:
+        self.subscriptions: dict[str, Any] = {}
+        self._broker = broker
+        self._name = name
+
+    async def everywhere(self) -> None:
+        with suppress(LaneError):
+            self._broker.note(self._name, "heartbeat", None)
+            if self._name not in self._broker.members:
+                self._broker.members.append(self._name)
+                self._broker.changed()
+
+    async def tell(self, address: Address) -> None: ...
+
+    async def leave(self) -> None:
+        with suppress(LaneError):
+            self._broker.note(self._name, "leave", None)
+            self._broker.members.remove(self._name)
+        self._broker.changed()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class FakeRoutes:
+    def __init__(self, broker: FakeBroker) -> None:
+        self._broker = broker
+
+    async def get(self, topic: str) -> TopicRoute:
+        if topic != "orders":
+            raise TopicNotFound(17, f"no topic {topic}")
+        return self._broker.route()
+
+    def known(self, topic: str) -> TopicRoute:
+        return self._broker.route()
+
+
+def no_answer(*_: Any) -> None:
+    raise RequestTimedOut("no answer from the fake broker")
+
+
+def refuse(*_: Any) -> None:
+    raise LeaseLost("not yours")
+
+
+class SimEngine(ConsumerEngine):
+    """A whole consumer whose way to the brokers is a `FakeBroker`; handlers are coroutine functions."""
+
+    def __init__(self, broker: FakeBroker, name: str, plans: list[StationPlan], **changes: Any) -> None:
+        super().__init__(options(client_id=name, **changes), plans)
+        self._fake = broker
+
+    def _connect(self) -> None:
+        self.pool = _NoPool()  # type: ignore[assignment]
+        self.routes = FakeRoutes(self._fake)  # type: ignore[assignment]
+        self.calls = FakeCalls(self._fake, self.client_id)  # type: ignore[assignment]
+        self.heartbeat = FakeHeartbeat(self._fake, self.client_id)  # type: ignore[assignment]
+        self._fake.listeners.append(lambda: self.rebalancer.ask())
+
+
+class _NoPool:
+    def close(self) -> None: ...
+
+
+def sim_plan(handler: Callable[[Message], Any], **changes: Any) -> StationPlan:
+    """A plan for "orders" around a coroutine function that takes a message."""
+    call = HandlerCall("handler", True, handler)
+    plan = {"topic": "orders", "workers": 4} | changes
+    return StationPlan(async_attempt=async_attempt_of(call, batched=False), **plan)
+
+
+@asynccontextmanager
+async def member(
+    broker: FakeBroker, name: str, handler: Callable[[Message], Any], *, plan: Any = None, **changes: Any
+) -> AsyncIterator[SimEngine]:
+    """A running member; stopped cleanly at the end of the block."""
+    engine = SimEngine(broker, name, [sim_plan(handler, **(plan or {}))], **changes)
+    running = asyncio.create_task(engine.run())
+    await engine.started.wait()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        await running
+
+
+async def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+    """Lets virtual time pass until the condition holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,120 @@
+"""Both producers behind one face, so that every claim is tested for both."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, Protocol, Self, TypeVar
+
+from lanemq.client.async_producer import AsyncProducer
+from lanemq.client.producer import Producer
+from lanemq.client.receipt import Receipt
+
+T = TypeVar("T")
+
+
+class Pending(Protocol):
+    def result(self, timeout: float | None = None) -> Receipt: ...
+
+
+class Blocking:
+    """The blocking producer as it is."""
+
+    def __init__(self, servers: object, **settings: Any) -> None:
+        self.producer = Producer(str(servers), **settings)
+
+    def send(self, topic: str, value: object, **how: Any) -> Receipt:
+        return self.producer.send(topic, value, **how)
+
+    def submit(self, topic: str, value: object, **how: Any) -> Pending:
+        return self.producer.submit(topic, value, **how)
+
+    def send_many(self, topic: str, messages: Any) -> list[Receipt]:
+        return self.producer.send_many(topic, messages)
+
+    def send_oneway(self, topic: str, value: object, **how: Any) -> None:
+        self.producer.send_oneway(topic, value, **how)
+
+    def batch(self, topic: str, messages: list[tuple[str, object]]) -> list[Receipt]:
+        with self.producer.batch(topic) as batch:
+            for key, value in messages:
+                batch.add(value, key=key)
+        return batch.receipts
+
+    def flush(self) -> None:
+        self.producer.flush()
+
+    def resume(self, topic: str, **how: Any) -> None:
+        self.producer.resume(topic, **how)
+
+    def close(self) -> None:
+        self.producer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OnALoop:
+    """The asyncio producer, on a loop in a thread of its own."""
+
+    def __init__(self, servers: object, **settings: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.producer = AsyncProducer(str(servers), **settings)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def send(self, topic: str, value: object, **how: Any) -> Receipt:
+        return self.run(self.producer.send(topic, value, **how))
+
+    def submit(self, topic: str, value: object, **how: Any) -> Pending:
+        future = self.run(self.producer.submit(topic, value, **how))
+        return asyncio.run_coroutine_threadsafe(_wait(future), self._loop)
+
+    def send_many(self, topic: str, messages: Any) -> list[Receipt]:
+        return self.run(self.producer.send_many(topic, messages))
+
+    def send_oneway(self, topic: str, value: object, **how: Any) -> None:
+        self.run(self.producer.send_oneway(topic, value, **how))
+
+    def batch(self, topic: str, messages: list[tuple[str, object]]) -> list[Receipt]:
+        async def main() -> list[Receipt]:
+            async with self.producer.batch(topic) as batch:
+                for key, value in messages:
+                    batch.add(value, key=key)
+            return batch.receipts
+
+        return self.run(main())
+
+    def flush(self) -> None:
+        self.run(self.producer.flush())
+
+    def resume(self, topic: str, **how: Any) -> None:
+        self.run(self.producer.resume(topic, **how))
+
+    def close(self) -> None:
+        self.run(self.producer.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self.run(_settle())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _wait(future: asyncio.Future[Receipt]) -> Receipt:
+    return await future
+
+
+async def _settle() -> None:
+    """Closed transports need a turn or two of the loop to be gone."""
+    for _ in range(5):
+        await asyncio.sleep(0)

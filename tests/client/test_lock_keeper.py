@@ -1,0 +1,275 @@
+"""The lock keeper against a broker's real lock table, on virtual time."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from lanemq.client.holding import Holding, Holdings
+from lanemq.client.lock_keeper import LockKeeper
+from lanemq.client.message import Source
+from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis
+from tests.client.consumer_fakes import FakeBroker, FakeCalls, no_answer, options, queue
+from tests.client.virtual_time import run_virtual
+
+
+class Member:
+    """A lock keeper and what it told the rest of the consumer."""
+
+    def __init__(self, broker: FakeBroker, name: str = "me", times: LeaseTimes = LANE_TIMES) -> None:
+        self.calls = FakeCalls(broker, name)
+        self.broker = broker
+        self.times = times
+        self.holdings = Holdings()
+        self.gates: dict[MessageQueue, Millis] = {}
+        self.lost: list[tuple[int, MessageQueue]] = []
+        self.keeper = LockKeeper(options(), self.calls, self.holdings, self._gate, self._lose)  # type: ignore[arg-type]
+
+    def _gate(self, holding: Holding, until: Millis) -> None:
+        self.gates[holding.queue] = until
+
+    def _lose(self, holding: Holding, why: str) -> None:
+        self.holdings.forget(holding)
+        self.lost.append((self.broker.clock.now(), holding.queue))
+
+    async def take(self, *queues: MessageQueue) -> set[MessageQueue]:
+        lane = self.broker.lane
+        taken: set[MessageQueue] = set()
+        for broker in sorted({each.broker for each in queues}):
+            part = [each for each in queues if each.broker == broker]
+            for each, (lease, _) in (await self.keeper.acquire(broker, part, self.times, lane=lane)).items():
+                holding = Holding(each, None, Source(each, None, Epoch(0)), lease, self.times)  # type: ignore[arg-type]
+                holding.lane = lane
+                self.holdings.add(holding)
+                taken.add(each)
+        return taken
+
+    def usable(self, which: MessageQueue) -> bool:
+        holding = self.holdings.get(which)
+        return holding is not None and holding.may_pull(now=self.broker.clock.now())
+
+
+async def beside(loop: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Runs a loop that never ends for a while."""
+    task = asyncio.create_task(loop)
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.row("A22")
+def test_rocketmq_renews_after_one_second_and_then_every_twenty() -> None:
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)], lane=False)
+        member = Member(broker, times=ROCKETMQ_TIMES)
+        await member.take(queue(0))
+        await beside(member.keeper.run(), 45)
+        return [at for at, *_ in broker.what("lock")[1:]]
+
+    assert run_virtual(main) == [1_000, 21_000, 41_000]
+
+
+@pytest.mark.row("A23")
+def test_a_renewal_that_breaks_does_not_end_renewing() -> None:
+    async def main() -> tuple[int, bool]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+
+        def break_once(*_: Any) -> None:
+            broker.faults.clear()
+            raise RuntimeError("a bug")
+
+        broker.faults.append(break_once)
+        await beside(member.keeper.run(), 3.5)
+        return len(broker.what("lock")), member.usable(queue(0))
+
+    assert run_virtual(main) == (4, True)
+
+
+@pytest.mark.row("A24")
+def test_a_stopped_keeper_asks_nothing() -> None:
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        await beside(member.keeper.run(), 1.5)
+        before = len(broker.noted)
+        await asyncio.sleep(60)
+        return len(broker.noted) - before
+
+    assert run_virtual(main) == 0
+
+
+@pytest.mark.row("A26")
+def test_a_renewal_is_one_request_per_broker() -> None:
+    async def main() -> list[tuple[str, int]]:
+        queues = [queue(n, broker=name) for name in "ab" for n in range(4)]
+        broker = FakeBroker(queues)
+        member = Member(broker)
+        await member.take(*queues)
+        before = len(broker.what("lock"))
+        await member.keeper.renew()
+        return sorted((about[0], len(about[1])) for *_, about in broker.what("lock")[before:])
+
+    assert run_virtual(main) == [("a", 4), ("b", 4)]
+
+
+@pytest.mark.row("A28")
+def test_a_slow_broker_delays_no_other_brokers_leases() -> None:
+    async def main() -> tuple[bool, bool]:
+        broker = FakeBroker([queue(0, broker="slow"), queue(0, broker="b")])
+        member = Member(broker)
+        await member.take(*broker.queues)
+        lock = member.calls.lock
+
+        async def slow_lock(name: str, queues: Any, *, lease: Any) -> Any:
+            if name == "slow":
+                await asyncio.sleep(1)
+                no_answer()
+            return await lock(name, queues, lease=lease)
+
+        member.calls.lock = slow_lock  # type: ignore[method-assign]
+        await beside(member.keeper.run(), 3.2)
+        return member.usable(queue(0, broker="slow")), member.usable(queue(0, broker="b"))
+
+    assert run_virtual(main) == (False, True)
+
+
+@pytest.mark.row("A29")
+def test_a_renewed_lease_opens_the_gate_until_its_new_end_counted_from_the_request() -> None:
+    async def main() -> Millis:
+        member = Member(FakeBroker([queue(0)]))
+        await member.take(queue(0))
+        await beside(member.keeper.run(), 1.5)
+        return member.gates[queue(0)]
+
+    assert run_virtual(main) == 1_000 + LANE_TIMES.client_lease
+
+
+@pytest.mark.row("A30")
+def test_a_queue_left_out_of_the_answer_is_lost_at_once() -> None:
+    async def main() -> list[tuple[int, MessageQueue]]:
+        broker = FakeBroker([queue(0), queue(1)])
+        member = Member(broker)
+        await member.take(queue(0), queue(1))
+        broker.locks.release("g", [queue(0)], "me", epoch=None, now=Millis(0))
+        broker.locks.acquire("g", [queue(0)], "thief", lease=Millis(60_000), now=Millis(0))
+        await beside(member.keeper.run(), 1.5)
+        return member.lost
+
+    assert run_virtual(main) == [(1_000, queue(0))]
+
+
+@pytest.mark.row("A31")
+def test_without_answers_the_lease_ends_when_it_always_would_have() -> None:
+    async def main() -> tuple[bool, bool, list[Any]]:
+        broker = FakeBroker([queue(0)], lane=False)
+        member = Member(broker, times=ROCKETMQ_TIMES)
+        await member.take(queue(0))
+        broker.faults.append(no_answer)
+        renewing = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(29.999)
+        before = member.usable(queue(0))
+        await asyncio.sleep(0.001)
+        after = member.usable(queue(0))
+        renewing.cancel()
+        return before, after, member.lost
+
+    assert run_virtual(main) == (True, False, [])
+
+
+@pytest.mark.row("A32")
+def test_a_queue_is_taken_only_if_the_answer_names_it() -> None:
+    async def main() -> set[MessageQueue]:
+        broker = FakeBroker([queue(0), queue(1)])
+        broker.locks.acquire("g", [queue(1)], "other", lease=None, now=Millis(0))
+        return await Member(broker).take(queue(0), queue(1))
+
+    assert run_virtual(main) == {queue(0)}
+
+
+@pytest.mark.row("A42")
+def test_two_lost_renewals_are_survived() -> None:
+    async def main() -> tuple[bool, list[Any]]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        lost = iter(range(2))
+        broker.faults.append(lambda *_: no_answer() if next(lost, None) is not None else None)
+        await beside(member.keeper.run(), 3.5)
+        return member.usable(queue(0)), member.lost
+
+    assert run_virtual(main) == (True, [])
+
+
+@pytest.mark.row("A43")
+def test_a_cut_off_owner_stops_before_a_rival_can_begin() -> None:
+    """The two must never overlap; that is the point of client lease < broker lease."""
+
+    async def main() -> tuple[int, int]:
+        broker = FakeBroker([queue(0)])
+        owner, rival = Member(broker, "owner"), Member(broker, "rival")
+        await owner.take(queue(0))
+        broker.faults.append(lambda member, *_: no_answer() if member == "owner" else None)
+        renewing = asyncio.create_task(owner.keeper.run())
+        stopped_at = got_at = 0
+        while not got_at:
+            await asyncio.sleep(0.01)
+            if not stopped_at and not owner.usable(queue(0)):
+                stopped_at = broker.clock.now()
+            if await rival.take(queue(0)):
+                got_at = broker.clock.now()
+        renewing.cancel()
+        return stopped_at, got_at
+
+    stopped_at, got_at = run_virtual(main)
+    assert 0 < stopped_at < got_at
+
+
+def test_a_lease_granted_under_a_new_epoch_is_not_a_renewal() -> None:
+    """Somebody may have owned the queue between: what is cached here must go."""
+
+    async def main() -> list[MessageQueue]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        broker.locks.release("g", [queue(0)], "me", epoch=None, now=Millis(0))
+        broker.locks.acquire("g", [queue(0)], "other", lease=Millis(1), now=Millis(0))
+        await beside(member.keeper.run(), 1.5)
+        return [lost for _, lost in member.lost]
+
+    assert run_virtual(main) == [queue(0)]
+
+
+def test_a_lost_connection_closes_the_gate_until_the_lease_is_renewed() -> None:
+    async def main() -> tuple[Millis, Millis]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        renewing = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(0.5)
+        member.keeper.suspend("a")
+        closed = member.gates[queue(0)]
+        await asyncio.sleep(0.1)
+        renewing.cancel()
+        return closed, member.gates[queue(0)]
+
+    assert run_virtual(main) == (500, 500 + LANE_TIMES.client_lease)
+
+
+@pytest.mark.row("A55")
+def test_a_released_queue_is_free_at_once_and_not_taken_back_by_a_renewal() -> None:
+    async def main() -> tuple[set[MessageQueue], int]:
+        broker = FakeBroker([queue(0)])
+        owner, rival = Member(broker, "owner"), Member(broker, "rival")
+        await owner.take(queue(0))
+        (holding,) = owner.holdings
+        await owner.keeper.release(holding)
+        await owner.keeper.renew()
+        return await rival.take(queue(0)), broker.clock.now()
+
+    assert run_virtual(main) == ({queue(0)}, 0)

@@ -1,0 +1,495 @@
+"""What a producer promises, for the blocking and the asyncio one alike."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault, Stored
+from tests.client.producers import Blocking, OnALoop
+
+from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.client.send_packing import Outgoing
+from lanemq.core.sharding import by_int_modulo, pick_queue
+from lanemq.model.errors import (
+    BrokerRefused,
+    Closed,
+    InvalidOption,
+    LaneFrozen,
+    MessageRefused,
+    MessageTooLarge,
+    MissingKey,
+    NotAllowed,
+    RequestTimedOut,
+)
+from lanemq.model.queue import MessageQueue
+from lanemq.net.connection import open_connection
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import SendHeader
+
+Open = Callable[..., Blocking | OnALoop]
+
+
+@pytest.fixture(params=[Blocking, OnALoop])
+def kind(request: pytest.FixtureRequest) -> Open:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as fake:
+        fake.create("orders", ordered=True)
+        fake.create("metrics")
+        yield fake
+
+
+@pytest.fixture
+def stock() -> Iterator[FakeBroker]:
+    with FakeBroker(lane=False) as fake:
+        fake.create("orders", ordered=True)
+        yield fake
+
+
+def once(fault: Fault, *numbers: int) -> Callable[[SendHeader, int], Fault | None]:
+    return lambda header, number: fault if number in numbers else None
+
+
+def texts(broker: FakeBroker, topic: str, receipt: Receipt) -> list[str]:
+    return broker.stored(topic, receipt.queue.queue_id)
+
+
+# where a message goes
+
+
+@pytest.mark.row("A18")
+def test_receipts_of_a_key_name_one_queue_with_growing_offsets(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        receipts = [producer.send("orders", {"n": n}, key="order-1") for n in range(20)]
+    assert {receipt.queue for receipt in receipts} == {MessageQueue("orders", "fake", 2)}
+    assert [receipt.offset for receipt in receipts] == list(range(20))
+    assert {receipt.key for receipt in receipts} == {"order-1"}
+    assert receipts[0].stored is StoredAs.RELAXED
+
+
+@pytest.mark.row("A11")
+def test_key_stays_in_one_queue_and_no_key_goes_round(broker: FakeBroker, kind: Open) -> None:
+    """Without a key messages that belong together are scattered: the negative control."""
+    with kind(broker.address) as producer:
+        for number in range(40):
+            producer.send("metrics", f"keyed-{number % 10}", key=f"key-{number % 10}")
+            producer.send("metrics", "loose")
+    keyed = [
+        {message.text for message in queue if "keyed" in message.text}
+        for queue in broker.topics["metrics"].messages.values()
+    ]
+    assert sum(len(texts) for texts in keyed) == 10
+    loose = [sum("loose" in m.text for m in queue) for queue in broker.topics["metrics"].messages.values()]
+    assert loose == [10, 10, 10, 10]
+
+
+@pytest.mark.row("A13")
+def test_selector_decides_and_gets_queues_message_and_argument(broker: FakeBroker, kind: Open) -> None:
+    seen: list[tuple[int, object, object]] = []
+
+    def last(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
+        seen.append((len(queues), message, arg))
+        return queues[-1]
+
+    with kind(broker.address) as producer:
+        receipt = producer.send("orders", "hello", selector=last, arg=7)
+    assert receipt.queue.queue_id == 3
+    assert seen == [(4, "hello", 7)]
+
+
+def test_selector_that_invents_a_queue_is_refused(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer, pytest.raises(InvalidOption, match="no queue of topic 'orders'"):
+        producer.send("orders", 1, selector=lambda queues, message, arg: MessageQueue("orders", "elsewhere", 0))
+
+
+@pytest.mark.row("A14")
+@pytest.mark.parametrize(("number", "queue"), [(0, 0), (7, 3), (-7, 3), (-1, 1), (2**40 + 1, 1)])
+def test_integer_goes_by_modulo_without_hashing(
+    broker: FakeBroker, kind: Open, number: int, queue: int
+) -> None:
+    with kind(broker.address) as producer:
+        assert producer.send("orders", 1, selector=by_int_modulo, arg=number).queue.queue_id == queue
+
+
+@pytest.mark.parametrize("key", [5, -5, 2**31 - 1, 2**40 + 1, "order-1", "你好"])
+def test_key_finds_the_queue_that_javas_hash_selector_picks(broker: FakeBroker, kind: Open, key: Any) -> None:
+    queues = [MessageQueue("orders", "fake", number) for number in range(4)]
+    with kind(broker.address) as producer:
+        receipt = producer.send("orders", 1, key=key)
+    assert receipt.queue == pick_queue(key, queues)
+    assert receipt.key == str(key)
+
+
+def test_explicit_queue_is_honoured_and_checked(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        assert producer.send("orders", 1, queue=3).queue.queue_id == 3
+        assert producer.send("orders", 1, queue=MessageQueue("orders", "fake", 1)).queue.queue_id == 1
+        with pytest.raises(InvalidOption, match="none of the 4 queues"):
+            producer.send("orders", 1, queue=4)
+
+
+def test_ordered_topic_without_key_is_a_mistake_at_call_time(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        with pytest.raises(MissingKey, match="topic 'orders' is ordered"):
+            producer.submit("orders", 1)
+        with pytest.raises(MissingKey):
+            producer.send_many("orders", [("k", 1), (None, 2)])
+    assert broker.requests == []
+
+
+def test_unknown_topic_is_created_by_its_first_message(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        first = producer.send("fresh", 1, key="k")
+        second = producer.send("fresh", 2, key="k")
+    assert first.queue == second.queue
+    assert texts(broker, "fresh", first) == ["1", "2"]
+
+
+def test_topic_of_the_broker_is_closed_to_senders(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer, pytest.raises(NotAllowed, match="belongs to the broker"):
+        producer.send("SCHEDULE_TOPIC_XXXX", 1)
+
+
+# what a message carries
+
+
+def test_properties_are_those_of_rocketmqs_producer(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, group="billing") as producer:
+        receipt = producer.send(
+            "orders", {"a": 1}, key="k", tag="TagA", keys=["x", "y"], properties={"colour": "red"}, delay_level=3
+        )
+    (message,) = broker.everything("orders")
+    assert message.body == b'{"a":1}'
+    stamp = message.properties.pop("LANE_STAMP")
+    assert stamp.endswith(".1.0")
+    assert message.properties == {
+        "__SHARDINGKEY": "k",
+        "UNIQ_KEY": receipt.message_id,
+        "WAIT": "true",
+        "TAGS": "TagA",
+        "KEYS": "x y",
+        "colour": "red",
+        "DELAY": "3",
+    }
+    header = message.request
+    assert (header.producer_group, header.topic, header.default_topic) == ("billing", "orders", "TBW102")
+    assert (header.default_topic_queue_nums, header.flag, header.sys_flag) == (4, 0, 0)
+    assert (header.reconsume_times, header.unit_mode, header.broker_name) == (0, False, "fake")
+    assert header.lane_client is not None
+
+
+def test_message_ids_are_32_hex_digits_and_never_repeat(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        receipts = producer.send_many("orders", [("k", n) for n in range(1000)])
+    ids = {receipt.message_id for receipt in receipts}
+    assert len(ids) == 1000
+    assert all(len(each) == 32 and each == each.upper() and int(each, 16) for each in ids)
+
+
+@pytest.mark.parametrize(
+    "how", [{"properties": {"UNIQ_KEY": "x"}}, {"properties": {"LANE_STAMP": "x"}}, {"delay_level": 19}, {"key": ""}]
+)
+def test_property_that_lanemq_sets_itself_is_refused(broker: FakeBroker, kind: Open, how: dict[str, Any]) -> None:
+    with kind(broker.address) as producer, pytest.raises(InvalidOption):
+        producer.send("metrics", 1, **how)
+
+
+def test_large_single_body_is_compressed_and_batches_are_not(broker: FakeBroker, kind: Open) -> None:
+    body = b"lane" * 2000
+    with kind(broker.address) as producer:
+        producer.send("orders", body, key="k")
+        producer.send_many("orders", [("k", body), ("k", body)])
+    assert {message.body for message in broker.everything("orders")} == {body}
+    assert [header.sys_flag for header in broker.requests if not header.batch][0] == 0x301
+    assert all(header.sys_flag == 0 for header in broker.requests if header.batch)
+
+
+def test_body_of_four_mebibytes_arrives_and_one_byte_more_is_refused_locally(
+    broker: FakeBroker, kind: Open
+) -> None:
+    body = random.Random(1).randbytes(4 * 1024 * 1024)
+    with kind(broker.address) as producer:
+        producer.send("orders", body, key="k")
+        with pytest.raises(MessageTooLarge, match="4194305 bytes, the limit is 4194304"):
+            producer.send("orders", body + b"!", key="k")
+    assert [message.body for message in broker.everything("orders")] == [body]
+
+
+# order
+
+
+def test_ways_of_sending_share_one_line(broker: FakeBroker, kind: Open) -> None:
+    """Sync, pipelined, one-way, batched: the call order is the stored order."""
+    with kind(broker.address) as producer:
+        for base in range(0, 100, 10):
+            pending = [producer.submit("orders", base + n, key="k") for n in range(4)]
+            producer.send_oneway("orders", base + 4, key="k")
+            producer.send("orders", base + 5, key="k")
+            producer.send_many("orders", [("k", base + 6), Outgoing(base + 7, "k", tag="t")])
+            receipts = producer.batch("orders", [("k", base + 8), ("k", base + 9)])
+            assert all(each.result(5).offset == base + n for n, each in enumerate(pending))
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(100)]
+
+
+def test_messages_that_gather_share_a_request(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send_many("orders", [("k", n) for n in range(2000)])
+    assert len(broker.requests) < 20
+    assert any(header.batch for header in broker.requests)
+
+
+@pytest.mark.row("A10")
+@pytest.mark.parametrize("fault", [Fault.LATE, Fault.LOSE_REPLY, Fault.HANG_UP, Fault.HANG_UP_AFTER, Fault.BUSY])
+def test_pipelined_messages_are_stored_once_and_in_order_whatever_goes_wrong(
+    broker: FakeBroker, kind: Open, fault: Fault
+) -> None:
+    broker.faults = once(fault, 2, 3, 9)
+    settings = {"max_batch_messages": 3, "request_timeout": 0.1}
+    with kind(broker.address, **settings) as producer:
+        pending = [producer.submit("orders", number, key="k") for number in range(60)]
+        receipts = [each.result(10) for each in pending]
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(60)]
+    assert [receipt.offset for receipt in receipts] == list(range(60))
+
+
+@pytest.mark.row("A10")
+def test_naive_pipelining_shows_the_inversion() -> None:
+    """Negative control: a task per message over several connections, and one message is late."""
+
+    async def naive(broker: FakeBroker) -> None:
+        links = [await open_connection(broker.address) for _ in range(3)]
+        tasks = []
+        async with asyncio.TaskGroup() as group:
+            for number in range(6):
+                ext = SendHeader(
+                    producer_group="naive", topic="orders", default_topic="TBW102", default_topic_queue_nums=4,
+                    queue_id=0, sys_flag=0, born_timestamp=1, flag=0,
+                ).to_ext_v2()  # fmt: skip
+                command = Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=str(number).encode())
+                tasks.append(group.create_task(links[number % 3].request(command, 5)))
+        for link in links:
+            link.close()
+        await asyncio.sleep(0.01)
+
+    with FakeBroker() as broker:
+        broker.create("orders")
+        broker.faults = once(Fault.LATE, 2)
+        asyncio.run(naive(broker))
+        stored = broker.stored("orders", 0)
+    assert sorted(stored) == [str(n) for n in range(6)]
+    assert stored != sorted(stored)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_keys_survive_a_storm_of_faults(broker: FakeBroker, kind: Open, seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = [Fault.HANG_UP, Fault.HANG_UP_AFTER, Fault.BUSY, Fault.LATE, None, None, None]
+    broker.faults = lambda header, number: chance.choice(kinds) if number < 12 else None
+    keys = itertools.cycle("abcdefg")
+    sent: dict[str, list[str]] = {key: [] for key in "abcdefg"}
+    with kind(broker.address, max_batch_messages=5) as producer:
+        pending = []
+        for number, key in zip(range(300), keys, strict=False):
+            sent[key].append(f"{key}{number}")
+            pending.append(producer.submit("orders", f"{key}{number}".encode(), key=key))
+        for each in pending:
+            each.result(20)
+    stored = broker.everything("orders")
+    for key, expected in sent.items():
+        assert [m.text for m in stored if m.properties["__SHARDINGKEY"] == key] == expected
+
+
+def test_broker_restart_in_the_middle_loses_and_doubles_nothing(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        broker.stop()
+        pending = [producer.submit("orders", number, key="k") for number in range(1, 20)]
+        broker.start()
+        receipts = [each.result(10) for each in pending]
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(20)]
+
+
+def test_lost_answer_shows_as_a_repeat(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.HANG_UP_AFTER, 1)
+    with kind(broker.address) as producer:
+        receipt = producer.send("orders", 1, key="k")
+        assert not producer.send("orders", 2, key="k").repeat
+    assert receipt.repeat
+    assert receipt.offset == 0
+
+
+def test_forgotten_producer_starts_a_new_epoch_and_goes_on(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        broker.forget_producers()
+        pending = [producer.submit("orders", number, key="k") for number in range(1, 30)]
+        receipts = [each.result(10) for each in pending]
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(30)]
+    assert ".2." in broker.everything("orders")[-1].properties["LANE_STAMP"]
+
+
+# a broker that does not check stamps
+
+
+def test_stock_broker_never_sees_two_batches_of_a_queue_at_once(stock: FakeBroker, kind: Open) -> None:
+    """It would store a late batch behind its successor: with the window open this test fails."""
+    stock.faults = once(Fault.LATE, 1, 3, 5)
+    with kind(stock.address, max_batch_messages=2) as producer:
+        pending = [producer.submit("orders", number, key="k") for number in range(30)]
+        receipts = [each.result(10) for each in pending]
+    assert texts(stock, "orders", receipts[0]) == [str(n) for n in range(30)]
+    assert {receipt.stored for receipt in receipts} == {StoredAs.UNKNOWN}
+
+
+def test_stock_broker_that_is_slow_is_not_asked_twice(stock: FakeBroker, kind: Open) -> None:
+    """A repetition would be stored twice; only a lost connection makes one necessary."""
+    stock.faults = once(Fault.LOSE_REPLY, 1)
+    with kind(stock.address, timeout=0.6, request_timeout=0.1) as producer, pytest.raises(RequestTimedOut):
+        producer.send("orders", 1, key="k")
+    assert len(stock.requests) == 1
+
+
+def test_repetition_on_a_stock_broker_can_be_told_by_its_stamp(stock: FakeBroker, kind: Open) -> None:
+    stock.faults = once(Fault.HANG_UP_AFTER, 1)
+    with kind(stock.address) as producer:
+        producer.send("orders", 1, key="k")
+    first, second = stock.everything("orders")
+    assert first.properties["LANE_STAMP"] == second.properties["LANE_STAMP"]
+
+
+# failures
+
+
+def test_refused_pipelined_message_freezes_its_lane_until_resume(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = lambda header, number: Fault.REFUSE if number == 1 else None
+    with kind(broker.address, window=1, max_batch_messages=1) as producer:
+        pending = [producer.submit("orders", number, key="k") for number in range(3)]
+        with pytest.raises(MessageRefused):
+            pending[0].result(5)
+        for each in pending[1:]:
+            with pytest.raises(LaneFrozen, match="earlier message"):
+                each.result(5)
+        with pytest.raises(LaneFrozen, match=r"then call resume\('orders', key=...\)"):
+            producer.send("orders", 3, key="k")
+        producer.send("orders", 4, key="order-1")  # another queue is not concerned
+        producer.resume("orders", key="k")
+        receipt = producer.send("orders", 5, key="k")
+    assert texts(broker, "orders", receipt) == ["5"]
+
+
+def test_refused_waiting_send_leaves_the_lane_open(broker: FakeBroker, kind: Open) -> None:
+    """Its caller was told before sending anything else; nobody has to call resume."""
+    broker.faults = once(Fault.REFUSE, 1)
+    with kind(broker.address) as producer:
+        with pytest.raises(MessageRefused):
+            producer.send("orders", 1, key="k")
+        receipt = producer.send("orders", 2, key="k")
+    assert texts(broker, "orders", receipt) == ["2"]
+
+
+def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.REFUSE, 1)
+    broker.create("metrics", queues=1)
+    with kind(broker.address) as producer:
+        first = producer.submit("metrics", 1)
+        with pytest.raises(BrokerRefused):
+            first.result(5)
+        producer.submit("metrics", 2).result(5)
+
+
+def test_send_many_raises_the_first_failure(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.REFUSE, 1)
+    with kind(broker.address) as producer, pytest.raises(MessageRefused):
+        producer.send_many("orders", [("k", n) for n in range(10)])
+
+
+def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    with kind(broker.address, timeout=0.5) as producer:
+        with pytest.raises(RequestTimedOut, match="may be stored or not"):
+            producer.send("orders", 1, key="k")
+        broker.faults = once(Fault.BUSY)
+        producer.send("orders", 2, key="k")
+
+
+def test_send_to_nobody_says_that_nothing_was_sent(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, timeout=0.5) as producer:
+        producer.send("orders", 1, key="k")
+        broker.stop()
+        with pytest.raises(RequestTimedOut, match="last problem was"):
+            producer.send("orders", 2, key="k")
+    broker.start()
+
+
+def test_full_buffer_makes_senders_wait_and_loses_nothing(broker: FakeBroker, kind: Open) -> None:
+    settings = {"buffer_bytes": 20_000, "max_body_bytes": 10_000}
+    with kind(broker.address, **settings) as producer:
+        pending = [producer.submit("orders", str(number).encode() * 100, key="k") for number in range(500)]
+        assert [each.result(10).offset for each in pending] == list(range(500))
+
+
+def test_buffer_that_stays_full_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 0.5}
+    with kind(broker.address, **settings) as producer:
+        first = producer.submit("orders", b"x" * 3000, key="k")
+        with pytest.raises((RequestTimedOut, LaneFrozen)):
+            producer.submit("orders", b"x" * 3000, key="k").result(5)
+        with pytest.raises(RequestTimedOut):
+            first.result(5)
+
+
+def test_closed_producer_refuses_and_closing_twice_is_fine(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        pending = producer.submit("orders", 1, key="k")
+        producer.close()
+        assert pending.result(1).offset == 0
+        with pytest.raises(Closed):
+            producer.send("orders", 2, key="k")
+
+
+def test_lingering_messages_gather_and_still_leave(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, linger_ms=30) as producer:
+        producer.send("orders", "warm", key="k")
+        pending = [producer.submit("orders", number, key="k") for number in range(10)]
+        assert [each.result(5).offset for each in pending] == list(range(1, 11))
+    assert len(broker.requests) == 2
+
+
+def test_heartbeat_names_the_group(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("orders", 1, key="k")
+    assert broker.codes[RequestCode.HEART_BEAT] >= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"linger_ms": -1, "timeout": 0}, "linger_ms is -1.*timeout is 0"),
+        ({"buffer_bytes": 100}, "one message may take 4194304"),
+        ({"group": "no spaces"}, "group name"),
+    ],
+)
+def test_impossible_options_are_refused_together(kind: Open, settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises((InvalidOption, ValueError), match=problem):
+        kind("localhost:9876", **settings)
+
+
+def stamps(messages: list[Stored]) -> list[str]:
+    return [message.properties["LANE_STAMP"] for message in messages]
+
+
+def test_stamps_of_a_queue_count_from_zero_without_a_gap(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send_many("orders", [("k", n) for n in range(50)])
+    found = [each.split(".") for each in stamps(broker.everything("orders"))]
+    assert [int(sequence) for _, _, sequence in found] == list(range(50))
+    assert len({(producer, epoch) for producer, epoch, _ in found}) == 1

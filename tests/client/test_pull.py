@@ -1,0 +1,208 @@
+"""The pull loop: what is fetched, when, and from where. Whole members on virtual time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lanemq.client.consumer_calls import Pulled
+from lanemq.client.message import Message
+from lanemq.core.flow_control import FlowLimits
+from lanemq.core.retry_policy import HoldQueue
+from lanemq.core.turns import Order
+from lanemq.model.units import Millis, QueueOffset
+from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, until
+from tests.client.virtual_time import run_virtual
+
+WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
+
+
+class Seen(list[int]):
+    async def __call__(self, message: Message) -> None:
+        self.append(message.queue_offset)
+
+
+@pytest.mark.row("A56")
+def test_a_queue_whose_lease_ran_out_is_not_pulled_until_it_is_renewed() -> None:
+    async def main() -> tuple[int, int]:
+        broker = FakeBroker([queue(0)])
+        seen = Seen()
+        async with member(broker, "me", seen, pull_suspend_ms=100):
+            await asyncio.sleep(0.5)
+            broker.faults.append(lambda _, name, __: no_answer() if name == "lock" else None)
+            await asyncio.sleep(5)
+            stopped = len(broker.what("pull"))
+            await asyncio.sleep(5)
+            still = len(broker.what("pull"))
+            broker.faults.clear()
+            broker.store(queue(0), record(0))
+            await until(lambda: seen)
+        return stopped, still
+
+    stopped, still = run_virtual(main)
+    assert stopped == still
+
+
+@pytest.mark.row("A58")
+def test_an_offset_that_went_back_is_followed_back() -> None:
+    """Going back repeats; not going back would skip."""
+
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), *(record(n) for n in range(10)))
+        broker.offsets[queue(0)] = 3
+        seen = Seen()
+        async with member(broker, "me", seen):
+            await until(lambda: len(seen) == 7)
+        return seen[0]
+
+    assert run_virtual(main) == 3
+
+
+@pytest.mark.row("A17")
+@pytest.mark.row("A61")
+def test_filtered_messages_move_the_offset_and_keep_the_order_of_the_rest() -> None:
+    async def main() -> tuple[list[int], int]:
+        broker = FakeBroker([queue(0)])
+        tags = "ABCDE"
+        broker.store(queue(0), *(record(n, tag=tags[n % 5]) for n in range(20)))
+        seen = Seen()
+        async with member(broker, "me", seen, plan={"tags": "A || C || D"}):
+            await until(lambda: broker.offsets.get(queue(0)) == 20)
+        return list(seen), broker.offsets[queue(0)]
+
+    seen, committed = run_virtual(main)
+    assert seen == [n for n in range(20) if n % 5 in (0, 2, 3)]
+    assert committed == 20
+
+
+@pytest.mark.row("A61")
+def test_a_pull_that_brings_nothing_wanted_is_followed_by_another_at_once() -> None:
+    async def main() -> tuple[list[Any], int]:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), *(record(n, tag="B") for n in range(64)))
+        async with member(broker, "me", Seen(), plan={"tags": "A"}, pull_batch=32):
+            await until(lambda: broker.offsets.get(queue(0)) == 64)
+        return [(at, about[1]) for at, _, _, about in broker.what("pull")], broker.offsets[queue(0)]
+
+    pulls, committed = run_virtual(main)
+    assert pulls[:3] == [(0, 0), (0, 32), (0, 64)]
+    assert committed == 64
+
+
+@pytest.mark.row("A62")
+def test_messages_are_handled_in_the_order_of_their_offsets_across_pulls() -> None:
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), *(record(n) for n in range(100)))
+        seen = Seen()
+        async with member(broker, "me", seen, plan=WHOLE_QUEUE, pull_batch=7):
+            await until(lambda: len(seen) == 100)
+        return list(seen)
+
+    assert run_virtual(main) == list(range(100))
+
+
+def test_a_full_cache_stops_pulling_and_room_starts_it_again() -> None:
+    async def main() -> tuple[int, int]:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), *(record(n) for n in range(100)))
+        gate, seen = asyncio.Event(), []
+
+        async def handler(message: Message) -> None:
+            await gate.wait()
+            seen.append(message.queue_offset)
+
+        limits = FlowLimits(messages=20)
+        async with member(broker, "me", handler, plan=WHOLE_QUEUE, pull_batch=10, flow=limits):
+            await asyncio.sleep(2)
+            full = len(broker.what("pull"))
+            gate.set()
+            await until(lambda: len(seen) == 100)
+        return full, len(seen)
+
+    assert run_virtual(main) == (3, 100)
+
+
+def test_a_failed_pull_is_tried_again_from_the_same_offset_after_a_pause() -> None:
+    async def main() -> list[Any]:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), record(0))
+        failures = iter(range(2))
+
+        def fail(_: str, name: str, __: Any) -> None:
+            if name == "pull" and next(failures, None) is not None:
+                no_answer()
+
+        broker.faults.append(fail)
+        seen = Seen()
+        async with member(broker, "me", seen):
+            await until(lambda: seen)
+        return [(at, about[1]) for at, _, _, about in broker.what("pull")][:3]
+
+    assert run_virtual(main) == [(0, 0), (1_000, 0), (2_000, 0)]
+
+
+def test_a_moved_offset_waits_for_the_running_handler_before_it_is_used() -> None:
+    """The broker deleted what we wanted to read: go on where it says, but never beside a running turn."""
+
+    async def main() -> tuple[list[str], int]:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), *(record(n) for n in range(10)))
+        events: list[str] = []
+        go_on = asyncio.Event()
+
+        async def handler(message: Message) -> None:
+            events.append(f"start {message.queue_offset}")
+            await go_on.wait()
+            events.append(f"end {message.queue_offset}")
+
+        async with member(broker, "me", handler, plan=WHOLE_QUEUE | {"run_limit": 1}, pull_batch=1) as engine:
+            pull = engine.calls.pull
+
+            async def moved(header: Any, name: str) -> Pulled:
+                if header.queue_offset in (1, 2):
+                    return Pulled(21, QueueOffset(5), QueueOffset(5), QueueOffset(10), b"")
+                return await pull(header, name)
+
+            engine.calls.pull = moved  # type: ignore[method-assign]
+            await until(lambda: events)
+            await asyncio.sleep(1)
+            before = list(events)
+            go_on.set()
+            await until(lambda: len(events) >= 4)
+            return before, next(int(each.split()[1]) for each in events if each.startswith("start") and each > "start 2")
+
+    before, then = run_virtual(main)
+    assert before == ["start 0"]
+    assert then >= 5
+
+
+def test_pulls_of_an_unsupported_hold_do_not_spin() -> None:
+    """A broker that answers "nothing new" at once, again and again, must not cost a core."""
+
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        async with member(broker, "me", Seen(), pull_suspend_ms=0):
+            await asyncio.sleep(1)
+            return len(broker.what("pull"))
+
+    assert run_virtual(main) <= 21
+
+
+@pytest.mark.row("A60")
+def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting() -> None:
+    """Pull gate and turn gate are two."""
+
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)])
+        seen = Seen()
+        async with member(broker, "me", seen, rebalance_soon_ms=60_000) as engine:
+            (holding,) = engine.holdings
+            holding.station.board.set_usable_until(queue(0), Millis(broker.clock.now()))
+            broker.store(queue(0), record(0))
+            await asyncio.sleep(0.5)
+            return list(seen)
+
+    assert run_virtual(main) == []
+
