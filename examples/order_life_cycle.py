@@ -12,11 +12,9 @@ import sys
 import threading
 from typing import TypedDict
 
+from lanemq import App, HoldQueue, Producer
 from lanemq.client.admin import Admin
-from lanemq.client.app import App
 from lanemq.client.listener import Retry
-from lanemq.client.producer import Producer
-from lanemq.core.retry_policy import HoldQueue
 
 ORDERS = [f"order-{number}" for number in range(5)]
 NEEDS = {"created": None, "paid": "created", "shipped": "paid"}

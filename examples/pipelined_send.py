@@ -12,9 +12,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+from lanemq import Producer, Receipt
 from lanemq.client.admin import Admin
-from lanemq.client.producer import Producer
-from lanemq.client.receipt import Receipt
 
 KEYS = [f"account-{number}" for number in range(7)]
 MESSAGES = [(KEYS[i % len(KEYS)], {"booking": i}) for i in range(2_000)]
@@ -42,7 +41,8 @@ def check_order(receipts: list[Receipt]) -> None:
     for receipt in receipts:
         places[receipt.key].append((receipt.queue, receipt.offset))
     for key, stored in places.items():
-        assert stored == sorted(stored) and len({queue for queue, _ in stored}) == 1, f"{key} is out of order"
+        assert stored == sorted(stored), f"{key} is out of order"
+        assert len({queue for queue, _ in stored}) == 1, f"{key} is in several queues"
 
 
 def main(servers: str = "localhost:9876", topic: str = "bookings") -> None:

@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from lanemq import Message, Producer
 from lanemq.client.admin import Admin
 from lanemq.client.consumer_options import StartFrom
 from lanemq.client.listener import OrderlyContext, OrderlyStatus
-from lanemq.client.message import Message
-from lanemq.client.producer import Producer
 from lanemq.client.push_consumer import PushConsumer
 
 LAST = 5

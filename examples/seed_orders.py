@@ -9,12 +9,9 @@ only. Each order's messages arrive in the order they were sent, whatever else ha
 import sys
 from collections import defaultdict
 
+from lanemq import Consumer, Producer, Receipt, by_int_modulo
 from lanemq.client.admin import Admin
-from lanemq.client.consumer import Consumer
 from lanemq.client.consumer_options import StartFrom
-from lanemq.client.producer import Producer
-from lanemq.client.receipt import Receipt
-from lanemq.core.sharding import by_int_modulo
 
 TAGS = ("TagA", "TagB", "TagC", "TagD", "TagE")
 WANTED = "TagA || TagC || TagD"

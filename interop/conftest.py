@@ -1,5 +1,6 @@
 """`pytest interop --backend apache --client java5`: one broker, one client, every case."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ from interop.java_client import java_client
 from interop.lane_client import lane_client
 from interop.maven import UnavailableError
 from interop.side_by_side import SideBySide
-from interop.stage import Stage
+from interop.stage import GUEST, HOST, Stage
 
 CLIENTS: dict[str, Callable[[str, Path], Client]] = {
     "lane": lambda address, folder: lane_client("lane", address, folder),
     "java49": lambda address, folder: java_client("java49", "4.9", address, folder),
     "java5": lambda address, folder: java_client("java5", "5", address, folder),
 }
+
+GUEST_CLIENT = "lane"
 
 _SIDE_BY_SIDE = pytest.StashKey[SideBySide]()
 
@@ -28,28 +31,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--client", choices=sorted(CLIENTS), default="java5", help="the client under test")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A guest is LaneMQ's member beside another client's; beside itself it would prove nothing new."""
+    if config.getoption("--client") == GUEST_CLIENT:
+        mixed = [item for item in items if item.get_closest_marker("guest") is not None]
+        config.hook.pytest_deselected(items=mixed)
+        items[:] = [item for item in items if item not in mixed]
+
+
 @pytest.fixture(scope="session")
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    backend = BACKENDS[request.config.getoption("--backend")]
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
-        with backend.run(tmp_path_factory.mktemp("broker")) as address:
-            client = CLIENTS[request.config.getoption("--client")](address, tmp_path_factory.mktemp("client"))
-            try:
-                yield client
-            finally:
-                client.close()
+        with BACKENDS[request.config.getoption("--backend")].run(tmp_path_factory.mktemp("broker")) as address:
+            yield address
     except UnavailableError as reason:
         pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="session")
-def side_by_side(request: pytest.FixtureRequest, client: Client) -> Iterator[SideBySide]:
+def clients(
+    request: pytest.FixtureRequest, address: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Client]]:
+    wanted = {HOST: request.config.getoption("--client")}
+    if any(item.get_closest_marker("guest") is not None for item in request.session.items):
+        wanted[GUEST] = GUEST_CLIENT
+    with contextlib.ExitStack() as ending:
+        try:
+            clients = {kind: CLIENTS[name](address, tmp_path_factory.mktemp(kind)) for kind, name in wanted.items()}
+        except UnavailableError as reason:
+            pytest.skip(str(reason))
+        for client in clients.values():
+            ending.callback(client.close)
+        yield clients
+
+
+@pytest.fixture(scope="session")
+def side_by_side(request: pytest.FixtureRequest, clients: dict[str, Client]) -> Iterator[SideBySide]:
     functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
     cases = [item for item in functions if "stage" in item.fixturenames]
-    running = SideBySide(cases, lambda case: Stage(re.sub(r"[^a-zA-Z0-9_-]", "_", case)[:60], client))
+    backend = request.config.getoption("--backend")
+    running = SideBySide(cases, lambda case: Stage(_legal(case), backend, clients))
     request.config.stash[_SIDE_BY_SIDE] = running
     yield running
     running.close()
+
+
+def _legal(case: str) -> str:
+    """As part of the name of a topic or group."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", case)[:60]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import itertools
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -31,7 +31,7 @@ EventListener = Callable[[dict[str, Any]], None]
 class Harness:
     """Owns the child; every request is answered or fails, also when the child dies."""
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], log: Path, cwd: Path | None = None) -> None:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Any]] = {}
         self._listeners: dict[str, EventListener] = {}
@@ -40,7 +40,7 @@ class Harness:
         self._ended = False
         self._log = log.open("ab")
         self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=cwd
         )
         self._reader = threading.Thread(target=self._read, name=f"harness-{self._child.pid}", daemon=True)
         self._reader.start()

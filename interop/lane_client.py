@@ -1,23 +1,15 @@
-"""LaneMQ's own client under the suite.
+"""LaneMQ's own client under the suite: the same lines, another process behind them."""
 
-Two ways to fill this in; either satisfies `interop.clients.Client`:
-
-- a program that speaks the lines of `interop/harness.py` with LaneMQ's client inside, started here as
-  `HarnessClient("lane", lambda: Harness([sys.executable, "-m", "interop.lane_harness", address], log))`.
-  `java/Harness.java`, `PushMember.java` and `Admin.java` show every command; killing a member comes free.
-- classes that implement the protocols of `interop/clients.py` directly; `member(own_process=True)` then needs
-  a child process, because the cases kill it with -9.
-
-The verdicts of `Rule` are RocketMQ's; the times of `Turn` are wall-clock microseconds, taken just before and
-just after the handler's work.
-"""
-
+import sys
 from pathlib import Path
 
-from interop.clients import Client
-from interop.maven import UnavailableError
+from interop.harness import Harness
+from interop.harness_client import HarnessClient
+
+ROOT = Path(__file__).parent.parent
 
 
-def lane_client(name: str, address: str, folder: Path) -> Client:
-    """A LaneMQ client for the broker at the address."""
-    raise UnavailableError("LaneMQ's client has no harness yet")
+def lane_client(name: str, address: str, folder: Path) -> HarnessClient:
+    """A LaneMQ client for the broker, or the name server, at the address."""
+    command = [sys.executable, "-m", "interop.lane_harness", address]
+    return HarnessClient(name, lambda: Harness(command, folder / f"{name}.err", cwd=ROOT))

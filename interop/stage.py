@@ -4,21 +4,28 @@ Cases share one broker and one client process and run at the same time, so nothi
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from interop.clients import Admin, Client, ClientError, Listening, Member, Poller, Producer, Puller
+from interop.leases import TakeOver, take_over
 from interop.ports import Answer, eventually
 
 Thing = TypeVar("Thing", Producer, Member, Poller, Puller)
+
+HOST, GUEST = "host", "guest"
+"""Whose member: the client under test, or LaneMQ's beside it."""
 
 
 class Stage:
     """Names begin with the case's, so that a broker's log can be read; `close` stops what was started."""
 
-    def __init__(self, case: str, client: Client) -> None:
+    def __init__(self, case: str, backend: str, clients: Mapping[str, Client]) -> None:
+        """`clients` by kind; a guest only where a case asks for one."""
         self._case = case
-        self._client = client
+        self._backend = backend
+        self._clients = clients
+        self._client = clients[HOST]
         self._count = 0
         self._ending = contextlib.ExitStack()
 
@@ -49,9 +56,19 @@ class Stage:
     def producer(self) -> Producer:
         return self._ended(self._client.producer(self.name("p")))
 
-    def member(self, group: str, topic: str, listening: Listening | None = None, own_process: bool = False) -> Member:
-        member = self._client.member(group, topic, listening or Listening(), own_process)
-        return self._ended(member)
+    def member(
+        self,
+        group: str,
+        topic: str,
+        listening: Listening | None = None,
+        own_process: bool = False,
+        kind: str = HOST,
+    ) -> Member:
+        return self._ended(self._clients[kind].member(group, topic, listening or Listening(), own_process))
+
+    def take_over(self, kind: str) -> TakeOver:
+        """How soon others have the queues of a member of this kind after its death."""
+        return take_over(self._backend, self._clients[kind].name)
 
     def poller(self, group: str, topic: str, tags: str = "*") -> Poller:
         return self._ended(self._client.poller(group, topic, tags))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.broker.running import Process, Running
 from tests.broker.talk import Talk
 
@@ -42,8 +41,8 @@ def start(folder: Path) -> Iterator[Start]:
 def start_process(folder: Path) -> Iterator[StartProcess]:
     started: list[Process] = []
 
-    def start_one(*more: str) -> Process:
-        started.append(Process(folder / "data", *more))
+    def start_one() -> Process:
+        started.append(Process(folder / "data"))
         return started[-1]
 
     yield start_one

@@ -1,19 +1,19 @@
 """A broker in this process whose clock and disk belong to the test, and one in a process of its own."""
 
 import asyncio
-import contextlib
-import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from tests.broker.talk import Talk
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
@@ -22,7 +22,6 @@ from lanemq.log.filesystem import Disk
 from lanemq.log.store import Store
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
-from tests.broker.talk import Talk
 
 R = TypeVar("R")
 WALL = 1_700_000_000_000
@@ -44,7 +43,9 @@ class HandClock:
 class Running:
     """Real sockets and files on a thread of its own."""
 
-    def __init__(self, data: Path, *, disk: Disk | None = None, clock: HandClock | None = None, **options: object) -> None:
+    def __init__(
+        self, data: Path, *, disk: Disk | None = None, clock: HandClock | None = None, **options: object
+    ) -> None:
         self.options = replace(BrokerOptions(data, listen=Address("127.0.0.1", 0)), **options)  # type: ignore[arg-type]
         self.clock = clock
         self._disk = disk
@@ -140,31 +141,18 @@ class Gate:
 
 
 class Process:
-    """`lanemq broker` in a process of its own, to be killed."""
+    """A broker in a process of its own, to be killed; `log` is what it wrote to standard error."""
 
-    def __init__(self, data: Path, *more: str) -> None:
-        run = "from lanemq.cli.broker import broker; broker()"
-        command = [sys.executable, "-c", run, "--listen", "127.0.0.1:0", "--data", str(data)]
-        self.log: list[str] = []
-        self._process = subprocess.Popen([*command, *more], stderr=subprocess.PIPE, text=True)
-        self.address = self._await_address()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _await_address(self) -> str:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.log.append(line)
-            if found := re.search(r"LaneMQ broker on (\S+),", line):
-                return found[1]
-        self._process.wait(30)
-        self._process.stderr.close()
-        raise AssertionError("the broker did not start:\n" + "".join(self.log))
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        with contextlib.suppress(ValueError):
-            self.log.extend(self._process.stderr)
+    def __init__(self, data: Path) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [sys.executable, str(Path(__file__).with_name("serve.py")), str(data)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        self._process.stdout.close()
+        if not self.address:
+            self.kill()
+            raise AssertionError(f"the broker did not start: {self.log}")
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
@@ -174,9 +162,10 @@ class Process:
 
     def _end(self, number: int) -> int:
         if self._process.poll() is None:
-            os.kill(self._process.pid, number)
+            self._process.send_signal(number)
         code = self._process.wait(30)
-        self._reader.join(10)
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        if not self._errors.closed:
+            self._errors.seek(0)
+            self.log = self._errors.read()
+            self._errors.close()
         return code

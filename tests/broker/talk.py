@@ -46,7 +46,9 @@ class Talk:
 
     # frames
 
-    def frame(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", flag: int = 0) -> tuple[int, bytes]:
+    def frame(
+        self, code: int, ext: dict[str, str] | None = None, body: bytes = b"", flag: int = 0
+    ) -> tuple[int, bytes]:
         self._opaque += 1
         return self._opaque, encode_command(Command(code, self._opaque, flag, ext or {}, body))
 
@@ -228,7 +230,9 @@ def heartbeat(client: str, group: str, topics: dict[str, str]) -> bytes:
     for topic, expression in topics.items():
         tags = [] if expression == "*" else expression.split("||")
         codes = [tag_code(tag) for tag in tags]
-        subscriptions.append(Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=codes, sub_version=1))
+        subscriptions.append(
+            Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=codes, sub_version=1)
+        )
     data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
     return HeartbeatData(client_id=client, consumer_data_set=[data]).encode()
 

@@ -5,13 +5,13 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.broker.conftest import Start
+from tests.broker.running import Running
+from tests.broker.talk import Talk, bodies, heartbeat, lock_body, pull_ext, send_ext
 
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
 from lanemq.wire.frame import pack_frame
-from tests.broker.conftest import Start
-from tests.broker.running import Running
-from tests.broker.talk import Talk, bodies, heartbeat, lock_body, pull_ext, send_ext
 
 BAD_NAMES = ["", "a/b", "../../etc/passwd", "..", "a\0b", "a b", "x" * 128, "ü", "a\nb"]
 
@@ -142,7 +142,8 @@ def test_bad_group_is_refused_everywhere(broker: Running, folder: Path, name: st
         talk.ask(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": name, "topic": "T", "queueId": "0"}).code,
         talk.ask(RequestCode.CONSUMER_SEND_MSG_BACK, {"offset": position, "group": name, "delayLevel": "0"}).code,
         talk.ask(
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": "T", "group": name, "timestamp": "-1", "isForce": "true"}
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+            {"topic": "T", "group": name, "timestamp": "-1", "isForce": "true"},
         ).code,
         talk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"' + name.encode() + b'"}').code,
     ]
@@ -152,6 +153,7 @@ def test_bad_group_is_refused_everywhere(broker: Running, folder: Path, name: st
     assert topics_on_disk(broker) == {"Alive", "T"}
     state = broker.broker._parts.state
     assert (state.offsets(), state.leases(), state.groups()) == ([], [], {})
+    assert broker.call(broker.broker._parts.offsets.groups) == ()
     assert outside(folder) == set()
 
 
@@ -179,7 +181,7 @@ def test_oneway_requests_are_never_answered(broker: Running) -> None:
         talk.oneway(RequestCode.SEND_MESSAGE_V2, {}, b""),
         talk.oneway(9999),
         talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 0)),
-        talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 99, hold=50)),
+        talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 0, queue=3, hold=20_000)),
         talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("Nowhere", 0)),
         talk.oneway(RequestCode.HEART_BEAT, body=heartbeat("c", "g", {"T": "*"})),
         talk.oneway(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", "T", (0,), "g")),
@@ -193,6 +195,7 @@ def test_oneway_requests_are_never_answered(broker: Running) -> None:
     broker.tick()
     assert talk.send("T", b"two").code == 0
     assert set(talk.answered()).isdisjoint(oneways)
+    assert broker.call(lambda: len(broker.broker._parts.polls)) == 0, "nobody waits for the answer of a oneway pull"
     assert bodies(talk.read("T")) == [b"one", b"two"], "carried out all the same"
 
 

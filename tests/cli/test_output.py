@@ -50,6 +50,13 @@ def test_absent_values_are_a_dash() -> None:
     assert [cell(None), cell(""), cell(0), cell(True)] == ["–", "–", "0", "yes"]
 
 
+def test_numbers_stand_on_the_right_and_absent_ones_decide_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    show(False, lambda: [], Grid(("owner", "offset"), [(None, 7), (None, None), (None, 12345)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("–")
+    assert lines[2].endswith("     7")
+
+
 def test_times_in_json_name_their_zone() -> None:
     assert to_json(datetime(2026, 1, 31, tzinfo=UTC)) == '"2026-01-31T00:00:00Z"'
 

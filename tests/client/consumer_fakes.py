@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from tests.client.virtual_time import VirtualClock
+
 from lanemq.client.attempts import async_attempt_of
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer_calls import Granted, Pulled
@@ -21,7 +23,6 @@ from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.properties import encode_properties
 from lanemq.wire.record import encode_record
-from tests.client.virtual_time import VirtualClock
 
 HERE = Address("127.0.0.1", 1)
 
@@ -57,6 +58,8 @@ class FakeBroker:
         self.offsets: dict[MessageQueue, int] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
         self.members: list[str] = []
+        self.first = 0
+        """Everything before this offset was deleted."""
         self.noted: list[tuple[int, str, str, Any]] = []
         self.faults: list[Callable[[str, str, Any], None]] = []
         self.arrived = asyncio.Event()
@@ -148,6 +151,9 @@ class FakeCalls:
                     await self.broker.arrived.wait()
             except TimeoutError:
                 pass
+        if header.queue_offset < self.broker.first:
+            first = QueueOffset(self.broker.first)
+            return Pulled(21, first, first, QueueOffset(len(stored)), b"")
         end = min(len(stored), header.queue_offset + header.max_msg_nums)
         body = b"".join(stored[header.queue_offset : end])
         code = 0 if body else 19
@@ -172,6 +178,9 @@ class FakeHeartbeat:
                 self._broker.changed()
 
     async def tell(self, address: Address) -> None: ...
+
+    def described(self) -> list[Any]:
+        return []
 
     async def leave(self) -> None:
         with suppress(LaneError):
@@ -248,5 +257,5 @@ async def member(
 async def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Lets virtual time pass until the condition holds."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - virtual time passes only while somebody sleeps
             await asyncio.sleep(0.01)

@@ -164,9 +164,7 @@ class FakeBroker:
                     lane_features=3 if self.lane else 0,
                 )
             ],
-            queue_datas=[
-                QueueData(broker_name="fake", read_queue_nums=topic.queues, write_queue_nums=topic.queues)
-            ],
+            queue_datas=[QueueData(broker_name="fake", read_queue_nums=topic.queues, write_queue_nums=topic.queues)],
             order_topic_conf=f"fake:{topic.queues}" if topic.ordered else "",
         )
         peer.send(encode_response(command.opaque, body=route.encode()))
@@ -217,9 +215,7 @@ class FakeBroker:
                         remark=f"{expected} is expected, not {stamp}",
                     )
                 case Fenced(epoch):
-                    return encode_response(
-                        command.opaque, ResponseCode.PRODUCER_FENCED, remark=f"epoch {epoch}"
-                    )
+                    return encode_response(command.opaque, ResponseCode.PRODUCER_FENCED, remark=f"epoch {epoch}")
             if not repeat:
                 fresh = stamp._replace(sequence=stamp.sequence + skip)
                 self._producers.record(
@@ -230,9 +226,7 @@ class FakeBroker:
                     QueueOffset(len(queue)),
                     stored_at=Millis(1),
                 )
-        queue.extend(
-            Stored(item.body, decode_properties(item.properties_text), header) for item in items[skip:]
-        )
+        queue.extend(Stored(item.body, decode_properties(item.properties_text), header) for item in items[skip:])
         ext = {"msgId": "0" * 32, "queueId": str(header.queue_id), "queueOffset": str(offset)}
         if self.lane:
             ext |= {"laneStored": "relaxed"} | ({"laneDuplicate": "true"} if repeat else {})

@@ -5,6 +5,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from tests.client.consumer_fakes import FakeBroker, FakeCalls, no_answer, options, queue
+from tests.client.virtual_time import run_virtual
 
 from lanemq.client.holding import Holding, Holdings
 from lanemq.client.lock_keeper import LockKeeper
@@ -12,8 +14,6 @@ from lanemq.client.message import Source
 from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
-from tests.client.consumer_fakes import FakeBroker, FakeCalls, no_answer, options, queue
-from tests.client.virtual_time import run_virtual
 
 
 class Member:

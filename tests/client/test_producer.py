@@ -111,9 +111,7 @@ def test_selector_that_invents_a_queue_is_refused(broker: FakeBroker, kind: Open
 
 @pytest.mark.row("A14")
 @pytest.mark.parametrize(("number", "queue"), [(0, 0), (7, 3), (-7, 3), (-1, 1), (2**40 + 1, 1)])
-def test_integer_goes_by_modulo_without_hashing(
-    broker: FakeBroker, kind: Open, number: int, queue: int
-) -> None:
+def test_integer_goes_by_modulo_without_hashing(broker: FakeBroker, kind: Open, number: int, queue: int) -> None:
     with kind(broker.address) as producer:
         assert producer.send("orders", 1, selector=by_int_modulo, arg=number).queue.queue_id == queue
 
@@ -207,13 +205,11 @@ def test_large_single_body_is_compressed_and_batches_are_not(broker: FakeBroker,
         producer.send("orders", body, key="k")
         producer.send_many("orders", [("k", body), ("k", body)])
     assert {message.body for message in broker.everything("orders")} == {body}
-    assert [header.sys_flag for header in broker.requests if not header.batch][0] == 0x301
+    assert next(header.sys_flag for header in broker.requests if not header.batch) == 0x301
     assert all(header.sys_flag == 0 for header in broker.requests if header.batch)
 
 
-def test_body_of_four_mebibytes_arrives_and_one_byte_more_is_refused_locally(
-    broker: FakeBroker, kind: Open
-) -> None:
+def test_body_of_four_mebibytes_arrives_and_one_byte_more_is_refused_locally(broker: FakeBroker, kind: Open) -> None:
     body = random.Random(1).randbytes(4 * 1024 * 1024)
     with kind(broker.address) as producer:
         producer.send("orders", body, key="k")

@@ -4,6 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, refuse, until
+from tests.client.virtual_time import run_virtual
 
 from lanemq.client.message import Message
 from lanemq.core.queue_lease import ROCKETMQ_TIMES
@@ -11,8 +13,6 @@ from lanemq.core.retry_policy import HoldQueue
 from lanemq.core.turns import Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
-from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, refuse, until
-from tests.client.virtual_time import run_virtual
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
 

@@ -72,9 +72,7 @@ def test_broker_without_master_takes_no_messages() -> None:
 
 def test_order_configuration_fixes_the_list_even_while_a_broker_is_away() -> None:
     """Otherwise the loss of a broker would move keys."""
-    data = TopicRouteData(
-        broker_datas=[broker("b")], queue_datas=[queues("b", write=9)], order_topic_conf="b:2;a:1"
-    )
+    data = TopicRouteData(broker_datas=[broker("b")], queue_datas=[queues("b", write=9)], order_topic_conf="b:2;a:1")
     route = topic_route("t", data)
     assert names(route.publish) == ["b0", "b1", "a0"]
     assert route.ordered

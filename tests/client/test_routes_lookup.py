@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.client.fake_broker import FakeBroker
 
 from lanemq.client.route_lookup import AsyncRoutes, BlockingRoutes
 from lanemq.client.routes import REFRESH_MILLIS, TopicRoute
@@ -12,7 +13,6 @@ from lanemq.model.units import Millis
 from lanemq.net.address import Address
 from lanemq.net.pool import ConnectionPool
 from lanemq.wire.codes import RequestCode
-from tests.client.fake_broker import FakeBroker
 
 NOBODY = Address("127.0.0.1", 1)
 

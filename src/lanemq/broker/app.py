@@ -176,7 +176,7 @@ class Broker:
     def _add_handlers(self, parts: Parts) -> None:
         self._pull = PullHandler(parts)
         self._groups = GroupHandler(parts)
-        self._resets = ResetHandler(parts)
+        self._resets = ResetHandler(parts, self._pull.group_moved)
         for handler in (
             SendHandler(parts),
             self._pull,

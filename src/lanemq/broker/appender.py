@@ -143,8 +143,6 @@ class Appender:
                 self._unsynced_since = self._clock.now()
         # Or something the group counts on has failed before it: its topic's row.
         error = self.failure
-        if error is not None:
-            waiting, self._waiting = waiting + self._waiting, []
         for done, size in waiting:
             self.pending_bytes -= size
             _tell(done, error)

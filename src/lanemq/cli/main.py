@@ -18,7 +18,7 @@ from lanemq.cli.topic import topic
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong (check: 2 is an unknown verdict).",
 )
-@click.version_option(package_name="lanemq")
+@click.version_option(package_name="lanemq", prog_name="lanemq")
 def main() -> None:
     """Ordered messaging: every key has its lane; nothing overtakes.
 

@@ -12,12 +12,18 @@ import click
 
 from lanemq.cli.output import harmless
 from lanemq.clock import SystemClock
-from lanemq.model.errors import LaneError, UsageError
+from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
 from lanemq.model.units import Millis
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SERVER = "localhost:9876"
+_FIXES: dict[type[LaneError], str] = {
+    ConnectFailed: " Start one with `lanemq broker --data DIR`, or say where it is with --server or LANEMQ_SERVER.",
+    MissingKey: "; on the command line that is --key",
+}
+"""What the library cannot know: how its errors are put right from a shell."""
+
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -25,9 +31,22 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Failed(click.ClickException):
     """One line on stderr, never a traceback."""
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    exit_code = 1
+
+    def __init__(self, message: str) -> None:
         super().__init__(harmless(message))
-        self.exit_code = exit_code
+
+
+class Misused(Failed):
+    """The same for what is wrong with the command line or its input."""
+
+    exit_code = 2
+
+
+def told(error: LaneError, before: str = "") -> Failed:
+    """An error of ours as a line for people, with the exit code it deserves."""
+    kind = Misused if isinstance(error, UsageError) else Failed
+    return kind(f"{before}{error}{_FIXES.get(type(error), '')}")
 
 
 class Nouns(click.Group):
@@ -36,10 +55,8 @@ class Nouns(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except UsageError as error:
-            raise Failed(str(error), 2) from error
         except LaneError as error:
-            raise Failed(str(error)) from error
+            raise told(error) from error
 
 
 def asks_server(command: F) -> F:

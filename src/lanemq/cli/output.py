@@ -106,8 +106,12 @@ def _console() -> Console:
 def _table(grid: Grid) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, name in enumerate(grid.columns):
-        numbers = all(isinstance(row[number], int | float | None) for row in grid.rows)
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(name, justify="right" if _are_numbers(grid, number) else "left", overflow="fold")
     for row in grid.rows:
         table.add_row(*map(cell, row))
     return table
+
+
+def _are_numbers(grid: Grid, column: int) -> bool:
+    present = [row[column] for row in grid.rows if row[column] is not None]
+    return bool(present) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)

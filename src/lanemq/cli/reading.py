@@ -11,6 +11,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
+from lanemq.wire.admin_headers import QueryMessageHeader
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
@@ -21,12 +22,17 @@ from lanemq.wire.headers import (
     QueueHeader,
     SearchOffsetHeader,
 )
+from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.sysflag import PULL_SUBSCRIPTION
 
 READER_GROUP = "lanemq-cli"
 """Pulls must name a group. Nobody joins this one, and it has no offsets."""
 
 PAGE = 256
+FOUND_MOST = 64
+"""RocketMQ's brokers give no more for one search (MessageStoreConfig.maxMsgsNumBatch)."""
+
+FOREVER = 2**62
 _NOTHING_THERE = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
 
 
@@ -69,6 +75,23 @@ class Reader:
                 return
             start = following
 
+    def find(self, key: str, most: int = FOUND_MOST) -> list[Message]:
+        """The newest messages of this key that a broker's index knows, oldest first.
+
+        LaneMQ brokers index the key that orders a message; Apache brokers only its search words.
+        """
+        header = QueryMessageHeader(
+            topic=self.route.topic, key=key, max_num=most, begin_timestamp=0, end_timestamp=FOREVER
+        )
+        found: list[Message] = []
+        for broker in sorted({queue.broker for queue in self.queues}):
+            reply = self._request(broker, RequestCode.QUERY_MESSAGE, header)
+            if reply.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            _check(reply)
+            found += (self._found(broker, reply.body, start) for start in record_starts(reply.body))
+        return sorted((each for each in found if each.key == key), key=lambda each: each.queue_offset)
+
     def close(self) -> None:
         self._routes.close()
         for connection in self._connections.values():
@@ -90,21 +113,28 @@ class Reader:
             sys_flag=PULL_SUBSCRIPTION,
             subscription="*",
         )
-        reply = self._request(source.queue, RequestCode.PULL_MESSAGE, header)
-        if reply.code == ResponseCode.SUCCESS:
-            return read_messages(source, reply.body), PullResponse.from_ext(reply.ext).next_begin_offset
-        if reply.code in _NOTHING_THERE:
-            return [], PullResponse.from_ext(reply.ext).next_begin_offset
-        raise error_for(reply.code, reply.remark)
+        reply = self._request(source.queue.broker, RequestCode.PULL_MESSAGE, header)
+        if reply.code not in _NOTHING_THERE:
+            _check(reply)
+        found = read_messages(source, reply.body) if reply.code == ResponseCode.SUCCESS else []
+        return found, PullResponse.from_ext(reply.ext).next_begin_offset
+
+    def _found(self, broker: str, body: bytes, start: int) -> Message:
+        queue = MessageQueue(self.route.topic, broker, RecordView(body, start).queue_id)
+        return Message(Source(queue, BytesCodec(), Epoch(0)), body, start)
 
     def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
-        reply = self._request(queue, code, header)
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_for(reply.code, reply.remark)
+        reply = self._request(queue.broker, code, header)
+        _check(reply)
         return OffsetResponse.from_ext(reply.ext).offset
 
-    def _request(self, queue: MessageQueue, code: RequestCode, header: Header) -> Command:
-        address = self.route.master(queue.broker)
+    def _request(self, broker: str, code: RequestCode, header: Header) -> Command:
+        address = self.route.master(broker)
         if address not in self._connections:
             self._connections[address] = BlockingConnection(address)
         return self._connections[address].request(Command(code, 0, ext=header.to_ext()))
+
+
+def _check(reply: Command) -> None:
+    if reply.code != ResponseCode.SUCCESS:
+        raise error_for(reply.code, reply.remark)

@@ -3,11 +3,12 @@
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import BinaryIO, NamedTuple
 
 import click
 
-from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.options import Failed, Misused, asks_server, told
 from lanemq.cli.output import Grid, plural, show
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
@@ -65,32 +66,42 @@ def send(
     properties = dict(map(_pair, pairs))
     lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
     with Producer(server, codec="bytes") as producer:
-        receipts = _send_all(producer, topic, lines, tag, properties)
+        receipts = Sending(producer, topic).send(lines, tag, properties)
     _show(receipts, as_json)
 
 
-def _send_all(
-    producer: Producer, topic: str, lines: Iterator[Line], tag: str | None, properties: dict[str, str]
-) -> list[Receipt]:
-    receipts: list[Receipt] = []
-    under_way: deque[tuple[Line, Future[Receipt]]] = deque()
-    for line in lines:
-        future = producer.submit(topic, line.body, key=line.key, tag=tag, properties=properties)
-        under_way.append((line, future))
-        while under_way and (len(under_way) >= UNDER_WAY or under_way[0][1].done()):
-            receipts.append(_receipt(*under_way.popleft(), stored=len(receipts)))
-    while under_way:
-        receipts.append(_receipt(*under_way.popleft(), stored=len(receipts)))
-    return receipts
+class Sending:
+    """Messages go out in order without waiting for each other; receipts come back in the same order."""
 
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self.receipts: list[Receipt] = []
+        self._submit = partial(producer.submit, topic)
+        self._under_way: deque[tuple[Line, Future[Receipt]]] = deque()
 
-def _receipt(line: Line, future: Future[Receipt], stored: int) -> Receipt:
-    try:
-        return future.result()
-    except LaneError as error:
-        if line.number == 1:
-            raise
-        raise Failed(f"message {line.number} failed after {plural(stored, 'stored message')}: {error}") from error
+    def send(self, lines: Iterator[Line], tag: str | None, properties: dict[str, str]) -> list[Receipt]:
+        for line in lines:
+            try:
+                future = self._submit(line.body, key=line.key, tag=tag, properties=properties)
+            except LaneError as error:
+                self._settle(keep=0)
+                raise self._failed(line, error) from error
+            self._under_way.append((line, future))
+            self._settle(keep=UNDER_WAY)
+        self._settle(keep=0)
+        return self.receipts
+
+    def _settle(self, keep: int) -> None:
+        """Takes receipts that are there, and waits for more while over `keep` are under way."""
+        while self._under_way and (len(self._under_way) > keep or self._under_way[0][1].done()):
+            line, future = self._under_way.popleft()
+            try:
+                self.receipts.append(future.result())
+            except LaneError as error:
+                raise self._failed(line, error) from error
+
+    def _failed(self, line: Line, error: LaneError) -> Failed:
+        stored = len(self.receipts)
+        return told(error, f"message {line.number}, after {plural(stored, 'stored message')}: " if stored else "")
 
 
 def _show(receipts: list[Receipt], as_json: bool) -> None:
@@ -137,7 +148,7 @@ def _file_lines(source: BinaryIO, key: str | None, separator: str | None) -> Ite
             continue
         head, found, body = body.partition(separator.encode())
         if not found or not head:
-            raise Failed(f"line {number} has no key: every line must be KEY{separator}VALUE", 2)
+            raise Misused(f"line {number} has no key: every line must be KEY{separator}VALUE")
         yield Line(number, body, head.decode("utf-8", "backslashreplace"))
 
 

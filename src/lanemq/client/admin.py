@@ -176,12 +176,14 @@ class Admin:
         check_group(group)
         changes: list[OffsetChange] = []
         for name, address in self._calls.masters_of(topic):
-            for queue in self._calls.routes.get(topic).subscribe:
-                if queue.broker == name:
-                    change = OffsetChange(queue, self.committed(group, queue), self._place(queue, to))
-                    changes.append(change)
-                    if not dry_run:
-                        self._move(address, group, change)
+            here = [
+                OffsetChange(queue, self.committed(group, queue), self._place(queue, to))
+                for queue in self._calls.routes.get(topic).subscribe
+                if queue.broker == name
+            ]
+            changes += here
+            if here and not dry_run:
+                self._move(address, group, here, to)
         return tuple(changes)
 
     # groups
@@ -257,22 +259,30 @@ class Admin:
             case _:
                 raise InvalidOption(f"to={to!r} is no place: use 'earliest', 'latest', AtTime(...) or AtOffset(...)")
 
-    def _move(self, address: Address, group: str, change: OffsetChange) -> None:
-        """RocketMQ 5 and LaneMQ move online members too; RocketMQ 4 can move a group only while it is offline."""
-        queue, offset = change.queue, change.after
-        header = ResetOffsetHeader(topic=queue.topic, group=group, timestamp=-1, queue_id=queue.queue_id, offset=offset)
-        command = Command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, 0, ext=header.to_ext())
-        if self._is_lane(queue):
-            _check(self._calls.ask_anyway(address, command))
-            return
-        if self._connections(address, group).connection_set:
-            raise UsageError(
-                f"group {group!r} is online, and this broker can move it only while it is not: stop its members first"
-            )
-        update = UpdateOffsetHeader(
-            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
-        )
-        self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+    def _move(self, address: Address, group: str, changes: list[OffsetChange], to: Place) -> None:
+        """All queues of one broker. Members that are online are moved too; an Apache broker does that only by time."""
+        first = changes[0].queue
+        if self._is_lane(first):
+            for change in changes:
+                self._reset(address, group, first.topic, -1, change)
+        elif self._connections(address, group).connection_set:
+            self._reset(address, group, first.topic, _time_of(to, group))
+        else:
+            for change in changes:
+                update = UpdateOffsetHeader(
+                    consumer_group=group,
+                    topic=first.topic,
+                    queue_id=change.queue.queue_id,
+                    commit_offset=change.after,
+                )
+                self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+
+    def _reset(
+        self, address: Address, group: str, topic: str, timestamp: int, change: OffsetChange | None = None
+    ) -> None:
+        queue_id, offset = (None, None) if change is None else (change.queue.queue_id, change.after)
+        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, queue_id=queue_id, offset=offset)
+        self._calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
     def _is_lane(self, queue: MessageQueue) -> bool:
         return self._calls.routes.get(queue.topic).is_lane(queue.broker)
@@ -314,6 +324,22 @@ class Admin:
         name = PropertyName.UNIQUE_ID if by_unique_id else PropertyName.KEYS
         matching = [each for each in found if key in each.properties.get(name, "").split(" ")]
         return sorted(matching, key=lambda each: each.store_timestamp)[:limit]
+
+
+def _time_of(to: Place, group: str) -> int:
+    """The place as a time, RocketMQ's way to reset; -1 is its word for the end (Broker2Client.resetOffset)."""
+    match to:
+        case AtTime(millis):
+            return millis
+        case "latest":
+            return -1
+        case "earliest":
+            return 0
+        case _:
+            raise UsageError(
+                f"group {group!r} is online, and this broker moves it to an offset only while it is not: "
+                f"stop its members first, or reset by time"
+            )
 
 
 def _check(reply: Command) -> None:

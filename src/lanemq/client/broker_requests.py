@@ -5,9 +5,9 @@ A request that cannot be answered gets an error answer; nothing a broker sends m
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lanemq.client.consume_directly import consume_directly
+from lanemq.client.member import Member
 from lanemq.client.running_info import running_info
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.units import QueueOffset
@@ -16,17 +16,14 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, response_to
 from lanemq.wire.stats_bodies import ConsumerStatusBody, ResetOffsetBody
 
-if TYPE_CHECKING:
-    from lanemq.client.consumer_engine import ConsumerEngine
-
 log = logging.getLogger(__name__)
 
 
 class BrokerRequests:
     """Answers for one consumer."""
 
-    def __init__(self, engine: "ConsumerEngine") -> None:
-        self._engine = engine
+    def __init__(self, member: Member) -> None:
+        self._member = member
         self._handlers: dict[int, Callable[[Command], bytes]] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
@@ -36,7 +33,7 @@ class BrokerRequests:
 
     def received(self, connection: Connection, request: Command) -> None:
         if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-            self._engine.spawn(self._consume(connection, request))
+            self._member.spawn(self._consume(connection, request))
             return
         try:
             body = self._answer_to(request)
@@ -55,33 +52,33 @@ class BrokerRequests:
         return None if handler is None else handler(request)
 
     def _members_changed(self, request: Command) -> bytes:
-        self._engine.rebalancer.ask()
+        self._member.rebalance()
         return b""
 
     def _reset(self, request: Command) -> bytes:
         """A person moved the group: queues held here go on there."""
         for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
-            holding = self._engine.holdings.get(queue)
+            holding = self._member.holdings.get(queue)
             if holding is not None:
-                self._engine.move(holding, QueueOffset(offset))
+                self._member.move(holding, QueueOffset(offset))
         return b""
 
     def _status(self, request: Command) -> bytes:
         topic = request.ext.get("topic", "")
         offsets = {
             holding.queue: holding.station.board.committable(holding.queue) or 0
-            for holding in self._engine.holdings
+            for holding in self._member.holdings
             if topic in ("", holding.queue.topic)
         }
         return ConsumerStatusBody(message_queue_table=dict(offsets)).encode()
 
     def _info(self, request: Command) -> bytes:
-        return running_info(self._engine).encode()
+        return running_info(self._member).encode()
 
     async def _consume(self, connection: Connection, request: Command) -> None:
         """One message by hand, outside of every lane: a person's tool for a look, no part of the order."""
         try:
-            result = await consume_directly(self._engine, request.body)
+            result = await consume_directly(self._member, request.body)
         except (LaneError, ProtocolError) as error:
             _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
             return

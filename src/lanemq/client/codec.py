@@ -32,9 +32,7 @@ class JsonCodec:
         try:
             return msgspec.json.encode(value)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise CodecError(
-                f"cannot encode {type(value).__name__} as JSON: {error}; pass bytes or a codec"
-            ) from error
+            raise CodecError(f"cannot encode {type(value).__name__} as JSON: {error}; pass bytes or a codec") from error
 
     def decode(self, body: bytes, wanted: type[T]) -> T:
         if wanted is bytes:
@@ -50,9 +48,7 @@ class BytesCodec:
 
     def encode(self, value: object) -> bytes:
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            raise CodecError(
-                f"this producer sends bytes, not {type(value).__name__}; use codec='json' for values"
-            )
+            raise CodecError(f"this producer sends bytes, not {type(value).__name__}; use codec='json' for values")
         return bytes(value)
 
     def decode(self, body: bytes, wanted: type[T]) -> T:

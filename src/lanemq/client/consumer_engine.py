@@ -47,6 +47,15 @@ log = logging.getLogger(__name__)
 class ConsumerEngine:
     """One member of one group. `run` once, from its event loop; `stop` from anywhere on that loop."""
 
+    pool: ConnectionPool
+    routes: AsyncRoutes
+    calls: ConsumerCalls
+    heartbeat: Heartbeat
+    keeper: LockKeeper
+    offsets: OffsetKeeper
+    rebalancer: Rebalancer
+    stations: dict[str, Station]
+
     def __init__(self, options: ConsumerOptions, plans: Sequence[StationPlan], shared: LaneBoard | None = None) -> None:
         """`shared`: one board for all topics, for somebody who takes turns by hand."""
         if not plans:
@@ -82,6 +91,8 @@ class ConsumerEngine:
                 for loop in loops:
                     loop.cancel()
         finally:
+            for station in self.stations.values():
+                station.board.close()
             self.pool.close()
         if self._broken is not None:
             raise self._broken
@@ -195,6 +206,10 @@ class ConsumerEngine:
             await self.puller.run(holding)
 
         holding.puller = self._tasks.create_task(move_and_pull())
+
+    def rebalance(self) -> None:
+        """Look now who else there is."""
+        self.rebalancer.ask()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Does something beside the loops; it ends with them."""

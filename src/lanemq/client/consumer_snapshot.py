@@ -1,16 +1,13 @@
 """A consumer at one moment, as people see it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lanemq.client.consumer_metrics import TopicCount
+from lanemq.client.member import Member
 from lanemq.core.lane_queue import QueueView
 from lanemq.core.turns import NO_LEASE_NEEDED
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
-
-if TYPE_CHECKING:
-    from lanemq.client.consumer_engine import ConsumerEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +31,14 @@ class ConsumerSnapshot:
     topics: dict[str, TopicCount]
 
 
-def take_snapshot(engine: "ConsumerEngine") -> ConsumerSnapshot:
+def take_snapshot(member: Member) -> ConsumerSnapshot:
     """Consistent per queue, not across queues: nothing is stopped for it."""
-    now = engine.options.clock.now()
+    now = member.options.clock.now()
     queues = {}
-    for holding in engine.holdings:
+    for holding in member.holdings:
         view = holding.station.board.snapshot().get(holding.queue)
         if view is not None:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now)
-            committed = engine.offsets.get(holding.queue)
+            committed = member.offsets.get(holding.queue)
             queues[holding.queue] = HeldQueue(holding.epoch, holding.life.stage.name, committed, left, view)
-    return ConsumerSnapshot(engine.client_id, engine.options.group, queues, engine.tallies.total())
+    return ConsumerSnapshot(member.client_id, member.options.group, queues, member.tallies.total())

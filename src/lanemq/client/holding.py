@@ -6,24 +6,21 @@ Loops are tied to the holding, not to the queue's name, so two of them never ser
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from lanemq.client.message import Source
+from lanemq.client.station import Station
 from lanemq.core.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.rebalance import Holding as Life
 from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 
-if TYPE_CHECKING:
-    from lanemq.client.station import Station
-
 
 class Holding:
     """What the shells know of one held queue; what of it may run is the scheduler's knowledge."""
 
     def __init__(
-        self, queue: MessageQueue, station: "Station", source: Source, lease: QueueLease | None, times: LeaseTimes
+        self, queue: MessageQueue, station: Station, source: Source, lease: QueueLease | None, times: LeaseTimes
     ) -> None:
         self.queue = queue
         self.station = station

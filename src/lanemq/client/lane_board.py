@@ -134,22 +134,29 @@ class LaneBoard:
         """Waits until no handler of a draining queue runs, at most so long; whether that came true."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self._mutex:
-            if self._scheduler.is_drained(queue):
-                return True
             self._drained[queue] = lambda: _set_from_thread(loop, event)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await event.wait()
+                while not self._is_drained(queue):
+                    await event.wait()  # every turn that ends calls, not only the last one
+                    event.clear()
         except TimeoutError:
             pass
         with self._mutex:
             self._drained.pop(queue, None)
-            return self._scheduler.is_drained(queue)
+        return self._is_drained(queue)
+
+    def _is_drained(self, queue: MessageQueue) -> bool:
+        """A queue that was lost meanwhile has nothing left to wait for."""
+        with self._mutex:
+            return self._scheduler.committable(queue) is None or self._scheduler.is_drained(queue)
 
     def drop(self, queue: MessageQueue) -> None:
         with self._mutex:
             self._hungry.pop(queue, None)
             self._scheduler.drop(queue)
+            if queue in self._drained:
+                self._drained[queue]()
 
     def committable(self, queue: MessageQueue) -> QueueOffset | None:
         with self._mutex:

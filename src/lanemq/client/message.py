@@ -19,8 +19,9 @@ from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.compression import decompress
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, find_property
-from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, RecordView, record_starts
 from lanemq.wire.stamp import Stamp, find_stamp
+from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 T = TypeVar("T")
 
@@ -28,6 +29,12 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 """A compressed body that unfolds to more than this is refused: it is no message but an attack."""
 
 _SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
+_INT = Struct(">i").unpack_from
+_SHORT = Struct(">h").unpack_from
+_KEY_NAME = PropertyName.KEY.encode() + b"\x01"
+_ENTRY_END = 2
+_PLAIN_MAGIC = MAGIC_V1 & 0xFF
+_V6_HOSTS = BORN_HOST_V6 | STORE_HOST_V6
 _UNREAD: Any = object()
 
 
@@ -46,20 +53,22 @@ class Source:
 class Message:
     """One message of one queue. Reading it never changes it."""
 
-    __slots__ = ("_key", "_record", "_source", "queue_offset", "retried_here", "size")
+    __slots__ = ("_buffer", "_key", "_source", "_start", "_view", "queue_offset", "retried_here", "size")
 
     def __init__(self, source: Source, buffer: bytes, start: int) -> None:
         self.size, self.queue_offset = _SIZE_AND_OFFSET(buffer, start)
         self.retried_here = 0
         self._source = source
-        self._record = RecordView(buffer, start)
+        self._buffer = buffer
+        self._start = start
+        self._view: RecordView | None = None
         self._key: str | None = _UNREAD
 
     @property
     def topic(self) -> str:
         """The topic it was sent to, also when it comes back through the group's retry topic."""
         if self._source.is_retry:
-            return find_property(self._record.properties_text, PropertyName.RETRY_TOPIC) or self._source.queue.topic
+            return find_property(self.record.properties_text, PropertyName.RETRY_TOPIC) or self._source.queue.topic
         return self._source.queue.topic
 
     @property
@@ -75,18 +84,18 @@ class Message:
     def key(self) -> str | None:
         """What decides its lane; None if it was sent without."""
         if self._key is _UNREAD:
-            self._key = find_property(self._record.properties_text, PropertyName.KEY)
+            self._key = find_key(self._buffer, self._start)
         return self._key
 
     @property
     def body(self) -> bytes:
         """The bytes as the producer gave them."""
-        return decompress(self._record.sys_flag, self._record.body, MAX_BODY_BYTES)
+        return decompress(self.record.sys_flag, self.record.body, MAX_BODY_BYTES)
 
     @property
     def stored_body(self) -> bytes:
         """The bytes as the broker keeps them, compressed or not."""
-        return self._record.body
+        return self.record.body
 
     def value(self, wanted: type[T] | Any = Any) -> Any:
         """The body decoded by the consumer's codec; `CodecError` says which message could not be."""
@@ -97,36 +106,36 @@ class Message:
 
     @property
     def tag(self) -> str | None:
-        return find_property(self._record.properties_text, PropertyName.TAGS)
+        return find_property(self.record.properties_text, PropertyName.TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Words under which the message can be searched; not the key that orders it."""
-        return tuple((find_property(self._record.properties_text, PropertyName.KEYS) or "").split())
+        return tuple((find_property(self.record.properties_text, PropertyName.KEYS) or "").split())
 
     @property
     def properties(self) -> Mapping[str, str]:
-        return MappingProxyType(self._record.properties)
+        return MappingProxyType(self.record.properties)
 
     @property
     def properties_text(self) -> str:
-        return self._record.properties_text
+        return self.record.properties_text
 
     @property
     def message_id(self) -> str:
         """The producer's id of it; the broker's, where an old producer gave none."""
-        return find_property(self._record.properties_text, PropertyName.UNIQUE_ID) or self.stored_id
+        return find_property(self.record.properties_text, PropertyName.UNIQUE_ID) or self.stored_id
 
     @property
     def stored_id(self) -> str:
         """Where the broker keeps it, as RocketMQ's tools write it."""
-        host, _, port = self._record.store_host.rpartition(":")
-        return encode_offset_id(host.strip("[]"), int(port), self._record.position)
+        host, _, port = self.record.store_host.rpartition(":")
+        return encode_offset_id(host.strip("[]"), int(port), self.record.position)
 
     @property
     def stamp(self) -> Stamp | None:
         """The producer's mark on it, by which repeats and gaps are recognised."""
-        return find_stamp(self._record.properties_text)
+        return find_stamp(self.record.properties_text)
 
     @property
     def epoch(self) -> Epoch:
@@ -136,7 +145,7 @@ class Message:
     @property
     def reconsume_times(self) -> int:
         """Failed attempts so far: those the broker knows of and those of this process."""
-        return self._record.reconsume_times + self.retried_here
+        return self.record.reconsume_times + self.retried_here
 
     @property
     def attempt(self) -> int:
@@ -145,22 +154,45 @@ class Message:
 
     @property
     def born_at(self) -> datetime:
-        return datetime.fromtimestamp(self._record.born_timestamp / 1000, UTC)
+        return datetime.fromtimestamp(self.record.born_timestamp / 1000, UTC)
 
     @property
     def stored_at(self) -> datetime:
-        return datetime.fromtimestamp(self._record.store_timestamp / 1000, UTC)
+        return datetime.fromtimestamp(self.record.store_timestamp / 1000, UTC)
 
     @property
     def record(self) -> RecordView:
         """The stored record itself, for what has no name here."""
-        return self._record
+        view = self._view
+        if view is None:
+            view = self._view = RecordView(self._buffer, self._start)
+        return view
 
     def __str__(self) -> str:
         return f"message {self.queue}@{self.queue_offset} key={self.key!r}"
 
     def __repr__(self) -> str:
         return f"Message({self.queue}@{self.queue_offset}, key={self.key!r}, id={self.message_id})"
+
+
+def find_key(buffer: bytes, start: int) -> str | None:
+    """The key of the record at `start`, straight from the bytes: lanes ask it of every message.
+
+    The same as `find_property` on the record's properties, which also serves records that are laid out otherwise
+    (RocketMQ's V2 magic, IPv6 hosts) and keys that do not begin an entry.
+    """
+    if buffer[start + 7] == _PLAIN_MAGIC and not buffer[start + 39] & _V6_HOSTS:
+        topic = start + HEAD_BYTES + 4 + _INT(buffer, start + HEAD_BYTES)[0]
+        first = topic + 3 + buffer[topic]
+        end = first + _SHORT(buffer, first - 2)[0]
+        at = buffer.rfind(_KEY_NAME, first, end)
+        if at < 0:
+            return None
+        if at == first or buffer[at - 1] == _ENTRY_END:
+            value = buffer[at + len(_KEY_NAME) : end].partition(b"\x02")[0]
+            if value:
+                return value.decode(errors="replace")
+    return find_property(RecordView(buffer, start).properties_text, PropertyName.KEY)
 
 
 def read_messages(source: Source, body: bytes) -> list[Message]:

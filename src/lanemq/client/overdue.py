@@ -10,8 +10,11 @@ from collections.abc import Mapping
 
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.dead_letters import DeadLetters
+from lanemq.client.lane_board import MessageTurn
 from lanemq.client.station import Station
+from lanemq.core.retry_policy import SendBack
 from lanemq.core.turns import DONE
+from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
@@ -32,15 +35,21 @@ class OverdueTurns:
         """Never ends."""
         while True:
             await asyncio.sleep(self._options.consume_timeout_ms / 1000)
-            await self.look()
+            try:
+                await self.look()
+            except LaneError as error:
+                log.warning("looking for hanging handlers failed, trying again: %s", error)
 
     async def look(self) -> None:
         before = Millis(self._options.clock.now() - self._options.consume_timeout_ms)
         for station in self._stations.values():
-            if not station.sends_back:
-                continue
-            for turn in station.board.overdue(before):
-                sent = [await self._dead_letters.send_back(message, SENT_BACK_LEVEL) for message in turn.messages]
-                log.warning("a handler of %s hangs; its messages were sent back", turn.queue)
-                if all(sent):
-                    station.board.finish(turn, DONE)
+            if isinstance(policy := station.plan.policy, SendBack):
+                for turn in station.board.overdue(before):
+                    await self._send_back(station, turn, policy.retries)
+
+    async def _send_back(self, station: Station, turn: MessageTurn, most: int) -> None:
+        send = self._dead_letters.send_back
+        sent = [await send(message, SENT_BACK_LEVEL, most) for message in turn.messages]
+        log.warning("a handler of %s hangs; its messages were sent back", turn.queue)
+        if all(sent):
+            station.board.finish(turn, DONE)

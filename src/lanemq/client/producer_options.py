@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from lanemq.client.codec import Codec
+from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
 
@@ -37,6 +38,8 @@ class ProducerOptions:
     compress_above: int = 4096
     """Single bodies of this size or more are sent as zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: int = MAX_BODY_BYTES
+    history: History = NO_HISTORY
+    """Where to write down what happens, for the checker."""
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -83,3 +86,4 @@ class ProducerSettings(TypedDict, total=False):
     request_timeout: float
     compress_above: int
     max_body_bytes: int
+    history: History

@@ -37,8 +37,9 @@ class PushConsumer:
         manual_commit: bool = False,
         **options: Any,
     ) -> None:
-        """`max_reconsume_times`: attempts before a message becomes a dead letter. -1, RocketMQ's own default for
-        orderly listeners, never gives up; None takes that with `compat="rocketmq"` and 16 otherwise.
+        """`max_reconsume_times`: attempts before a message becomes a dead letter. -1, RocketMQ's own default, never
+        gives up with an orderly listener and means 16 with a concurrent one; None is -1 with `compat="rocketmq"`
+        and 16 otherwise.
         """
         options.setdefault("start", StartFrom.LAST)
         self.options = ConsumerOptions(servers=servers, group=group, **options)
@@ -101,9 +102,9 @@ class PushConsumer:
         )
 
     def _policy(self) -> FailurePolicy:
-        if not self.consume_orderly:
-            return SendBack()
         most = self._max_reconsume
+        if not self.consume_orderly:
+            return SendBack() if most in (None, RETRY_FOREVER) else SendBack(retries=most)
         if most is None:
             most = RETRY_FOREVER if self.options.compat == "rocketmq" else MAX_RECONSUME
         hold = HoldQueue(retries=most, suspend=self._suspend)

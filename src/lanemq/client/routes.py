@@ -146,9 +146,7 @@ def _broker_route(data: BrokerData) -> BrokerRoute:
     return BrokerRoute(data.broker_name, addresses, lane=data.lane_features > 0)
 
 
-def _write_queues(
-    topic: str, datas: Iterable[QueueData], brokers: Mapping[str, BrokerRoute]
-) -> Iterator[MessageQueue]:
+def _write_queues(topic: str, datas: Iterable[QueueData], brokers: Mapping[str, BrokerRoute]) -> Iterator[MessageQueue]:
     for data in datas:
         if data.perm & PERM_WRITE and _has_master(brokers, data.broker_name):
             for number in range(data.write_queue_nums):

@@ -1,39 +1,35 @@
 """What a consumer is doing, in RocketMQ's form (request 307), for its tools and the dashboard."""
 
-from typing import TYPE_CHECKING
-
+from lanemq.client.holding import Holding
+from lanemq.client.member import Member
 from lanemq.wire.stats_bodies import ConsumerRunningInfo, ConsumeStatus, ProcessQueueInfo
-
-if TYPE_CHECKING:
-    from lanemq.client.consumer_engine import ConsumerEngine
-    from lanemq.client.holding import Holding
 
 MEBIBYTE = 1024 * 1024
 
 
-def running_info(engine: "ConsumerEngine") -> ConsumerRunningInfo:
+def running_info(member: Member) -> ConsumerRunningInfo:
     """A snapshot of this moment."""
-    options = engine.options
-    ordered = all(station.plan.ordered for station in engine.stations.values())
+    options = member.options
+    ordered = all(station.plan.ordered for station in member.stations.values())
     return ConsumerRunningInfo(
         properties={
             "PROP_NAMESERVER_ADDR": options.servers,
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
             "PROP_CONSUMEORDERLY": str(ordered).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(sum(each.plan.workers for each in engine.stations.values())),
+            "PROP_THREADPOOL_CORE_SIZE": str(sum(each.plan.workers for each in member.stations.values())),
         },
-        subscription_set=list(engine.heartbeat.described()),
-        mq_table={holding.queue: _queue_info(holding, options.clock.now()) for holding in engine.holdings},
+        subscription_set=list(member.heartbeat.described()),
+        mq_table={holding.queue: _queue_info(holding, options.clock.now()) for holding in member.holdings},
         status_table={
             topic: ConsumeStatus(
                 consume_failed_msgs=count.failed, consume_rt=count.turn_ms / count.turns if count.turns else 0.0
             )
-            for topic, count in engine.tallies.total().items()
+            for topic, count in member.tallies.total().items()
         },
     )
 
 
-def _queue_info(holding: "Holding", now: int) -> ProcessQueueInfo:
+def _queue_info(holding: Holding, now: int) -> ProcessQueueInfo:
     view = holding.station.board.snapshot().get(holding.queue)
     if view is None:
         return ProcessQueueInfo(droped=True)

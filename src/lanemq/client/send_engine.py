@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lanemq.client.producer_options import ProducerOptions
+from lanemq.client.send_history import SendHistory
 from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, stored_outcome
 from lanemq.client.send_requests import Parcel, RequestBuilder
 from lanemq.client.send_work import EngineLane, SendRequest, Work
@@ -52,6 +53,7 @@ class SendEngine:
         self._options = options
         self._builder = builder
         self._clock = clock
+        self._history = SendHistory(options.history)
         self._lanes: dict[MessageQueue, EngineLane] = {}
         self._active: set[EngineLane] = set()
         self._brokers: dict[str, _Broker] = {}
@@ -75,6 +77,8 @@ class SendEngine:
         elif not lane.gathered and self._options.linger_ms:
             lane.linger_until = now + self._options.linger_ms
         self._place(lane, parcels, now)
+        if self._history.on:
+            self._history.taken(queue, parcels)
         self._active.add(lane)
         return lane
 
@@ -273,7 +277,10 @@ class SendEngine:
         lane.built.pop(request.batch.first_sequence, None)
         parcels = request.batch.messages
         self.buffered_bytes -= sum([parcel.size for parcel in parcels])
-        work.outcomes.append(stored_outcome(parcels, lane.queue, reply))
+        outcome = stored_outcome(parcels, lane.queue, reply)
+        if self._history.on:
+            self._history.stored(lane.queue, parcels, outcome.first_offset)
+        work.outcomes.append(outcome)
 
     def _refused(
         self, lane: EngineLane, request: SendRequest, problem: LaneError, reply: Command | None, work: Work
@@ -313,6 +320,8 @@ class SendEngine:
         parcels = (*failed.refused, *failed.unknown, *failed.blocked)
         log.warning("queue %s: %d messages not stored: %s", lane.queue, len(parcels), reason or failed.error.value)
         self.buffered_bytes -= sum([parcel.size for parcel in parcels])
+        if self._history.on:
+            self._history.given_up(lane.queue, failed)
         work.outcomes += failed_outcomes(lane.queue, failed, reason, self._options.timeout)
         lane.opens_itself = all(parcel.told or parcel.key is None for parcel in parcels)
         lane.gathered = lane.gathered_bytes = 0

@@ -87,7 +87,7 @@ class SubmittedFuture(Future[Receipt]):
         if self._made is None:
             with _few:
                 if self._made is None:
-                    self._waiters: list[object] = []
+                    self._waiters = []
                     self._done_callbacks: list[object] = []
                     self._made = threading.Condition()
         return self._made

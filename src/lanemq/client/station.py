@@ -10,7 +10,7 @@ from lanemq.client.lane_board import LaneBoard, LoopBoard
 from lanemq.client.tag_filter import TagFilter, tag_filter
 from lanemq.clock import Clock
 from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.retry_policy import FailurePolicy, HoldKey, SendBack
+from lanemq.core.retry_policy import FailurePolicy, HoldKey
 from lanemq.core.turns import LaneOptions, Order
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_topic
@@ -67,11 +67,6 @@ class Station:
     def __init__(self, plan: StationPlan, clock: Clock, shared: LaneBoard | None = None) -> None:
         self.plan = plan
         self.board = shared or make_board(plan, clock)
-
-    @property
-    def sends_back(self) -> bool:
-        """Failures go back to the broker instead of waiting here."""
-        return isinstance(self.plan.policy, SendBack)
 
 
 def make_board(plan: StationPlan, clock: Clock) -> LaneBoard:

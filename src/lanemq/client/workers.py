@@ -17,7 +17,7 @@ from lanemq.client.message import Message
 from lanemq.client.station import Station
 from lanemq.client.turn_run import TurnEnd, log_end, run_turn, run_turn_async, stopped_at
 from lanemq.clock import Clock
-from lanemq.core.retry_policy import SEND_BACK_RETRY
+from lanemq.core.retry_policy import SEND_BACK_RETRY, SendBack
 from lanemq.core.turns import DONE, STOPPED, Plain, Suspend, Why
 from lanemq.history import History, Place
 
@@ -48,8 +48,8 @@ class Aftermath:
         return station.board.sent_back(turn, ok)
 
     async def _give(self, station: Station, message: Message, end: TurnEnd) -> bool:
-        if station.sends_back:
-            return await self._dead_letters.send_back(message, end.stop.delay_level)
+        if isinstance(policy := station.plan.policy, SendBack):
+            return await self._dead_letters.send_back(message, end.stop.delay_level, policy.retries)
         return await self._buried(message, repr(end.stop.error))
 
     async def _bury(self, station: Station, turn: MessageTurn, end: TurnEnd) -> MessageFinished:

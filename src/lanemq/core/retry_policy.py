@@ -97,9 +97,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class SendBack:
-    """RocketMQ's concurrent retry: the broker counts, and delivers again later or dead-letters."""
+    """RocketMQ's concurrent retry: the broker counts to `retries`, and delivers again later or dead-letters."""
 
     retry_locally_after: Millis = SEND_BACK_RETRY
+    retries: int = ROCKETMQ_CONCURRENT_RETRIES
 
 
 FailurePolicy: TypeAlias = HoldQueue | HoldKey | DeadLetter | SendBack

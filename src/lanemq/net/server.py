@@ -28,6 +28,9 @@ WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 CLOSE_SECONDS = 5.0
 """How long a closing connection may take to read its last answers; then it is cut off."""
 
+ACCEPT_TURNS = 3
+"""Turns of the loop until a connection that was accepted just now is a peer, and can be closed like one."""
+
 
 class Dispatcher(Protocol):
     """What the server needs from the broker."""
@@ -217,6 +220,8 @@ class Server:
     async def close(self) -> None:
         """Closes the listener and every peer, and waits until they are gone; the slowest are cut off."""
         self.stop_accepting()
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")
         if self._listener is not None:

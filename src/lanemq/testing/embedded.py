@@ -27,7 +27,7 @@ class EmbeddedBroker:
             self._folder = tempfile.TemporaryDirectory(prefix="lanemq-")
             options = BrokerOptions(Path(self._folder.name), listen=Address("127.0.0.1", 0))
         self.options = options
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._broker: Broker | None = None
 
@@ -44,6 +44,7 @@ class EmbeddedBroker:
         return self._broker
 
     def start(self) -> "EmbeddedBroker":
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lanemq-embedded", daemon=True)
         self._thread.start()
         self._broker = Broker(self.options)
@@ -61,7 +62,6 @@ class EmbeddedBroker:
             asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(30)
             self._broker = None
             self._end_loop()
-            self._loop = asyncio.new_event_loop()
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

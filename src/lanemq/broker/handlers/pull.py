@@ -7,7 +7,7 @@ member that lost its queue without knowing stops being fed.
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from lanemq.broker.dispatch import Handler
@@ -81,6 +81,12 @@ class PullHandler:
     def expire(self, now: Millis) -> None:
         self._answer_held(self._parts.polls.expire(now=now))
 
+    def group_moved(self, group: str, queues: Container[tuple[str, int]]) -> None:
+        """A group was reset: its pulls that wait at the old place are told at once, not at their time-out."""
+        held = [number for number, pull in self._held.items() if _is_of(pull.header, group, queues)]
+        self._parts.polls.forget(held)
+        self._answer_held(held)
+
     def release_all(self) -> None:
         """The broker stops: nobody is left waiting."""
         held = tuple(self._held)
@@ -102,9 +108,7 @@ class PullHandler:
             return
         if header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit(pull)
-        moved = self._parts.offsets.take_pending_reset(header.consumer_group, header.topic, header.queue_id)
-        if moved is not None:
-            self._moved(pull, moved)
+        if self._was_moved(pull):
             return
         result = self._read(pull)
         if result.status in (ReadStatus.AT_END, ReadStatus.EMPTY) and self._hold(pull):
@@ -216,7 +220,7 @@ class PullHandler:
         if pull.peer.choked:
             # It does not read what it has already: it gets the data when it asks again.
             self._empty(pull)
-        else:
+        elif not self._was_moved(pull):
             self._answer(pull, self._read(pull))
 
     def _empty(self, pull: _Pull) -> None:
@@ -232,10 +236,20 @@ class PullHandler:
         code = _CODES[result.status]
         answer_code(pull.peer, pull.request, code, result.status.value, ext, result.data)
 
-    def _moved(self, pull: _Pull, offset: QueueOffset) -> None:
-        low, high = self._parts.store.bounds(pull.header.topic, pull.header.queue_id)
+    def _was_moved(self, pull: _Pull) -> bool:
+        """Whether the group was reset meanwhile; then the pull is answered with the new place."""
+        header = pull.header
+        offset = self._parts.offsets.take_pending_reset(header.consumer_group, header.topic, header.queue_id)
+        if offset is None:
+            return False
+        low, high = self._parts.store.bounds(header.topic, header.queue_id)
         ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()
         answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the offset was reset", ext)
+        return True
+
+
+def _is_of(header: PullHeader, group: str, queues: Container[tuple[str, int]]) -> bool:
+    return header.consumer_group == group and (header.topic, header.queue_id) in queues
 
 
 def _refuse_filter(kind: str | None) -> None:

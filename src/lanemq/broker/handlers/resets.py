@@ -1,10 +1,10 @@
 """Moving a group's position by hand, and asking its members about themselves.
 
 A reset works whether or not the group is online: the stored offset is replaced, commits that stem from before
-are ignored, and the next pull of each queue is answered "offset moved".
+are ignored, and the next pull of each queue, or the one that waits there, is answered "offset moved".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
@@ -28,8 +28,10 @@ MAX_RELAYED = 1_000
 class ResetHandler:
     """Requests 222, 307 and 309."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None]) -> None:
+        """`moved` is told the group and the queues (topic, number) of every reset."""
         self._parts = parts
+        self._moved = moved
         self._relayed: dict[tuple[int, int], Callable[[Command], None]] = {}
 
     def table(self) -> dict[int, Handler]:
@@ -65,6 +67,7 @@ class ResetHandler:
         def saved(_: object, error: StorageError | None) -> None:
             if error is None:
                 answer(peer, request, {}, reply)
+                self._moved(group, {(queue.topic, queue.queue_id) for queue in table})
             else:
                 answer_error(peer, request, error)
 

@@ -1,0 +1,28 @@
+"""How soon the queues of a member that died can be taken by another, by who it was and who the broker is."""
+
+from typing import NamedTuple
+
+SECOND_US = 1_000_000
+LEASE_US = 60 * SECOND_US
+"""RebalanceLockManager: how long a lock lives that nobody renews."""
+RENEWAL_US = 20 * SECOND_US
+"""ProcessQueue: how often an owner renews; RebalanceService: how often a member asks for what it should have."""
+BUSY_US = 5 * SECOND_US
+"""All cases run at the same time on one machine."""
+
+
+class TakeOver(NamedTuple):
+    """Counted from the last sign of life to the first turn of the heir."""
+
+    least_us: int
+    most_us: int
+
+
+STOCK = TakeOver(LEASE_US - RENEWAL_US - BUSY_US, LEASE_US + 2 * RENEWAL_US + 2 * BUSY_US)
+LANE = TakeOver(0, 10 * SECOND_US)
+"""A LaneMQ broker sees the connection end, and a LaneMQ client's lease is 5 s long even if it does not."""
+
+
+def take_over(backend: str, client: str) -> TakeOver:
+    """Only where both ends are LaneMQ's are the leases short; anything else lives by RocketMQ's times."""
+    return LANE if backend == client == "lane" else STOCK

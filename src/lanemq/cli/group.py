@@ -1,0 +1,100 @@
+"""`lanemq group`: who consumes, how far they are, and putting a group somewhere else."""
+
+import click
+
+from lanemq.cli.lag import Progress, progress_of
+from lanemq.cli.locks import seconds
+from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.output import Grid, plural, show
+from lanemq.cli.reset import reset
+from lanemq.client.admin import Admin
+from lanemq.client.admin_views import GroupDescription
+from lanemq.clock import SystemClock
+
+
+@click.group()
+def group() -> None:
+    """List and describe groups, reset their offsets."""
+
+
+group.add_command(reset)
+
+
+@group.command("list")
+@asks_server
+def list_groups(server: str, as_json: bool) -> None:
+    """List groups with their members and lag."""
+    with Admin(server) as admin:
+        found = [admin.describe_group(name) for name in admin.groups()]
+    rows = [(each.group, len(each.members), ", ".join(_topics(each)), each.lag) for each in found]
+    show(
+        as_json,
+        lambda: [
+            {"group": each.group, "members": len(each.members), "topics": _topics(each), "lag": each.lag}
+            for each in found
+        ],
+        Grid(("group", "members", "topics", "lag"), rows, "no groups yet; a consumer creates its group when it starts"),
+    )
+
+
+@group.command()
+@click.argument("name")
+@asks_server
+def describe(name: str, server: str, as_json: bool) -> None:
+    """Show each queue of group NAME: offset, lag, owner, epoch, what is left of the lease; and the members.
+
+    The lag in seconds is the age of the oldest message that is not done.
+    """
+    with Admin(server) as admin:
+        found = known_group(admin, name)
+        leases = {lease.queue: lease for lease in admin.locks(name)}
+    queues = [each for each in progress_of(found, leases, server, SystemClock().wall()) if each.worth_showing]
+    show(
+        as_json,
+        lambda: {
+            "group": name,
+            "lag": found.lag,
+            "members": found.members,
+            "subscriptions": dict(found.subscriptions),
+            "queues": [each.document() for each in queues],
+            "note": found.note,
+        },
+        f"group {name}: {plural(len(found.members), 'member')}, lag {plural(found.lag, 'message')}",
+        Grid(_COLUMNS, [_row(each) for each in queues], "it has no offsets yet"),
+        Grid(
+            ("member", "address", "language"),
+            [(each.client_id, each.address, each.language) for each in found.members],
+            "nobody is online",
+        ),
+        *([found.note] if found.note else []),
+    )
+
+
+def known_group(admin: Admin, name: str) -> GroupDescription:
+    """The group, or an error: brokers describe groups they have never heard of as empty ones."""
+    found = admin.describe_group(name)
+    if not found.members and not found.queues and name not in admin.groups():
+        raise Failed(f"group {name!r} is not known: no member is online and it has no offsets; see lanemq group list")
+    return found
+
+
+_COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time", "owner", "epoch", "lease left")
+
+
+def _row(each: Progress) -> tuple[object, ...]:
+    at = each.at
+    return (
+        at.queue.topic,
+        at.queue.queue_id,
+        at.offset,
+        at.end,
+        at.lag,
+        seconds(each.lag_ms),
+        at.owner,
+        at.epoch,
+        seconds(each.lease_ms),
+    )
+
+
+def _topics(found: GroupDescription) -> list[str]:
+    return sorted({each.queue.topic for each in found.queues} | set(found.subscriptions))

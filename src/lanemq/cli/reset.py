@@ -1,0 +1,104 @@
+"""`lanemq group reset`: puts a group at another place, after showing what that means.
+
+Going back repeats messages and going forward skips them, so nothing is moved that was not shown first, and a
+group with members at work is moved only when the caller insists.
+"""
+
+import click
+
+from lanemq.cli.options import Failed, Misused, asks_server, moment
+from lanemq.cli.output import Grid, plural, show
+from lanemq.client.admin import Admin, Place
+from lanemq.client.admin_calls import AdminCalls
+from lanemq.client.admin_views import AtOffset, AtTime, OffsetChange
+from lanemq.model.units import QueueOffset
+from lanemq.wire.admin_headers import ResetOffsetHeader
+from lanemq.wire.codes import RequestCode
+
+
+@click.command()
+@click.argument("group")
+@click.argument("topic")
+@click.option("--to", required=True, metavar="earliest|latest|TIME|OFFSET", help="TIME is ISO 8601, or 10m ago.")
+@click.option("--queue", "number", type=click.IntRange(0), help="Only this queue.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@click.option("--yes", is_flag=True, help="Move the group although members are at work.")
+@asks_server
+def reset(
+    group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
+) -> None:
+    """Put GROUP at another place in TOPIC. Going back repeats messages, going forward skips them."""
+    place = _place(to)
+    with Admin(server) as admin:
+        plan = [
+            change
+            for change in admin.reset_offsets(group, topic, to=place, dry_run=True)
+            if number in (None, change.queue.queue_id)
+        ]
+        if not plan:
+            raise Misused(f"topic {topic} has no queue {number}; see lanemq topic describe {topic}")
+        members = len(admin.describe_group(group).members)
+        if members and not dry_run and not yes:
+            raise Failed(
+                f"group {group} has {plural(members, 'member')} at work, whose messages may be done twice: stop them "
+                f"first, or repeat with --yes (--dry-run shows what would change)"
+            )
+        if not dry_run and number is None:
+            plan = list(admin.reset_offsets(group, topic, to=place))
+    if not dry_run and number is not None:
+        _move(server, group, plan)
+    _show(plan, dry_run, as_json)
+
+
+def _place(text: str) -> Place:
+    match text:
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+        case _ if text.isdecimal():
+            return AtOffset(QueueOffset(int(text)))
+        case _:
+            return AtTime(moment(text, "--to"))
+
+
+def _move(server: str, group: str, plan: list[OffsetChange]) -> None:
+    calls = AdminCalls(server)
+    try:
+        for queue, offset in ((change.queue, change.after) for change in plan):
+            header = ResetOffsetHeader(
+                topic=queue.topic, group=group, timestamp=-1, queue_id=queue.queue_id, offset=offset
+            )
+            address = calls.routes.get(queue.topic).master(queue.broker)
+            calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+    finally:
+        calls.close()
+
+
+def _show(plan: list[OffsetChange], dry_run: bool, as_json: bool) -> None:
+    rows = [(each.queue.topic, each.queue.queue_id, each.before, each.after, _effect(each)) for each in plan]
+    show(
+        as_json,
+        lambda: {
+            "dry_run": dry_run,
+            "changes": [
+                {
+                    "topic": each.queue.topic,
+                    "broker": each.queue.broker,
+                    "queue": each.queue.queue_id,
+                    "before": each.before,
+                    "after": each.after,
+                }
+                for each in plan
+            ],
+        },
+        Grid(("topic", "queue", "offset", "new offset", "effect"), rows),
+        "nothing was changed (--dry-run)" if dry_run else "moved",
+    )
+
+
+def _effect(change: OffsetChange) -> str:
+    difference = change.after - (change.before or 0)
+    if change.before is None or difference == 0:
+        return "starts there" if change.before is None else "stays"
+    return f"skips {plural(difference, 'message')}" if difference > 0 else f"repeats {plural(-difference, 'message')}"

@@ -1,0 +1,113 @@
+"""`lanemq topic`: create, list, describe, delete."""
+
+import click
+
+from lanemq.cli.options import asks_server
+from lanemq.cli.output import Grid, plural, show, wall_time
+from lanemq.client.admin import Admin
+from lanemq.client.admin_views import QueueBounds, TopicDescription
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--queues", type=click.IntRange(1), default=8, show_default=True, help="Most consumers that can share it."
+)
+@click.option("--ordered", is_flag=True, help="Every message needs a key; the queue count is fixed for good.")
+@asks_server
+def create(name: str, queues: int, ordered: bool, server: str, as_json: bool) -> None:
+    """Create topic NAME. Creating it again with the same settings changes nothing."""
+    with Admin(server) as admin:
+        admin.create_topic(name, queues=queues, ordered=ordered)
+    show(
+        as_json,
+        lambda: {"topic": name, "queues": queues, "ordered": ordered},
+        f"topic {name}: {plural(queues, 'queue')}{', ordered by key' if ordered else ''}",
+    )
+
+
+@topic.command("list")
+@asks_server
+def list_topics(server: str, as_json: bool) -> None:
+    """List topics with their queues and messages."""
+    with Admin(server) as admin:
+        found = [admin.describe_topic(name) for name in admin.topics()]
+    rows = [(each.topic, len(each.queues), each.ordered, _messages(each)) for each in found]
+    show(
+        as_json,
+        lambda: [_summary(each) for each in found],
+        Grid(
+            ("topic", "queues", "ordered", "messages"),
+            rows,
+            "no topics yet; create one with: lanemq topic create NAME --ordered",
+        ),
+    )
+
+
+@topic.command()
+@click.argument("name")
+@asks_server
+def describe(name: str, server: str, as_json: bool) -> None:
+    """Show each queue of topic NAME: which offsets it holds and when it was last written."""
+    with Admin(server) as admin:
+        found = admin.describe_topic(name)
+    rows = [
+        (each.queue.broker, each.queue.queue_id, each.first, each.end, each.messages, wall_time(each.last_stored))
+        for each in found.queues
+    ]
+    order = "ordered by key" if found.ordered else "not ordered"
+    show(
+        as_json,
+        lambda: _summary(found) | {"bounds": list(map(_bounds, found.queues))},
+        f"topic {name}: {plural(len(found.queues), 'queue')}, {order}, {plural(_messages(found), 'message')}",
+        Grid(("broker", "queue", "first", "end", "messages", "last stored"), rows),
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_server
+def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
+    """Delete topic NAME with all its messages and every group's offsets in it."""
+    with Admin(server) as admin:
+        messages = _messages(admin.describe_topic(name))
+        if not yes:
+            click.confirm(
+                f"Delete topic {name} with {plural(messages, 'message')}? (--yes does not ask)", abort=True, err=True
+            )
+        admin.delete_topic(name)
+    show(
+        as_json,
+        lambda: {"topic": name, "deleted": True, "messages": messages},
+        f"topic {name} is deleted, {plural(messages, 'message')} with it",
+    )
+
+
+def _messages(found: TopicDescription) -> int:
+    return sum(each.messages for each in found.queues)
+
+
+def _summary(found: TopicDescription) -> dict[str, object]:
+    return {
+        "topic": found.topic,
+        "queues": len(found.queues),
+        "ordered": found.ordered,
+        "messages": _messages(found),
+    }
+
+
+def _bounds(each: QueueBounds) -> dict[str, object]:
+    return {
+        "broker": each.queue.broker,
+        "queue": each.queue.queue_id,
+        "first": each.first,
+        "end": each.end,
+        "messages": each.messages,
+        "last_stored": wall_time(each.last_stored),
+    }

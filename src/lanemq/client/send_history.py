@@ -1,0 +1,32 @@
+"""What a producer writes down for the checker: taken in, stored, refused, or nobody knows."""
+
+from collections.abc import Sequence
+
+from lanemq.client.send_requests import Parcel
+from lanemq.core.send_lane import Failed
+from lanemq.history import History
+from lanemq.model.queue import MessageQueue
+
+
+class SendHistory:
+    """Called under the lock that decides the order of a lane, so that lines and lane agree."""
+
+    def __init__(self, history: History) -> None:
+        self.on = history.on
+        self._history = history
+
+    def taken(self, queue: MessageQueue, parcels: Sequence[Parcel]) -> None:
+        for parcel in parcels:
+            self._history.send(queue.topic, parcel.key or "", parcel.message_id)
+
+    def stored(self, queue: MessageQueue, parcels: Sequence[Parcel], first_offset: int) -> None:
+        if first_offset < 0:
+            return  # a repeat so old that the broker forgot its place
+        for offset, parcel in enumerate(parcels, first_offset):
+            self._history.acked(queue.topic, parcel.key or "", parcel.message_id, queue.queue_id, offset)
+
+    def given_up(self, queue: MessageQueue, failed: Failed[Parcel]) -> None:
+        for parcel in failed.unknown:
+            self._history.send_unknown(queue.topic, parcel.key or "", parcel.message_id)
+        for parcel in (*failed.refused, *failed.blocked):
+            self._history.send_failed(queue.topic, parcel.key or "", parcel.message_id)

@@ -1,0 +1,114 @@
+"""What the driver asks brokers: which queues there are, what they hold, where a place in time is.
+
+Every question waits for a broker that is away, up to the option `brokerWait`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from lanemq.client.admin import Admin
+from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.clock import Clock
+from lanemq.model.errors import TopicNotFound
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address, parse_addresses
+from lanemq.spark.offsets import Positions
+from lanemq.spark.options import ReadOptions
+from lanemq.spark.places import Bounds, Kind, Place, named_offset
+from lanemq.spark.waiting import Patience
+
+T = TypeVar("T")
+QueueBounds = dict[MessageQueue, Bounds]
+
+
+class Brokers:
+    """The brokers as one query sees them. For one thread."""
+
+    def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
+        self._options = options
+        self._patience = Patience(options.wait, clock)
+        self._admin = Admin(options.servers, clock=clock)
+        self._routes = BlockingRoutes(parse_addresses(options.servers), clock)
+
+    def close(self) -> None:
+        self._admin.close()
+        self._routes.close()
+
+    def __enter__(self) -> "Brokers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def topics(self) -> tuple[str, ...]:
+        """The topics of the query as of now; with a pattern, new ones appear while it runs."""
+        if self._options.topic_pattern is None:
+            return self._options.topics
+        names = self._ask(self._admin.topics, "the list of topics")
+        return tuple(name for name in names if re.fullmatch(self._options.topic_pattern, name))
+
+    def bounds(self) -> QueueBounds:
+        """Every queue of every topic with what it holds. Topics that are gone are left out."""
+        found: QueueBounds = {}
+        for topic in self.topics():
+            try:
+                found |= self._bounds_of(topic)
+            except TopicNotFound:
+                continue
+        return found
+
+    def existing_bounds(self) -> QueueBounds:
+        """The same, but a topic that does not exist is an error: at the start of a query it is a mistake."""
+        topics = self.topics()
+        if not topics:
+            raise TopicNotFound(17, f"no topic matches topicPattern {self._options.topic_pattern!r}")
+        found: QueueBounds = {}
+        for topic in topics:
+            found |= self._bounds_of(topic)
+        return found
+
+    def master(self, queue: MessageQueue) -> Address:
+        """Where a queue is read."""
+        return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), str(queue))
+
+    def is_lane(self, queue: MessageQueue) -> bool:
+        return self._ask(lambda: self._routes.get(queue.topic).is_lane(queue.broker), str(queue))
+
+    def positions(self, place: Place, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
+        """A place in every queue; a queue that JSON does not name begins at its first message, or ends at its last."""
+        return {queue: self._position(place, queue, held) for queue, held in bounds.items()}
+
+    def _bounds_of(self, topic: str) -> QueueBounds:
+        described = self._ask(lambda: self._admin.describe_topic(topic), f"topic {topic}")
+        return {each.queue: Bounds(each.first, each.end) for each in described.queues}
+
+    def _position(self, place: Place, queue: MessageQueue, held: Bounds) -> QueueOffset:
+        unnamed = held.first if place is self._options.start else held.end
+        match place.kind:
+            case Kind.EARLIEST:
+                return held.first
+            case Kind.LATEST:
+                return held.end
+            case Kind.COMMITTED:
+                return self._committed(queue, held)
+            case Kind.TIME:
+                return self._at_time(queue, place.millis, held)
+        named = place.named(queue)
+        if named is None:
+            return unnamed
+        if place.kind is Kind.TIMES:
+            return self._at_time(queue, Millis(named), held)
+        return named_offset(named, held)
+
+    def _committed(self, queue: MessageQueue, held: Bounds) -> QueueOffset:
+        offset = self._ask(lambda: self._admin.committed(self._options.pull_group, queue), str(queue))
+        return held.first if offset is None else offset
+
+    def _at_time(self, queue: MessageQueue, millis: Millis, held: Bounds) -> QueueOffset:
+        offset = self._ask(lambda: self._admin.offset_at(queue, millis), str(queue))
+        return max(held.first, min(offset, held.end))
+
+    def _ask(self, question: Callable[[], T], what: str) -> T:
+        return self._patience.run(question, what)

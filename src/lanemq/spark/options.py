@@ -1,0 +1,228 @@
+"""The options of `format("lanemq")` for reading, checked before a query starts.
+
+An option that is misspelt, out of range or contradicts another is an error that names it. Nothing is ignored
+silently: a query that reads less, or elsewhere, than its author believes looks like data loss later.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from lanemq.client.tag_filter import TagFilter, tag_filter
+from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.model.names import check_group, check_topic
+from lanemq.model.units import Millis
+from lanemq.net.address import parse_addresses
+from lanemq.spark.places import Kind, Place, parse_place, parse_times
+
+T = TypeVar("T")
+
+DEFAULT_GROUP: Final = "lanemq-spark"
+"""Under which queries without a group pull. It takes no leases and stores no offsets."""
+
+SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
+NOT_YET: Final = ("tls", "ssl", "accesskey", "secretkey", "securitytoken", "acl")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a query reads, from where to where, and how fast."""
+
+    servers: str
+    topics: tuple[str, ...]
+    topic_pattern: str | None
+    start: Place
+    end: Place
+    group: str | None = None
+    ordered: bool = True
+    tags: TagFilter = tag_filter("*")
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = ()
+    min_partitions: int = 0
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int = 0
+    max_delay: Millis = Millis(900_000)
+    wait: Millis = Millis(60_000)
+    chunk_bytes: int = 8 * 1024 * 1024
+
+    @property
+    def pull_group(self) -> str:
+        return self.group or DEFAULT_GROUP
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the query takes leases like a consumer."""
+        return self.group is not None and self.ordered
+
+
+def parse_read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of one query; `InvalidOption` names the first that cannot be used."""
+    options = {name.lower(): value for name, value in given.items()}
+    _refuse_unknown(options)
+    _refuse_for_batch(options, streaming)
+    topics, pattern = _topics(options)
+    group = _get(options, "group", check_group, None)
+    ordered = _get(options, "ordered", _flag, True)
+    _check_combinations(options, group, ordered)
+    return ReadOptions(
+        servers=_servers(options),
+        topics=topics,
+        topic_pattern=pattern,
+        start=_start(options, streaming, group is not None and ordered),
+        end=_end(options),
+        group=group,
+        ordered=ordered,
+        tags=_get(options, "tags", tag_filter, tag_filter("*")),
+        fail_on_data_loss=_get(options, "failOnDataLoss", _flag, True),
+        columns=_get(options, "columns", _names, ()),
+        min_partitions=_get(options, "minPartitions", _positive, 0),
+        max_offsets=_get(options, "maxOffsetsPerTrigger", _positive, None),
+        max_bytes=_get(options, "maxBytesPerTrigger", _positive, None),
+        min_offsets=_get(options, "minOffsetsPerTrigger", _positive, 0),
+        max_delay=_get(options, "maxTriggerDelay", duration, Millis(900_000)),
+        wait=_get(options, "brokerWait", duration, Millis(60_000)),
+        chunk_bytes=_get(options, "chunkBytes", _positive, 8 * 1024 * 1024),
+    )
+
+
+_KNOWN: Final = frozenset(
+    name.lower()
+    for name in (
+        "servers", "topic", "topicPattern", "startingOffsets", "endingOffsets", "startingTimestamp",
+        "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "group", "ordered", "tags",
+        "failOnDataLoss", "columns", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
+        "minOffsetsPerTrigger", "maxTriggerDelay", "brokerWait", "chunkBytes",
+    )
+)  # fmt: skip
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group",
+)  # fmt: skip
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    for name in options:
+        if name.startswith(NOT_YET):
+            raise InvalidOption(f"{name}: TLS and credentials are not supported yet; use a broker without them")
+        if name not in _KNOWN and name not in SPARKS_OWN:
+            raise InvalidOption(f"{name}: there is no such option; docs/spark.md lists all of them")
+
+
+def _refuse_for_batch(options: Mapping[str, str], streaming: bool) -> None:
+    for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+        if name.lower() in options:
+            where = "batch" if streaming else "streaming"
+            raise InvalidOption(f"{name}: only for {where} queries; leave it out")
+
+
+def _check_combinations(options: Mapping[str, str], group: str | None, ordered: bool) -> None:
+    if ordered and "minpartitions" in options:
+        raise InvalidOption(
+            "minPartitions: would split a queue's range over tasks, which ordered=true forbids; set ordered=false"
+        )
+    least = _get(options, "minOffsetsPerTrigger", _positive, 0)
+    most = _get(options, "maxOffsetsPerTrigger", _positive, None)
+    if most is not None and least > most:
+        raise InvalidOption(f"minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger, {most}")
+    if group is None and options.get("startingoffsets", "").strip().lower() == "committed":
+        raise InvalidOption("startingOffsets: committed is the place of a group; set the option group")
+
+
+def _servers(options: Mapping[str, str]) -> str:
+    if "servers" not in options:
+        raise InvalidOption("servers: missing; give the broker's or name servers' addresses, such as localhost:9876")
+    _get(options, "servers", parse_addresses, ())
+    return options["servers"]
+
+
+def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    if ("topic" in options) == ("topicpattern" in options):
+        raise InvalidOption("topic: give either topic (one, or several joined by commas) or topicPattern")
+    if "topicpattern" in options:
+        return (), _get(options, "topicPattern", _pattern, None)
+    names = _get(options, "topic", _names, ())
+    for name in names:
+        _get({"topic": name}, "topic", check_topic, "")
+    if not names:
+        raise InvalidOption("topic: no topic is named")
+    return tuple(dict.fromkeys(names)), None
+
+
+def _start(options: Mapping[str, str], streaming: bool, member: bool) -> Place:
+    default = Kind.COMMITTED if member else Kind.LATEST if streaming else Kind.EARLIEST
+    place = _place(options, "starting", Place(default))
+    if not streaming and place.kind is Kind.LATEST:
+        raise InvalidOption("startingOffsets: a batch query from latest reads nothing; use earliest or an offset")
+    return place
+
+
+def _end(options: Mapping[str, str]) -> Place:
+    place = _place(options, "ending", Place(Kind.LATEST))
+    if place.kind in (Kind.EARLIEST, Kind.COMMITTED):
+        raise InvalidOption(f"endingOffsets: {place.kind.value} is no end; use latest, JSON or a time")
+    return place
+
+
+def _place(options: Mapping[str, str], which: str, default: Place) -> Place:
+    by_name = {
+        f"{which}Offsets": lambda text: parse_place(f"{which}Offsets", text),
+        f"{which}Timestamp": lambda text: Place(Kind.TIME, Millis(_whole(text))),
+        f"{which}OffsetsByTimestamp": lambda text: parse_times(f"{which}OffsetsByTimestamp", text),
+    }
+    given = [name for name in by_name if name.lower() in options]
+    if len(given) > 1:
+        raise InvalidOption(f"{given[1]}: contradicts {given[0]}; give one of them")
+    return _get(options, given[0], by_name[given[0]], default) if given else default
+
+
+def _get(options: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:
+    """One option, read by `parse`; whatever is wrong with it, the error begins with its name."""
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    try:
+        return parse(text)
+    except (LaneError, ValueError) as error:
+        message = str(error)
+        raise InvalidOption(message if message.startswith(name) else f"{name}: {message}") from None
+
+
+def _flag(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise InvalidOption(f"{text!r} is neither true nor false")
+    return text.strip().lower() == "true"
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise InvalidOption(f"{text!r} is no whole number from 0 up")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        raise InvalidOption(f"{number} is too small: at least 1")
+    return number
+
+
+def duration(text: str) -> Millis:
+    """`500ms`, `30s`, `15m` or plain milliseconds."""
+    found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|h)?\s*", text)
+    if found is None:
+        raise InvalidOption(f"{text!r} is no duration: write 500ms, 30s, 15m or 1h")
+    return Millis(int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}[found[2] or "ms"])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidOption(f"{text!r} is no regular expression: {error}") from None
+    return text

@@ -1,0 +1,148 @@
+"""From positions to what is read: ranges, rate limits, losses. Pure.
+
+The rules guarded here: a queue's range is one partition unless the query gave up order; a limit is never exceeded;
+the same start and end always give the same ranges; a message that is gone is reported, never passed over
+silently; and an empty range costs nothing, not even a task.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.spark.offsets import Positions
+from lanemq.spark.places import Bounds
+
+
+class Span(NamedTuple):
+    """Offsets of one queue from `first` up to, and not including, `end`."""
+
+    queue: MessageQueue
+    first: QueueOffset
+    end: QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Begins:
+    """Where reading goes on in each queue, and what cannot be read any more."""
+
+    offsets: Positions
+    losses: tuple[str, ...]
+
+
+def begins(start: Positions, bounds: Mapping[MessageQueue, Bounds]) -> Begins:
+    """Where to go on from `start`, given what the queues hold now. A queue that is new begins at its first message."""
+    offsets: Positions = {}
+    losses = [_gone(queue, start[queue]) for queue in start if queue not in bounds]
+    for queue, (first, end) in bounds.items():
+        at = start.get(queue, first)
+        offsets[queue] = at if first <= at <= end else first
+        if at < first:
+            losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {first}")
+        elif at > end:
+            losses.append(_recreated(queue, at, end))
+    return Begins(offsets, tuple(losses))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a batch reads."""
+
+    spans: tuple[Span, ...]
+    losses: tuple[str, ...]
+
+
+def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds]) -> Plan:
+    """The ranges of a batch that was promised to go from `start` to `end`.
+
+    An end before its start is what a deleted and recreated topic leaves behind: it is read from its beginning.
+    """
+    spans: list[Span] = []
+    losses: list[str] = []
+    for queue, until in sorted(end.items()):
+        held = bounds.get(queue)
+        if held is None:
+            if until > start.get(queue, 0):
+                losses.append(_gone(queue, start.get(queue, QueueOffset(0))))
+            continue
+        at = start.get(queue, held.first)
+        at = held.first if at > until else at
+        first, last = max(at, min(held.first, until)), min(until, held.end)
+        if first > at:
+            losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {held.first}")
+        if last < until:
+            losses.append(_recreated(queue, until, held.end))
+        if first < last:
+            spans.append(Span(queue, QueueOffset(first), QueueOffset(last)))
+    return Plan(tuple(spans), tuple(losses))
+
+
+def available(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]) -> int:
+    """How many messages lie between."""
+    return sum(max(0, end[queue] - start[queue]) for queue in start if queue in end)
+
+
+def limit_rows(start: Positions, end: Positions, most: int) -> Positions:
+    """Ends with at most `most` messages in all, shared by backlog; every queue with messages gets one if it can."""
+    sizes = {queue: max(0, end[queue] - start[queue]) for queue in start}
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(end)
+    shares = dict.fromkeys(sizes, 0)
+    waiting = sorted((size, queue) for queue, size in sizes.items() if size)
+    for _, queue in waiting[:most]:
+        shares[queue] = 1
+    rest = most - sum(shares.values())
+    open_total = sum(sizes[queue] - shares[queue] for queue in sizes)
+    for queue, size in sizes.items():
+        shares[queue] += rest * (size - shares[queue]) // open_total
+    left = most - sum(shares.values())
+    for size, queue in reversed(waiting):
+        more = min(left, size - shares[queue])
+        shares[queue] += more
+        left -= more
+    return {queue: QueueOffset(start[queue] + shares[queue]) for queue in start}
+
+
+def limit_bytes(
+    start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], most: int
+) -> Positions:
+    """Ends with about `most` bytes, given what a message of each queue takes; at least one message, to get on."""
+    rows = {queue: max(0, end[queue] - start[queue]) for queue in start}
+    total = sum(rows[queue] * sizes.get(queue, 1.0) for queue in rows)
+    if total <= most:
+        return dict(end)
+    scaled = sum(int(count * most / total) for count in rows.values())
+    return limit_rows(start, end, max(1, scaled))
+
+
+def must_wait(ready: int, least: int, waited: Millis, most: Millis) -> bool:
+    """Whether a batch is still too small to start. One message is started at last when the delay is over."""
+    return ready < least and (ready == 0 or waited < most)
+
+
+def split(spans: Iterable[Span], least: int) -> tuple[Span, ...]:
+    """At least `least` partitions where there are that many messages; only for queries that gave up order."""
+    spans = tuple(spans)
+    total = sum(span.end - span.first for span in spans)
+    if len(spans) >= least or not total:
+        return spans
+    parts: list[Span] = []
+    for span in spans:
+        size = span.end - span.first
+        count = min(size, max(1, -(-least * size // total)))
+        edges = [span.first + size * number // count for number in range(count + 1)]
+        parts += [
+            Span(span.queue, QueueOffset(first), QueueOffset(end))
+            for first, end in zip(edges, edges[1:], strict=False)
+        ]
+    return tuple(parts)
+
+
+def _gone(queue: MessageQueue, at: int) -> str:
+    return f"{queue}: the queue or its topic is gone; the query stood at {at}"
+
+
+def _recreated(queue: MessageQueue, at: int, end: int) -> str:
+    return f"{queue}: the query stands at {at}, the queue ends at {end}: its topic was deleted and created again"

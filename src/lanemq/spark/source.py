@@ -1,0 +1,33 @@
+"""`format("lanemq")`: what Spark asks for by name. Options are checked here, before anything runs."""
+
+from typing import cast
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from lanemq.spark.batch_reader import LaneBatchReader
+from lanemq.spark.options import parse_read_options
+from lanemq.spark.schema import COLUMNS, some_columns
+
+FORMAT = "lanemq"
+
+
+class LaneDataSource(DataSource):
+    """Reads topics into rows and writes rows into topics."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        columns = self.options.get("columns")
+        return COLUMNS if columns is None else some_columns([name.strip() for name in columns.split(",")])
+
+    def reader(self, schema: StructType) -> LaneBatchReader:
+        return LaneBatchReader(parse_read_options(self.options, streaming=False), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("lanemq")` known to this session."""
+    spark.dataSource.register(cast(type[DataSource], LaneDataSource))

@@ -1,0 +1,118 @@
+"""Too much of everything: answered busy, bounded, and over when the pressure is."""
+
+import socket
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.running import Gate, Running
+from tests.broker.talk import Talk, pull_ext
+
+from lanemq.net import server
+from lanemq.wire.codes import RequestCode, ResponseCode
+
+MIB = 1024 * 1024
+
+
+def test_senders_are_told_busy_above_the_limit_and_served_again_below(start: Start) -> None:
+    running = start(max_pending_bytes=MIB)
+    talk = running.talk()
+    talk.create("T")
+    gate = Gate(running)
+    waiting = [talk.post_send("T", bytes(100_000)) for _ in range(30)]
+    talk.bounds("T")
+    assert running.call(lambda: running.broker._parts.appender.pending_bytes) <= MIB
+    gate.open()
+    codes = [talk.answer(opaque).code for opaque in waiting]
+    assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
+    assert codes == sorted(codes), "those that fitted came first"
+    assert len(talk.read("T")) == codes.count(0)
+    assert talk.send("T").code == 0
+    assert running.call(lambda: running.broker._parts.appender.pending_bytes) == 0
+
+
+def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
+    running = start(max_pending_bytes=MIB)
+    talk = running.talk()
+    talk.create("T")
+    gate = Gate(running)
+    waiting = [talk.post_send("T", stamp="p.0.0") for _ in range(3_000)]
+    talk.bounds("T")
+    gate.open()
+    codes = {talk.answer(opaque).code for opaque in waiting}
+    assert codes == {0, ResponseCode.SYSTEM_BUSY}
+    assert talk.bounds("T") == (0, 1)
+
+
+def test_busy_send_left_no_stamp(start: Start) -> None:
+    running = start(max_pending_bytes=MIB)
+    talk = running.talk()
+    talk.create("T")
+    gate = Gate(running)
+    first = talk.post_send("T", bytes(900_000), stamp="p.0.0")
+    second = talk.post_send("T", bytes(900_000), stamp="p.0.1")
+    talk.bounds("T")
+    gate.open()
+    assert (talk.answer(first).code, talk.answer(second).code) == (0, ResponseCode.SYSTEM_BUSY)
+    assert "laneDuplicate" not in talk.send("T", stamp="p.0.1").ext
+
+
+def unsent(running: Running) -> int:
+    """Bytes of answers that the broker holds for its peers."""
+
+    def count() -> int:
+        peers = running.broker._server.peers
+        return sum(peer._outgoing_bytes + peer._transport.get_write_buffer_size() for peer in peers)  # type: ignore[union-attr]
+
+    return running.call(count)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_slow_reader_does_not_grow_the_broker(start: Start, held: bool) -> None:
+    """A thousand pulls of a mebibyte from somebody who reads nothing, asked at once or held and woken at once."""
+    running = start()
+    producer, slow = running.talk(), running.talk()
+    slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    producer.create("T")
+    if not held:
+        producer.send("T", bytes(MIB))
+    hold = 20_000 if held else 0
+    frames = [
+        slow.frame(RequestCode.PULL_MESSAGE, pull_ext("T", 0, hold=hold, laneMaxBytes=str(2 * MIB)))
+        for _ in range(1000)
+    ]
+    slow.socket.sendall(b"".join(frame for _, frame in frames))
+    if held:
+        while running.call(lambda: len(running.broker._parts.polls)) < 1000:
+            pass
+        producer.send("T", bytes(MIB))
+    assert producer.send("T", b"others are served").code == 0
+    assert unsent(running) < server.WRITE_HIGH_WATER_BYTES + 3 * MIB
+    if held:
+        codes = [slow.answer(opaque).code for opaque, _ in frames]
+        assert set(codes) == {ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND}
+    else:
+        for opaque, _ in frames[:100]:
+            reply = slow.answer(opaque)
+            assert (reply.code, len(reply.body) > MIB) == (0, True)
+        assert unsent(running) < server.WRITE_HIGH_WATER_BYTES + 3 * MIB
+
+
+def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
+    running = start(max_connections=2)
+    first, second = running.talk(), running.talk()
+    assert first.send("T").code == second.send("T").code == 0
+    with Talk(running.address) as third:
+        assert third.is_closed_by_broker()
+    assert running.call(lambda: running.broker._server.refused) == 1
+    first.close()
+    while running.call(lambda: len(running.broker._server.peers)) > 1:
+        pass
+    assert running.talk().send("T").code == 0
+
+
+def test_silent_connection_is_closed(start: Start) -> None:
+    running = start(idle_seconds=1.0)
+    talk = running.talk()
+    talk.send("T")
+    running.call(lambda: running.broker._server.close_idle(-1.0))
+    assert talk.is_closed_by_broker()

@@ -1,0 +1,54 @@
+"""A reset reaches members that wait for messages, and only those it is meant for."""
+
+import pytest
+from tests.broker.running import Running
+from tests.broker.talk import Talk
+
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.headers import PullResponse
+
+LONG = 25_000
+
+
+@pytest.fixture
+def waiting(talk: Talk) -> Talk:
+    """A topic with three messages and group `g` online."""
+    talk.create("T", queues=2)
+    for _ in range(3):
+        talk.send("T", queue=0)
+    talk.heartbeat("member", "g", {"T": "*"})
+    return talk
+
+
+def _reset(broker: Running, group: str, queue: int = 0) -> None:
+    ext = {"topic": "T", "group": group, "timestamp": "-1", "offset": "0", "queueId": str(queue), "isForce": "true"}
+    assert broker.talk().ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
+
+
+def test_a_pull_that_waits_is_told_of_a_reset_at_once(broker: Running, waiting: Talk) -> None:
+    pull = waiting.post_pull("T", 3, hold=LONG)
+    _reset(broker, "g")
+    reply = waiting.answer(pull)
+    assert reply.code == ResponseCode.PULL_OFFSET_MOVED
+    assert PullResponse.from_ext(reply.ext).next_begin_offset == 0
+    assert waiting.pull("T", 0).code == 0  # told once
+
+
+@pytest.mark.parametrize(("group", "queue"), [("other", 0), ("g", 1)])
+def test_a_reset_of_another_group_or_queue_leaves_a_pull_waiting(
+    broker: Running, waiting: Talk, group: str, queue: int
+) -> None:
+    pull = waiting.post_pull("T", 3, hold=LONG)
+    _reset(broker, group, queue)
+    waiting.send("T", b"next", queue=0)
+    reply = waiting.answer(pull)
+    assert (reply.code, PullResponse.from_ext(reply.ext).next_begin_offset) == (ResponseCode.SUCCESS, 4)
+
+
+def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: Running, waiting: Talk) -> None:
+    """An arrival and a reset at once: the message of the old place would be delivered before the older ones."""
+    pull = waiting.post_pull("T", 3, hold=LONG)
+    waiting.bounds("T")  # the pull is held by now: requests of a connection are handled in order
+    broker.call(lambda: broker.broker._parts.offsets.reset_at_next_pull("g", "T", 0, 0))  # type: ignore[arg-type]
+    waiting.send("T", b"next", queue=0)
+    assert waiting.answer(pull).code == ResponseCode.PULL_OFFSET_MOVED

@@ -1,0 +1,203 @@
+"""Delays, retries and dead letters."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.running import Gate, HandClock, Running
+from tests.broker.talk import Talk, bodies
+
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.message_id import decode_offset_id
+
+SECOND = 1_000
+
+
+@pytest.fixture
+def hand(start: Start) -> Running:
+    return start(clock=HandClock())
+
+
+def send_back(talk: Talk, msg_id: str, level: int = 0, **more: str) -> Command:
+    ext = {"offset": str(decode_offset_id(msg_id).position), "group": "g", "delayLevel": str(level), **more}
+    return talk.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+
+
+@pytest.mark.parametrize(("level", "delay"), [(1, 1), (3, 10), (5, 60), (18, 7_200), (99, 7_200)])
+def test_delayed_message_comes_at_its_time_and_not_before(hand: Running, level: int, delay: int) -> None:
+    talk = hand.talk()
+    talk.send("T", b"later", queue=2, properties={"DELAY": str(level), "TAGS": "A"})
+    hand.advance(delay * SECOND - 1)
+    assert talk.bounds("T", 2) == (0, 0)
+    hand.advance(200)
+    (record,) = talk.read("T", queue=2)
+    assert record.body == b"later"
+    assert record.properties["REAL_TOPIC"] == "T"
+    assert record.properties["REAL_QID"] == "2"
+    assert record.properties["DELAY"] == str(level), "kept, and not applied again"
+    assert record.born_timestamp == 1_700_000_000_000
+    assert record.born_host.startswith("127.0.0.1:")
+    assert bodies(talk.read("T", queue=2, tags="A")) == [b"later"]
+    hand.advance(10 * delay * SECOND)
+    assert talk.bounds("T", 2) == (0, 1), "once"
+
+
+def test_delay_goes_on_after_restart_and_crash_without_repeats(hand: Running, start: Start, folder: Path) -> None:
+    talk = hand.talk()
+    for n in range(3):
+        talk.send("T", b"%d" % n, properties={"DELAY": "1"})
+        hand.advance(SECOND)
+    hand.advance(SECOND)
+    talk.send("T", b"3", properties={"DELAY": "3"})
+    hand.restart()
+    hand.advance(10 * SECOND)
+    assert bodies(hand.talk().read("T")) == [b"0", b"1", b"2", b"3"]
+    hand.advance(SECOND)
+    crashed = start(hand.crash_image(folder / "image"), clock=hand.clock)
+    crashed.advance(100 * SECOND)
+    assert bodies(crashed.talk().read("T")) == [b"0", b"1", b"2", b"3"]
+
+
+def test_more_than_one_batch_of_a_level_is_delivered_in_order(hand: Running) -> None:
+    talk = hand.talk()
+    sent = [talk.post_send("T", b"%d" % n, properties={"DELAY": "1"}) for n in range(700)]
+    assert all(talk.answer(opaque).code == 0 for opaque in sent)
+    hand.advance(SECOND)
+    hand.settle()
+    assert bodies(talk.read("T")) == [b"%d" % n for n in range(700)]
+
+
+def test_busy_broker_delivers_a_delayed_message_once(start: Start) -> None:
+    """Those that still fitted must not be delivered again with those that did not."""
+    running = start(clock=HandClock(), max_pending_bytes=1024 * 1024)
+    talk = running.talk()
+    for n in range(8):
+        assert talk.send("T", bytes([n]) * 300_000, properties={"DELAY": "1"}).code == 0
+    assert running.clock is not None
+    gate = Gate(running)
+    running.clock.passed += SECOND
+    for _ in range(3):
+        running.call(lambda: running.broker._housekeeping.tick(running.broker._server))
+        running.clock.passed += 200
+    gate.open()
+    for _ in range(5):
+        running.advance(200)
+    assert [body[0] for body in bodies(talk.read("T"))] == list(range(8))
+
+
+def test_damaged_delayed_message_is_reported_and_passed(
+    hand: Running, start: Start, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk = hand.talk()
+    for n in range(3):
+        talk.send("T", b"number %d" % n, properties={"DELAY": "1"})
+    (segment,) = (folder / "data" / "log").iterdir()
+    data = segment.read_bytes()
+    with segment.open("r+b") as file:
+        file.seek(data.index(b"number 1"))
+        file.write(b"NUMBER")
+    with caplog.at_level(logging.ERROR):
+        hand.advance(SECOND)
+        hand.advance(SECOND)
+    assert bodies(talk.read("T")) == [b"number 0", b"number 2"]
+    assert "damaged" in caplog.text
+
+
+def test_delayed_message_of_a_deleted_topic_is_dropped_with_a_word(
+    hand: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk = hand.talk()
+    talk.send("T", b"orphan", properties={"DELAY": "1"})
+    talk.send("U", b"other", properties={"DELAY": "1"})
+    talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    hand.advance(SECOND)
+    assert "was deleted" in caplog.text
+    assert bodies(talk.read("U")) == [b"other"]
+
+
+@pytest.mark.row("A107")
+def test_sent_back_message_waits_longer_each_time_then_dies(hand: Running) -> None:
+    talk = hand.talk()
+    msg_id = talk.send("T", b"bad", properties={"KEYS": "k", "TAGS": "A"}).ext["msgId"]
+    for times, delay in enumerate((10, 30, 60)):
+        assert send_back(talk, msg_id, maxReconsumeTimes="3").code == 0
+        hand.advance(delay * SECOND - 1)
+        assert talk.bounds("%RETRY%g") == (0, times)
+        hand.advance(200)
+        record = talk.read("%RETRY%g")[-1]
+        assert record.reconsume_times == times + 1
+        msg_id = f"{msg_id[:16]}{record.position:016X}"
+    assert record.properties["RETRY_TOPIC"] == "T"
+    assert record.properties["KEYS"] == "k"
+    assert record.properties["WAIT"] == "false"
+    assert send_back(talk, msg_id, maxReconsumeTimes="3").code == 0
+    (dead,) = talk.read("%DLQ%g")
+    assert (dead.body, dead.properties["RETRY_TOPIC"], dead.reconsume_times) == (b"bad", "T", 4)
+    assert len(dead.properties["ORIGIN_MESSAGE_ID"]) == 32
+
+
+def test_send_back_with_a_level_and_with_a_negative_one(hand: Running) -> None:
+    talk = hand.talk()
+    msg_id = talk.send("T", b"x").ext["msgId"]
+    send_back(talk, msg_id, 1)
+    hand.advance(SECOND)
+    assert bodies(talk.read("%RETRY%g")) == [b"x"]
+    send_back(talk, msg_id, -1)
+    assert bodies(talk.read("%DLQ%g")) == [b"x"]
+
+
+def test_limit_of_the_group_counts_where_the_request_names_none(hand: Running) -> None:
+    talk = hand.talk()
+    talk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"g","retryMaxTimes":0}')
+    send_back(talk, talk.send("T", b"x").ext["msgId"])
+    assert bodies(talk.read("%DLQ%g")) == [b"x"]
+
+
+@pytest.mark.parametrize("position", [-5, 1, 7, 10**12])
+def test_send_back_of_nothing_is_refused(hand: Running, position: int) -> None:
+    talk = hand.talk()
+    talk.send("T", b"x")
+    ext = {"offset": str(position), "group": "g", "delayLevel": "0"}
+    assert talk.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext).code == ResponseCode.SYSTEM_ERROR
+    assert talk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(position)}).code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.row("A108")
+def test_retry_send_of_an_ordered_group_dies_at_once(hand: Running) -> None:
+    """Clients before 5.1.3 send a count equal to the limit: the group's lock tells what they mean."""
+    talk = hand.talk()
+    talk.create("T")
+    talk.lock("c")
+    reply = talk.send("%RETRY%g", b"given up", properties={"DELAY": "6", "RETRY_TOPIC": "T"}, times=3, most=3)
+    assert reply.code == 0
+    (dead,) = talk.read("%DLQ%g")
+    assert (dead.body, dead.reconsume_times) == (b"given up", 3)
+    assert "DELAY" not in dead.properties
+
+
+@pytest.mark.row("A108")
+def test_retry_send_of_another_group_waits_until_its_limit_is_passed(hand: Running) -> None:
+    talk = hand.talk()
+    talk.send("%RETRY%g", b"again", properties={"DELAY": "1"}, times=3, most=3)
+    hand.advance(SECOND)
+    assert bodies(talk.read("%RETRY%g")) == [b"again"]
+    talk.send("%RETRY%g", b"dead", properties={"DELAY": "1"}, times=4, most=3)
+    assert bodies(talk.read("%DLQ%g")) == [b"dead"]
+
+
+def test_batches_can_neither_wait_nor_be_retried(hand: Running) -> None:
+    talk = hand.talk()
+    items = [(b"a", {"DELAY": "1"}), (b"b", {})]
+    assert talk.send_batch("T", items).code == ResponseCode.MESSAGE_ILLEGAL
+    assert talk.send_batch("%RETRY%g", [(b"a", {})]).code == ResponseCode.MESSAGE_ILLEGAL
+    assert talk.send_batch("T", [(b"a", {"MYDELAY": "1"})]).code == 0
+
+
+def test_timer_and_transactional_messages_are_refused_with_a_reason(hand: Running) -> None:
+    talk = hand.talk()
+    timer = talk.send("T", properties={"TIMER_DELAY_SEC": "5"})
+    half = talk.send("T", sys_flag=4)
+    assert timer.code == half.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "delay level" in (timer.remark or "")

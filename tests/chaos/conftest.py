@@ -1,0 +1,13 @@
+"""Real processes, killed and frozen while they work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chaos.stage import Stage, stage_in
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with stage_in(tmp_path) as stage:
+        yield stage

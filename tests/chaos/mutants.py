@@ -1,0 +1,121 @@
+"""Guards that can be taken out one at a time, so that a test can show what each of them prevents.
+
+Every mutant is the real code with one check removed. `patch` is `monkeypatch.setattr` inside a test and plain
+`setattr` in a child process.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from lanemq.broker.appender import Appender
+from lanemq.client.hand_over import HandOver
+from lanemq.client.holding import Holding
+from lanemq.client.lane_board import LaneBoard
+from lanemq.client.lock_keeper import LockKeeper
+from lanemq.core.dedup import Fresh, ProducerTable
+from lanemq.core.lane_queue import KeyedQueue
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
+from lanemq.core.turns import NO_LEASE_NEEDED, Order
+from lanemq.model.units import Epoch, Millis
+
+Patch = Callable[[Any, str, Any], None]
+
+
+def epoch_check(patch: Patch) -> None:
+    """Broker: whoever speaks is taken for the owner, whatever epoch it names."""
+    patch(LockTable, "verdict", lambda self, group, queue, owner, epoch, *, now: Current(epoch or Epoch(0)))
+
+
+def broker_lock(patch: Patch) -> None:
+    """Broker: a queue is given to everybody who asks, held by another or not."""
+
+    def acquire(self: Any, group: str, queues: Any, owner: str, *, lease: Any, now: Millis) -> LockGrant:
+        return LockGrant(tuple(Lease(each, owner, Epoch(1), Millis(now + 60_000)) for each in queues), (), ())
+
+    patch(LockTable, "acquire", acquire)
+    patch(LockTable, "release", lambda self, *given, **named: ())
+    epoch_check(patch)
+
+
+def lane_lock(patch: Patch) -> None:
+    """Member: a lane may run on several workers at once, as RocketMQ without its local queue lock."""
+    real = LaneScheduler.add
+
+    def add(self: Any, queue: Any, start_offset: Any, order: Order, **named: Any) -> None:
+        real(self, queue, start_offset, Order.NONE, **named)
+
+    patch(LaneScheduler, "add", add)
+
+
+def drain(patch: Patch) -> None:
+    """Member: a queue is given away without waiting for its running handler (RocketMQ's consume lock)."""
+
+    async def drained(self: Any, queue: Any, timeout_ms: int) -> bool:
+        return True
+
+    patch(LaneBoard, "drained", drained)
+
+
+def lease_end(patch: Patch) -> None:
+    """Member: goes on with a queue when its lease has ended and could not be renewed."""
+    real = LaneBoard.add
+
+    def add(self: Any, queue: Any, start: Any, usable_until: Any) -> None:
+        real(self, queue, start, NO_LEASE_NEEDED)
+
+    patch(LaneBoard, "add", add)
+    patch(LaneBoard, "set_usable_until", lambda self, queue, until: None)
+    patch(Holding, "may_pull", lambda self, *, now: True)
+
+
+def lease_news(patch: Patch) -> None:
+    """Member: never asks for its leases again, and goes on when it is told that they are lost."""
+
+    async def renew(self: Any) -> None:
+        return None
+
+    patch(LockKeeper, "renew", renew)
+    patch(HandOver, "lose", lambda self, holding, why: None)
+    lease_end(patch)
+
+
+def flush_before_ack(patch: Patch) -> None:
+    """Broker: acknowledges a message when it is staged, before any byte of it is written."""
+    real = Appender.append
+
+    def append(
+        self: Any, topic: str, queue_id: int, items: Any, born_host: bytes, size: int, done: Callable[..., None]
+    ) -> Any:
+        staged = real(self, topic, queue_id, items, born_host, size, lambda error: None)
+        self._loop.call_soon(done, None)
+        return staged
+
+    patch(Appender, "append", append)
+
+
+def stamp_check(patch: Patch) -> None:
+    """Broker: stores whatever arrives; repeats and gaps are not recognised."""
+    patch(ProducerTable, "judge", lambda self, topic, queue_id, first, count: Fresh(0))
+    patch(ProducerTable, "record", lambda self, *given, **named: None)
+
+
+def first_unfinished(patch: Patch) -> None:
+    """Member: commits what it has fetched instead of what it has finished."""
+    patch(KeyedQueue, "committable", property(lambda self: self._next))
+
+
+MUTANTS: dict[str, Callable[[Patch], None]] = {
+    each.__name__: each
+    for each in (
+        epoch_check,
+        broker_lock,
+        lane_lock,
+        drain,
+        lease_end,
+        lease_news,
+        flush_before_ack,
+        stamp_check,
+        first_unfinished,
+    )
+}

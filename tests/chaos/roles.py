@@ -1,0 +1,185 @@
+"""What runs in the processes that tests kill, freeze and restart: a broker, a producer, a consumer.
+
+    python -m tests.chaos.roles consume '{"name": "a", "address": "127.0.0.1:9876", ...}'
+
+Each writes a history. `without` names guards to take out (`mutants`).
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from lanemq.broker.app import Broker
+from lanemq.broker.config import BrokerOptions
+from lanemq.client.app import App
+from lanemq.client.identity import MessageIds
+from lanemq.client.message import Message
+from lanemq.client.producer import Producer
+from lanemq.client.receipt import Receipt
+from lanemq.core.queue_lease import LeaseTimes
+from lanemq.core.retry_policy import HoldKey, HoldQueue
+from lanemq.history import History, Place, open_history
+from lanemq.model.units import Millis
+from lanemq.net.address import parse_address
+from tests.chaos.mutants import MUTANTS
+
+TOPIC = "orders"
+GROUP = "chaos"
+
+
+def broker(settings: dict[str, Any]) -> None:
+    """A broker on a given address and folder, until SIGTERM."""
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        options = BrokerOptions(Path(settings["data"]), listen=parse_address(settings["listen"]), **settings["options"])
+        running = Broker(options)
+        await running.start()
+        Path(settings["ready"]).write_text(str(running.address))
+        await stop.wait()
+        await running.stop()
+
+    asyncio.run(serve())
+
+
+class NamedAhead:
+    """Message ids that are known before a message is handed over, so that its send can be written down first."""
+
+    def __init__(self) -> None:
+        self._ids, self._make, self._coming = MessageIds(), MessageIds.next, deque[str]()
+        MessageIds.next = lambda _: self._coming.popleft()  # type: ignore[method-assign]
+
+    def next(self) -> str:
+        """The id of the next message sent."""
+        name = self._make(self._ids)
+        self._coming.append(name)
+        return name
+
+
+def produce(settings: dict[str, Any]) -> None:
+    """Sends `count` messages (0: until SIGTERM) over `keys` keys, `ahead` of them unanswered at most."""
+    history = open_history(Path(settings["history"]), settings["name"], time.monotonic_ns, role="producer")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    ids = NamedAhead()
+    waiting: deque[Future[Receipt]] = deque()
+    steps: dict[str, int] = {}
+    with Producer(settings["address"], timeout=60.0, **settings["options"]) as producer:
+        number = 0
+        while not stopped.is_set() and (not settings["count"] or number < settings["count"]):
+            key = f"{settings['name']}-{number % settings['keys']}"
+            steps[key] = steps.get(key, -1) + 1
+            name = ids.next()
+            history.send(TOPIC, key, name)
+            future = producer.submit(TOPIC, {"step": steps[key]}, key=key)
+            future.add_done_callback(_written_down(history, key, name))
+            waiting.append(future)
+            while len(waiting) > settings["ahead"]:
+                waiting.popleft().exception()
+            number += 1
+            if settings["pause_ms"]:
+                stopped.wait(settings["pause_ms"] / 1000)
+        for future in waiting:
+            future.exception()
+    history.close()
+
+
+def _written_down(history: History, key: str, name: str) -> Any:
+    def ended(future: "Future[Receipt]") -> None:
+        if future.exception() is not None:
+            history.send_unknown(TOPIC, key, name)
+            return
+        receipt = future.result()
+        assert receipt.message_id == name
+        history.acked(TOPIC, key, name, receipt.queue.queue_id, receipt.offset)
+
+    return ended
+
+
+class Sink:
+    """A table in a file that all consumers write to. It remembers each queue's highest epoch."""
+
+    def __init__(self, path: Path, history: History) -> None:
+        self._path = path
+        self._history = history
+        self._local = threading.local()
+
+    def write(self, message: Message) -> None:
+        asked = self._history.now()
+        with self._table() as table:
+            table.execute("BEGIN IMMEDIATE")
+            number = message.queue.queue_id
+            known = table.execute("SELECT epoch FROM queues WHERE number = ?", (number,)).fetchone()
+            if known is not None and known[0] > message.epoch:
+                return
+            table.execute("INSERT OR REPLACE INTO queues VALUES (?, ?)", (number, message.epoch))
+            last = table.execute("SELECT offset FROM keys WHERE key = ?", (message.key,)).fetchone()
+            if last is not None and last[0] >= message.queue_offset:
+                return
+            table.execute("INSERT OR REPLACE INTO keys VALUES (?, ?)", (message.key, message.queue_offset))
+            place = Place(GROUP, TOPIC, number, message.queue_offset)
+            self._history.effect(place, message.key or "", "sink", epoch=message.epoch, asked=asked)
+
+    def _table(self) -> sqlite3.Connection:
+        if not hasattr(self._local, "table"):
+            self._local.table = table = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+            table.execute("PRAGMA synchronous = OFF")
+            table.execute("CREATE TABLE IF NOT EXISTS queues (number INTEGER PRIMARY KEY, epoch INTEGER)")
+            table.execute("CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, offset INTEGER)")
+        connection: sqlite3.Connection = self._local.table
+        return connection
+
+
+def consume(settings: dict[str, Any]) -> None:
+    """Consumes in order until SIGTERM; each turn takes `work_ms`."""
+    history = open_history(Path(settings["history"]), settings["name"], time.monotonic_ns, role="consumer")
+    options = dict(settings["options"])
+    if "lease" in settings:
+        options["lease_times"] = LeaseTimes(*map(Millis, settings["lease"]))
+    app = App(settings["address"], group=GROUP, history=history, client_id=settings["name"], **options)
+    work = settings["work_ms"] / 1000
+    sink = Sink(Path(settings["sink"]), history) if "sink" in settings else None
+
+    policy = HoldQueue() if settings["whole_queue"] else HoldKey()
+
+    @app.ordered(TOPIC, on_fail=policy, lanes=settings["lanes"])
+    def on_order(message: Message) -> None:
+        if work:
+            time.sleep(work)
+        if sink is not None:
+            sink.write(message)
+
+    app.run()
+    history.close()
+
+
+def _say_where_i_am(*_: object) -> None:
+    faulthandler.dump_traceback()
+    with contextlib.suppress(RuntimeError):
+        for task in asyncio.all_tasks():
+            task.print_stack()
+
+
+def main() -> None:
+    signal.signal(signal.SIGUSR1, _say_where_i_am)
+    settings = json.loads(sys.argv[2])
+    for guard in settings["without"]:
+        MUTANTS[guard](setattr)
+    {"broker": broker, "produce": produce, "consume": consume}[sys.argv[1]](settings)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,77 @@
+"""A consumer stands still for longer than its lease (a long pause, a swapped-out machine) and then goes on.
+
+It cannot know what happened meanwhile. Its lease tells it to stop; if it does not, its epoch gives it away.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+from tests.chaos.stage import Part, Stage, complaint
+
+from lanemq.checker.verdict import Verdict, Violation
+
+LEASE = (200, 1_500, 2_000)
+"""Milliseconds: renewed every, trusted for, kept by the broker for."""
+QUICK = {"heartbeat_every_ms": 300, "commit_every_ms": 20}
+
+
+def freeze_and_thaw(stage: Stage, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Part:
+    """`a` is frozen until `b` works on all its queues, then goes on; returns `a`, thawed, under load."""
+    stage.broker(broker, default_queues=4, member_expiry_ms=1_000)
+    stage.producer(pause_ms=3, keys=10)
+    stage.until("something is stored", lambda: stage.seen("acked"))
+    settings = {"lease": LEASE, "work_ms": 10, "sink": str(stage.folder / "sink.db"), "options": QUICK}
+    a = stage.consumer("a", member, **settings)
+    stage.consumer("b", **settings)
+    stage.until("both work", lambda: {"a", "b"} == set(stage.owners().values()) and len(stage.seen("turn", "a")) > 20)
+    lost = {queue for queue, owner in stage.owners().items() if owner == "a"}
+    stage.freeze(a)
+    frozen_at = stage.seen("fault")[-1]["t"]
+    stage.until(
+        "b works on the queues of a", lambda: lost <= {e["queue"] for e in stage.seen("turn", "b", after=frozen_at)}
+    )
+    stage.until("b has committed", lambda: lost <= {e["queue"] for e in stage.seen("committed", "b", after=frozen_at)})
+    stage.thaw(a)
+    return a
+
+
+def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(stage: Stage) -> None:
+    freeze_and_thaw(stage)
+    thawed_at = stage.seen("fault")[-1]["t"]
+    stage.until("a noticed", lambda: stage.seen("commit_refused", "a") or stage.seen("lease_expired", "a"))
+    stage.until("a works again", lambda: len(stage.seen("turn", "a", after=thawed_at)) > 20)
+    stage.until("b still works", lambda: len(stage.seen("turn", "b", after=thawed_at)) > 20)
+    report = stage.judge("faults=2", "rebalance", "effects", drained=False)
+    beyond = [found for found in report.violations if not is_frozen_turn(stage, found)]
+    assert report.verdict is not Verdict.UNKNOWN, complaint(report)
+    assert not beyond, complaint(report)
+
+
+def is_frozen_turn(stage: Stage, found: Violation) -> bool:
+    """An overlap of the very turn that was frozen: nobody can stop a handler, its result is refused instead."""
+    thawed_at = stage.seen("fault")[-1]["t"]
+    began = [e for e in stage.seen("turn", "a") if (e["queue"], e["offset"]) == (found.queue, found.offset)]
+    return found.invariant == "B5" and found.process == "a" and bool(began) and began[0]["t"] < thawed_at
+
+
+@pytest.mark.row("A43")
+def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(stage: Stage) -> None:
+    """The broker's own line of defence: this member neither looks at its lease nor hears that it was lost."""
+    freeze_and_thaw(stage, member=["lease_news"])
+    stage.until("its commit is refused", lambda: stage.seen("commit_refused", "a"))
+    refused = stage.seen("commit_refused", "a")[0]
+    newest = max(e["epoch"] for e in stage.seen("committed", "b") if e["queue"] == refused["queue"])
+    assert 0 < refused["epoch"] < newest
+    report = stage.judge("faults=2", drained=False)
+    assert "C3" not in report.counts, complaint(report)
+    assert "P2" not in report.counts, complaint(report)
+
+
+def test_without_the_epoch_check_a_stale_commit_is_taken_and_the_checker_says_so(stage: Stage) -> None:
+    """Negative control: the same member and a broker that believes everybody."""
+    a = freeze_and_thaw(stage, broker=["epoch_check"], member=["lease_news"])
+    thawed_at = stage.seen("fault")[-1]["t"]
+    stage.until("its commit is taken", lambda: stage.seen("committed", "a", after=thawed_at), alive=a)
+    report = stage.judge("faults=2", drained=False)
+    assert report.verdict is Verdict.VIOLATION
+    assert {"C3", "D1"} & report.counts.keys(), complaint(report)

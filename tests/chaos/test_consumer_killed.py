@@ -1,0 +1,48 @@
+"""A consumer dies in the middle of its work, and nobody may notice more than a short pause."""
+
+from tests.chaos.stage import Stage, complaint
+
+from lanemq.checker.verdict import Verdict
+
+TAKE_OVER_SECONDS = 3.0
+
+
+def test_a_killed_consumers_queues_go_on_in_order_within_seconds(stage: Stage) -> None:
+    stage.broker(default_queues=4)
+    producer = stage.producer(pause_ms=1)
+    stage.until("something is stored", lambda: stage.seen("acked"))
+    victim, _ = stage.consumer("a"), stage.consumer("b")
+    stage.until("both work", lambda: {"a", "b"} == set(stage.owners().values()) and len(stage.seen("turn", "b")) > 50)
+    lost = {queue for queue, owner in stage.owners().items() if owner == "a"}
+    stage.kill(victim)
+    killed_at = stage.seen("fault")[-1]["t"]
+
+    def taken_over() -> set[int]:
+        return {e["queue"] for e in stage.seen("turn", "b", after=killed_at)}
+
+    stage.until("the other has taken over", lambda: lost <= taken_over())
+    first = {e["queue"]: e["t"] for e in reversed(stage.seen("turn", "b", after=killed_at))}
+    slowest = max(first[queue] - killed_at for queue in lost) / 1e9
+    assert slowest < TAKE_OVER_SECONDS
+    stage.finish(producer)
+    stage.until("everything is done", stage.is_drained)
+    report = stage.judge("rebalance", "faults", "redelivery=0")
+    assert report.verdict is Verdict.PASS, complaint(report)
+
+
+def test_without_waiting_for_the_first_unfinished_a_kill_loses_messages(stage: Stage) -> None:
+    """Negative control: members that commit what they fetched leave a hole behind, and the checker sees it."""
+    stage.broker(default_queues=4)
+    producer = stage.producer(pause_ms=1)
+    stage.until("something is stored", lambda: stage.seen("acked"))
+    naive = {"without": ["first_unfinished"], "work_ms": 20, "lanes": 2, "options": {"commit_every_ms": 50}}
+    victim, _ = stage.consumer("a", **naive), stage.consumer("b", **naive)
+    stage.until("both work", lambda: {"a", "b"} == set(stage.owners().values()) and len(stage.seen("turn", "a")) > 20)
+    stage.until("the victim has committed", lambda: stage.seen("committed", "a"))
+    stage.kill(victim)
+    killed_at = stage.seen("fault")[-1]["t"]
+    stage.until("the other goes on", lambda: len(stage.seen("turn", "b", after=killed_at)) > 20)
+    stage.finish(producer)
+    report = stage.judge("faults", drained=False)
+    assert report.verdict is Verdict.VIOLATION, complaint(report)
+    assert {"D2", "A1", "B4"} & report.counts.keys(), complaint(report)

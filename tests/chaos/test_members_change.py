@@ -1,0 +1,90 @@
+"""Members come and go on purpose: nobody's work is done twice, and nobody waits who need not."""
+
+import pytest
+from tests.chaos.stage import Event, Part, Stage, complaint
+
+from lanemq.checker.verdict import Report, Verdict
+
+LONGEST_GAP_SECONDS = 1.0
+
+
+def all_own_something(stage: Stage, *names: str) -> bool:
+    return set(names) == set(stage.owners().values())
+
+
+def works(stage: Stage, name: str, after: int = 0) -> bool:
+    return len(stage.seen("turn", name, after)) > 20
+
+
+def settle(stage: Stage, producer: Part, *consumers: Part) -> Report:
+    """Everything sent is done and everybody gone; the checker's report."""
+    stage.finish(producer)
+    stage.until("everything is done", stage.is_drained)
+    stage.finish(*consumers)
+    return stage.judge("rebalance")
+
+
+GAPS = "messages finished above the first unfinished one are delivered again: the gap map is not handed over yet"
+
+
+@pytest.mark.slow
+@pytest.mark.row("A8")
+@pytest.mark.row("A91")
+@pytest.mark.parametrize(
+    "whole_queue",
+    [
+        pytest.param(True, id="order by queue"),
+        pytest.param(False, id="order by key", marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=GAPS)),
+    ],
+)
+def test_rolling_restarts_redeliver_nothing(stage: Stage, whole_queue: bool) -> None:
+    """Order and duplicates are counted apart: a planned stop may cost neither."""
+    stage.broker(default_queues=4)
+    producer = stage.producer(pause_ms=2, keys=60)
+    stage.until("something is stored", lambda: stage.seen("acked"))
+    running = {n: stage.consumer(f"{n}-0", work_ms=2, whole_queue=whole_queue) for n in "abc"}
+    for n in "abc":
+        stage.until(f"{n} works", lambda n=n: works(stage, f"{n}-0"))
+    for life in (1, 2, 3):
+        for n in "abc":
+            stage.finish(running[n])
+            running[n] = stage.consumer(f"{n}-{life}", work_ms=2, whole_queue=whole_queue)
+            stage.until(f"{n} is back", lambda n=n, life=life: works(stage, f"{n}-{life}"))
+    report = settle(stage, producer, *running.values())
+    if report.verdict is not Verdict.PASS:
+        raise RuntimeError(complaint(report))  # not an assert: a broken order is never expected to fail
+    assert report.coverage["rebalance"] >= 9
+    assert report.groups["chaos"].redelivered == {}
+
+
+@pytest.mark.slow
+@pytest.mark.row("A53")
+def test_queues_that_stay_do_not_pause_while_members_join_and_leave(stage: Stage) -> None:
+    stage.broker(default_queues=4)
+    producer = stage.producer(pause_ms=2, keys=40)
+    stage.until("something is stored", lambda: stage.seen("acked"))
+    first = stage.consumer("a")
+    stage.until("a works", lambda: works(stage, "a"))
+    for name in ("b", "c", "b-again"):
+        guest = stage.consumer(name)
+        stage.until(f"{name} works", lambda name=name: works(stage, name))
+        stage.finish(guest)
+        gone_at = stage.seen("turn_end")[-1]["t"]
+        stage.until("a has everything again", lambda: all_own_something(stage, "a") and works(stage, "a", gone_at))
+    kept = kept_by(stage, "a")
+    assert kept, "no queue stayed: the test shows nothing"
+    gaps = {queue: longest_gap(stage.seen("turn", "a"), queue) for queue in kept}
+    report = settle(stage, producer, first)
+    assert report.verdict is Verdict.PASS, complaint(report)
+    assert max(gaps.values()) < LONGEST_GAP_SECONDS, gaps
+
+
+def kept_by(stage: Stage, name: str) -> set[int]:
+    """Queues that this member was granted once and never gave back."""
+    granted = [e["queue"] for e in stage.seen("lease_granted", name) if e["topic"] == "orders"]
+    return {queue for queue in granted if granted.count(queue) == 1}
+
+
+def longest_gap(turns: list[Event], queue: int) -> float:
+    times = [e["t"] for e in turns if e["queue"] == queue]
+    return max(after - before for before, after in zip(times, times[1:], strict=False)) / 1e9

@@ -1,0 +1,33 @@
+"""A producer dies while batches are on their way: what is stored is a beginning of what it sent, in order."""
+
+import pytest
+from tests.chaos.stage import TOPIC, Stage, stored_records
+
+from lanemq.log.store import Store
+from lanemq.wire.stamp import find_stamp
+
+
+@pytest.mark.row("A10")
+def test_a_producer_killed_between_batches_leaves_a_prefix_without_a_gap(stage: Stage) -> None:
+    broker = stage.broker(default_queues=4)
+    producer = stage.producer(ahead=5_000, keys=40, options={"max_batch_messages": 50})
+    stage.until("batches flow", lambda: len(stage.seen("acked")) > 2_000)
+    stage.kill(producer)
+    stage.finish(broker)
+    sent: dict[str, list[str]] = {}
+    for event in stage.seen("send"):
+        sent.setdefault(event["key"], []).append(event["id"])
+    store = Store(stage.data)
+    store.recover()
+    stored: dict[str, list[str]] = {}
+    for number in range(4):
+        records = list(stored_records(store, number))
+        assert [find_stamp(view.properties_text).sequence for view in records] == list(range(len(records)))  # type: ignore[union-attr]
+        for view in records:
+            stored.setdefault(view.properties["__SHARDINGKEY"], []).append(view.properties["UNIQ_KEY"])
+    store.close()
+    assert len(stored) == 40
+    assert all(sent[key][: len(ids)] == ids for key, ids in stored.items())
+    acked = {event["id"] for event in stage.seen("acked")}
+    assert acked <= {name for ids in stored.values() for name in ids}
+    assert len(acked) < sum(map(len, sent.values())), f"topic {TOPIC}: the kill came when nothing was under way"

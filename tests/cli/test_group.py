@@ -1,0 +1,141 @@
+"""`lanemq group` and `lanemq locks`: who consumes, how far, and moving them."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Run
+
+from lanemq.cli.lag import Progress
+from lanemq.client.admin import Admin
+from lanemq.client.admin_views import GroupQueue
+from lanemq.client.consumer import Consumer
+from lanemq.client.producer import Producer
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _history(broker: EmbeddedBroker) -> None:
+    """Group `readers` has done 4 of 10 messages in the one queue of `lines`, and is not online."""
+    with Admin(broker.address) as admin:
+        admin.create_topic("lines", queues=1, ordered=True)
+    with Producer(broker.address) as producer:
+        for number in range(10):
+            producer.send("lines", number, key="k")
+    with Consumer(broker.address, group="readers", topics="lines") as consumer:
+        for _ in range(4):
+            message = consumer.poll(10)
+            assert message is not None
+            consumer.done(message)
+
+
+def queue_of(run: Run, group: str, topic: str = "lines") -> dict[str, Any]:
+    described = json.loads(run("group", "describe", group, "--json").stdout)
+    (queue,) = [each for each in described["queues"] if each["topic"] == topic]
+    return dict(queue)
+
+
+def test_groups_are_listed_with_their_lag(run: Run) -> None:
+    listed = json.loads(run("group", "list", "--json").stdout)
+    assert {
+        name: each[name] for each in listed if each["group"] == "readers" for name in ("group", "members", "lag")
+    } == {"group": "readers", "members": 0, "lag": 6}
+    assert "readers" in run("group", "list").stdout
+
+
+def test_offline_group_is_described_by_its_offsets(run: Run) -> None:
+    queue = queue_of(run, "readers")
+    assert (queue["offset"], queue["end"], queue["lag"]) == (4, 10, 6)
+    assert queue["owner"] is None
+    assert queue["lag_ms"] >= 0, "the oldest message that is not done has an age"
+    people = run("group", "describe", "readers").stdout
+    assert "group readers: 0 members, lag 6 messages" in people
+    assert "nobody is online" in people
+
+
+def test_online_group_shows_owner_epoch_and_lease(run: Run, broker: EmbeddedBroker) -> None:
+    with Consumer(broker.address, group="online", topics="lines") as consumer:
+        assert consumer.poll(10) is not None
+        queue = queue_of(run, "online")
+        described = json.loads(run("group", "describe", "online", "--json").stdout)
+        held = json.loads(run("locks", "--group", "online", "--topic", "lines", "--json").stdout)
+    (member,) = described["members"]
+    assert queue["owner"] == member["client_id"]
+    assert queue["epoch"] >= 1
+    assert queue["lease_ms"] > 0
+    (lease,) = held
+    assert (lease["group"], lease["queue"], lease["owner"]) == ("online", 0, member["client_id"])
+
+
+def test_locks_of_nobody_are_an_empty_list(run: Run) -> None:
+    assert json.loads(run("locks", "--group", "readers", "--json").stdout) == []
+    assert "no queue is owned" in run("locks", "--group", "readers").stdout
+
+
+def test_unknown_group_is_an_error_and_not_an_empty_table(run: Run) -> None:
+    result = run("group", "describe", "nobody")
+    assert result.exit_code == 1
+    assert "see lanemq group list" in result.stderr
+
+
+def test_dry_run_shows_the_change_and_makes_none(run: Run) -> None:
+    result = run("group", "reset", "readers", "lines", "--to", "earliest", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "repeats 4 messages" in result.stdout
+    assert "nothing was changed" in result.stdout
+    assert queue_of(run, "readers")["offset"] == 4
+
+
+def test_dry_run_of_one_queue_makes_no_change_either(run: Run) -> None:
+    result = run("group", "reset", "readers", "lines", "--to", "earliest", "--queue", "0", "--dry-run", "--json")
+    assert json.loads(result.stdout)["dry_run"] is True
+    assert queue_of(run, "readers")["offset"] == 4
+
+
+def test_unused_retry_topic_is_not_shown() -> None:
+    def shown(topic: str, end: int) -> bool:
+        at = GroupQueue(MessageQueue(topic, "lanemq", 0), QueueOffset(0), QueueOffset(end))
+        return Progress(at, None, None).worth_showing
+
+    assert not shown("%RETRY%readers", 0)
+    assert shown("%RETRY%readers", 1)
+    assert shown("lines", 0)
+
+
+@pytest.mark.parametrize(("to", "offset"), [("latest", 10), ("7", 7), ("2999-01-01T00:00Z", 10), ("1h", 0)])
+def test_offline_group_is_moved(run: Run, to: str, offset: int) -> None:
+    result = run("group", "reset", "movers", "lines", "--to", to, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["changes"][0]["after"] == offset
+    assert queue_of(run, "movers")["offset"] == offset
+
+
+def test_one_queue_is_moved_alone(run: Run, producer: Producer, broker: EmbeddedBroker) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic("pair", queues=2)
+    for queue in (0, 1):
+        producer.send("pair", "x", queue=queue)
+    run("group", "reset", "halves", "pair", "--to", "earliest")
+    moved = json.loads(run("group", "reset", "halves", "pair", "--to", "latest", "--queue", "1", "--json").stdout)
+    assert [each["queue"] for each in moved["changes"]] == [1]
+    described = json.loads(run("group", "describe", "halves", "--json").stdout)
+    assert [each["offset"] for each in described["queues"]] == [0, 1]
+    assert run("group", "reset", "halves", "pair", "--to", "latest", "--queue", "9").exit_code == 2
+
+
+def test_group_at_work_is_moved_only_with_yes(run: Run, broker: EmbeddedBroker) -> None:
+    """Its members hold messages that they would finish, and others would get them again."""
+    with Consumer(broker.address, group="busy", topics="lines") as consumer:
+        assert consumer.poll(10) is not None
+        refused = run("group", "reset", "busy", "lines", "--to", "latest")
+        assert refused.exit_code == 1
+        assert "--yes" in refused.stderr
+        assert run("group", "reset", "busy", "lines", "--to", "latest", "--yes").exit_code == 0
+
+
+def test_unreadable_place_is_a_usage_error(run: Run) -> None:
+    result = run("group", "reset", "readers", "lines", "--to", "somewhere")
+    assert result.exit_code == 2
+    assert "--to 'somewhere' is no time" in result.stderr

@@ -1,0 +1,121 @@
+"""`lanemq key`: why is this order not moving?"""
+
+import json
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Run
+
+from lanemq.cli.key import GroupOfKey
+from lanemq.cli.lag import Progress
+from lanemq.client.admin import Admin
+from lanemq.client.admin_views import GroupQueue
+from lanemq.client.consumer import Consumer
+from lanemq.client.producer import Producer
+from lanemq.core.sharding import pick_queue
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.testing.embedded import EmbeddedBroker
+
+QUEUES = [MessageQueue("orders", "lanemq", number) for number in range(4)]
+KEY = "order-4711"
+HOME = pick_queue(KEY, QUEUES)
+NEIGHBOUR = next(name for name in map(str, range(100)) if pick_queue(name, QUEUES) == HOME)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _orders(broker: EmbeddedBroker) -> None:
+    """Two messages of a neighbour, then three of the key, all in one queue."""
+    with Admin(broker.address) as admin:
+        admin.create_topic("orders", queues=4, ordered=True)
+    with Producer(broker.address) as producer:
+        for number in range(2):
+            producer.send("orders", {"other": number}, key=NEIGHBOUR)
+        for state in ("created", "paid", "shipped"):
+            producer.send("orders", {"state": state}, key=KEY)
+
+
+def ask(run: Run, *more: str, key: str = KEY) -> dict[str, Any]:
+    result = run("key", key, "--topic", "orders", "--json", *more)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_queue_of_a_key_is_known_before_its_first_message(run: Run) -> None:
+    answer = ask(run, key="never-sent")
+    assert answer["queue"] == pick_queue("never-sent", QUEUES).queue_id
+    assert answer["messages"] == []
+
+
+def test_messages_of_the_key_and_of_no_other_are_listed(run: Run) -> None:
+    answer = ask(run)
+    assert answer["queue"] == HOME.queue_id
+    assert [(each["offset"], each["value"]["state"]) for each in answer["messages"]] == [
+        (2, "created"),
+        (3, "paid"),
+        (4, "shipped"),
+    ]
+
+
+def test_nobody_online_is_the_reason(run: Run) -> None:
+    run("group", "reset", "absent", "orders", "--to", "3", "--queue", str(HOME.queue_id))
+    (group,) = ask(run, "--group", "absent")["groups"]
+    assert (group["done"], group["pending"]) == (1, [3, 4])
+    assert group["waits_for"].startswith("a member: nobody of the group is online")
+
+
+def test_search_word_is_not_taken_for_the_key(run: Run, producer: Producer) -> None:
+    """Brokers index both; a message that only mentions the key is in another lane."""
+    producer.send("orders", {}, key="mentions", keys=["mentioned"])
+    assert ask(run, key="mentioned")["messages"] == []
+
+
+def test_members_without_an_owner_are_the_reason() -> None:
+    at = GroupQueue(HOME, QueueOffset(0), QueueOffset(5))
+    waiting = GroupOfKey("g", members=2, progress=Progress(at, None, None), done=0, pending=(3,))
+    assert waiting.waits_for.startswith("an owner: no member holds the queue")
+
+
+def test_everything_done_waits_for_nothing(run: Run) -> None:
+    run("group", "reset", "finished", "orders", "--to", "latest")
+    (group,) = ask(run, "--group", "finished")["groups"]
+    assert group["waits_for"] == "nothing: every message is done"
+
+
+def test_messages_ahead_in_the_queue_are_counted(run: Run, broker: EmbeddedBroker) -> None:
+    with Consumer(broker.address, group="behind", topics="orders") as consumer:
+        assert consumer.poll(10) is not None
+        (group,) = ask(run, "--group", "behind")["groups"]
+    assert group["waits_for"] == "at most 2 messages ahead of it in the queue"
+    assert group["owner"] is not None
+    assert group["lease_ms"] > 0
+
+
+def test_message_at_the_groups_offset_waits_for_its_own_turn(run: Run, broker: EmbeddedBroker) -> None:
+    run("group", "reset", "at-it", "orders", "--to", "2", "--queue", str(HOME.queue_id))
+    with Consumer(broker.address, group="at-it", topics="orders") as consumer:
+        assert consumer.poll(10) is not None
+        (group,) = ask(run, "--group", "at-it")["groups"]
+    assert group["waits_for"].startswith("its own turn")
+
+
+def test_message_outside_its_home_queue_is_pointed_out(run: Run, producer: Producer) -> None:
+    """A producer with another selector breaks the order of the key, and nothing else shows it."""
+    other = (pick_queue("stray", QUEUES).queue_id + 1) % 4
+    producer.send("orders", {}, key="stray", queue=other)
+    assert ask(run, key="stray")["queue"] == other
+    assert "note: by its hash the key belongs to queue" in run("key", "stray", "--topic", "orders").stdout
+
+
+def test_people_get_both_tables(run: Run) -> None:
+    run("group", "reset", "shown", "orders", "--to", "earliest")
+    output = run("key", KEY, "--topic", "orders", "--group", "shown").stdout
+    assert f"key {KEY}: queue {HOME.queue_id} of orders on lanemq, 3 messages" in output
+    assert '{"state":"paid"}' in output
+    assert "waits for" in output
+
+
+def test_unknown_group_names_the_fix(run: Run) -> None:
+    result = run("key", KEY, "--topic", "orders", "--group", "nobody")
+    assert result.exit_code == 1
+    assert "lanemq group list" in result.stderr

@@ -1,0 +1,141 @@
+"""The command as a whole: help, version, exit codes, and a broker in a process of its own."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.cli.broker import _start_failed
+from lanemq.cli.main import main
+
+LANEMQ = [sys.executable, "-m", "lanemq.cli.main"]
+ASKING = [
+    ("topic", "create", "t"),
+    ("topic", "list"),
+    ("topic", "describe", "t"),
+    ("topic", "delete", "t", "--yes"),
+    ("send", "t", "x"),
+    ("tail", "t"),
+    ("group", "list"),
+    ("group", "describe", "g"),
+    ("group", "reset", "g", "t", "--to", "latest"),
+    ("locks",),
+    ("key", "k", "--topic", "t"),
+]
+
+
+def lanemq(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple["subprocess.Popen[str]", str, Path]]:
+    """`lanemq broker` as users start it; its first line says where it listens."""
+    data = tmp_path_factory.mktemp("broker") / "new" / "data"
+    command = [*LANEMQ, "broker", "--listen", "127.0.0.1:0", "--data", str(data)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        first = running.stderr.readline()
+        found = re.fullmatch(r"LaneMQ \S+ on (127\.0\.0\.1:\d+), durable, data in (\S+)\n", first)
+        assert found is not None, first
+        yield running, found[1], data
+        if running.poll() is None:
+            running.kill()
+
+
+def test_help_names_the_exit_codes_and_every_noun() -> None:
+    output = lanemq("--help").stdout
+    assert "Exit codes: 0 done, 1 refused or failed, 2" in " ".join(output.split())
+    for noun in ("broker", "topic", "send", "tail", "group", "locks", "key", "check"):
+        assert re.search(rf"^  {noun} ", output, re.MULTILINE), noun
+
+
+def test_version_is_the_packages() -> None:
+    assert version("lanemq") in lanemq("--version").stdout
+
+
+def test_unknown_command_is_a_usage_error() -> None:
+    assert lanemq("fly").exit_code == 2
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_every_command_tells_a_missing_broker_in_one_line(words: tuple[str, ...]) -> None:
+    result = lanemq(*words, "--server", "127.0.0.1:1", "--json")
+    assert result.exit_code == 1
+    assert "127.0.0.1:1" in result.stderr
+    assert "lanemq broker --data DIR" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_every_command_refuses_a_bad_address_as_usage(words: tuple[str, ...]) -> None:
+    result = lanemq(*words, "--server", "host:port")
+    assert result.exit_code == 2
+    assert "write host:port" in result.stderr
+
+
+def test_broker_in_a_process_of_its_own_serves_commands(process: tuple[object, str, Path]) -> None:
+    environment = {**os.environ, "LANEMQ_SERVER": process[1]}
+    for words in (("topic", "create", "smoke", "--ordered"), ("send", "smoke", "hello", "--key", "a")):
+        subprocess.run([*LANEMQ, *words], env=environment, check=True, capture_output=True, timeout=60)
+    seen = subprocess.run([*LANEMQ, "tail", "smoke"], env=environment, check=True, capture_output=True, timeout=60)
+    assert b"hello" in seen.stdout
+
+
+def test_second_broker_on_the_same_data_is_refused(process: tuple[object, str, Path]) -> None:
+    result = lanemq("broker", "--listen", "127.0.0.1:0", "--data", str(process[2]))
+    assert result.exit_code == 1
+    assert "used by another broker" in result.stderr
+    assert "start this one with another data folder" in result.stderr
+
+
+def test_port_in_use_is_told_with_the_way_out(process: tuple[object, str, Path], tmp_path: Path) -> None:
+    result = lanemq("broker", "--listen", process[1], "--data", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"cannot listen on {process[1]}: another program listens there" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_terminated_broker_stops_cleanly(process: tuple["subprocess.Popen[str]", str, Path]) -> None:
+    running = process[0]
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 0
+
+
+def test_data_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = lanemq("broker", "--data", str(tmp_path / "file"))
+    assert result.exit_code == 1
+    assert "cannot be a folder" in result.stderr
+
+
+def test_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    result = lanemq("broker", "--listen", "192.0.2.1:9876", "--data", str(tmp_path))
+    assert result.exit_code == 1
+    warning, error = result.stderr.splitlines()
+    assert "no authentication" in warning
+    assert "this machine has no such address" in error
+
+
+def test_loopback_needs_no_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for listen in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
+        result = lanemq("broker", "--listen", listen, "--data", str(tmp_path), "--retention-hours", "-1")
+        assert result.exit_code == 2, "the option is refused before anything is started"
+        assert "retention_hours=-1.0 must be at least" in result.stderr
+        assert "warning" not in result.stderr
+
+
+def test_unknown_host_is_told_as_such(tmp_path: Path) -> None:
+    error = _start_failed(socket.gaierror(-2, "Name or service not known"), BrokerOptions(tmp_path))
+    assert "the host is not known" in str(error)

@@ -1,0 +1,46 @@
+"""`Reader`: exactly the asked offsets, and always an end."""
+
+import pytest
+
+from lanemq.cli.reading import PAGE, Reader
+from lanemq.client.message import Message, Source
+from lanemq.client.producer import Producer
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+@pytest.fixture
+def reader(broker: EmbeddedBroker, producer: Producer) -> Reader:
+    producer.send_many("long", [("k", number) for number in range(3 * PAGE)])
+    return Reader(broker.address, "long")
+
+
+def offsets(reader: Reader, start: int, end: int) -> list[int]:
+    (queue,) = [queue for queue in reader.queues if reader.bounds(queue)[1]]
+    return [message.queue_offset for message in reader.read(queue, start, end)]
+
+
+def test_pages_join_without_gap_or_overlap(reader: Reader) -> None:
+    with reader:
+        assert offsets(reader, 5, 2 * PAGE + 5) == list(range(5, 2 * PAGE + 5))
+
+
+def test_answer_that_goes_too_far_is_cut_at_the_end(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that skips a damaged message fills the page with later ones."""
+    pull = reader._pull
+    monkeypatch.setattr(reader, "_pull", lambda source, offset, most: pull(source, offset, most + 3))
+    with reader:
+        assert offsets(reader, 0, 10) == list(range(10))
+
+
+def test_broker_that_does_not_move_on_ends_the_reading(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(_: Source, offset: int, __: int) -> tuple[list[Message], int]:
+        return [], offset
+
+    monkeypatch.setattr(reader, "_pull", stuck)
+    with reader:
+        assert offsets(reader, 0, 10) == []
+
+
+def test_offsets_before_the_first_kept_one_are_passed_over(reader: Reader) -> None:
+    with reader:
+        assert offsets(reader, -5, 3) == [0, 1, 2]

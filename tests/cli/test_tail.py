@@ -1,0 +1,91 @@
+"""`lanemq tail`: looks, and changes nothing by looking."""
+
+import json
+
+import pytest
+from tests.cli.conftest import Run
+
+from lanemq.client.producer import Producer
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _letters(broker: EmbeddedBroker) -> None:
+    """30 messages of three keys in `letters`, in turn."""
+    with Producer(broker.address) as producer:
+        for number in range(30):
+            producer.send("letters", {"n": number}, key="abc"[number % 3], tag="even" if number % 2 == 0 else "odd")
+
+
+def numbers(output: str) -> list[int]:
+    return [json.loads(line)["value"]["n"] for line in output.splitlines()]
+
+
+def test_default_is_the_ten_newest(run: Run) -> None:
+    result = run("tail", "letters", "--json")
+    assert result.exit_code == 0, result.output
+    assert sorted(numbers(result.stdout)) == list(range(20, 30))
+
+
+def test_from_first_shows_everything(run: Run) -> None:
+    assert sorted(numbers(run("tail", "letters", "--from", "first", "--json").stdout)) == list(range(30))
+
+
+def test_messages_of_a_key_come_in_order(run: Run) -> None:
+    assert numbers(run("tail", "letters", "--from", "first", "--key", "b", "--json").stdout) == list(range(1, 30, 3))
+
+
+def test_newest_of_a_rare_kind_are_found_behind_many_others(run: Run) -> None:
+    """The newest page may hold none of the wanted ones; looking back must not stop there."""
+    result = run("tail", "letters", "--key", "a", "--tag", "even", "--count", "4", "--json")
+    assert numbers(result.stdout) == [6, 12, 18, 24]
+
+
+def test_count_ends_the_reading(run: Run) -> None:
+    assert len(numbers(run("tail", "letters", "--from", "first", "--count", "7", "--json").stdout)) == 7
+
+
+def test_from_time_passes_over_older_messages(run: Run) -> None:
+    assert run("tail", "letters", "--from", "2999-01-01T00:00Z").stdout == ""
+    assert len(numbers(run("tail", "letters", "--from", "1h", "--json").stdout)) == 30
+
+
+def test_people_see_place_key_tag_and_value(run: Run) -> None:
+    line = run("tail", "letters", "--key", "c", "--count", "1").stdout
+    assert "@9  c [odd]  " in line
+    assert '{"n":29}' in line
+
+
+def test_follow_shows_what_arrives_later(run: Run, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second message is sent in the first pause, so it cannot have been there at the start."""
+    producer.send("followed", {"n": 0}, key="k")
+    monkeypatch.setattr("lanemq.cli.tail.time.sleep", lambda _: producer.send("followed", {"n": 1}, key="k"))
+    result = run("tail", "followed", "--follow", "--count", "2", "--json")
+    assert numbers(result.stdout) == [0, 1]
+
+
+def test_control_c_is_a_normal_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lanemq.cli.tail.time.sleep", interrupted)
+    result = run("tail", "letters", "--follow", "--json")
+    assert result.exit_code == 0
+    assert len(numbers(result.stdout)) == 10
+
+
+def test_looking_joins_no_group_and_commits_nothing(run: Run) -> None:
+    run("tail", "letters", "--from", "first")
+    assert json.loads(run("group", "list", "--json").stdout) == []
+
+
+def test_unknown_topic_names_the_fix(run: Run) -> None:
+    result = run("tail", "nowhere")
+    assert result.exit_code == 1
+    assert "lanemq topic create nowhere" in result.stderr
+
+
+def test_unreadable_time_is_a_usage_error(run: Run) -> None:
+    result = run("tail", "letters", "--from", "yesterday")
+    assert result.exit_code == 2
+    assert "10m for ten minutes ago" in result.stderr

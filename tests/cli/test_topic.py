@@ -1,0 +1,71 @@
+"""`lanemq topic`: what it makes, shows and takes away."""
+
+import json
+
+from tests.cli.conftest import Run
+
+from lanemq.client.producer import Producer
+
+
+def test_created_topic_is_listed_and_described(run: Run, producer: Producer) -> None:
+    created = run("topic", "create", "orders", "--queues", "3", "--ordered", "--json")
+    assert created.exit_code == 0, created.output
+    assert json.loads(created.stdout) == {"topic": "orders", "queues": 3, "ordered": True}
+    producer.send("orders", 1, key="a")
+    (listed,) = [each for each in json.loads(run("topic", "list", "--json").stdout) if each["topic"] == "orders"]
+    assert listed == {"topic": "orders", "queues": 3, "ordered": True, "messages": 1}
+    described = json.loads(run("topic", "describe", "orders", "--json").stdout)
+    assert [each["queue"] for each in described["bounds"]] == [0, 1, 2]
+    (written,) = [each for each in described["bounds"] if each["messages"]]
+    assert (written["first"], written["end"]) == (0, 1)
+    assert written["last_stored"].startswith("20")
+
+
+def test_people_get_tables(run: Run) -> None:
+    assert run("topic", "create", "seen", "--queues", "2").stdout == "topic seen: 2 queues\n"
+    assert "seen" in run("topic", "list").stdout
+    described = run("topic", "describe", "seen").stdout
+    assert "topic seen: 2 queues, not ordered, 0 messages" in described
+    assert "last stored" in described
+
+
+def test_queue_count_of_an_ordered_topic_stays(run: Run) -> None:
+    """Another count would send a key's next message to another queue, past those that wait in the old one."""
+    assert run("topic", "create", "fixed", "--queues", "2", "--ordered").exit_code == 0
+    refused = run("topic", "create", "fixed", "--queues", "3", "--ordered")
+    assert refused.exit_code == 1
+    assert "topic fixed" in refused.stderr
+    assert run("topic", "create", "fixed", "--queues", "2", "--ordered").exit_code == 0
+
+
+def test_deleted_topic_is_gone(run: Run, producer: Producer) -> None:
+    producer.send("old", 1, key="a")
+    result = run("topic", "delete", "old", "--yes", "--json")
+    assert json.loads(result.stdout) == {"topic": "old", "deleted": True, "messages": 1}
+    assert run("topic", "describe", "old").exit_code == 1
+
+
+def test_delete_asks_first_and_no_means_no(run: Run) -> None:
+    run("topic", "create", "precious")
+    asked = run("topic", "delete", "precious", stdin="n\n")
+    assert asked.exit_code == 1
+    assert "with 0 messages" in asked.output
+    assert run("topic", "describe", "precious").exit_code == 0
+
+
+def test_delete_without_anybody_to_ask_changes_nothing(run: Run) -> None:
+    run("topic", "create", "kept")
+    assert run("topic", "delete", "kept", stdin="").exit_code == 1
+    assert run("topic", "describe", "kept").exit_code == 0
+
+
+def test_unknown_topic_names_the_fix(run: Run) -> None:
+    result = run("topic", "describe", "nowhere")
+    assert result.exit_code == 1
+    assert "create it with: lanemq topic create nowhere" in result.stderr
+
+
+def test_illegal_name_is_a_usage_error_that_says_what_is_allowed(run: Run) -> None:
+    result = run("topic", "create", "no spaces")
+    assert result.exit_code == 2
+    assert "use 1 to 127 of the characters" in result.stderr

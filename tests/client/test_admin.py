@@ -1,0 +1,186 @@
+"""Administration against a real broker in this process, and what it makes of a stock one."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.client.fake_broker import FakeBroker
+
+from lanemq.client.admin import Admin
+from lanemq.client.admin_views import AtOffset, AtTime
+from lanemq.client.producer import Producer
+from lanemq.model.errors import InvalidName, InvalidOption, TopicNotFound
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import parse_address
+from lanemq.net.blocking import BlockingConnection
+from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, Subscription
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import UpdateOffsetHeader
+from lanemq.wire.route_bodies import BrokerData, ClusterInfo
+from lanemq.wire.stats_bodies import ConsumeStats
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture
+def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
+    with Admin(broker.address) as each:
+        yield each
+
+
+def queue_of(admin: Admin, topic: str, number: int = 0) -> MessageQueue:
+    return admin.describe_topic(topic).queues[number].queue
+
+
+def fill(broker: EmbeddedBroker, topic: str, count: int) -> None:
+    with Producer(broker.address) as producer:
+        producer.send_many(topic, [("k", number) for number in range(count)])
+
+
+def test_created_topic_has_its_queues_and_its_order(admin: Admin) -> None:
+    admin.create_topic("a-orders", 3, ordered=True)
+    admin.create_topic("a-plain", 2)
+    described = admin.describe_topic("a-orders")
+    assert (described.ordered, len(described.queues)) == (True, 3)
+    assert not admin.describe_topic("a-plain").ordered
+    assert {"a-orders", "a-plain"} <= set(admin.topics())
+
+
+def test_deleted_topic_is_gone(admin: Admin) -> None:
+    admin.create_topic("a-gone", 1, ordered=True)
+    admin.delete_topic("a-gone")
+    assert "a-gone" not in admin.topics()
+    with pytest.raises(TopicNotFound):
+        admin.describe_topic("a-gone")
+
+
+def test_internal_topics_are_shown_only_on_demand(admin: Admin) -> None:
+    assert "TBW102" not in admin.topics()
+    assert "TBW102" in admin.topics(internal=True)
+
+
+@pytest.mark.parametrize(("name", "queues", "error"), [("no spaces", 1, InvalidName), ("fine", 0, InvalidOption)])
+def test_impossible_topic_is_refused_before_anybody_is_asked(
+    admin: Admin, name: str, queues: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        admin.create_topic(name, queues)
+
+
+def test_bounds_show_what_a_queue_holds(broker: EmbeddedBroker, admin: Admin) -> None:
+    admin.create_topic("a-bounds", 1)
+    fill(broker, "a-bounds", 5)
+    (bounds,) = admin.describe_topic("a-bounds").queues
+    assert (bounds.first, bounds.end, bounds.messages) == (0, 5, 5)
+    assert bounds.last_stored > 0
+    assert admin.min_offset(bounds.queue) == 0
+    assert admin.max_offset(bounds.queue) == 5
+    assert admin.offset_at(bounds.queue, Millis(0)) == 0
+
+
+def test_messages_are_found_by_key_by_unique_id_and_by_place(broker: EmbeddedBroker, admin: Admin) -> None:
+    admin.create_topic("a-find", 1)
+    with Producer(broker.address) as producer:
+        receipt = producer.send("a-find", b"first", key="k", keys=["invoice-1", "eu"])
+        producer.send("a-find", b"second", key="k", keys="invoice-2")
+    deadline = time.monotonic() + 5
+    while not (found := admin.find_key("a-find", "invoice-1")) and time.monotonic() < deadline:
+        time.sleep(0.02)  # the key index follows the log
+    assert [each.body for each in found] == [b"first"]
+    assert [each.body for each in admin.find_id("a-find", receipt.message_id)] == [b"first"]
+    assert admin.find_key("a-find", "invoice-3") == []
+
+
+class Member:
+    """A stock client that is online for a group and holds a lock."""
+
+    def __init__(self, address: str, group: str, topic: str, queue: MessageQueue) -> None:
+        self.link = BlockingConnection(parse_address(address))
+        subscription = Subscription(topic=topic)
+        data = ConsumerData(group_name=group, subscription_data_set=[subscription])
+        beat = HeartbeatData(client_id="member-1", consumer_data_set=[data])
+        self.link.request(Command(RequestCode.HEART_BEAT, 0, body=beat.encode()))
+        lock = LockRequest(client_id="member-1", consumer_group=group, mq_set=[QueueBody.of(queue)])
+        self.link.request(Command(RequestCode.LOCK_BATCH_MQ, 0, body=lock.encode()))
+
+    def commit(self, group: str, queue: MessageQueue, offset: int) -> None:
+        header = UpdateOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        self.link.request(Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
+
+
+def test_group_shows_members_lag_owner_and_epoch(broker: EmbeddedBroker, admin: Admin) -> None:
+    admin.create_topic("a-group", 1, ordered=True)
+    fill(broker, "a-group", 7)
+    queue = queue_of(admin, "a-group")
+    member = Member(broker.address, "a-billing", "a-group", queue)
+    member.commit("a-billing", queue, 3)
+    described = admin.describe_group("a-billing")
+    (lease,) = admin.locks("a-billing")
+    member.link.close()
+    assert [each.client_id for each in described.members] == ["member-1"]
+    assert described.subscriptions["a-group"] == "*"
+    (place,) = [each for each in described.queues if each.queue == queue]
+    assert (place.offset, place.end, place.lag) == (3, 7, 4)
+    assert (place.owner, place.epoch) == ("member-1", lease.epoch)
+    assert lease.epoch >= 1
+    assert lease.remaining_ms > 0
+    assert described.note == ""
+    assert "a-billing" in admin.groups()
+
+
+@pytest.mark.parametrize(
+    ("to", "after"),
+    [
+        ("earliest", 0),
+        ("latest", 6),
+        (AtOffset(QueueOffset(2)), 2),
+        (AtOffset(QueueOffset(99)), 6),
+        (AtTime(Millis(0)), 0),
+    ],
+)
+def test_reset_moves_an_offline_group_and_a_dry_run_does_not(
+    broker: EmbeddedBroker, admin: Admin, to: object, after: int
+) -> None:
+    topic = f"a-reset-{after}-{type(to).__name__}"
+    admin.create_topic(topic, 1)
+    fill(broker, topic, 6)
+    queue = queue_of(admin, topic)
+    member = Member(broker.address, "a-resetting", topic, queue)
+    member.commit("a-resetting", queue, 4)
+    member.link.close()
+    (change,) = admin.reset_offsets("a-resetting", topic, to=to, dry_run=True)  # type: ignore[arg-type]
+    assert (change.before, change.after) == (4, after)
+    assert admin.committed("a-resetting", queue) == 4
+    admin.reset_offsets("a-resetting", topic, to=to)  # type: ignore[arg-type]
+    assert admin.committed("a-resetting", queue) == after
+
+
+def test_reset_to_nowhere_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:
+    admin.create_topic("a-nowhere", 1)
+    with pytest.raises(InvalidOption, match="is no place"):
+        admin.reset_offsets("g", "a-nowhere", to="yesterday")  # type: ignore[arg-type]
+
+
+def test_stock_broker_has_no_owners_and_says_so() -> None:
+    """Code 3 for LaneMQ's own question is an answer, not a failure."""
+    with FakeBroker(lane=False) as stock:
+        cluster = ClusterInfo(
+            broker_addr_table={"fake": BrokerData(broker_name="fake", broker_addrs={0: str(stock.address)})}
+        )
+        stock.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda command: (0, {}, cluster.encode())
+        stock.answers[RequestCode.GET_CONSUMER_CONNECTION_LIST] = lambda command: (206, {}, b"")
+        stock.answers[RequestCode.GET_CONSUME_STATS] = lambda command: (0, {}, ConsumeStats().encode())
+        with Admin(str(stock.address)) as admin:
+            assert admin.locks() == ()
+            described = admin.describe_group("g")
+    assert described.members == ()
+    assert described.note == "owners are not known: fake is no LaneMQ broker"

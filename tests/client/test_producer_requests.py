@@ -1,0 +1,115 @@
+"""The requests themselves, field by field."""
+
+import pytest
+
+from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text, retry_request
+from lanemq.model.errors import MessageTooLarge
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.batch import split_batch
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.compression import decompress
+from lanemq.wire.headers import SendHeader
+from lanemq.wire.properties import decode_properties
+from lanemq.wire.stamp import find_stamp
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+BUILDER = RequestBuilder("billing", "client-1", "producer-1")
+
+
+def parcel(body: bytes = b"x") -> Parcel:
+    return Parcel(body, properties_text("k", "A" * 32), "A" * 32, "k")
+
+
+def test_single_message_is_a_v2_send_with_its_stamp_among_the_properties() -> None:
+    command = BUILDER.send(QUEUE, [parcel()], epoch=2, sequence=9, born=1700)
+    assert command.code == RequestCode.SEND_MESSAGE_V2
+    expected = SendHeader(
+        producer_group="billing",
+        topic="orders",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=3,
+        sys_flag=0,
+        born_timestamp=1700,
+        flag=0,
+        properties=properties_text("k", "A" * 32) + "LANE_STAMP\x01producer-1.2.9\x02",
+        broker_name="broker-a",
+        lane_client="client-1",
+    )
+    assert SendHeader.from_ext_v2(command.ext) == expected
+    assert command.body == b"x"
+
+
+def test_several_messages_are_a_batch_with_consecutive_stamps() -> None:
+    command = BUILDER.send(QUEUE, [parcel(b"x"), parcel(b"y"), parcel(b"z")], epoch=1, sequence=5, born=1)
+    assert command.code == RequestCode.SEND_BATCH_MESSAGE
+    header = SendHeader.from_ext_v2(command.ext)
+    assert header.batch
+    assert decode_properties(header.properties) == {"WAIT": "true"}
+    items = split_batch(command.body)
+    assert [item.body for item in items] == [b"x", b"y", b"z"]
+    stamps = [find_stamp(item.properties_text) for item in items]
+    assert [stamp and tuple(stamp) for stamp in stamps] == [("producer-1", 1, n) for n in (5, 6, 7)]
+
+
+def test_properties_over_the_limit_are_refused_at_call_time() -> None:
+    """Later they would take a place in the lane and hold up what is behind them."""
+    with pytest.raises(MessageTooLarge):
+        properties_text("k" * 33_000, "A" * 32)
+    with pytest.raises(MessageTooLarge):
+        properties_text("k", "A" * 32, Extras(properties={"big": "ä" * 17_000}))
+
+
+def test_body_that_does_not_shrink_is_sent_as_it_is() -> None:
+    noise = bytes(range(256))
+    assert maybe_compressed(noise) == (noise, 0)
+    packed, flag = maybe_compressed(b"a" * 5000)
+    assert decompress(flag, packed) == b"a" * 5000
+
+
+def _retry(**changes: object) -> SendHeader:
+    given: dict[str, object] = {
+        "topic": "orders",
+        "body": b"body",
+        "properties": {"KEYS": "x", "TAGS": "t", "UNIQ_KEY": "U", "LANE_STAMP": "p.1.7", "TRAN_MSG": "true"},
+        "message_id": "ID",
+        "reconsume_times": 2,
+        "max_reconsume_times": 16,
+        "born": 1700,
+        "flag": 5,
+    }
+    command = retry_request("billing", **(given | changes))  # type: ignore[arg-type]
+    assert command.code == RequestCode.SEND_MESSAGE_V2
+    assert command.body == b"body"
+    return SendHeader.from_ext_v2(command.ext)
+
+
+@pytest.mark.row("A106")
+def test_message_sent_back_keeps_everything_and_records_where_it_came_from() -> None:
+    header = _retry()
+    assert (header.producer_group, header.topic) == ("CLIENT_INNER_PRODUCER", "%RETRY%billing")
+    assert (header.flag, header.born_timestamp) == (5, 1700)
+    assert (header.reconsume_times, header.max_reconsume_times) == (3, 16)
+    assert decode_properties(header.properties) == {
+        "KEYS": "x",
+        "TAGS": "t",
+        "UNIQ_KEY": "U",
+        "ORIGIN_MESSAGE_ID": "ID",
+        "RETRY_TOPIC": "orders",
+        "DELAY": "5",
+    }
+
+
+@pytest.mark.row("A106")
+def test_second_send_back_remembers_the_first_origin() -> None:
+    properties = {"ORIGIN_MESSAGE_ID": "FIRST", "RETRY_TOPIC": "orders", "RECONSUME_TIME": "1"}
+    header = _retry(topic="%RETRY%billing", message_id="SECOND", properties=properties)
+    found = decode_properties(header.properties)
+    assert (found["ORIGIN_MESSAGE_ID"], found["RETRY_TOPIC"]) == ("FIRST", "orders")
+    assert "RECONSUME_TIME" not in found
+
+
+@pytest.mark.row("A107")
+@pytest.mark.parametrize(("times", "level"), [(0, 3), (1, 4), (5, 8), (15, 18)])
+def test_delay_level_is_three_plus_the_attempts(times: int, level: int) -> None:
+    assert decode_properties(_retry(reconsume_times=times).properties)["DELAY"] == str(level)

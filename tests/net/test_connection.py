@@ -1,0 +1,168 @@
+"""The asyncio side: multiplexed requests, one connection per address, a server that bounds its peers."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from tests.net.echo_server import EchoServer
+
+from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
+from lanemq.net.address import Address, parse_address, parse_addresses
+from lanemq.net.connection import open_connection
+from lanemq.net.pool import ConnectionPool
+from lanemq.wire.command import Command
+
+
+@pytest.fixture
+def server() -> Iterator[EchoServer]:
+    with EchoServer() as echo:
+        yield echo
+
+
+async def _gone() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_answers_find_their_requests(server: EchoServer) -> None:
+    async def main() -> list[bytes]:
+        link = await open_connection(server.address)
+        asked = [link.request(Command(EchoServer.ECHO, 0, body=b"%d" % n), 5) for n in range(100)]
+        replies = await asyncio.gather(*asked)
+        link.close()
+        await _gone()
+        return [reply.body for reply in replies]
+
+    assert asyncio.run(main()) == [b"%d" % n for n in range(100)]
+
+
+def test_requests_of_the_peer_go_to_their_handler(server: EchoServer) -> None:
+    seen: list[int] = []
+
+    async def main() -> None:
+        link = await open_connection(server.address, on_request=lambda _, command: seen.append(command.code))
+        await link.request(Command(EchoServer.NOISY, 0), 5)
+        link.close()
+        await _gone()
+
+    asyncio.run(main())
+    assert seen == [40]
+
+
+def test_silence_and_loss_are_told_apart(server: EchoServer) -> None:
+    async def main() -> None:
+        link = await open_connection(server.address)
+        with pytest.raises(RequestTimedOut):
+            await link.request(Command(EchoServer.SILENT, 0), 0.02)
+        with pytest.raises(ConnectionLost):
+            await link.request(Command(EchoServer.HANG_UP, 0), 5)
+        with pytest.raises(ConnectionLost, match="is closed"):
+            await link.request(Command(EchoServer.ECHO, 0), 5)
+        await _gone()
+
+    asyncio.run(main())
+
+
+def test_nonsense_ends_the_connection(server: EchoServer) -> None:
+    async def main() -> None:
+        link = await open_connection(server.address)
+        with pytest.raises(ConnectionLost):
+            await link.request(Command(EchoServer.NONSENSE, 0), 5)
+        await _gone()
+
+    asyncio.run(main())
+
+
+def test_cancelled_request_is_forgotten(server: EchoServer) -> None:
+    async def main() -> int:
+        link = await open_connection(server.address)
+        task = asyncio.create_task(link.request(Command(EchoServer.SILENT, 0), 5))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        left = len(link._waiting)
+        link.close()
+        await _gone()
+        return left
+
+    assert asyncio.run(main()) == 0
+
+
+def test_pool_shares_one_connection_and_replaces_a_lost_one(server: EchoServer) -> None:
+    async def main() -> None:
+        pool = ConnectionPool()
+        first, second = await asyncio.gather(pool.get(server.address), pool.get(str(server.address)))
+        assert first is second
+        with pytest.raises(ConnectionLost):
+            await first.request(Command(EchoServer.HANG_UP, 0), 5)
+        third = await pool.get(server.address)
+        assert third is not first
+        assert pool.live() == [third]
+        pool.close()
+        await _gone()
+        with pytest.raises(Closed):
+            await pool.get(server.address)
+
+    asyncio.run(main())
+
+
+def test_nobody_listening_says_where_and_what_to_do() -> None:
+    async def main() -> None:
+        await open_connection(Address("127.0.0.1", 1))
+
+    with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1: .* is a broker running there\?"):
+        asyncio.run(main())
+
+
+def test_server_turns_away_one_peer_too_many() -> None:
+    async def main(server: EchoServer) -> None:
+        first = await open_connection(server.address)
+        await first.request(Command(EchoServer.ECHO, 0), 5)
+        second = await open_connection(server.address)
+        with pytest.raises(ConnectionLost):
+            await second.request(Command(EchoServer.ECHO, 0), 5)
+        await first.request(Command(EchoServer.ECHO, 0), 5)
+        first.close()
+        await _gone()
+
+    with EchoServer(max_connections=1) as server:
+        asyncio.run(main(server))
+        assert server.server is not None
+        assert server.server.refused == 1
+
+
+def test_frame_over_the_limit_closes_only_its_own_connection() -> None:
+    async def main(server: EchoServer) -> None:
+        good, bad = await open_connection(server.address), await open_connection(server.address)
+        with pytest.raises(ConnectionLost):
+            await bad.request(Command(EchoServer.ECHO, 0, body=b"x" * 5000), 5)
+        assert (await good.request(Command(EchoServer.ECHO, 0, body=b"fine"), 5)).body == b"fine"
+        good.close()
+        await _gone()
+
+    with EchoServer(max_frame_bytes=4096) as server:
+        asyncio.run(main(server))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost:10911", Address("localhost", 10911)),
+        ("localhost", Address("localhost", 9876)),
+        ("[::1]:7", Address("::1", 7)),
+        ("[::1]", Address("::1", 9876)),
+    ],
+)
+def test_address_is_read_as_people_write_it(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":9876", "host:port", "host:70000", ";"])
+def test_text_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption):
+        parse_addresses(text)
+
+
+def test_several_addresses_keep_their_order() -> None:
+    assert parse_addresses("a:1;b:2,c") == (Address("a", 1), Address("b", 2), Address("c", 9876))

@@ -1,0 +1,201 @@
+"""The shape of the project: what a reader may rely on without reading everything.
+
+Sizes, the map in docs/architecture.md, the error tree, and that documents speak of what exists.
+"""
+
+import ast
+import importlib
+import pkgutil
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import lanemq
+from lanemq.client.listener import HandlerVerdict
+from lanemq.model import errors
+from lanemq.model.errors import LaneError
+from lanemq.wire import lane_fields
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "lanemq"
+DOCS = ROOT / "docs"
+PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+MOST_LINES = 400
+TEXT = {".py", ".md", ".toml", ".txt", ".sh", ".java", ".xml", ".ini", ".json", ""}
+FOLDERS = ("src", "tests", "docs", "scripts", "examples", "benchmarks", "interop", ".ci")
+
+
+def texts() -> Iterator[Path]:
+    """Every text file a reader of the repository meets."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
+                yield path
+    yield from (ROOT / name for name in ("README.md", "CHANGELOG.md", "Makefile", "pyproject.toml"))
+
+
+def section(text: str, title: str) -> str:
+    """A section of a Markdown text, from its heading to the next one of the same or a higher level."""
+    level = title.split(" ", 1)[0]
+    found = re.search(rf"^{re.escape(title)}.*?$(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no section {title!r}"
+    return found[1]
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Name and text of every module."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), path.read_text("utf-8")
+
+
+def test_a_module_fits_into_a_head() -> None:
+    assert [name for name, text in modules() if len(text.splitlines()) > MOST_LINES] == []
+
+
+def test_a_module_says_what_it_is_for() -> None:
+    assert [name for name, text in modules() if not ast.get_docstring(ast.parse(text))] == []
+
+
+def test_every_machine_has_tests_of_its_own() -> None:
+    machines = sorted((SOURCE / "core").glob("[a-z]*.py"))
+    assert machines
+    assert [m.name for m in machines if not (ROOT / "tests" / "core" / f"test_{m.stem}.py").exists()] == []
+
+
+# the map
+
+
+def mapped(package: str) -> set[str]:
+    text = (DOCS / "architecture.md").read_text("utf-8")
+    part = section(text, "### The roots" if package == "" else f"### {package}:")
+    return set(re.findall(r"^\| `([a-z_/]+\.py)` \|", part, re.MULTILINE))
+
+
+def present(package: str) -> set[str]:
+    if package == "":
+        return {path.name for path in SOURCE.glob("*.py")}
+    folder = SOURCE / package
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*.py") if p.name != "__init__.py"}
+
+
+@pytest.mark.parametrize("package", ["", *PACKAGES])
+def test_the_map_shows_every_module_and_no_other(package: str) -> None:
+    """A module that is not in docs/architecture.md is one that nobody can find."""
+    assert mapped(package) == present(package)
+
+
+def test_the_picture_of_layers_is_the_contract() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = config["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    there = {*PACKAGES, *(path.stem for path in SOURCE.glob("*.py"))}
+    layers = [layer for layer in layers if not there.isdisjoint(layer.split(" | "))]
+    picture = section((DOCS / "architecture.md").read_text("utf-8"), "## Layers").split("```")[1]
+    drawn = [re.split(r"\s{2,}", line.strip())[0].replace("│", "|") for line in picture.strip().splitlines()]
+    assert drawn == layers
+
+
+# public names and errors
+
+
+@pytest.mark.parametrize("name", lanemq.__all__)
+def test_a_public_name_is_there_and_written_about(name: str) -> None:
+    assert hasattr(lanemq, name)
+    told = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    assert any(re.search(rf"\b{name}\b", path.read_text("utf-8")) for path in told)
+
+
+def own_exceptions() -> Iterator[type[BaseException]]:
+    for found in pkgutil.walk_packages([str(SOURCE)], "lanemq."):
+        if found.name.endswith("__main__"):
+            continue
+        for value in vars(importlib.import_module(found.name)).values():
+            if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == found.name:
+                yield value
+
+
+NEVER_LEAVE = {"Unreadable", "_TooShort"}
+"""Signals between two modules of `wire`; `command` turns them into errors of the tree."""
+
+
+def test_every_exception_of_ours_is_a_lane_error() -> None:
+    """`except LaneError` must catch everything; verdicts are raised by users, click's are for the terminal."""
+    allowed = (LaneError, HandlerVerdict, click.ClickException)
+    others = {each.__name__ for each in own_exceptions() if not issubclass(each, allowed)}
+    assert others == NEVER_LEAVE
+
+
+def test_the_error_tree_is_drawn_completely() -> None:
+    drawn = set(re.findall(r"[A-Z][A-Za-z]+", errors.__doc__ or ""))
+    classes = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, LaneError)}
+    assert classes - drawn == set()
+    assert "…" not in (errors.__doc__ or "")
+
+
+RAISED_FREELY = {"StopIteration", "StopAsyncIteration", "NotImplementedError", "AssertionError"}
+"""Python's own protocol for iterators and unfinished classes; they mean what they always mean."""
+
+
+@pytest.mark.parametrize("package", ["client", "net"])
+def test_the_user_side_raises_no_foreign_class(package: str) -> None:
+    foreign = {
+        (path.name, node.exc.func.id)
+        for path in sorted((SOURCE / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+        if node.exc.func.id[0].isupper() and node.exc.func.id not in RAISED_FREELY
+        if not issubclass(getattr(errors, node.exc.func.id, object), LaneError)
+    }
+    assert not foreign
+
+
+# what documents say
+
+
+@pytest.mark.parametrize("path", sorted([ROOT / "README.md", *DOCS.rglob("*.md")]), ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_promise_names_a_module_and_a_test_that_exist() -> None:
+    text = (DOCS / "guarantees.md").read_text("utf-8")
+    promises = re.findall(r"^## (\d+)\. ", text, re.MULTILINE)
+    assert promises == [str(number) for number in range(1, 13)]
+    kept = [part for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if "Not in this release" not in part]
+    for part in kept:
+        paths = re.findall(r"`([a-z_/]+(?:\.py|/))`", part)
+        assert paths
+        assert all((SOURCE / path).exists() for path in paths), paths
+        globs = re.findall(r"^- Test: `([^`]+)`", part, re.MULTILINE)
+        assert [glob for glob in globs if not list(ROOT.glob(glob))] == []
+        assert globs
+
+
+def test_every_addition_to_the_protocol_is_told() -> None:
+    told = (DOCS / "compatibility.md").read_text("utf-8")
+    added = [value for name, value in vars(lane_fields).items() if name.startswith("LANE_")]
+    assert added
+    assert [value for value in added if f"`{value}`" not in told] == []
+
+
+def test_decisions_are_numbered_and_whole() -> None:
+    paths = sorted((DOCS / "decisions").glob("*.md"))
+    assert [path.name[:4] for path in paths] == [f"{number:04}" for number in range(1, len(paths) + 1)]
+    for path in paths:
+        titles = re.findall(r"^## (.+)$", path.read_text("utf-8"), re.MULTILINE)
+        assert titles == ["Context", "Choice", "What we gave up", "When to look again"], path.name
+
+
+LEFTOVER = re.compile("TO" + "DO|FIX" + "ME")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w|C:\\\\Users")
+
+
+@pytest.mark.parametrize("pattern", [LEFTOVER, MACHINE_PATH], ids=["nothing is left for later", "no machine's paths"])
+def test_no_file_contains(pattern: re.Pattern[str]) -> None:
+    found = [path.relative_to(ROOT).as_posix() for path in texts() if pattern.search(path.read_text("utf-8"))]
+    assert [path for path in found if path != "tests/test_shape.py"] == []
