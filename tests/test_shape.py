@@ -5,6 +5,7 @@ Sizes, the map in docs/architecture.md, the error tree, and that documents speak
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import re
 import tomllib
@@ -109,9 +110,13 @@ def test_a_public_name_is_there_and_written_about(name: str) -> None:
     assert any(re.search(rf"\b{name}\b", path.read_text("utf-8")) for path in told)
 
 
+HAS_SPARK = importlib.util.find_spec("pyspark") is not None
+"""Whether the extra `lanemq[spark]` is installed."""
+
+
 def own_exceptions() -> Iterator[type[BaseException]]:
     for found in pkgutil.walk_packages([str(SOURCE)], "lanemq."):
-        if found.name.endswith("__main__"):
+        if found.name.endswith("__main__") or (found.name.startswith("lanemq.spark") and not HAS_SPARK):
             continue
         for value in vars(importlib.import_module(found.name)).values():
             if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == found.name:

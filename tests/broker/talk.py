@@ -2,7 +2,7 @@
 
 import socket
 from collections import deque
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -106,20 +106,20 @@ class Talk:
 
     # requests
 
-    def send(self, topic: str, body: bytes = b"hello", **more: object) -> Command:
+    def send(self, topic: str, body: bytes = b"hello", **more: Any) -> Command:
         return self.answer(self.post_send(topic, body, **more))
 
-    def post_send(self, topic: str, body: bytes = b"hello", flag: int = 0, **more: object) -> int:
+    def post_send(self, topic: str, body: bytes = b"hello", flag: int = 0, **more: Any) -> int:
         return self.post(RequestCode.SEND_MESSAGE_V2, send_ext(topic, **more), body, flag)
 
     def send_batch(self, topic: str, items: list[tuple[bytes, dict[str, str]]], queue: int = 0) -> Command:
         body = encode_batch([(0, part, encode_properties(properties)) for part, properties in items])
         return self.ask(RequestCode.SEND_BATCH_MESSAGE, send_ext(topic, queue=queue, batch=True), body)
 
-    def pull(self, topic: str, offset: int = 0, **more: object) -> Command:
+    def pull(self, topic: str, offset: int = 0, **more: Any) -> Command:
         return self.answer(self.post_pull(topic, offset, **more))
 
-    def post_pull(self, topic: str, offset: int = 0, **more: object) -> int:
+    def post_pull(self, topic: str, offset: int = 0, **more: Any) -> int:
         return self.post(RequestCode.PULL_MESSAGE, pull_ext(topic, offset, **more))
 
     def read(self, topic: str, queue: int = 0, offset: int = 0, tags: str = "*") -> list[RecordView]:
@@ -146,8 +146,8 @@ class Talk:
         assert reply.code == 0, reply
         return LockResponse.decode(reply.body)
 
-    def lane_lock(self, client: str, topic: str = "T", millis: int = 5000, **more: object) -> LockResponse:
-        return self.lock(client, topic, laneLeaseMillis=str(millis), **more)  # type: ignore[arg-type]
+    def lane_lock(self, client: str, topic: str = "T", millis: int = 5000, **more: Any) -> LockResponse:
+        return self.lock(client, topic, laneLeaseMillis=str(millis), **more)
 
     def unlock(self, client: str, topic: str = "T", queues: tuple[int, ...] = (0,), **more: str) -> Command:
         group = more.pop("group", "g")

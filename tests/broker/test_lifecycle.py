@@ -197,3 +197,19 @@ def test_folder_of_a_stopped_broker_can_be_moved(start: Start, folder: Path) -> 
     running.stop()
     shutil.move(folder / "data", folder / "elsewhere")
     assert bodies(start(folder / "elsewhere").talk().read("T")) == [b"here"]
+
+
+@pytest.mark.slow
+def test_kill_forgets_neither_epochs_nor_stamps_that_were_answered(start_process: StartProcess) -> None:
+    epochs = []
+    for number, owner in enumerate(("a", "b", "c")):
+        process = start_process()
+        with Talk(process.address) as talk:
+            talk.create("T")
+            assert talk.send("T", stamp=f"p.1.{number}").ext["queueOffset"] == str(number)
+            assert talk.send("T", stamp=f"p.1.{number}").ext["laneDuplicate"] == "true"
+            assert talk.send("T", stamp="p.0.9").code == 4102
+            epochs.append(talk.lane_lock(owner).lane_leases[0].epoch)
+            talk.unlock(owner)
+            process.kill()
+    assert epochs == [1, 2, 3]

@@ -60,8 +60,11 @@ def unsent(running: Running) -> int:
     """Bytes of answers that the broker holds for its peers."""
 
     def count() -> int:
-        peers = running.broker._server.peers
-        return sum(peer._outgoing_bytes + peer._transport.get_write_buffer_size() for peer in peers)  # type: ignore[union-attr]
+        held = 0
+        for peer in running.broker._server.peers:
+            assert peer._transport is not None
+            held += peer._outgoing_bytes + peer._transport.get_write_buffer_size()
+        return held
 
     return running.call(count)
 

@@ -16,7 +16,7 @@ from lanemq.client.message import Message
 from lanemq.client.producer import Producer
 from lanemq.client.pull_consumer import PullConsumer
 from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue, SendBack
-from lanemq.model.errors import Closed, InvalidOption
+from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -393,3 +393,22 @@ def test_mistakes_are_told_at_registration(register: Any, why: str) -> None:
 def test_an_app_without_handlers_does_not_start() -> None:
     with pytest.raises(InvalidOption, match="nothing is subscribed"):
         App("localhost:9876", group="g").start()
+
+
+def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_stop_tells_why(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    """Not an ordinary failure: nothing is retried, the message stays uncommitted, and nobody is left hanging."""
+    send(broker, topic, keys=1, each=1)
+    called = threading.Event()
+    app = App(broker.address, group=f"g-{topic}", stop_ms=100)
+
+    @app.ordered(topic)
+    def on_event(event: dict[str, int]) -> None:
+        called.set()
+        raise SystemExit(3)
+
+    app.start()
+    assert called.wait(WAIT)
+    with pytest.raises(LaneError, match="SystemExit"):
+        app.stop()

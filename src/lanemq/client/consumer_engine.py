@@ -35,7 +35,7 @@ from lanemq.client.workers import Aftermath, TaskWorkers, ThreadWorkers
 from lanemq.core.queue_lease import QueueLease
 from lanemq.core.rebalance import Event
 from lanemq.history import Lease
-from lanemq.model.errors import Closed, InvalidOption
+from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.connection import Connection
@@ -76,7 +76,7 @@ class ConsumerEngine:
         self._broken: BaseException | None = None
 
     async def run(self) -> None:
-        """Works until stopped. Raises what broke a worker, if one broke."""
+        """Works until stopped; raises if a handler ended its worker instead of returning or failing."""
         if self._begun:
             raise Closed("this consumer was started before: make a new one")
         self._begun = True
@@ -95,7 +95,7 @@ class ConsumerEngine:
                 station.board.close()
             self.pool.close()
         if self._broken is not None:
-            raise self._broken
+            raise LaneError(f"a handler ended its worker, the consumer stopped: {self._broken!r}") from self._broken
 
     def stop(self) -> None:
         """Finish what runs, hand everything over, end."""

@@ -81,8 +81,14 @@ class EngineThread:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._engine = engine = ConsumerEngine(self._options, self._plans, self._shared)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(engine.run())
-            started = tasks.create_task(engine.started.wait())
-            started.add_done_callback(lambda _: self._ready.set())
-            await asyncio.wait([started])
+        running = asyncio.create_task(engine.run())
+        started = asyncio.create_task(_started(engine))
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if not running.done():
+            self._ready.set()
+        await running
+
+
+async def _started(engine: ConsumerEngine) -> None:
+    await engine.started.wait()

@@ -19,6 +19,7 @@ from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
+from lanemq.wire.record import record_starts
 from lanemq.wire.sysflag import PULL_SUBSCRIPTION
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ PULL_SECONDS = 30.0
 PULL_BYTES = 4 * 1024 * 1024
 """Asked of LaneMQ brokers; an Apache broker gives 256 KiB and 32 messages at most, whatever is asked."""
 PULL_MESSAGES = 4096
+SAMPLE_BYTES = 64 * 1024
 
 _ANSWERS = frozenset(
     {
@@ -92,6 +94,14 @@ class RangeReader:
         if parts:
             yield b"".join(parts)
 
+    def mean_size(self, wanted: QueueRange) -> float:
+        """What a message takes at the beginning of a range, on average over one small pull; 0 if unknown."""
+        reply, _ = self._patience.run(
+            lambda: self._pull(wanted, wanted.first, most_bytes=SAMPLE_BYTES), str(wanted.queue)
+        )
+        count = len(record_starts(reply.body)) if reply.code == ResponseCode.SUCCESS else 0
+        return len(reply.body) / count if count else 0.0
+
     def _moved(self, wanted: QueueRange, offset: QueueOffset, answer: PullResponse, times: int) -> QueueOffset:
         """Where to go on when the broker has nothing at `offset`."""
         low, high = answer.min_offset, answer.max_offset
@@ -107,7 +117,9 @@ class RangeReader:
         log.warning("%s; going on without them", text)
         return QueueOffset(missing)
 
-    def _pull(self, wanted: QueueRange, offset: QueueOffset) -> tuple[Command, PullResponse]:
+    def _pull(
+        self, wanted: QueueRange, offset: QueueOffset, most_bytes: int = PULL_BYTES
+    ) -> tuple[Command, PullResponse]:
         header = PullHeader(
             consumer_group=wanted.group,
             topic=wanted.queue.topic,
@@ -119,7 +131,7 @@ class RangeReader:
             expression_type="TAG",
             lane_client=wanted.client,
             lane_epoch=wanted.epoch,
-            lane_max_bytes=PULL_BYTES,
+            lane_max_bytes=most_bytes,
         )
         if self._link is None:
             self._link = BlockingConnection(wanted.address)

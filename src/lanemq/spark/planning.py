@@ -28,21 +28,26 @@ class Begins:
     """Where reading goes on in each queue, and what cannot be read any more."""
 
     offsets: Positions
+    set_back: Positions
+    """Queues that were created again: the next position is their first message, and this batch reads nothing there."""
     losses: tuple[str, ...]
 
 
 def begins(start: Positions, bounds: Mapping[MessageQueue, Bounds]) -> Begins:
     """Where to go on from `start`, given what the queues hold now. A queue that is new begins at its first message."""
     offsets: Positions = {}
+    set_back: Positions = {}
     losses = [_gone(queue, start[queue]) for queue in start if queue not in bounds]
     for queue, (first, end) in bounds.items():
         at = start.get(queue, first)
-        offsets[queue] = at if first <= at <= end else first
+        if at > end:
+            set_back[queue] = first
+            losses.append(_recreated(queue, at, end))
+            continue
+        offsets[queue] = max(at, first)
         if at < first:
             losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {first}")
-        elif at > end:
-            losses.append(_recreated(queue, at, end))
-    return Begins(offsets, tuple(losses))
+    return Begins(offsets, set_back, tuple(losses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,7 @@ class Plan:
 
 
 def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds]) -> Plan:
-    """The ranges of a batch that was promised to go from `start` to `end`.
-
-    An end before its start is what a deleted and recreated topic leaves behind: it is read from its beginning.
-    """
+    """The ranges of a batch that was promised to go from `start` to `end`; an end before its start reads nothing."""
     spans: list[Span] = []
     losses: list[str] = []
     for queue, until in sorted(end.items()):
@@ -67,7 +69,8 @@ def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds]
                 losses.append(_gone(queue, start.get(queue, QueueOffset(0))))
             continue
         at = start.get(queue, held.first)
-        at = held.first if at > until else at
+        if at >= until:
+            continue
         first, last = max(at, min(held.first, until)), min(until, held.end)
         if first > at:
             losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {held.first}")

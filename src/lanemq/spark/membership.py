@@ -1,0 +1,188 @@
+"""The driver as a member of a consumer group: heartbeats, allocation, leases, hand-over.
+
+A shell around `holdings`. A thread renews leases and looks for changes while Spark plans and runs batches; it is
+started by the first question, never by the constructor, because readers are also built (and pickled) where no
+query runs. Every request is made under one lock, so thread and driver never speak at once.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+
+from lanemq.clock import Clock, SystemClock
+from lanemq.core.allocation import averagely
+from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, Grant, LeaseTimes
+from lanemq.model.errors import LaneError, LeaseLost
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.spark.holdings import Holdings
+from lanemq.spark.member_calls import MemberCalls
+from lanemq.spark.offsets import Positions
+from lanemq.spark.options import ReadOptions
+
+log = logging.getLogger(__name__)
+
+ROUND_MS = 1_000
+HEARTBEAT_MS = 30_000
+"""RocketMQ's ClientConfig.heartbeatBrokerInterval."""
+
+
+class Membership:
+    """One query's place in its group."""
+
+    def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
+        self._options = options
+        self._clock = clock or SystemClock()
+        self._calls = MemberCalls(options.servers, options.pull_group, options.tags, self._clock)
+        self._holdings = Holdings()
+        self._topics: tuple[str, ...] = ()
+        self._wanted: frozenset[MessageQueue] = frozenset()
+        self._heartbeat_due: dict[Address, int] = {}
+        self._renew_due: dict[Address, int] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def client_id(self) -> str:
+        return self._calls.client_id
+
+    def join(self, topics: Collection[str]) -> None:
+        """Takes part from now on, with these topics; the first call starts the thread."""
+        with self._lock:
+            if tuple(sorted(topics)) != self._topics:
+                self._topics = tuple(sorted(topics))
+                self._heartbeat_due.clear()
+                self._round()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="lanemq-spark-member", daemon=True)
+            self._thread.start()
+
+    def settle(self, most: Millis) -> None:
+        """Waits until every queue of this member's share is owned, or the time is over."""
+        until = self._clock.now() + most
+        while self._clock.now() < until:
+            with self._lock:
+                self._round()
+                if self._wanted and self._wanted <= self._holdings.usable(now=self._clock.now()).keys():
+                    return
+            self._ended.wait(0.1)
+
+    def usable(self) -> Positions:
+        """The queues this query may read now, each with the group's offset when it was taken."""
+        with self._lock:
+            return self._holdings.usable(now=self._clock.now())
+
+    def take(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, Epoch]:
+        """Those of the queues that the next batch reads, with their epochs."""
+        with self._lock:
+            return self._holdings.take(queues, now=self._clock.now())
+
+    def batch_done(self, positions: Positions) -> None:
+        """Every batch up to these positions is finished: store them, then give back what others wait for."""
+        with self._lock:
+            self._holdings.finished()
+            for queue, offset in self._holdings.to_store(positions).items():
+                self._store(queue, offset)
+            self._give_back()
+
+    def leave(self) -> None:
+        """Ends the membership; idle queues are given back, the others when the broker misses us."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+        with self._lock:
+            try:
+                self._holdings.want(())
+                self._give_back()
+                self._calls.unregister()
+            except LaneError as error:
+                log.info("group %s: could not say goodbye: %s", self._options.group, error)
+            self._calls.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(ROUND_MS / 1000):
+            with self._lock:
+                self._round()
+
+    def _round(self) -> None:
+        """Looks at every topic once. A broker that does not answer leaves things as they are: leases end by time."""
+        wanted: set[MessageQueue] = set()
+        for topic in self._topics:
+            try:
+                wanted |= self._share_of(topic)
+            except LaneError as error:
+                log.warning("group %s, topic %s: queues stay as they are: %s", self._options.group, topic, error)
+                wanted |= {queue for queue in self._wanted if queue.topic == topic}
+        self._wanted = frozenset(wanted)
+        self._holdings.want(self._wanted)
+        self._give_back()
+        self._renew()
+
+    def _share_of(self, topic: str) -> set[MessageQueue]:
+        route = self._calls.route(topic)
+        now = self._clock.now()
+        members: list[str] = []
+        for broker in sorted({queue.broker for queue in route.subscribe}):
+            address = route.master(broker)
+            if now >= self._heartbeat_due.get(address, 0) or not self._calls.connected(address):
+                self._calls.heartbeat(address, self._topics)
+                self._heartbeat_due[address] = now + HEARTBEAT_MS
+                self._renew_due.pop(address, None)
+            members = members or self._calls.members(address)
+        return set(averagely(route.subscribe, members, self._calls.client_id))
+
+    def _renew(self) -> None:
+        """Asks for everything held or wanted, one request per broker."""
+        brokers: dict[tuple[Address, bool], list[MessageQueue]] = {}
+        for queue in sorted({*self._wanted, *self._holdings.queues()}):
+            route = self._calls.route(queue.topic)
+            brokers.setdefault((route.master(queue.broker), route.is_lane(queue.broker)), []).append(queue)
+        for (address, lane), queues in brokers.items():
+            missing = any(queue not in self._holdings for queue in queues)
+            if missing or self._clock.now() >= self._renew_due.get(address, 0):
+                self._lease(address, queues, LANE_TIMES if lane else ROCKETMQ_TIMES, lane=lane)
+
+    def _lease(self, address: Address, queues: list[MessageQueue], times: LeaseTimes, *, lane: bool) -> None:
+        asked_at = self._clock.now()
+        try:
+            granted = self._calls.lock(address, queues, times.broker_lease if lane else None)
+            for queue in queues:
+                answer = granted.get(queue)
+                if answer is None:
+                    self._holdings.refused(queue)
+                    continue
+                # Read under the lease, so it is what the former owner left.
+                floor = answer.offset if answer.offset is not None else self._floor(address, queue)
+                grant = self._holdings.granted(queue, answer.epoch, floor, times, asked_at=asked_at)
+                if grant is Grant.NEW:
+                    log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)
+            self._renew_due[address] = asked_at + times.renew_every
+        except LaneError as error:
+            log.warning("group %s: leases at %s end as planned: %s", self._options.group, address, error)
+
+    def _floor(self, address: Address, queue: MessageQueue) -> QueueOffset:
+        """An Apache broker does not say with the lock where the group stands; only a first grant needs to know."""
+        return QueueOffset(0) if queue in self._holdings else self._calls.committed(address, queue)
+
+    def _store(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        try:
+            self._calls.commit(self._master(queue), queue, offset, self._holdings.epoch(queue))
+            self._holdings.stored(queue, offset)
+        except LeaseLost as error:
+            raise LeaseLost(f"{queue}: {error}; another copy of this query or another member is at work") from error
+        except LaneError as error:
+            # The checkpoint is the truth; the broker is told again after the next batch.
+            log.warning("group %s: offset %s of %s is not stored yet: %s", self._options.group, offset, queue, error)
+
+    def _give_back(self) -> None:
+        for queue in self._holdings.leaving():
+            try:
+                self._calls.unlock(self._master(queue), queue, self._holdings.epoch(queue))
+            except LaneError as error:
+                log.warning("%s could not be unlocked; others wait for the lease's end: %s", queue, error)
+            self._holdings.drop(queue)
+
+    def _master(self, queue: MessageQueue) -> Address:
+        return self._calls.route(queue.topic).master(queue.broker)

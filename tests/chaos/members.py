@@ -1,0 +1,123 @@
+"""Several members of one group inside the test's own process, against a real broker: fast, and easy to hold up."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lanemq.checker.checking import Options, check
+from lanemq.checker.verdict import Report
+from lanemq.client.app import App
+from lanemq.client.message import Message
+from lanemq.client.producer import Producer
+from lanemq.core.retry_policy import FailurePolicy
+from lanemq.core.sharding import pick_queue
+from lanemq.history import open_history
+from lanemq.model.queue import MessageQueue
+from lanemq.testing.embedded import EmbeddedBroker
+from tests.chaos.roles import GROUP, TOPIC
+
+PATIENCE = 20.0
+SOON = {"rebalance_soon_ms": 50, "commit_every_ms": 50}
+Handle = Callable[[Message], None]
+
+
+def until(what: str, true: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Polls; nothing here waits by sleeping and hoping."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {seconds:.0f} s until {what}")
+        time.sleep(0.005)
+
+
+def key_in(number: int, of: int = 4) -> str:
+    """A key that belongs to this queue."""
+    queues = [MessageQueue(TOPIC, "lanemq", each) for each in range(of)]
+    return next(f"k{n}" for n in range(1000) if pick_queue(f"k{n}", queues).queue_id == number)
+
+
+class Town:
+    """One broker, one producer, any number of members, and their histories."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._broker = EmbeddedBroker().start()
+        self.address = self._broker.address
+        self.producer = Producer(self.address)
+        self.done: list[tuple[str, str, int]] = []
+        """Member, key and offset of every handler call that returned, in that order."""
+        self._ends: list[Callable[[], None]] = [self._end_broker, self.producer.close]
+
+    def member(
+        self,
+        name: str,
+        handle: Handle = lambda message: None,
+        *,
+        on_fail: FailurePolicy | None = None,
+        servers: str | None = None,
+        **options: Any,
+    ) -> App:
+        """A running member whose history is named after it."""
+        history = open_history(self._folder / "history", name, time.monotonic_ns, role="consumer")
+        settings = {**SOON, "client_id": name, "history": history, **options}
+        app = App(servers or self.address, group=GROUP, **settings)
+
+        @app.ordered(TOPIC, on_fail=on_fail, lanes=8)
+        def on_message(message: Message) -> None:
+            handle(message)
+            self.done.append((name, message.key or "", message.queue_offset))
+
+        app.start()
+        self._ends += [history.close, app.stop]
+        return app
+
+    def judge(self, *require: str) -> Report:
+        """Ends everything, then asks the checker; producers wrote no history here."""
+        self.close()
+        return check([self._folder / "history"], Options(require=require, foreign_producers=True))
+
+    def close(self) -> None:
+        while self._ends:
+            self._ends.pop()()
+
+    def _end_broker(self) -> None:
+        self._broker.__exit__(None, None, None)
+
+
+def owns(app: App, number: int) -> bool:
+    return MessageQueue(TOPIC, "lanemq", number) in app.snapshot().queues
+
+
+class Doorman:
+    """A handler that waits inside its first call until it is let go, and notices company."""
+
+    def __init__(self, key: str) -> None:
+        self.inside = threading.Event()
+        self.released = threading.Event()
+        self.began: list[tuple[str, int]] = []
+        self._key = key
+
+    def of(self, name: str) -> Handle:
+        def handle(message: Message) -> None:
+            if message.key != self._key:
+                return
+            self.began.append((name, message.queue_offset))
+            if len(self.began) == 1:
+                self.inside.set()
+                assert self.released.wait(PATIENCE)
+
+        return handle
+
+
+@contextlib.contextmanager
+def town_in(folder: Path) -> Iterator[Town]:
+    town = Town(folder)
+    try:
+        yield town
+    finally:
+        town.close()

@@ -1,0 +1,86 @@
+"""Seed problem 3, and the three locks against it: each one is taken out, and each time the order breaks.
+
+The story is always the same. Member `a` has fetched messages 0 to 4 of a key and is slow with the first; `b` joins
+and the queue is to become its own; messages 5 to 9 are sent. Nothing of the key may start before its predecessor
+has ended, whoever runs it.
+"""
+
+import pytest
+from tests.chaos.members import Doorman, Town, key_in, owns, until
+from tests.chaos.mutants import MUTANTS
+from tests.chaos.stage import complaint
+
+from lanemq.checker.verdict import Report, Verdict
+from lanemq.core.lock_table import LockGrant, LockTable
+
+KEY = key_in(3)
+"""Queue 3 of 4 belongs to the second of two members."""
+REFUSALS = 3
+
+
+def newcomer_while_a_handler_runs(town: Town, patch: pytest.MonkeyPatch) -> tuple[Report, Doorman]:
+    """Plays the story; the handler is let go when `b` was refused several times, or when the order is broken."""
+    refused = count_refusals(patch)
+    door = Doorman(KEY)
+    for number in range(5):
+        town.producer.send("orders", number, key=KEY)
+    a = town.member("a", door.of("a"), hand_over_ms=100)
+    until("a is inside", door.inside.is_set)
+    until("a has all five", lambda: town.producer and cached(a) == 5)
+    b = town.member("b", door.of("b"), hand_over_ms=100)
+    for number in range(5, 10):
+        town.producer.send("orders", number, key=KEY)
+    until("b waits, or order is broken", lambda: refused.count("b") >= REFUSALS or len(door.began) > 1)
+    door.released.set()
+    until("all are done", lambda: {offset for _, key, offset in town.done if key == KEY} == set(range(10)))
+    until("b has the queue", lambda: owns(b, 3))
+    return town.judge("rebalance"), door
+
+
+def cached(app: object) -> int:
+    return sum(held.lanes.cached.count for held in app.snapshot().queues.values())  # type: ignore[attr-defined]
+
+
+def count_refusals(patch: pytest.MonkeyPatch) -> list[str]:
+    refused: list[str] = []
+    real = LockTable.acquire
+
+    def acquire(self: LockTable, group: str, queues: object, owner: str, **named: object) -> LockGrant:
+        grant = real(self, group, queues, owner, **named)  # type: ignore[arg-type]
+        refused.extend(owner for each in grant.refused if each.queue.topic == "orders")
+        return grant
+
+    patch.setattr(LockTable, "acquire", acquire)
+    return refused
+
+
+@pytest.mark.row("A12")
+@pytest.mark.row("A83")
+@pytest.mark.row("A84")
+@pytest.mark.row("A89")
+@pytest.mark.row("A90")
+def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the handler takes: its queue is never unlocked by time. Other queues change hands meanwhile."""
+    report, door = newcomer_while_a_handler_runs(town, monkeypatch)
+    assert [offset for _, offset in door.began] == list(range(10))
+    assert [offset for _, key, offset in town.done if key == KEY] == list(range(10))
+    assert door.began[0] == ("a", 0)
+    assert door.began[-1][0] == "b"
+    assert report.verdict is Verdict.PASS, complaint(report)
+
+
+@pytest.mark.row("A83")
+@pytest.mark.parametrize(
+    ("lock", "enemy"),
+    [("broker_lock", "another member"), ("lane_lock", "another thread"), ("drain", "a rebalance in the middle")],
+)
+def test_without_any_one_of_the_three_locks_the_order_breaks(
+    town: Town, monkeypatch: pytest.MonkeyPatch, lock: str, enemy: str
+) -> None:
+    """Negative controls: each lock has an enemy of its own, and the other two do not stop it."""
+    MUTANTS[lock](monkeypatch.setattr)
+    report, door = newcomer_while_a_handler_runs(town, monkeypatch)
+    second = door.began[1]
+    assert second[0] == ("a" if lock == "lane_lock" else "b"), f"the enemy was to be {enemy}"
+    assert report.verdict is Verdict.VIOLATION
+    assert "B5" in report.counts, complaint(report)
