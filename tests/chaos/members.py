@@ -100,6 +100,8 @@ class Doorman:
         self.inside = threading.Event()
         self.released = threading.Event()
         self.began: list[tuple[str, int]] = []
+        self.company: list[tuple[str, int]] = []
+        """Who began while the first one was still inside."""
         self._key = key
 
     def of(self, name: str) -> Handle:
@@ -107,6 +109,8 @@ class Doorman:
             if message.key != self._key:
                 return
             self.began.append((name, message.queue_offset))
+            if self.inside.is_set() and not self.released.is_set():
+                self.company.append((name, message.queue_offset))
             if len(self.began) == 1:
                 self.inside.set()
                 assert self.released.wait(PATIENCE)

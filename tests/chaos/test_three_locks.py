@@ -26,11 +26,11 @@ def newcomer_while_a_handler_runs(town: Town, patch: pytest.MonkeyPatch) -> tupl
         town.producer.send("orders", number, key=KEY)
     a = town.member("a", door.of("a"), hand_over_ms=100)
     until("a is inside", door.inside.is_set)
-    until("a has all five", lambda: town.producer and cached(a) == 5)
+    until("a has all five", lambda: cached(a) == 5 or door.company)
     b = town.member("b", door.of("b"), hand_over_ms=100)
     for number in range(5, 10):
         town.producer.send("orders", number, key=KEY)
-    until("b waits, or order is broken", lambda: refused.count("b") >= REFUSALS or len(door.began) > 1)
+    until("b waits, or order is broken", lambda: refused.count("b") >= REFUSALS or door.company)
     door.released.set()
     until("all are done", lambda: {offset for _, key, offset in town.done if key == KEY} == set(range(10)))
     until("b has the queue", lambda: owns(b, 3))
@@ -64,9 +64,11 @@ def test_a_newcomer_starts_nothing_before_the_old_owner_has_ended(town: Town, mo
     report, door = newcomer_while_a_handler_runs(town, monkeypatch)
     assert [offset for _, offset in door.began] == list(range(10))
     assert [offset for _, key, offset in town.done if key == KEY] == list(range(10))
+    assert not door.company
     assert door.began[0] == ("a", 0)
     assert door.began[-1][0] == "b"
     assert report.verdict is Verdict.PASS, complaint(report)
+    assert report.coverage["zombie_turns"] == 0
 
 
 @pytest.mark.row("A83")
@@ -80,7 +82,7 @@ def test_without_any_one_of_the_three_locks_the_order_breaks(
     """Negative controls: each lock has an enemy of its own, and the other two do not stop it."""
     MUTANTS[lock](monkeypatch.setattr)
     report, door = newcomer_while_a_handler_runs(town, monkeypatch)
-    second = door.began[1]
-    assert second[0] == ("a" if lock == "lane_lock" else "b"), f"the enemy was to be {enemy}"
-    assert report.verdict is Verdict.VIOLATION
-    assert "B5" in report.counts, complaint(report)
+    assert door.company, f"{enemy} was to come in"
+    assert door.company[0][0] == ("a" if lock == "lane_lock" else "b")
+    # A member that gave its queue away throws the overlapped turn's result away, so there the checker only counts it.
+    assert "B5" in report.counts or report.coverage["zombie_turns"], complaint(report)

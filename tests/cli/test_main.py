@@ -86,10 +86,15 @@ def test_every_command_refuses_a_bad_address_as_usage(words: tuple[str, ...]) ->
 
 def test_broker_in_a_process_of_its_own_serves_commands(process: tuple[object, str, Path]) -> None:
     environment = {**os.environ, "LANEMQ_SERVER": process[1]}
-    for words in (("topic", "create", "smoke", "--ordered"), ("send", "smoke", "hello", "--key", "a")):
-        subprocess.run([*LANEMQ, *words], env=environment, check=True, capture_output=True, timeout=60)
-    seen = subprocess.run([*LANEMQ, "tail", "smoke"], env=environment, check=True, capture_output=True, timeout=60)
-    assert b"hello" in seen.stdout
+
+    def run(*words: str) -> str:
+        done = subprocess.run([*LANEMQ, *words], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("topic", "create", "smoke", "--ordered")
+    run("send", "smoke", "hello", "--key", "a")
+    assert "hello" in run("tail", "smoke")
 
 
 def test_second_broker_on_the_same_data_is_refused(process: tuple[object, str, Path]) -> None:

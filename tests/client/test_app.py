@@ -395,7 +395,7 @@ def test_an_app_without_handlers_does_not_start() -> None:
         App("localhost:9876", group="g").start()
 
 
-def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_stop_tells_why(
+def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_start_or_stop_tells_why(
     broker: EmbeddedBroker, topic: str
 ) -> None:
     """Not an ordinary failure: nothing is retried, the message stays uncommitted, and nobody is left hanging."""
@@ -408,7 +408,10 @@ def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_stop_tells_why
         called.set()
         raise SystemExit(3)
 
-    app.start()
-    assert called.wait(WAIT)
-    with pytest.raises(LaneError, match="SystemExit"):
+    def start_and_stop() -> None:
+        app.start()
+        called.wait(WAIT)
         app.stop()
+
+    with pytest.raises(LaneError, match="SystemExit"):
+        start_and_stop()

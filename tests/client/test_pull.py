@@ -42,9 +42,7 @@ def test_a_queue_whose_lease_ran_out_is_not_pulled_until_it_is_renewed() -> None
     assert stopped == still
 
 
-@pytest.mark.row("A58")
-def test_an_offset_that_went_back_is_followed_back() -> None:
-    """Going back repeats; not going back would skip."""
+def test_a_queue_is_read_from_where_the_group_stands() -> None:
 
     async def main() -> int:
         broker = FakeBroker([queue(0)])

@@ -486,3 +486,57 @@ def test_a_cut_off_member_starts_no_message_after_its_lease_and_the_rival_none_b
     first_b = min(at for name, at in started if name == "b")
     assert last_a < 30_000
     assert first_b >= 60_000
+
+
+@pytest.mark.row("A85")
+def test_a_queue_is_not_unlocked_before_its_offset_is_really_stored() -> None:
+    """Unlocked earlier, the next owner would start at the old offset and repeat what was done."""
+
+    async def main() -> tuple[int, bool, list[int]]:
+        broker = FakeBroker([queue(0), queue(1)])
+        seen: dict[str, list[int]] = {"a": [], "b": []}
+
+        def noting(name: str) -> Any:
+            async def note(message: Message) -> None:
+                seen[name].append(message.queue_offset)
+
+            return note
+
+        async with member(broker, "a", noting("a"), commit_every_ms=600_000):
+            broker.store(queue(1), *(record(n) for n in range(3)))
+            await until(lambda: len(seen["a"]) == 3)
+            broker.faults.append(lambda _, name, __: no_answer() if name == "commit" else None)
+            async with member(broker, "b", noting("b")) as b:
+                await asyncio.sleep(10)
+                unlocked = len([each for each in broker.what("unlock") if each[3] == queue(1)])
+                early = queue(1) in held(b)
+                broker.faults.clear()
+                await until(lambda: queue(1) in held(b))
+                await asyncio.sleep(1)
+        return unlocked, early, seen["b"]
+
+    assert run_virtual(main) == (0, False, [])
+
+
+def test_a_queue_wanted_again_while_its_offset_cannot_be_stored_is_put_back_to_work() -> None:
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0), queue(1)])
+        seen: list[int] = []
+
+        async def note(message: Message) -> None:
+            seen.append(message.queue_offset)
+
+        async with member(broker, "a", note, commit_every_ms=600_000) as a:
+            broker.store(queue(1), record(0))
+            await until(lambda: seen)
+            broker.faults.append(lambda _, name, __: no_answer() if name == "commit" else None)
+            broker.members.append("b")
+            a.rebalance()
+            await asyncio.sleep(5)
+            broker.members.remove("b")
+            broker.faults.clear()
+            broker.store(queue(1), record(1))
+            await until(lambda: len(seen) == 2, seconds=60)
+        return seen
+
+    assert run_virtual(main) == [0, 1]

@@ -356,7 +356,6 @@ def test_a_failed_message_runs_again_before_any_later_one() -> None:
 
 
 @pytest.mark.row("A70")
-@pytest.mark.row("A71")
 def test_without_a_lease_nothing_runs_and_with_one_it_does() -> None:
     seen = threading.Event()
     floor = Floor(lambda message: seen.set())

@@ -20,6 +20,7 @@ class LogThread:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._under_way = 0
         self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
         self._thread.start()
 
@@ -28,9 +29,19 @@ class LogThread:
 
         def run() -> None:
             result, error = _outcome(job)
-            self._loop.call_soon_threadsafe(done, result, error)
+            self._loop.call_soon_threadsafe(finished, result, error)
 
+        def finished(result: G | None, error: StorageError | None) -> None:
+            self._under_way -= 1
+            done(result, error)
+
+        self._under_way += 1
         self._jobs.put(run)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything submitted has run and been told. Asked on the loop."""
+        return self._under_way == 0
 
     async def call(self, job: Callable[[], G]) -> G:
         """The result of `job`, awaited."""

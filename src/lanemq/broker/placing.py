@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lanemq.broker.parts import Parts
 from lanemq.core.delay import ToDeadLetter, capped, route_retry_send
-from lanemq.core.topic_table import Permission, TopicConfig
+from lanemq.core.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, MessageRefused, NotAllowed
 from lanemq.model.names import (
     DEFAULT_TOPIC,
@@ -39,11 +39,11 @@ class Placed(NamedTuple):
 
 def place(parts: Parts, header: SendHeader) -> Placed:
     """The topic a message is stored in, created if need be; raises what the sender is answered."""
-    name = check_topic(header.topic)
+    name = header.topic
     if name in NOT_SENDABLE:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
     topic = _topic_of(parts, header, name)
-    if not topic.permission & Permission.WRITE:
+    if not topic.writable:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} may not be written")
     if header.queue_id >= max(topic.read_queues, topic.write_queues):
         raise BrokerRefused(
@@ -86,6 +86,7 @@ def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
     known = parts.topics.get(name)
     if known is not None:
         return known
+    check_topic(name)
     if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
         return parts.topics.existing(name)
     queues = min(max(header.default_topic_queue_nums, 1), parts.options.default_queues)

@@ -76,6 +76,8 @@ def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_lev
 async def serve(options: BrokerOptions) -> None:
     """Until SIGTERM or SIGINT; a second signal ends the process at once."""
     running = Broker(options)
+    # The log thread comes back from the disk to a busy loop; with the default of 5 ms it would wait that long.
+    sys.setswitchinterval(0.0005)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

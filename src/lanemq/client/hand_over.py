@@ -25,6 +25,8 @@ from lanemq.model.errors import LaneError, LeaseLost
 
 log = logging.getLogger(__name__)
 
+_UNFINISHED = {Stage.DRAINING: Step.DRAIN, Stage.COMMITTING: Step.COMMIT}
+
 
 class HandOver:
     """Gives queues up, and loses them."""
@@ -49,8 +51,8 @@ class HandOver:
     async def give_up(self, holding: Holding, most_ms: int) -> bool:
         """Walks the queue out, as `core/rebalance` says; false if it had to stay, to be tried again later."""
         step = holding.life.happened(Event.UNWANTED, now=self._clock.now())
-        if holding.life.stage is Stage.DRAINING:
-            step = Step.DRAIN  # also when an earlier round began it
+        # An earlier round may have begun it; go on where that one had to leave it.
+        step = _UNFINISHED.get(holding.life.stage, step)
         while True:
             match step:
                 case Step.DRAIN:
@@ -106,8 +108,9 @@ class HandOver:
         except LeaseLost:
             return None  # lost already; there is nothing left to give
         except LaneError as error:
-            # The lease ends by itself if the broker is gone, and what was not reported repeats.
-            log.warning("%s is given up with its last offset unreported: %s", holding, error)
+            # Unlocked now, the next owner would repeat what is not reported; the lease ends by itself at worst.
+            log.warning("%s stays here until its last offset is reported: %s", holding, error)
+            return Event.NOT_COMMITTED
         return Event.COMMITTED
 
     async def _unlock(self, holding: Holding) -> Event:

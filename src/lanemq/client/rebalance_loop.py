@@ -21,7 +21,7 @@ from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.routes import TopicRoute
 from lanemq.client.station import Station
 from lanemq.core.queue_lease import QueueLease
-from lanemq.core.rebalance import plan
+from lanemq.core.rebalance import Stage, plan
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
@@ -150,6 +150,9 @@ class Rebalancer:
 
     def _keep(self, holding: Holding) -> None:
         """A queue that stays; if it was about to leave, it is put to work again."""
+        if holding.life.stage is Stage.COMMITTING:
+            self._let_go(holding)  # too late to call off: it leaves, and the next round takes it anew
+            return
         if holding.puller is None and (holding.hand_over is None or holding.hand_over.done()):
             self._hand_over.call_off(holding)
             self.resume(holding)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.send_history import SendHistory
-from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, stored_outcome
+from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, stored_outcomes
 from lanemq.client.send_requests import Parcel, RequestBuilder
 from lanemq.client.send_work import EngineLane, SendRequest, Work
 from lanemq.clock import Clock
@@ -25,12 +25,11 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.wire.codes import STORED_CODES, error_for
 from lanemq.wire.command import Command
+from lanemq.wire.lane_fields import LANE_EXPECTED
 
 log = logging.getLogger(__name__)
 
 FIRST_EPOCH = Epoch(1)
-LANE_EXPECTED = "laneExpected"
-"""In a refusal for a gap: the sequence that the broker waits for; 0 if it does not know the producer."""
 _NEVER = Millis(2**62)
 
 DIAL_BACKOFF_MILLIS = (0, 50, 100, 200, 500, 1000)
@@ -277,10 +276,10 @@ class SendEngine:
         lane.built.pop(request.batch.first_sequence, None)
         parcels = request.batch.messages
         self.buffered_bytes -= sum([parcel.size for parcel in parcels])
-        outcome = stored_outcome(parcels, lane.queue, reply)
-        if self._history.on:
-            self._history.stored(lane.queue, parcels, outcome.first_offset)
-        work.outcomes.append(outcome)
+        for outcome in stored_outcomes(parcels, lane.queue, reply):
+            if self._history.on:
+                self._history.stored(lane.queue, outcome.parcels, outcome.first_offset)
+            work.outcomes.append(outcome)
 
     def _refused(
         self, lane: EngineLane, request: SendRequest, problem: LaneError, reply: Command | None, work: Work

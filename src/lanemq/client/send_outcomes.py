@@ -11,7 +11,7 @@ from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.wire.command import Command
-from lanemq.wire.lane_fields import LANE_DUPLICATE
+from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 
 _STORED_AS = {each.value: each for each in StoredAs}
 
@@ -48,16 +48,19 @@ class NotStored:
 Outcome: TypeAlias = Stored | NotStored
 
 
-def stored_outcome(parcels: Sequence[Parcel], queue: MessageQueue, reply: Command) -> Stored:
-    """The broker's answer to a send that is in its log."""
+def stored_outcomes(parcels: Sequence[Parcel], queue: MessageQueue, reply: Command) -> list[Stored]:
+    """The broker's answer to a send that is in its log; two when a crash had cut the batch in two."""
     ext = reply.ext
-    return Stored(
-        parcels,
-        queue,
-        int(ext.get("queueOffset", "-1")),
-        _STORED_AS.get(ext.get("laneStored", ""), StoredAs.UNKNOWN),
-        ext.get(LANE_DUPLICATE) == "true",
-    )
+    offset = int(ext.get("queueOffset", "-1"))
+    safety = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
+    skipped = int(ext.get(LANE_SKIPPED, "0"))
+    if not skipped:
+        return [Stored(parcels, queue, offset, safety, ext.get(LANE_DUPLICATE) == "true")]
+    known = int(ext.get(LANE_KNOWN_OFFSET, "-1"))
+    return [
+        Stored(parcels[:skipped], queue, known, safety, True),
+        Stored(parcels[skipped:], queue, offset, safety, False),
+    ]
 
 
 def failed_outcomes(

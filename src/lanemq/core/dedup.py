@@ -161,9 +161,7 @@ class ProducerTable:
     ) -> None:
         """Remember what was just staged. `first` is the first stamp stored, after the skipped ones."""
         if self.judge(topic, queue_id, first, count) != Fresh():
-            raise ValueError(
-                f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it"
-            )
+            raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
         self._remember((topic, queue_id, first.producer), first, count, first_offset, stored_at)
 
     def replay(
@@ -232,9 +230,7 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def _remember(
-        self, key: ProducerKey, first: Stamp, count: int, offset: QueueOffset, stored_at: Millis
-    ) -> None:
+    def _remember(self, key: ProducerKey, first: Stamp, count: int, offset: QueueOffset, stored_at: Millis) -> None:
         known = self._producers.pop(key, None)
         if known is None or known.epoch != first.epoch:
             known = _Producer(first.epoch, first.sequence)

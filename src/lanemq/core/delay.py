@@ -77,9 +77,7 @@ def route_send_back(reconsume_times: int, requested: int, max_retries: int | Non
     return ToRetry(level_for_retry(reconsume_times, requested), reconsume_times + 1)
 
 
-def route_retry_send(
-    reconsume_times: int, max_retries: int | None, *, requested: int, group_holds_lock: bool
-) -> Route:
+def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested: int, group_holds_lock: bool) -> Route:
     """Where a message goes that a client itself sends to its retry topic.
 
     `reconsume_times` comes with the request. An ordered group does that only when its attempts are used up,
@@ -132,9 +130,7 @@ class DelayQueueCursors:
 
     def saved(self, cursors: Mapping[int, QueueOffset]) -> None:
         """These are on disk. What moved on meanwhile stays dirty."""
-        self._dirty.difference_update(
-            level for level, offset in cursors.items() if self._next[level] == offset
-        )
+        self._dirty.difference_update(level for level, offset in cursors.items() if self._next[level] == offset)
 
     def restore(self, cursors: Iterable[tuple[int, QueueOffset]]) -> None:
         self._next.update((_existing(level), offset) for level, offset in cursors)

@@ -90,9 +90,7 @@ class GroupOffsets:
         self._pending: set[OffsetKey] = set()
         self._dirty: set[OffsetKey] = set()
 
-    def commit(
-        self, group: str, topic: str, queue_id: int, offset: QueueOffset, *, kind: CommitKind
-    ) -> Commit:
+    def commit(self, group: str, topic: str, queue_id: int, offset: QueueOffset, *, kind: CommitKind) -> Commit:
         key = (group, topic, queue_id)
         if offset < 0:
             return Ignored(WhyIgnored.NEGATIVE)
@@ -142,9 +140,7 @@ class GroupOffsets:
 
     def groups_of(self, topic: str) -> tuple[str, ...]:
         """The groups that ever committed in the topic, sorted."""
-        return tuple(
-            sorted(group for group, held in self._groups.items() if any(t == topic for t, _ in held))
-        )
+        return tuple(sorted(group for group, held in self._groups.items() if any(t == topic for t, _ in held)))
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
         """Drop the offsets of a deleted group, a deleted topic, or both; the keys to delete on disk."""

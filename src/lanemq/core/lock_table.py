@@ -201,9 +201,7 @@ class LockTable:
             shortened.append(entry.lease())
         return tuple(shortened)
 
-    def verdict(
-        self, group: str, queue: MessageQueue, owner: str, epoch: Epoch | None, *, now: Millis
-    ) -> Verdict:
+    def verdict(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch | None, *, now: Millis) -> Verdict:
         """Whether a pull or commit comes from the queue's owner.
 
         With an epoch (LaneMQ), doubt means no: only owner and epoch of the last grant are Current. That grant

@@ -63,6 +63,11 @@ class TopicConfig(NamedTuple):
     sys_flag: int = 0
 
     @property
+    def writable(self) -> bool:
+        # Plain numbers: this is asked for every send, and flags are slow to combine.
+        return int.__and__(self.permission, 2) != 0
+
+    @property
     def ordered(self) -> bool:
         return self.order is not TopicOrder.NONE
 

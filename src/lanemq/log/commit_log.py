@@ -99,11 +99,12 @@ class CommitLog:
     def sync(self) -> None:
         """Makes what was appended survive a power cut. Never called again after it failed once."""
         try:
-            for segment in self._unsynced:
+            # Taken first: what is appended while the sync runs must be synced by the next one.
+            segments, self._unsynced = self._unsynced, []
+            for segment in segments:
                 self._disk.fdatasync(segment.fd)
         except OSError as error:
             raise WriteFailed(f"fdatasync in {self.folder} failed: {error}; check the disk, restart") from error
-        self._unsynced = []
 
     def cut(self, position: int) -> None:
         """Removes every byte from a position on; the log ends there, perhaps with an empty segment."""

@@ -199,6 +199,9 @@ class Server:
         self.refused = 0
         self._max_connections = max_connections
         self._listener: asyncio.Server | None = None
+        self._stopping = False
+        # Peers that were refused and are on their way out; a stop waits for them too.
+        self._turned_away: set[Peer] = set()
         self._nobody = asyncio.Event()
         self._nobody.set()
 
@@ -212,6 +215,7 @@ class Server:
 
     def stop_accepting(self) -> None:
         """No new connections, and no new requests on those that are there."""
+        self._stopping = True
         if self._listener is not None:
             self._listener.close()
         for peer in self.peers:
@@ -238,17 +242,20 @@ class Server:
     # called by the peers
 
     def adopt(self, peer: Peer) -> None:
-        if len(self.peers) >= self._max_connections:
+        self._nobody.clear()
+        if self._stopping or len(self.peers) >= self._max_connections:
             self.refused += 1
-            peer.close(f"already {self._max_connections} connections; raise max_connections")
+            self._turned_away.add(peer)
+            most = f"already {self._max_connections} connections; raise max_connections"
+            peer.close("the broker is stopping" if self._stopping else most)
             return
         self.peers.add(peer)
-        self._nobody.clear()
         self.dispatcher.connected(peer)
 
     def forget(self, peer: Peer) -> None:
+        self._turned_away.discard(peer)
         if peer in self.peers:
             self.peers.discard(peer)
             self.dispatcher.closed(peer)
-            if not self.peers:
-                self._nobody.set()
+        if not self.peers and not self._turned_away:
+            self._nobody.set()

@@ -94,7 +94,7 @@ class Brokers:
             case Kind.COMMITTED:
                 return self._committed(queue, held)
             case Kind.TIME:
-                return self._at_time(queue, place.millis, held)
+                return self._at_time(queue, Millis(place.millis), held)
         named = place.named(queue)
         if named is None:
             return unnamed

@@ -8,6 +8,7 @@ nothing has been handed on twice after that, since a chunk is handed on only whe
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import LaneError, RemoteProtocolError
@@ -79,7 +80,7 @@ class RangeReader:
         parts: list[bytes] = []
         size, offset, resets = 0, wanted.first, 0
         while offset < wanted.end:
-            reply, answer = self._patience.run(lambda at=offset: self._pull(wanted, at), str(wanted.queue))
+            reply, answer = self._patience.run(partial(self._pull, wanted, offset), str(wanted.queue))
             if reply.code == ResponseCode.SUCCESS:
                 parts.append(reply.body)
                 size += len(reply.body)

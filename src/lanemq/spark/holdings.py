@@ -11,12 +11,20 @@ The rules guarded here:
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lanemq.core.queue_lease import Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import LeaseLost
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.spark.offsets import Positions
+
+
+class Claim(NamedTuple):
+    """The right of one batch to read one queue, from `floor` on."""
+
+    epoch: Epoch
+    floor: QueueOffset
 
 
 @dataclass(slots=True)
@@ -87,10 +95,10 @@ class Holdings:
             if held.wanted and not held.broken and held.lease.usable(now=now)
         }
 
-    def take(self, queues: Iterable[MessageQueue], *, now: Millis) -> dict[MessageQueue, Epoch]:
-        """Those of the queues that the batch may read now, with the epochs to show; they are busy from here on."""
+    def take(self, queues: Iterable[MessageQueue], *, now: Millis) -> dict[MessageQueue, Claim]:
+        """Those of the queues that the batch may read now; they are busy from here on."""
         usable = self.usable(now=now)
-        taken = {queue: self._held[queue].lease.epoch for queue in queues if queue in usable}
+        taken = {queue: Claim(self.epoch(queue), usable[queue]) for queue in queues if queue in usable}
         for queue in taken:
             self._held[queue].busy = True
         return taken

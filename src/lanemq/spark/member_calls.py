@@ -112,9 +112,7 @@ class MemberCalls:
     def committed(self, address: Address, queue: MessageQueue) -> QueueOffset:
         """Where the group stands; 0 where it has never been."""
         header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
-        command = Command(
-            RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext() | {LANE_CLIENT: self.client_id}
-        )
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext() | {LANE_CLIENT: self.client_id})
         try:
             return QueueOffset(max(0, OffsetResponse.from_ext(self._ask(address, command).ext).offset))
         except OffsetNotFound:

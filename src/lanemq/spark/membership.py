@@ -14,9 +14,9 @@ from lanemq.core.allocation import averagely
 from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, Grant, LeaseTimes
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.spark.holdings import Holdings
+from lanemq.spark.holdings import Claim, Holdings
 from lanemq.spark.member_calls import MemberCalls
 from lanemq.spark.offsets import Positions
 from lanemq.spark.options import ReadOptions
@@ -38,6 +38,8 @@ class Membership:
         self._holdings = Holdings()
         self._topics: tuple[str, ...] = ()
         self._wanted: frozenset[MessageQueue] = frozenset()
+        self._allocated = False
+        """The last round saw every topic's members."""
         self._heartbeat_due: dict[Address, int] = {}
         self._renew_due: dict[Address, int] = {}
         self._lock = threading.Lock()
@@ -65,7 +67,7 @@ class Membership:
         while self._clock.now() < until:
             with self._lock:
                 self._round()
-                if self._wanted and self._wanted <= self._holdings.usable(now=self._clock.now()).keys():
+                if self._allocated and self._wanted <= self._holdings.usable(now=self._clock.now()).keys():
                     return
             self._ended.wait(0.1)
 
@@ -74,8 +76,8 @@ class Membership:
         with self._lock:
             return self._holdings.usable(now=self._clock.now())
 
-    def take(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, Epoch]:
-        """Those of the queues that the next batch reads, with their epochs."""
+    def take(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, Claim]:
+        """Those of the queues that the next batch may read; they stay ours until it is done, if time allows."""
         with self._lock:
             return self._holdings.take(queues, now=self._clock.now())
 
@@ -102,23 +104,32 @@ class Membership:
             self._calls.close()
 
     def _run(self) -> None:
+        """Never ends by an error: leases that are not renewed are lost."""
         while not self._ended.wait(ROUND_MS / 1000):
-            with self._lock:
-                self._round()
+            try:
+                with self._lock:
+                    self._round()
+            except Exception:
+                log.exception("group %s: a round failed; the next one follows as planned", self._options.group)
 
     def _round(self) -> None:
         """Looks at every topic once. A broker that does not answer leaves things as they are: leases end by time."""
         wanted: set[MessageQueue] = set()
+        self._allocated = True
         for topic in self._topics:
             try:
                 wanted |= self._share_of(topic)
             except LaneError as error:
                 log.warning("group %s, topic %s: queues stay as they are: %s", self._options.group, topic, error)
                 wanted |= {queue for queue in self._wanted if queue.topic == topic}
+                self._allocated = False
         self._wanted = frozenset(wanted)
         self._holdings.want(self._wanted)
         self._give_back()
-        self._renew()
+        try:
+            self._renew()
+        except LaneError as error:
+            log.warning("group %s: leases end as planned: %s", self._options.group, error)
 
     def _share_of(self, topic: str) -> set[MessageQueue]:
         route = self._calls.route(topic)
@@ -142,25 +153,25 @@ class Membership:
         for (address, lane), queues in brokers.items():
             missing = any(queue not in self._holdings for queue in queues)
             if missing or self._clock.now() >= self._renew_due.get(address, 0):
-                self._lease(address, queues, LANE_TIMES if lane else ROCKETMQ_TIMES, lane=lane)
+                try:
+                    self._lease(address, queues, LANE_TIMES if lane else ROCKETMQ_TIMES, lane=lane)
+                except LaneError as error:
+                    log.warning("group %s: leases at %s end as planned: %s", self._options.group, address, error)
 
     def _lease(self, address: Address, queues: list[MessageQueue], times: LeaseTimes, *, lane: bool) -> None:
         asked_at = self._clock.now()
-        try:
-            granted = self._calls.lock(address, queues, times.broker_lease if lane else None)
-            for queue in queues:
-                answer = granted.get(queue)
-                if answer is None:
-                    self._holdings.refused(queue)
-                    continue
-                # Read under the lease, so it is what the former owner left.
-                floor = answer.offset if answer.offset is not None else self._floor(address, queue)
-                grant = self._holdings.granted(queue, answer.epoch, floor, times, asked_at=asked_at)
-                if grant is Grant.NEW:
-                    log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)
-            self._renew_due[address] = asked_at + times.renew_every
-        except LaneError as error:
-            log.warning("group %s: leases at %s end as planned: %s", self._options.group, address, error)
+        granted = self._calls.lock(address, queues, times.broker_lease if lane else None)
+        for queue in queues:
+            answer = granted.get(queue)
+            if answer is None:
+                self._holdings.refused(queue)
+                continue
+            # Read under the lease, so it is what the former owner left.
+            floor = answer.offset if answer.offset is not None else self._floor(address, queue)
+            grant = self._holdings.granted(queue, answer.epoch, floor, times, asked_at=asked_at)
+            if grant is Grant.NEW:
+                log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)
+        self._renew_due[address] = asked_at + times.renew_every
 
     def _floor(self, address: Address, queue: MessageQueue) -> QueueOffset:
         """An Apache broker does not say with the lock where the group stands; only a first grant needs to know."""

@@ -17,9 +17,17 @@ from lanemq.net.address import parse_addresses
 from lanemq.spark.places import Kind, Place, parse_place, parse_times
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 DEFAULT_GROUP: Final = "lanemq-spark"
 """Under which queries without a group pull. It takes no leases and stores no offsets."""
+
+ALL_TAGS: Final = tag_filter("*")
+MAX_DELAY: Final = Millis(900_000)
+"""Spark's Kafka source: 15 minutes."""
+WAIT: Final = Millis(60_000)
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+"""Measured: smaller Arrow batches cost more per row, larger ones only memory."""
 
 SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
 NOT_YET: Final = ("tls", "ssl", "accesskey", "secretkey", "securitytoken", "acl")
@@ -36,16 +44,16 @@ class ReadOptions:
     end: Place
     group: str | None = None
     ordered: bool = True
-    tags: TagFilter = tag_filter("*")
+    tags: TagFilter = ALL_TAGS
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = ()
     min_partitions: int = 0
     max_offsets: int | None = None
     max_bytes: int | None = None
     min_offsets: int = 0
-    max_delay: Millis = Millis(900_000)
-    wait: Millis = Millis(60_000)
-    chunk_bytes: int = 8 * 1024 * 1024
+    max_delay: Millis = MAX_DELAY
+    wait: Millis = WAIT
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def pull_group(self) -> str:
@@ -57,8 +65,11 @@ class ReadOptions:
         return self.group is not None and self.ordered
 
 
-def parse_read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of one query; `InvalidOption` names the first that cannot be used."""
+def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """The options of one query; `InvalidOption` names the first that cannot be used.
+
+    `streaming` is None while Spark has not said which kind of query it will be.
+    """
     options = {name.lower(): value for name, value in given.items()}
     _refuse_unknown(options)
     _refuse_for_batch(options, streaming)
@@ -74,16 +85,16 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOpti
         end=_end(options),
         group=group,
         ordered=ordered,
-        tags=_get(options, "tags", tag_filter, tag_filter("*")),
+        tags=_get(options, "tags", tag_filter, ALL_TAGS),
         fail_on_data_loss=_get(options, "failOnDataLoss", _flag, True),
         columns=_get(options, "columns", _names, ()),
         min_partitions=_get(options, "minPartitions", _positive, 0),
         max_offsets=_get(options, "maxOffsetsPerTrigger", _positive, None),
         max_bytes=_get(options, "maxBytesPerTrigger", _positive, None),
         min_offsets=_get(options, "minOffsetsPerTrigger", _positive, 0),
-        max_delay=_get(options, "maxTriggerDelay", duration, Millis(900_000)),
-        wait=_get(options, "brokerWait", duration, Millis(60_000)),
-        chunk_bytes=_get(options, "chunkBytes", _positive, 8 * 1024 * 1024),
+        max_delay=_get(options, "maxTriggerDelay", duration, MAX_DELAY),
+        wait=_get(options, "brokerWait", duration, WAIT),
+        chunk_bytes=_get(options, "chunkBytes", _positive, CHUNK_BYTES),
     )
 
 
@@ -110,7 +121,9 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
             raise InvalidOption(f"{name}: there is no such option; docs/spark.md lists all of them")
 
 
-def _refuse_for_batch(options: Mapping[str, str], streaming: bool) -> None:
+def _refuse_for_batch(options: Mapping[str, str], streaming: bool | None) -> None:
+    if streaming is None:
+        return
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
         if name.lower() in options:
             where = "batch" if streaming else "streaming"
@@ -150,10 +163,10 @@ def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
     return tuple(dict.fromkeys(names)), None
 
 
-def _start(options: Mapping[str, str], streaming: bool, member: bool) -> Place:
+def _start(options: Mapping[str, str], streaming: bool | None, member: bool) -> Place:
     default = Kind.COMMITTED if member else Kind.LATEST if streaming else Kind.EARLIEST
     place = _place(options, "starting", Place(default))
-    if not streaming and place.kind is Kind.LATEST:
+    if streaming is False and place.kind is Kind.LATEST:
         raise InvalidOption("startingOffsets: a batch query from latest reads nothing; use earliest or an offset")
     return place
 
@@ -168,7 +181,7 @@ def _end(options: Mapping[str, str]) -> Place:
 def _place(options: Mapping[str, str], which: str, default: Place) -> Place:
     by_name = {
         f"{which}Offsets": lambda text: parse_place(f"{which}Offsets", text),
-        f"{which}Timestamp": lambda text: Place(Kind.TIME, Millis(_whole(text))),
+        f"{which}Timestamp": lambda text: Place(Kind.TIME, _whole(text)),
         f"{which}OffsetsByTimestamp": lambda text: parse_times(f"{which}OffsetsByTimestamp", text),
     }
     given = [name for name in by_name if name.lower() in options]
@@ -177,7 +190,7 @@ def _place(options: Mapping[str, str], which: str, default: Place) -> Place:
     return _get(options, given[0], by_name[given[0]], default) if given else default
 
 
-def _get(options: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:
+def _get(options: Mapping[str, str], name: str, parse: Callable[[str], T], default: D) -> T | D:
     """One option, read by `parse`; whatever is wrong with it, the error begins with its name."""
     text = options.get(name.lower())
     if text is None:

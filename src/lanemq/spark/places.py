@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import QueueOffset
 
 LATEST, EARLIEST = -1, -2
 """In JSON per queue, as in Spark's Kafka source."""
@@ -43,7 +43,8 @@ class Place:
     """A position in every queue of a query."""
 
     kind: Kind
-    millis: Millis = Millis(0)
+    millis: int = 0
+    """Wall time, for a place in time."""
     per_queue: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By topic, then by `broker/number` or by number alone where one broker holds the topic."""
 

@@ -7,6 +7,7 @@ silently; and an empty range costs nothing, not even a task.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from lanemq.model.queue import MessageQueue
@@ -108,9 +109,7 @@ def limit_rows(start: Positions, end: Positions, most: int) -> Positions:
     return {queue: QueueOffset(start[queue] + shares[queue]) for queue in start}
 
 
-def limit_bytes(
-    start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], most: int
-) -> Positions:
+def limit_bytes(start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], most: int) -> Positions:
     """Ends with about `most` bytes, given what a message of each queue takes; at least one message, to get on."""
     rows = {queue: max(0, end[queue] - start[queue]) for queue in start}
     total = sum(rows[queue] * sizes.get(queue, 1.0) for queue in rows)
@@ -136,10 +135,7 @@ def split(spans: Iterable[Span], least: int) -> tuple[Span, ...]:
         size = span.end - span.first
         count = min(size, max(1, -(-least * size // total)))
         edges = [span.first + size * number // count for number in range(count + 1)]
-        parts += [
-            Span(span.queue, QueueOffset(first), QueueOffset(end))
-            for first, end in zip(edges, edges[1:], strict=False)
-        ]
+        parts += [Span(span.queue, QueueOffset(first), QueueOffset(end)) for first, end in pairwise(edges)]
     return tuple(parts)
 
 

@@ -78,7 +78,8 @@ class Entries:
         if not len(found):
             return found
         everywhere: Any = np.ndarray((len(self.data) - size + 1,), f"S{size}", self.data, strides=(1,))
-        return found[everywhere[self.first[found]] == name]
+        named: Ints = found[everywhere[self.first[found]] == name]
+        return named
 
     def _last_of_each_name(self, names: pa.Array) -> Ints:
         """A map with a name twice would answer with the first; these are the entries that count."""

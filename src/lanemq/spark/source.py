@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 from lanemq.spark.batch_reader import LaneBatchReader
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.schema import COLUMNS, some_columns
+from lanemq.spark.stream_reader import LaneStreamReader
 
 FORMAT = "lanemq"
 
@@ -21,11 +22,14 @@ class LaneDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        columns = self.options.get("columns")
-        return COLUMNS if columns is None else some_columns([name.strip() for name in columns.split(",")])
+        columns = parse_read_options(self.options, streaming=None).columns
+        return some_columns(columns) if columns else COLUMNS
 
     def reader(self, schema: StructType) -> LaneBatchReader:
         return LaneBatchReader(parse_read_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> LaneStreamReader:  # noqa: N802
+        return LaneStreamReader(parse_read_options(self.options, streaming=True), schema)
 
 
 def register(spark: SparkSession) -> None:

@@ -11,9 +11,7 @@ from lanemq.wire.stamp import decode_stamp
 
 STAMP_TYPE = pa.struct([("producer", pa.string()), ("epoch", pa.int64()), ("sequence", pa.int64())])
 
-_PATTERN = (
-    r"\A(?P<producer>[A-Za-z0-9_-]{1,64})\.(?P<epoch>0|[1-9][0-9]{0,18})\.(?P<sequence>0|[1-9][0-9]{0,18})\z"
-)
+_PATTERN = r"\A(?P<producer>[A-Za-z0-9_-]{1,64})\.(?P<epoch>0|[1-9][0-9]{0,18})\.(?P<sequence>0|[1-9][0-9]{0,18})\z"
 
 
 def stamp_column(values: pa.Array) -> pa.Array:

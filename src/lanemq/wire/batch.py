@@ -42,7 +42,12 @@ def encode_batch(items: Iterable[tuple[int, bytes, str]]) -> bytes:
 
 def split_batch(body: bytes) -> list[BatchItem]:
     """The messages of a batch, or `RemoteProtocolError`."""
-    items: list[BatchItem] = []
+    return [BatchItem(flag, part, properties.decode()) for flag, part, properties in split_batch_raw(body)]
+
+
+def split_batch_raw(body: bytes) -> list[tuple[int, bytes, bytes]]:
+    """The same with the properties as they came, proven to be UTF-8: a broker stores them without a look."""
+    items: list[tuple[int, bytes, bytes]] = []
     position, end = 0, len(body)
     while position + _FRAME_BYTES <= end:
         size, _, _, flag, length = _HEAD.unpack_from(body, position)
@@ -54,19 +59,21 @@ def split_batch(body: bytes) -> list[BatchItem]:
         (properties_length,) = _SHORT.unpack_from(body, body_end)
         if body_end + _SHORT.size + properties_length != next_at:
             raise _damaged(position, end, f"size {size}, properties length {properties_length}")
-        text = _text(body, body_end + _SHORT.size, next_at)
-        items.append(BatchItem(flag, body[body_at:body_end], text))
+        properties = body[body_end + _SHORT.size : next_at]
+        if not properties.isascii():
+            _prove_text(properties, position, end)
+        items.append((flag, body[body_at:body_end], properties))
         position = next_at
     if position != end or not items:
         raise _damaged(position, end, "the last message is cut off" if items else "it holds no message")
     return items
 
 
-def _text(body: bytes, start: int, end: int) -> str:
+def _prove_text(properties: bytes, position: int, end: int) -> None:
     try:
-        return body[start:end].decode()
+        properties.decode()
     except UnicodeDecodeError:
-        raise _damaged(start, len(body), "its properties are no UTF-8") from None
+        raise _damaged(position, end, "its properties are no UTF-8") from None
 
 
 def _damaged(position: int, end: int, what: str) -> RemoteProtocolError:

@@ -129,6 +129,10 @@ class SendResponse(Header, frozen=True, kw_only=True):
     trace_on: str | None = field(name="TRACE_ON", default=None)
     lane_duplicate: bool | None = None
     """Set when the broker had these messages already; the offsets are those of the first time."""
+    lane_skipped: Int32 | None = None
+    lane_known_offset: Int64 | None = None
+    lane_expected: Int64 | None = None
+    lane_stored: str | None = None
 
 
 class PullHeader(Header, frozen=True, kw_only=True):

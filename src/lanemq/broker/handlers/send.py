@@ -19,18 +19,20 @@ from lanemq.model.java_hash import java_string_hash
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
-from lanemq.wire.batch import split_batch
+from lanemq.wire.batch import split_batch_raw
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.hosts import pack_host
-from lanemq.wire.lane_fields import LANE_DUPLICATE
+from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, find_property, remove_property
 from lanemq.wire.stamp import LANE_STAMP, find_stamp
 from lanemq.wire.sysflag import TRANSACTION_MASK
 
-_TAG = PropertyName.TAGS + "\x01"
+_TAG = b"TAGS\x01"
+_DELAY = b"DELAY\x01"
+_TIMER = b"TIMER_"
 _STAMP = f"{LANE_STAMP}\x01".encode()
 
 
@@ -58,21 +60,21 @@ class SendHandler:
         if header.batch:
             items = self._batch(header, request.body)
         else:
-            items = [self._record(placed.properties, request.body, header, header.flag)]
+            items = [self._record(placed.properties.encode(), request.body, header, header.flag)]
         self._store(peer, request, header, placed, items)
 
     def _batch(self, header: SendHeader, body: bytes) -> list[NewRecord]:
-        shared = remove_property(header.properties, PropertyName.UNIQUE_ID)
+        shared = remove_property(header.properties, PropertyName.UNIQUE_ID).encode()
         items = []
-        for flag, part, properties in split_batch(body):
-            refuse_delay(properties)
+        for flag, part, properties in split_batch_raw(body):
+            if _DELAY in properties or _TIMER in properties:
+                refuse_delay(properties.decode())
             if shared:
-                properties = properties + shared if properties.endswith("\x02") else f"{properties}\x02{shared}"
+                properties = properties + shared if properties.endswith(b"\x02") else properties + b"\x02" + shared
             items.append(self._record(properties, part, header, flag))
         return items
 
-    def _record(self, properties: str, body: bytes, header: SendHeader, flag: int) -> NewRecord:
-        text = properties.encode()
+    def _record(self, text: bytes, body: bytes, header: SendHeader, flag: int) -> NewRecord:
         options = self._parts.options
         if len(body) > options.max_body_bytes:
             raise MessageRefused(
@@ -84,7 +86,7 @@ class SendHandler:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the properties have {len(text)} bytes, the limit is {options.max_properties_bytes}",
             )
-        tag = find_property(properties, PropertyName.TAGS) if _TAG in properties else None
+        tag = find_property(text.decode(), PropertyName.TAGS) if _TAG in text else None
         return NewRecord(
             body,
             text,
@@ -97,13 +99,13 @@ class SendHandler:
 
     def _store(self, peer: Peer, request: Command, header: SendHeader, placed: Placed, items: list[NewRecord]) -> None:
         first = _first_stamp(items)
-        skipped = 0
+        skipped, known = 0, None
         if first is not None:
             verdict = self._parts.producers.judge(header.topic, placed.asked, first, len(items))
             if not isinstance(verdict, Fresh):
                 self._not_fresh(peer, request, header.topic, placed.asked, verdict)
                 return
-            skipped = verdict.skip
+            skipped, known = verdict.skip, verdict.known_offset
         fresh = items[skipped:] if skipped else items
         size = sum([len(item.body) + len(item.properties) for item in fresh]) + 128 * len(fresh)
         ext: dict[str, str] = {}
@@ -122,14 +124,18 @@ class SendHandler:
         positions = staged.positions if header.lane_client is None else staged.positions[:1]
         ext["msgId"] = ",".join([encode_offset_id(*self._parts.advertised, position) for position in positions])
         ext["queueId"] = str(placed.asked)
-        ext["queueOffset"] = str(staged.first_offset - skipped)
+        ext["queueOffset"] = str(staged.first_offset)
+        if skipped:
+            # A crash cut the batch in two: what was stored then lies elsewhere than what is stored now.
+            ext[LANE_SKIPPED] = str(skipped)
+            ext[LANE_KNOWN_OFFSET] = str(-1 if known is None else known)
 
     def _done(self, peer: Peer, request: Command, ext: dict[str, str], error: StorageError | None) -> None:
         if error is not None:
             answer_error(peer, request, error)
             return
         ext.update(self._always)
-        ext["laneStored"] = self._stored
+        ext[LANE_STORED] = self._stored
         answer(peer, request, ext)
 
     def _not_fresh(
@@ -147,7 +153,7 @@ class SendHandler:
                 self._parts.appender.barrier(partial(self._done, peer, request, ext))
             case Gap(expected):
                 remark = f"sequence {expected} of this producer is missing in queue {topic}/{queue_id}"
-                answer_code(peer, request, ResponseCode.SEQUENCE_GAP, remark, {"laneExpected": str(expected)})
+                answer_code(peer, request, ResponseCode.SEQUENCE_GAP, remark, {LANE_EXPECTED: str(expected)})
             case Fenced(epoch):
                 remark = f"a producer with epoch {epoch} has taken over in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
@@ -156,9 +162,15 @@ class SendHandler:
 def _first_stamp(items: list[NewRecord]) -> Stamp | None:
     """The stamp of the first message, if the stamps of a batch follow one another without a gap."""
     first = _stamp_of(items[0])
-    for number, item in enumerate(items[1:], 1):
-        stamp = _stamp_of(item)
-        if stamp != (None if first is None else (first.producer, first.epoch, first.sequence + number)):
+    if len(items) == 1:
+        return first
+    prefix = b"" if first is None else f"{LANE_STAMP}\x01{first.producer}.{first.epoch}.".encode()
+    sequence = 0 if first is None else first.sequence
+    for number, item in enumerate(items[1:], sequence + 1):
+        # Looked for as text, which is quicker than reading each stamp; only what is not found is read.
+        if first is not None and b"%b%d\x02" % (prefix, number) in item.properties:
+            continue
+        if _stamp_of(item) != (None if first is None else (first.producer, first.epoch, number)):
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
     return first
 

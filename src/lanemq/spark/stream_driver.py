@@ -1,0 +1,182 @@
+"""The driver's side of a streaming query, for as long as it runs: which batch comes next, and what is in it.
+
+The rules guarded here: Spark plans a batch only when the one before is finished, so everything up to the start of
+the next one is done and may be reported; in a group a batch holds only queues that this query owns; a part of a
+batch that another member has taken over is not read here, and its position goes back to where it began.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from lanemq.clock import SystemClock
+from lanemq.model.errors import LaneError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis
+from lanemq.spark.batch_reader import range_partition
+from lanemq.spark.brokers import Brokers, QueueBounds
+from lanemq.spark.fetch import RangeReader
+from lanemq.spark.member_calls import MemberCalls
+from lanemq.spark.membership import Membership
+from lanemq.spark.offsets import Positions
+from lanemq.spark.options import ReadOptions
+from lanemq.spark.planning import Span, available, begins, limit_bytes, limit_rows, must_wait, plan, split
+from lanemq.spark.reading import RangePartition, report_losses
+from lanemq.spark.waiting import Patience
+
+log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Connections, membership and memory of one running query. For one thread."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.brokers = Brokers(options)
+        self.ends: Positions = {}
+        """What all queues held when last asked."""
+        self._options = options
+        self._clock = SystemClock()
+        self._membership = Membership(options) if options.is_member else None
+        self._reporter: MemberCalls | None = None
+        self._target: Positions | None = None
+        """With available-now: where the query stops."""
+        self._last_batch = self._clock.now()
+        self._left_out: Positions = {}
+        """Queues whose part of a batch was another member's to read, and where that part began."""
+        self._told: set[str] = set()
+
+    def close(self) -> None:
+        if self._membership is not None:
+            self._membership.leave()
+        if self._reporter is not None:
+            self._reporter.close()
+        self.brokers.close()
+
+    def stop_at_what_is_there(self) -> None:
+        """Available-now: messages that come later are for the next run."""
+        self._bounds()
+        self._target = dict(self.ends)
+        if self._membership is not None:
+            self._membership.settle(self._options.wait)
+
+    def next_end(self, start: Positions, limit: ReadLimit) -> Positions:
+        """Where the next batch ends; `start` itself if there is nothing to do yet."""
+        options = self._options
+        if self._membership is not None:
+            self._membership.batch_done({q: at for q, at in start.items() if q not in self._left_out})
+        found = begins(start, self._bounds())
+        self._report(found.losses)
+        set_back = self._put_back(start) | found.set_back
+        first = self._readable({queue: at for queue, at in found.offsets.items() if queue not in set_back})
+        top = {queue: max(first[queue], self.ends[queue]) for queue in first}
+        if self._target is not None:
+            target = self._target
+            top = {q: max(first[q], min(end, target.get(q, first[q]))) for q, end in top.items()}
+        elif must_wait(available(first, top), options.min_offsets, self._waited(), options.max_delay):
+            return {**start, **set_back}
+        return {**start, **self._limited(first, top, limit), **set_back}
+
+    def partitions(self, start: Positions, end: Positions) -> list[RangePartition]:
+        """What the batch from `start` to `end` reads; the same again after a failure."""
+        bounds = self._bounds()
+        self._last_batch = self._clock.now()
+        if self._membership is None:
+            spans = self._planned(start, end, bounds)
+            least = 0 if self._options.ordered else self._options.min_partitions
+            return [range_partition(span, self._options, self.brokers) for span in split(spans, least)]
+        begin, epochs = self._claimed(self._membership, start, end, bounds)
+        spans = self._planned(begin, {queue: end[queue] for queue in begin}, bounds)
+        client = self._membership.client_id
+        return [
+            range_partition(span, self._options, self.brokers, client, epochs[span.queue] or None) for span in spans
+        ]
+
+    def report_done(self, end: Positions) -> None:
+        """Tells the broker how far a group is that takes no leases. A member reports under its leases instead."""
+        if self._membership is not None or self._options.group is None:
+            return
+        if self._reporter is None:
+            options = self._options
+            self._reporter = MemberCalls(options.servers, options.pull_group, options.tags, self._clock)
+        for queue, offset in end.items():
+            try:
+                self._reporter.commit(self.brokers.master(queue), queue, offset, Epoch(0))
+            except LaneError as error:
+                # The checkpoint is the truth; the broker is told again after the next batch.
+                log.warning("offset %s of %s is not stored at the broker: %s", offset, queue, error)
+
+    def _bounds(self) -> QueueBounds:
+        found = self.brokers.bounds()
+        self.ends = {queue: held.end for queue, held in found.items()}
+        if self._membership is not None:
+            self._membership.join({queue.topic for queue in found})
+        return found
+
+    def _report(self, losses: Sequence[str]) -> None:
+        """Each loss once: a deleted topic stays deleted, and one line about it is enough."""
+        report_losses([loss for loss in losses if loss not in self._told], fail=self._options.fail_on_data_loss)
+        self._told.update(losses)
+
+    def _put_back(self, start: Positions) -> Positions:
+        self._left_out = {queue: at for queue, at in self._left_out.items() if start.get(queue, at) != at}
+        return dict(self._left_out)
+
+    def _readable(self, offsets: Positions) -> Positions:
+        """The queues that this query may read, in a group each not before the group's own offset."""
+        if self._membership is None:
+            return offsets
+        floors = self._membership.usable()
+        # A floor behind the end belongs to a topic that was deleted and created again.
+        return {
+            queue: max(at, floors[queue]) if floors[queue] <= self.ends[queue] else at
+            for queue, at in offsets.items()
+            if queue in floors
+        }
+
+    def _waited(self) -> Millis:
+        return Millis(self._clock.now() - self._last_batch)
+
+    def _limited(self, first: Positions, top: Positions, limit: ReadLimit) -> Positions:
+        """The engine's limit always counts; the option's byte limit counts unless everything is asked for."""
+        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        if most is not None and not isinstance(limit, ReadAllAvailable):
+            top = limit_bytes(first, top, self._sizes(first, top), most)
+        return limit_rows(first, top, limit.max_rows) if isinstance(limit, ReadMaxRows) else top
+
+    def _sizes(self, first: Positions, top: Positions) -> dict[MessageQueue, float]:
+        """What a message takes in each queue that has any: one small pull each."""
+        sizes: dict[MessageQueue, float] = {}
+        for queue in first:
+            if first[queue] < top[queue]:
+                span = Span(queue, first[queue], top[queue])
+                reader = RangeReader(Patience(self._options.wait), fail_on_data_loss=False)
+                try:
+                    sizes[queue] = reader.mean_size(range_partition(span, self._options, self.brokers).wanted)
+                finally:
+                    reader.close()
+        return sizes
+
+    def _planned(self, start: Positions, end: Positions, bounds: QueueBounds) -> tuple[Span, ...]:
+        planned = plan(start, end, bounds)
+        self._report(planned.losses)
+        return planned.spans
+
+    def _claimed(
+        self, membership: Membership, start: Positions, end: Positions, bounds: QueueBounds
+    ) -> tuple[Positions, dict[MessageQueue, Epoch]]:
+        """Where the batch begins in the queues it may read, and under which epochs."""
+        promised = [queue for queue in end if end[queue] > start.get(queue, 0)]
+        self._settle(membership, promised)
+        claims = membership.take(promised)
+        self._left_out |= {queue: start[queue] for queue in promised if queue in start and queue not in claims}
+        begin: Positions = {}
+        for queue, claim in claims.items():
+            at = start[queue] if queue in start else bounds[queue].first if queue in bounds else claim.floor
+            begin[queue] = max(at, claim.floor) if claim.floor <= end[queue] else at
+        return begin, {queue: claim.epoch for queue, claim in claims.items()}
+
+    def _settle(self, membership: Membership, promised: Collection[MessageQueue]) -> None:
+        """A batch that is repeated after a restart may have to wait for the end of our own former leases."""
+        if not set(promised) <= membership.usable().keys():
+            membership.settle(self._options.wait)

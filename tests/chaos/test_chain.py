@@ -1,0 +1,213 @@
+"""The chain that keeps a key in order, link by link, and what the weaker ways of consuming do to it."""
+
+import threading
+
+import pytest
+from tests.chaos.members import PATIENCE, Town, key_in, owns, until
+from tests.chaos.stage import TOPIC, complaint
+
+from lanemq.checker.verdict import Verdict
+from lanemq.client.consumer_options import StartFrom
+from lanemq.client.listener import ConcurrentlyContext, ConcurrentlyStatus, Retry
+from lanemq.client.message import Message
+from lanemq.client.push_consumer import PushConsumer
+from lanemq.core.retry_policy import HoldQueue
+
+
+@pytest.mark.row("A2")
+@pytest.mark.row("A6")
+@pytest.mark.row("A16")
+def test_every_hop_keeps_the_order_of_a_key_and_none_promises_it_between_keys(town: Town) -> None:
+    """Send, store, fetch, handle: 10 orders with 10 steps each, sent round robin as in the seeds' sample."""
+    seen: list[Message] = []
+    receipts = [
+        town.producer.send(TOPIC, {"step": n // 10}, key=f"order-{n % 10}", tag="ABCDE"[n % 5]) for n in range(100)
+    ]
+    town.member("a", seen.append)
+    until("all are done", lambda: len(town.done) == 100)
+    for number in range(10):
+        key = f"order-{number}"
+        own = [each for each in receipts if each.key == key]
+        assert len({each.queue for each in own}) == 1, "one key, one queue"
+        offsets = [each.offset for each in own]
+        assert offsets == sorted(offsets), "stored as sent"
+        handled = [each for each in seen if each.key == key]
+        assert [each.queue_offset for each in handled] == offsets, "fetched and begun as stored"
+        assert [each.value()["step"] for each in handled] == list(range(10))
+        assert [offset for _, k, offset in town.done if k == key] == offsets, "ended as begun"
+    assert [each.key for each in seen] != [each.key for each in receipts], "between keys nothing is promised"
+
+
+@pytest.mark.row("A1")
+def test_everything_through_one_queue_is_one_order(town: Town) -> None:
+    """Global order: one queue, one sender, one lane; the price is that nothing runs side by side."""
+    for number in range(500):
+        town.producer.send_oneway(TOPIC, number, key=f"k{number % 7}", queue=0)
+    town.producer.flush()
+    seen: list[int] = []
+    town.member("a", lambda message: seen.append(message.value()), on_fail=HoldQueue())
+    until("all are done", lambda: len(seen) == 500)
+    assert seen == list(range(500))
+
+
+@pytest.mark.row("A3")
+@pytest.mark.parametrize("queue_of_the_other", [0, 1], ids=["same queue", "another queue"])
+def test_a_slow_key_does_not_delay_another(town: Town, queue_of_the_other: int) -> None:
+    slow, go = key_in(0), threading.Event()
+    other = next(f"o{n}" for n in range(1000) if f"o{n}" != slow and _queue(town, f"o{n}") == queue_of_the_other)
+
+    def handle(message: Message) -> None:
+        assert message.key != slow or go.wait(PATIENCE)
+
+    town.producer.send(TOPIC, 0, key=slow)
+    town.member("a", handle)
+    for number in range(50):
+        town.producer.send(TOPIC, number, key=other)
+    until("the other key is through", lambda: sum(key == other for _, key, _ in town.done) >= 50)
+    assert slow not in {key for _, key, _ in town.done}
+    go.set()
+
+
+def _queue(town: Town, key: str) -> int:
+    return town.producer.send(TOPIC, "which queue?", key=key).queue.queue_id
+
+
+@pytest.mark.row("A4")
+@pytest.mark.row("A44")
+def test_as_many_queues_run_at_once_as_there_are_members_and_never_two_handlers_of_one(town: Town) -> None:
+    """Order by queue takes away the concurrency inside a queue, and only that."""
+    together, active = threading.Barrier(4), dict.fromkeys(range(4), 0)
+    lock, crowded = threading.Lock(), []
+
+    def handle(message: Message) -> None:
+        number = message.queue.queue_id
+        if message.value() == "makes the topic":
+            return
+        with lock:
+            active[number] += 1
+            if active[number] > 1:
+                crowded.append(message.queue_offset)
+        together.wait(PATIENCE)
+        with lock:
+            active[number] -= 1
+
+    town.producer.send(TOPIC, "makes the topic", key="k")
+    members = [town.member(name, handle, on_fail=HoldQueue()) for name in "abcd"]
+    until("every member has its queue", lambda: all(owns(app, n) for n, app in enumerate(members)))
+    keys = [key_in(number) for number in range(4)]
+    for number, key in enumerate(keys):
+        for _ in range(5):
+            assert town.producer.send(TOPIC, 0, key=key).queue.queue_id == number
+    until("all are done", lambda: len(town.done) == 21)
+    assert not crowded
+    assert [sum(name == each for name, _, _ in town.done[1:]) for each in "abcd"] == [5, 5, 5, 5]
+
+
+@pytest.mark.row("A21")
+@pytest.mark.parametrize(("threads", "expected"), [(4, [1, 0]), (1, [0, 1])], ids=["inverts", "keeps order"])
+def test_a_concurrent_listener_keeps_order_only_with_one_thread(town: Town, threads: int, expected: list[int]) -> None:
+    second, ended = threading.Event(), []
+
+    def listener(messages: object, context: ConcurrentlyContext) -> ConcurrentlyStatus:
+        (message,) = messages  # type: ignore[misc]
+        if message.value() == 0:
+            second.wait(0.3 if threads == 1 else PATIENCE)
+        ended.append(message.value())
+        second.set()
+        return ConcurrentlyStatus.CONSUME_SUCCESS
+
+    for number in range(2):
+        town.producer.send(TOPIC, number, key="k")
+    consumer = PushConsumer(town.address, group="stock", consume_threads=threads, start=StartFrom.FIRST)
+    consumer.subscribe(TOPIC)
+    consumer.register_concurrent(listener)
+    consumer.start()
+    try:
+        until("both are done", lambda: len(ended) == 2)
+    finally:
+        consumer.shutdown()
+    assert ended == expected
+
+
+@pytest.mark.row("A101")
+def test_a_handler_can_wait_for_what_must_come_first(town: Town) -> None:
+    """Suspend as a tool: "shipped" is tried again until "paid", which comes through another key, has arrived."""
+    paid, tries = threading.Event(), []
+
+    def handle(message: Message) -> None:
+        if message.value() == "paid":
+            paid.set()
+        elif message.value() == "shipped":
+            tries.append(message.queue_offset)
+            if not paid.is_set():
+                raise Retry(after=0.01)
+
+    shipped = town.producer.send(TOPIC, "shipped", key=key_in(0))
+    behind = town.producer.send(TOPIC, "behind", key=key_in(0))
+    town.member("a", handle)
+    until("it was tried in vain", lambda: len(tries) > 1)
+    assert not town.done
+    town.producer.send(TOPIC, "paid", key=key_in(1))
+    until("all are done", lambda: len(town.done) == 3)
+    own = [offset for _, key, offset in town.done if key == key_in(0)]
+    assert own == [shipped.offset, behind.offset]
+
+
+@pytest.mark.row("A91")
+def test_after_a_close_the_rival_owns_everything_within_a_second(town: Town) -> None:
+    town.producer.send(TOPIC, 0, key="k")
+    a, b = town.member("a"), town.member("b")
+    until("both have their share", lambda: owns(a, 0) and owns(b, 3))
+    a.stop()
+    until("b has all", lambda: all(owns(b, number) for number in range(4)), seconds=1.0)
+
+
+@pytest.mark.row("A8")
+@pytest.mark.row("A117")
+def test_after_a_crash_a_queue_is_replayed_from_its_committed_offset_without_a_gap(town: Town) -> None:
+    """Duplicates are contiguous from the committed offset on; then new ones follow, in order, none left out."""
+    for number in range(200):
+        town.producer.send_oneway(TOPIC, number, key=f"k{number % 5}", queue=0)
+    town.producer.flush()
+    stop, seen = threading.Event(), dict[str, list[int]](a=[], b=[])
+
+    def slow(message: Message) -> None:
+        seen["a"].append(message.queue_offset)
+        if len(seen["a"]) > 100:
+            stop.wait(PATIENCE)
+
+    a = town.member("a", slow, on_fail=HoldQueue(), commit_every_ms=30)
+    until("a hangs at the 101st", lambda: len(seen["a"]) == 101)
+    a.stop(now=True)
+    town.member("b", lambda message: seen["b"].append(message.queue_offset), on_fail=HoldQueue())
+    until("b is through", lambda: 199 in seen["b"])
+    assert seen["a"] == list(range(101))
+    assert seen["b"] == list(range(seen["b"][0], 200))
+    assert seen["b"][0] <= 100, "what was not finished is not skipped"
+    report = town.judge()
+    stop.set()
+    assert report.verdict is Verdict.PASS, complaint(report)
+
+
+@pytest.mark.xfail(strict=True, reason="stop(now=True) leaves the gate of its queues open: see ConsumerEngine._abandon")
+def test_a_member_stopped_at_once_starts_nothing_more(town: Town) -> None:
+    """Its handler cannot be stopped, but the rest of its run belongs to the next owner."""
+    for number in range(50):
+        town.producer.send_oneway(TOPIC, number, key="k")
+    town.producer.flush()
+    go, inside, began = threading.Event(), threading.Event(), []
+
+    def handle(message: Message) -> None:
+        began.append(message.queue_offset)
+        inside.set()
+        go.wait(PATIENCE)
+
+    before = set(threading.enumerate())
+    a = town.member("a", handle)
+    until("a is inside", inside.is_set)
+    workers = [each for each in set(threading.enumerate()) - before if each.name.startswith(f"lanemq-{TOPIC}")]
+    a.stop(now=True)
+    go.set()
+    for worker in workers:
+        worker.join(PATIENCE)
+    assert began == [0]

@@ -1,0 +1,78 @@
+"""Moving a group on a stock broker: by offset while it is away, by time while it is online, never by a guess."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.client.fake_broker import FakeBroker
+
+from lanemq.client.admin import Admin, Place
+from lanemq.client.admin_views import AtOffset, AtTime
+from lanemq.model.errors import UsageError
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
+from lanemq.wire.stats_bodies import Connection, ConsumerConnection
+
+ONLINE = ConsumerConnection(
+    connection_set=[Connection(client_id="member", client_addr="", language="JAVA", version=473)]
+)
+Asked = list[tuple[int, dict[str, str]]]
+
+
+@pytest.fixture
+def stock() -> Iterator[FakeBroker]:
+    with FakeBroker(lane=False) as broker:
+        broker.create("T", queues=2)
+        for code, offset in (
+            (RequestCode.QUERY_CONSUMER_OFFSET, 5),
+            (RequestCode.GET_MIN_OFFSET, 0),
+            (RequestCode.GET_MAX_OFFSET, 9),
+            (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, 3),
+        ):
+            broker.answers[code] = lambda _, offset=offset: (0, {"offset": str(offset)}, b"")  # type: ignore[misc]
+        yield broker
+
+
+def _orders(stock: FakeBroker, *, online: bool) -> Asked:
+    """What the broker is told to change, as it comes in."""
+    asked: Asked = []
+
+    def note(command: Command) -> tuple[int, dict[str, str], bytes]:
+        asked.append((command.code, dict(command.ext)))
+        return 0, {}, b""
+
+    members = ONLINE if online else ConsumerConnection()
+    stock.answers[RequestCode.GET_CONSUMER_CONNECTION_LIST] = lambda _: (0, {}, members.encode())
+    stock.answers[RequestCode.INVOKE_BROKER_TO_RESET_OFFSET] = note
+    stock.answers[RequestCode.UPDATE_CONSUMER_OFFSET] = note
+    return asked
+
+
+@pytest.mark.parametrize(("to", "timestamp"), [(AtTime(Millis(77)), "77"), ("latest", "-1"), ("earliest", "0")])
+def test_a_group_that_is_online_is_moved_by_time_for_all_queues_at_once(
+    stock: FakeBroker, to: Place, timestamp: str
+) -> None:
+    """RocketMQ 4 reads neither queue nor offset of the request: with -1 as time it would go to the end."""
+    asked = _orders(stock, online=True)
+    with Admin(str(stock.address)) as admin:
+        admin.reset_offsets("g", "T", to=to)
+    [(code, ext)] = asked
+    assert (code, ext["timestamp"]) == (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, timestamp)
+    assert not {"offset", "queueId"} & ext.keys()
+
+
+def test_a_group_that_is_online_is_not_moved_to_an_offset(stock: FakeBroker) -> None:
+    asked = _orders(stock, online=True)
+    with Admin(str(stock.address)) as admin, pytest.raises(UsageError, match="stop its members first"):
+        admin.reset_offsets("g", "T", to=AtOffset(QueueOffset(1)))
+    assert asked == []
+
+
+def test_a_group_that_is_away_is_moved_queue_by_queue(stock: FakeBroker) -> None:
+    asked = _orders(stock, online=False)
+    with Admin(str(stock.address)) as admin:
+        admin.reset_offsets("g", "T", to=AtOffset(QueueOffset(1)))
+    assert [(code, ext["queueId"], ext["commitOffset"]) for code, ext in asked] == [
+        (RequestCode.UPDATE_CONSUMER_OFFSET, "0", "1"),
+        (RequestCode.UPDATE_CONSUMER_OFFSET, "1", "1"),
+    ]

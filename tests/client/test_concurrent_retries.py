@@ -1,0 +1,55 @@
+"""How often a concurrent listener's message comes back: the broker counts, the consumer says how far."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.client.test_app import Inbox, send, wait_for
+
+from lanemq.client.consumer_options import StartFrom
+from lanemq.client.listener import ConcurrentlyStatus
+from lanemq.client.message import Message
+from lanemq.client.pull_consumer import PullConsumer
+from lanemq.client.push_consumer import PushConsumer
+from lanemq.core.retry_policy import SendBack
+from lanemq.model.errors import LaneError
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+def test_a_message_without_retries_is_a_dead_letter_after_its_first_failure() -> None:
+    with EmbeddedBroker() as broker:
+        send(broker, "t", keys=1, each=1)
+        inbox = Inbox()
+        consumer = PushConsumer(broker.address, group="g", max_reconsume_times=0, start=StartFrom.FIRST)
+        consumer.subscribe("t")
+
+        def listener(messages: Sequence[Message], context: Any) -> ConcurrentlyStatus:
+            inbox.add(messages[0].attempt)
+            return ConcurrentlyStatus.RECONSUME_LATER
+
+        consumer.register_concurrent(listener)
+        consumer.start()
+        try:
+            inbox.wait(1)
+            wait_for(lambda: _dead_letters(broker) == 1)
+        finally:
+            consumer.shutdown()
+        assert inbox.items == [1]
+
+
+def _dead_letters(broker: EmbeddedBroker) -> int:
+    with PullConsumer(broker.address, group="reader") as reader:
+        try:
+            reader.assign(reader.queues("%DLQ%g"))
+        except LaneError:
+            return 0  # the topic comes with its first message
+        return len(reader.poll(timeout=0))
+
+
+@pytest.mark.parametrize(("asked", "retries"), [(None, 16), (-1, 16), (3, 3)])
+def test_minus_one_means_rocketmqs_sixteen(asked: int | None, retries: int) -> None:
+    consumer = PushConsumer("localhost:9876", group="g", max_reconsume_times=asked)
+    consumer.register_concurrent(lambda messages, context: None)
+    policy = consumer._policy()
+    assert isinstance(policy, SendBack)
+    assert policy.retries == retries
