@@ -7,18 +7,18 @@ from pathlib import Path
 
 def line(report: Path, backend: str, client: str) -> str:
     """A report that is missing counts as one failure: the run ended before it could write it."""
-    passed, failed, skipped = _counts(report) if report.exists() else (0, 1, 0)
-    return f"{backend:<10} {client:<8} {passed:>6} {failed:>6} {skipped:>7}"
+    passed, failed, skipped, seconds = _counts(report) if report.exists() else (0, 1, 0, 0.0)
+    return f"{backend:<10} {client:<8} {passed:>6} {failed:>6} {skipped:>7} {seconds:>7.0f}"
 
 
-def _counts(report: Path) -> tuple[int, int, int]:
+def _counts(report: Path) -> tuple[int, int, int, float]:
     suite = ElementTree.parse(report).getroot().find("testsuite")
     if suite is None:
-        return 0, 1, 0
+        return 0, 1, 0, 0.0
     total, failures, errors, skipped = (
         int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
     )
-    return total - failures - errors - skipped, failures + errors, skipped
+    return total - failures - errors - skipped, failures + errors, skipped, float(suite.get("time", "0"))
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ class Stage:
     ) -> Member:
         return self._ended(self._clients[kind].member(group, topic, listening or Listening(), own_process))
 
-    def take_over(self, kind: str) -> TakeOver:
-        """How soon others have the queues of a member of this kind after its death."""
-        return take_over(self._backend, self._clients[kind].name)
+    def take_over(self, victim: str, heir: str) -> TakeOver:
+        """How soon a member of one kind has the queues of another that died."""
+        return take_over(self._backend, self._clients[victim].name, self._clients[heir].name)
 
     def poller(self, group: str, topic: str, tags: str = "*") -> Poller:
         return self._ended(self._client.poller(group, topic, tags))

@@ -88,7 +88,7 @@ def test_the_queues_of_a_killed_member_come_to_the_others_and_nothing_is_skipped
     victim.kill()
     heir = stage.member(group, topic, kind=kinds[1])
     stage.eventually(all_done([heir], [text for text in texts if text[-1] in "23"]), "the heir", within=150)
-    expected = stage.take_over(kinds[0])
+    expected = stage.take_over(*kinds)
     assert expected.least_us <= heir.turns()[0].started_us - last_sign_us <= expected.most_us
     unfinished = [turn for turn in victim.turns() if turn.ended_us is None]
     for turn in unfinished:

@@ -70,7 +70,7 @@ def test_stopping_broker_finishes_what_it_accepted_and_takes_nothing_new(start: 
     running._talks.clear()
     stopping = threading.Thread(target=running.stop)
     stopping.start()
-    while running.call(lambda: running.broker._server._listener.is_serving()):  # type: ignore[union-attr]
+    while running.call(lambda: running.broker._server.is_accepting):
         pass
     too_late = talk.post_send("T", b"too late")
     gate.open()

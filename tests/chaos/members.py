@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.roles import GROUP, TOPIC
 
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report
@@ -19,7 +20,6 @@ from lanemq.core.sharding import pick_queue
 from lanemq.history import open_history
 from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker
-from tests.chaos.roles import GROUP, TOPIC
 
 PATIENCE = 20.0
 SOON = {"rebalance_soon_ms": 50, "commit_every_ms": 50}

@@ -20,6 +20,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.mutants import MUTANTS
+
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.app import App
@@ -32,7 +34,6 @@ from lanemq.core.retry_policy import HoldKey, HoldQueue
 from lanemq.history import History, Place, open_history
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_address
-from tests.chaos.mutants import MUTANTS
 
 TOPIC = "orders"
 GROUP = "chaos"
@@ -41,13 +42,15 @@ GROUP = "chaos"
 def broker(settings: dict[str, Any]) -> None:
     """A broker on a given address and folder, until SIGTERM."""
 
+    ready = Path(settings["ready"])
+
     async def serve() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         options = BrokerOptions(Path(settings["data"]), listen=parse_address(settings["listen"]), **settings["options"])
         running = Broker(options)
         await running.start()
-        Path(settings["ready"]).write_text(str(running.address))
+        ready.write_text(str(running.address))  # noqa: ASYNC240 - once, before anybody is served
         await stop.wait()
         await running.stop()
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.roles import GROUP, TOPIC
 
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report
 from lanemq.history import Place, open_history
 from lanemq.log.store import Store
 from lanemq.wire.record import RecordView, record_starts
-from tests.chaos.roles import GROUP, TOPIC
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0

@@ -10,6 +10,8 @@ from tests.chaos.stage import Part, Stage, complaint
 
 from lanemq.checker.verdict import Verdict, Violation
 
+pytestmark = pytest.mark.slow
+
 LEASE = (200, 1_500, 2_000)
 """Milliseconds: renewed every, trusted for, kept by the broker for."""
 QUICK = {"heartbeat_every_ms": 300, "commit_every_ms": 20}

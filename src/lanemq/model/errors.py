@@ -15,7 +15,7 @@ LaneError
 │   ├── ConnectionLost
 │   └── RequestTimedOut
 ├── BrokerRefused          the broker said no; carries code and remark
-│   ├── TopicNotFound · GroupNotFound · OffsetNotFound · NotAllowed · BrokerBusy · BrokerReadOnly · …
+│   ├── TopicNotFound · GroupNotFound · OffsetNotFound · NotAllowed · BrokerBusy · BrokerReadOnly · MessageRefused
 ├── OrderError             never retried blindly
 │   ├── SequenceGap          the broker misses an earlier message of this producer
 │   ├── ProducerFenced       a newer producer with this id exists

@@ -8,6 +8,7 @@ leave in one write at the end of the loop turn. Handlers run in the read callbac
 import asyncio
 import itertools
 import logging
+import socket
 from collections import deque
 from typing import Protocol, cast
 
@@ -28,8 +29,11 @@ WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 CLOSE_SECONDS = 5.0
 """How long a closing connection may take to read its last answers; then it is cut off."""
 
-ACCEPT_TURNS = 3
-"""Turns of the loop until a connection that was accepted just now is a peer, and can be closed like one."""
+ACCEPT_PAUSE_SECONDS = 0.1
+"""After a failed accept, mostly for want of descriptors: they come back when others leave."""
+
+BACKLOG = 1024
+"""Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
 
 
 class Dispatcher(Protocol):
@@ -198,7 +202,8 @@ class Server:
         self.peers: set[Peer] = set()
         self.refused = 0
         self._max_connections = max_connections
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._joining: set[asyncio.Task[None]] = set()
         self._stopping = False
         # Peers that were refused and are on their way out; a stop waits for them too.
         self._turned_away: set[Peer] = set()
@@ -207,29 +212,65 @@ class Server:
 
     async def listen(self, address: Address) -> Address:
         """Starts accepting; returns the address really bound (port 0 picks a free one)."""
-        self._listener = await self.loop.create_server(
-            lambda: Peer(self), address.host, address.port, backlog=1024, reuse_address=True
-        )
-        host, port = self._listener.sockets[0].getsockname()[:2]
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
+        listener.setblocking(False)
+        self._listener = listener
+        self.loop.add_reader(listener, self._accept, listener)
+        host, port = listener.getsockname()[:2]
         return Address(host, port)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """An accept of our own: asyncio's server, closed in the moment of an accept, forgets the socket."""
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._pause_accepting(listener, error)
+                return
+            connection.setblocking(False)
+            joining = self.loop.create_task(self._join(connection))
+            self._joining.add(joining)
+            joining.add_done_callback(self._joining.discard)
+
+    async def _join(self, connection: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(lambda: Peer(self), connection)
+        except OSError:
+            connection.close()  # it was gone before it could be used
+
+    def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
+        log.warning("cannot accept a connection: %s; trying again", error)
+        self.loop.remove_reader(listener)
+        self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume_accepting, listener)
+
+    def _resume_accepting(self, listener: socket.socket) -> None:
+        if not self._stopping:
+            self.loop.add_reader(listener, self._accept, listener)
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._listener is not None
 
     def stop_accepting(self) -> None:
         """No new connections, and no new requests on those that are there."""
         self._stopping = True
         if self._listener is not None:
+            self.loop.remove_reader(self._listener)
             self._listener.close()
+            self._listener = None
         for peer in self.peers:
             peer.hold_up()
 
     async def close(self) -> None:
         """Closes the listener and every peer, and waits until they are gone; the slowest are cut off."""
         self.stop_accepting()
-        for _ in range(ACCEPT_TURNS):
-            await asyncio.sleep(0)
+        if self._joining:
+            await asyncio.wait(self._joining)
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")
-        if self._listener is not None:
-            await self._listener.wait_closed()
         await self._nobody.wait()
 
     def close_idle(self, seconds: float) -> None:

@@ -35,7 +35,10 @@ class Wanted:
 
 def decode(body: bytes, low: int, high: int, wanted: Wanted) -> pa.RecordBatch:
     """The records with offsets from `low` up to, not including, `high`, whose tags are wanted."""
-    records = _Records(measure(body, low, high), wanted.broker)
+    layout = measure(body, low, high)
+    if not len(layout):
+        return pa.RecordBatch.from_pylist([], wanted.schema)
+    records = _Records(layout, wanted.broker)
     names = wanted.schema.names
     tags = records.column("tags") if wanted.tags else None
     batch = pa.RecordBatch.from_arrays([records.column(name) for name in names], schema=wanted.schema)

@@ -7,6 +7,7 @@ silently: a query that reads less, or elsewhere, than its author believes looks 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from lanemq.client.tag_filter import TagFilter, tag_filter
@@ -98,15 +99,15 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
     )
 
 
-_KNOWN: Final = frozenset(
-    name.lower()
+_KNOWN: Final = {
+    name.lower(): name
     for name in (
         "servers", "topic", "topicPattern", "startingOffsets", "endingOffsets", "startingTimestamp",
         "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "group", "ordered", "tags",
         "failOnDataLoss", "columns", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
         "minOffsetsPerTrigger", "maxTriggerDelay", "brokerWait", "chunkBytes",
     )
-)  # fmt: skip
+}  # fmt: skip
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group",
 )  # fmt: skip
@@ -118,7 +119,9 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
         if name.startswith(NOT_YET):
             raise InvalidOption(f"{name}: TLS and credentials are not supported yet; use a broker without them")
         if name not in _KNOWN and name not in SPARKS_OWN:
-            raise InvalidOption(f"{name}: there is no such option; docs/spark.md lists all of them")
+            near = get_close_matches(name, _KNOWN, 1)
+            hint = f"did you mean {_KNOWN[near[0]]}?" if near else "docs/spark.md lists all of them"
+            raise InvalidOption(f"{name}: there is no such option; {hint}")
 
 
 def _refuse_for_batch(options: Mapping[str, str], streaming: bool | None) -> None:

@@ -97,9 +97,9 @@ class Entries:
 
 
 def entries_of(layout: Layout) -> Entries:
-    """The properties of all records."""
+    """The properties of all records; there must be at least one record."""
     column = unicode_texts(layout.body, layout.properties)
-    _, offset_buffer, data = column.buffers() if len(column) else (None, pa.py_buffer(bytes(4)), None)
+    _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[: len(column) + 1].astype(np.int64)
     text = np.frombuffer(data, np.uint8)[: offsets[-1]] if data is not None else np.empty(0, np.uint8)
     first, end, rows = _between_separators(text, offsets)

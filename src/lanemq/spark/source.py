@@ -6,10 +6,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from lanemq.model.errors import InvalidOption
 from lanemq.spark.batch_reader import LaneBatchReader
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.schema import COLUMNS, some_columns
 from lanemq.spark.stream_reader import LaneStreamReader
+from lanemq.spark.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
 
 FORMAT = "lanemq"
 
@@ -30,6 +32,14 @@ class LaneDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> LaneStreamReader:  # noqa: N802
         return LaneStreamReader(parse_read_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LaneBatchWriter:
+        if overwrite:
+            raise InvalidOption("mode: a topic cannot be overwritten, only appended to; use mode('append')")
+        return LaneBatchWriter(parse_write_options(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LaneStreamWriter:  # noqa: N802
+        return LaneStreamWriter(parse_write_options(self.options, schema))
 
 
 def register(spark: SparkSession) -> None:

@@ -1,0 +1,158 @@
+"""`write` and `writeStream.format("lanemq")`: rows into topics.
+
+Executors send their rows themselves; there is no second phase, because a message that is stored can be read. What
+makes a repeated batch harmless is its stamps (see `sending`). Columns: `value` (binary or text), and as wanted `key`,
+`tags`, `keys`, `properties`, `topic`.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.names import check_topic
+from lanemq.model.units import Millis
+from lanemq.net.address import parse_addresses
+from lanemq.spark.options import SPARKS_OWN, WAIT, duration
+from lanemq.spark.sending import Outgoing, TaskSender
+
+log = logging.getLogger(__name__)
+
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Local properties that Spark gives to the tasks of a streaming query (StreamExecution, MicroBatchExecution)."""
+
+_TYPES = {
+    "value": ("binary", "string"),
+    "key": ("string",),
+    "tags": ("string",),
+    "keys": ("string",),
+    "properties": ("map<string,string>",),
+    "topic": ("string",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where rows go."""
+
+    servers: str
+    topic: str | None
+    wait: Millis
+
+
+def parse_write_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
+    """The options and columns of one write; `InvalidOption` names what cannot be used."""
+    options = {name.lower(): value for name, value in given.items()}
+    for name in options.keys() - {"servers", "topic", "brokerwait"} - SPARKS_OWN:
+        raise InvalidOption(f"{name}: there is no such option for writing; docs/spark.md lists all of them")
+    if "servers" not in options:
+        raise InvalidOption("servers: missing; give the broker's or name servers' addresses, such as localhost:9876")
+    parse_addresses(options["servers"])
+    _check_columns(schema)
+    topic = options.get("topic")
+    if topic is None and "topic" not in schema.fieldNames():
+        raise InvalidOption("topic: missing; give the option, or a column of that name")
+    wait = duration(options["brokerwait"]) if "brokerwait" in options else WAIT
+    return WriteOptions(options["servers"], None if topic is None else check_topic(topic), wait)
+
+
+def _check_columns(schema: StructType) -> None:
+    if "value" not in schema.fieldNames():
+        raise InvalidOption("value: there is no such column; select the message's body under this name")
+    for field in schema.fields:
+        allowed = _TYPES.get(field.name)
+        if allowed is None:
+            raise InvalidOption(f"column {field.name} cannot be written; select only {', '.join(_TYPES)}")
+        if field.dataType.simpleString() not in allowed:
+            raise InvalidOption(
+                f"column {field.name} is {field.dataType.simpleString()}, it must be {' or '.join(allowed)}"
+            )
+
+
+@dataclass(slots=True)
+class Written(WriterCommitMessage):
+    """How many rows a task sent."""
+
+    rows: int
+
+
+class LaneBatchWriter(DataSourceArrowWriter):
+    """One write of one data frame. Repeated tasks are recognised; a repeated write is a new one."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._job = secrets.token_hex(16)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _write(iterator, self._options, f"spark-{self._job}-{_task().partitionId()}", 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        log.warning("the write failed; rows that were sent before stay in the topic")
+
+
+class LaneStreamWriter(DataSourceStreamArrowWriter):
+    """The batches of one streaming query."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = _task()
+        query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+        if query is None or batch is None:
+            raise UsageError(
+                "this task belongs to no streaming query that Spark names; a repetition would go unnoticed"
+            )
+        return _write(iterator, self._options, f"spark-{query}-{task.partitionId()}", int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing to do: what tasks sent is stored."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        log.warning(
+            "batch %d failed; rows that were sent before are dropped by the broker when it is repeated", batchId
+        )
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "rows are written by tasks"
+    return task
+
+
+def _write(batches: Iterator[pa.RecordBatch], options: WriteOptions, producer: str, epoch: int) -> Written:
+    sender = TaskSender(options.servers, producer, epoch, options.wait)
+    try:
+        for batch in batches:
+            for row in rows_of(batch, options.topic):
+                sender.send(row)
+        sender.flush()
+        return Written(sender.sent)
+    finally:
+        sender.close()
+
+
+def rows_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Outgoing]:
+    """The rows of an Arrow batch; the option `topic` wins over the column."""
+    count = batch.num_rows
+    names = batch.schema.names
+    columns = {name: batch.column(name).to_pylist() if name in names else [None] * count for name in _TYPES}
+    topics: list[Any] = [topic] * count if topic is not None else columns["topic"]
+    for at, value in enumerate(columns["value"]):
+        if value is None or topics[at] is None:
+            raise InvalidOption(f"row {at} has no {'topic' if value is not None else 'value'}; filter such rows out")
+        yield Outgoing(
+            topics[at],
+            value.encode() if isinstance(value, str) else bytes(value),
+            columns["key"][at],
+            columns["tags"][at],
+            columns["keys"][at],
+            dict(columns["properties"][at] or ()),
+        )

@@ -1,0 +1,93 @@
+"""A wire between clients and a broker that can be cut, held up, or lose answers.
+
+The broker tells its clients the proxy's host: same port, another loopback address.
+"""
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.net.address import Address, parse_address
+from lanemq.testing.embedded import EmbeddedBroker
+
+PROXY_HOST = "127.0.0.2"
+
+
+class Wire:
+    """One client's connection."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.loses_answers = False
+        self.lost = threading.Event()
+        self._ends = (client, server)
+        for source, target, answers in ((client, server, False), (server, client, True)):
+            threading.Thread(target=self._pump, args=(source, target, answers), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.open.wait()
+                if answers and self.loses_answers:
+                    self.lost.set()
+                else:
+                    target.sendall(data)
+        self.cut()
+
+    def cut(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.open.set()
+
+
+class ProxiedBroker:
+    """A broker that clients reach only through wires."""
+
+    def __init__(self, data: Path, **options: Any) -> None:
+        self.data = data
+        self.broker = EmbeddedBroker(
+            BrokerOptions(data, listen=Address("127.0.0.1", 0), advertise=PROXY_HOST, **options)
+        ).start()
+        port = parse_address(self.broker.address).port
+        self.address = f"{PROXY_HOST}:{port}"
+        self.wires: list[Wire] = []
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server((PROXY_HOST, port))
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.wires.append(Wire(client, socket.create_connection(self._target)))
+
+    def hold(self) -> list[Wire]:
+        """Nothing passes on the present wires any more, in either direction; new ones work."""
+        held = list(self.wires)
+        for wire in held:
+            wire.open.clear()
+        return held
+
+    def lose_answers_and_cut(self, seconds: float) -> bool:
+        """What arrives at the broker now is done and never answered; whether there was anything."""
+        wire = self.wires[-1]
+        wire.loses_answers = True
+        lost = wire.lost.wait(seconds)
+        wire.cut()
+        return lost
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join(5)
+        for wire in self.wires:
+            wire.cut()
+        self.broker.stop()

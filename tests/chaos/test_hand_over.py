@@ -1,0 +1,64 @@
+"""A queue on its way out: how long it waits for its handlers, and what ends the wait."""
+
+import asyncio
+
+import pytest
+from tests.client.consumer_fakes import message
+
+from lanemq.client.lane_board import LaneBoard
+from lanemq.clock import SystemClock
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.turns import DONE, NO_LEASE_NEEDED, LaneOptions, Order, Turn
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+
+QUEUE = MessageQueue("orders", "a", 0)
+LONG_MS = 10_000
+
+
+def two_running_turns() -> tuple[LaneBoard, list[Turn]]:  # type: ignore[type-arg]
+    board = LaneBoard(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
+    board.add(QUEUE, QueueOffset(0), NO_LEASE_NEEDED)
+    board.put(QUEUE, [message(0, key="x"), message(1, key="y")], QueueOffset(2), QueueOffset(0))
+    turns = [board.take(0), board.take(0)]
+    assert all(turns)
+    board.drain(QUEUE)
+    return board, turns  # type: ignore[return-value]
+
+
+@pytest.mark.row("A90")
+def test_a_draining_queue_waits_for_its_last_handler_not_for_its_first() -> None:
+    async def play() -> tuple[bool, bool]:
+        board, (first, last) = two_running_turns()
+        waiting = asyncio.create_task(board.drained(QUEUE, LONG_MS))
+        await asyncio.sleep(0)
+        board.finish(first, DONE)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        early = waiting.done()
+        board.finish(last, DONE)
+        return early, await waiting
+
+    assert asyncio.run(play()) == (False, True)
+
+
+def test_a_queue_that_is_lost_while_it_drains_ends_the_wait() -> None:
+    """There is nothing left to hand over; an error here would end the whole consumer."""
+
+    async def play() -> bool:
+        board, _ = two_running_turns()
+        waiting = asyncio.create_task(board.drained(QUEUE, LONG_MS))
+        await asyncio.sleep(0)
+        board.drop(QUEUE)
+        return await asyncio.wait_for(waiting, LONG_MS / 2_000)
+
+    assert asyncio.run(play())
+
+
+@pytest.mark.row("A87")
+def test_a_handler_that_outlasts_the_wait_keeps_its_queue() -> None:
+    async def play() -> bool:
+        board, _ = two_running_turns()
+        return await board.drained(QUEUE, 20)
+
+    assert asyncio.run(play()) is False

@@ -1,0 +1,103 @@
+"""Promise 7: a failing key holds only itself."""
+
+import threading
+
+import pytest
+from tests.chaos.members import Town, key_in, until
+from tests.chaos.stage import TOPIC
+
+from lanemq.client.message import Message
+from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue
+from lanemq.model.units import Millis
+
+BAD = key_in(0)
+GOOD = next(f"g{n}" for n in range(1000) if f"g{n}" != BAD)
+QUICK = Backoff(Millis(10), 1.0, Millis(10))
+
+
+class Broken:
+    """A handler that fails for the first message of one key until it is mended."""
+
+    def __init__(self) -> None:
+        self.mended = threading.Event()
+        self.failures = 0
+
+    def handle(self, message: Message) -> None:
+        if message.key == BAD and message.value() == 0 and not self.mended.is_set():
+            self.failures += 1
+            raise ValueError("not yet")
+
+
+def send_both(town: Town) -> None:
+    """Three messages of the bad key and three of a good one, all in queue 0."""
+    for number in range(3):
+        for key in (BAD, GOOD):
+            town.producer.send(TOPIC, number, key=key, queue=0)
+
+
+def done(town: Town, key: str) -> list[int]:
+    return [offset for _, each, offset in town.done if each == key]
+
+
+def test_other_keys_of_the_same_queue_go_on_and_successors_wait(town: Town) -> None:
+    """ "A failing key holds only itself (HoldKey, the default).\""""
+    send_both(town)
+    broken = Broken()
+    town.member("a", broken.handle, on_fail=HoldKey(retries=1_000, backoff=QUICK))
+    until("the good key is through", lambda: done(town, GOOD) == [1, 3, 5])
+    until("the bad key was tried often", lambda: broken.failures > 5)
+    assert done(town, BAD) == []
+    broken.mended.set()
+    until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4])
+
+
+def test_a_key_whose_retries_are_used_up_still_lets_nobody_pass(town: Town) -> None:
+    """It waits for a person; `resume` continues with the same message."""
+    send_both(town)
+    broken = Broken()
+    app = town.member("a", broken.handle, on_fail=HoldKey(retries=2, backoff=QUICK))
+    until("the retries are used up", lambda: any(each.lanes.parked for each in app.snapshot().queues.values()))
+    assert broken.failures == 3
+    assert done(town, BAD) == []
+    broken.mended.set()
+    assert app.resume(TOPIC, BAD)
+    until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4])
+
+
+def test_hold_queue_holds_everything_behind_the_failure(town: Town) -> None:
+    """ "HoldQueue is RocketMQ's suspend": what the default avoids."""
+    send_both(town)
+    broken = Broken()
+    town.member("a", broken.handle, on_fail=HoldQueue(retries=1_000, suspend=Millis(10)))
+    until("it was tried often", lambda: broken.failures > 5)
+    assert town.done == []
+    broken.mended.set()
+    until("all are through", lambda: [offset for _, _, offset in town.done] == [0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.row("A109")
+def test_only_dead_letter_with_skip_lets_successors_pass(town: Town) -> None:
+    """ "DeadLetter(skip=True) is the only policy that lets successors pass, and its name says so.\""""
+    send_both(town)
+    broken = Broken()
+    town.member("a", broken.handle, on_fail=DeadLetter(skip=True, hold=HoldKey(retries=2, backoff=QUICK)))
+    until("the successors pass", lambda: done(town, BAD) == [2, 4])
+    assert broken.failures == 3
+
+
+def test_a_handler_that_swallows_its_errors_lets_successors_overtake(town: Town) -> None:
+    """Negative control: "log it and go on" is what people write without a policy."""
+    send_both(town)
+    broken = Broken()
+    failed: list[int] = []
+
+    def careless(message: Message) -> None:
+        try:
+            broken.handle(message)
+        except ValueError:
+            failed.append(message.queue_offset)
+
+    town.member("a", careless)
+    until("all were handled", lambda: len(town.done) == 6)
+    assert failed == [0]
+    assert done(town, BAD) == [0, 2, 4], "its successors ran although it never succeeded"

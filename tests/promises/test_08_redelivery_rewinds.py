@@ -1,0 +1,62 @@
+"""Promise 8: redelivery rewinds, never skips."""
+
+import threading
+
+import pytest
+from tests.chaos.members import PATIENCE, Town, key_in, until
+from tests.chaos.mutants import first_unfinished
+from tests.chaos.stage import TOPIC, complaint
+
+from lanemq.checker.verdict import Report, Verdict
+from lanemq.client.app import App
+from lanemq.client.message import Message
+
+SLOW = key_in(0)
+QUICK = 20
+
+
+def crash_with_a_slow_key(town: Town, committed: int) -> tuple[list[int], list[int], Report]:
+    """`a` has finished everything but a slow key's second message when it dies; what `b` gets of that key."""
+    slow = [town.producer.send(TOPIC, 0, key=SLOW, queue=0).offset]
+    never = threading.Event()
+
+    def stuck(message: Message) -> None:
+        if message.key == SLOW and message.value() == 1:
+            never.wait(PATIENCE)
+
+    a = town.member("a", stuck)
+    until("a has committed the first", lambda: 1 in commits(a))
+    slow += [town.producer.send(TOPIC, number, key=SLOW, queue=0).offset for number in (1, 2)]
+    for number in range(QUICK):
+        town.producer.send(TOPIC, number, key="quick", queue=0)
+    until("a is stuck, the rest is done", lambda: len(town.done) == 1 + QUICK)
+    until("a has committed what it will", lambda: committed in commits(a))
+    a.stop(now=True)
+    before = len(town.done)
+    town.member("b")
+    last = town.producer.send(TOPIC, "behind all", key="last", queue=0).offset
+    until("b is through", lambda: ("b", "last", last) in town.done)
+    replayed = [offset for name, key, offset in town.done[before:] if (name, key) == ("b", SLOW)]
+    report = town.judge("turns")
+    never.set()
+    return slow, replayed, report
+
+
+def commits(app: App) -> list[int | None]:
+    return [each.committed for each in app.snapshot().queues.values()]
+
+
+def test_the_lane_is_replayed_from_its_first_unfinished_message(town: Town) -> None:
+    """ "After a crash the lane replays from its first unfinished message.\""""
+    slow, replayed, report = crash_with_a_slow_key(town, committed=1)
+    assert replayed == slow[1:]
+    assert report.verdict is Verdict.PASS, complaint(report)
+
+
+def test_committing_what_was_fetched_skips_the_unfinished_one(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: auto-commit of the fetch position, as many consumers do it."""
+    first_unfinished(monkeypatch.setattr)
+    slow, replayed, report = crash_with_a_slow_key(town, committed=3 + QUICK)
+    assert slow[1] not in replayed
+    assert report.verdict is Verdict.VIOLATION
+    assert "D2" in report.counts, complaint(report)

@@ -1,0 +1,113 @@
+"""Promise 12: order can be checked, by somebody who knows nothing of the code under test."""
+
+import ast
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.members import Town, until
+from tests.chaos.stage import GROUP, TOPIC, complaint
+
+from lanemq import checker
+from lanemq.checker.checking import Options, check
+from lanemq.checker.verdict import Report, Verdict
+from lanemq.history import open_history
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def lines(town: Town, tmp_path: Path) -> Lines:
+    """What a real consumer wrote down about 40 messages of 4 keys."""
+    sent = open_history(tmp_path / "history", "p", time.monotonic_ns, role="producer")
+    for number in range(40):
+        receipt = town.producer.send(TOPIC, number, key=f"k{number % 4}")
+        sent.send(TOPIC, receipt.key or "", receipt.message_id)
+        sent.acked(TOPIC, receipt.key or "", receipt.message_id, receipt.queue.queue_id, receipt.offset)
+    sent.close()
+    town.member("a")
+    until("all are done", lambda: len(town.done) == 40)
+    report = town.judge()
+    assert report.verdict is Verdict.PASS, complaint(report)
+    return [json.loads(line) for line in (tmp_path / "history" / "a.jsonl").read_text().splitlines()]
+
+
+def judge(lines: Lines, folder: Path) -> Report:
+    """The verdict on a history with these lines, numbered anew, beside what the producer wrote."""
+    folder.mkdir()
+    shutil.copy(folder.parent / "history" / "p.jsonl", folder)
+    times = sorted(line["t"] for line in lines)
+    text = "".join(json.dumps({**line, "n": n, "t": times[n]}) + "\n" for n, line in enumerate(lines))
+    (folder / "a.jsonl").write_text(text)
+    return check([folder], Options(drained=True))
+
+
+def turns(lines: Lines, kind: str) -> list[int]:
+    return [at for at, line in enumerate(lines) if line["e"] == kind and line["key"] == "k1"]
+
+
+def swap_two_turns(lines: Lines) -> None:
+    for kind in ("turn", "turn_end"):
+        first, second = turns(lines, kind)[2:4]
+        lines[first], lines[second] = lines[second], lines[first]
+
+
+def forget_a_turn(lines: Lines) -> None:
+    for at in sorted((turns(lines, "turn")[3], turns(lines, "turn_end")[3]), reverse=True):
+        del lines[at]
+
+
+def overlap(lines: Lines) -> None:
+    end, following = turns(lines, "turn_end")[2], turns(lines, "turn")[3]
+    lines.insert(following, lines.pop(end))
+
+
+def run_twice(lines: Lines) -> None:
+    begin, end = turns(lines, "turn")[2], turns(lines, "turn_end")[2]
+    lines[end + 1 : end + 1] = [dict(lines[begin]), dict(lines[end])]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "invariants"),
+    [(swap_two_turns, "B2 B3"), (forget_a_turn, "A1 B2 D2"), (overlap, "B3 B5"), (run_twice, "E3 B2 B4")],
+)
+def test_the_checker_finds_what_was_done_to_a_real_history(
+    lines: Lines, tmp_path: Path, tamper: Callable[[Lines], None], invariants: str
+) -> None:
+    """ "… reports the first violation of any of these", with its place."""
+    assert judge(lines, tmp_path / "clean").verdict is Verdict.PASS
+    tamper(lines)
+    report = judge(lines, tmp_path / "tampered")
+    assert report.verdict is Verdict.VIOLATION
+    first = report.violations[0]
+    assert first.invariant in invariants.split(), complaint(report)
+    assert (first.topic, first.group) == (TOPIC, GROUP)
+
+
+def test_counting_messages_would_not_see_an_inversion(lines: Lines) -> None:
+    """Negative control: "as many out as in, none twice" is what most tests ask, and a swap passes it."""
+    before = sorted((line["queue"], line["offset"]) for line in lines if line["e"] == "turn_end")
+    swap_two_turns(lines)
+    after = [(line["queue"], line["offset"]) for line in lines if line["e"] == "turn_end"]
+    assert sorted(after) == before
+    assert len(set(after)) == len(after)
+
+
+def test_a_run_that_shows_nothing_is_not_a_pass(tmp_path: Path) -> None:
+    """An empty history proves nothing; the verdict is unknown, not good."""
+    open_history(tmp_path, "idle", time.monotonic_ns).close()
+    assert check([tmp_path]).verdict is Verdict.UNKNOWN
+
+
+def test_the_checker_imports_nothing_of_what_it_checks() -> None:
+    """ "… knows nothing of the code under test.\""""
+    for path in Path(checker.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            ours = [name for name in names if name.startswith("lanemq")]
+            assert all(name.startswith("lanemq.checker") for name in ours), (path.name, ours)

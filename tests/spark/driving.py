@@ -1,0 +1,109 @@
+"""Drives a reader the way Spark's engine does, without a JVM: offsets in a log, batches run in order.
+
+The order of calls is what a probe of PySpark 4.3 recorded: `latestOffset` (only when the batch before is finished),
+`partitions`, `read` in tasks, `commit`.
+"""
+
+import json
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from lanemq import Producer
+from lanemq.spark.options import parse_read_options
+from lanemq.spark.schema import COLUMNS, some_columns
+from lanemq.spark.stream_reader import LaneStreamReader
+
+Row = dict[str, Any]
+
+
+def send(address: str, topic: str, values: Sequence[int], **extra: Any) -> None:
+    """One message per number, keyed by it."""
+    with Producer(address) as producer:
+        futures = [producer.submit(topic, value, key=f"key-{value % 7}", **extra) for value in values]
+        for future in futures:
+            future.result(10)
+
+
+class Checkpoint:
+    """What Spark keeps on disk: the ends that were planned, and how many batches were finished."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.finished = 0
+
+
+class Query:
+    """One run of a streaming query. `checkpoint` outlives it."""
+
+    def __init__(self, checkpoint: Checkpoint | None = None, columns: Sequence[str] = (), **options: object) -> None:
+        texts = {name: str(value) for name, value in options.items()}
+        schema = some_columns(columns) if columns else COLUMNS
+        self.reader = LaneStreamReader(parse_read_options(texts, streaming=True), schema)
+        self.checkpoint = checkpoint or Checkpoint()
+        if not self.checkpoint.ends:
+            try:
+                self.checkpoint.ends.append(json.dumps(self.reader.initialOffset()))
+            except BaseException:
+                self.stop()
+                raise
+
+    def plan(self, limit: ReadLimit | None = None) -> bool:
+        """Writes the next end to the log; false if there is nothing to do."""
+        if len(self.checkpoint.ends) > self.checkpoint.finished + 1:
+            return True  # planned by a run that did not finish it
+        start = self.checkpoint.ends[-1]
+        end = json.dumps(self.reader.latestOffset(json.loads(start), limit or self.reader.getDefaultReadLimit()))
+        if end == start:
+            return False
+        self.checkpoint.ends.append(end)
+        return True
+
+    def partitions(self) -> Sequence[Any]:
+        at = self.checkpoint.finished
+        start, end = (json.loads(text) for text in self.checkpoint.ends[at : at + 2])
+        return self.reader.partitions(start, end)
+
+    def read(self, partitions: Sequence[Any]) -> list[Row]:
+        """In executors: on a pickled copy."""
+        copy = pickle.loads(pickle.dumps(self.reader))  # noqa: S301
+        return [row for each in partitions for batch in copy.read(each) for row in batch.to_pylist()]
+
+    def finish(self) -> None:
+        self.checkpoint.finished += 1
+        self.reader.commit(json.loads(self.checkpoint.ends[self.checkpoint.finished]))
+
+    def batch(self, limit: ReadLimit | None = None) -> list[Row]:
+        """One whole batch; empty if there is nothing to do."""
+        if not self.plan(limit):
+            return []
+        rows = self.read(self.partitions())
+        self.finish()
+        return rows
+
+    def everything(self) -> list[Row]:
+        """Batches until nothing is left."""
+        rows: list[Row] = []
+        while self.plan(ReadAllAvailable()):
+            rows += self.read(self.partitions())
+            self.finish()
+        return rows
+
+    def stop(self) -> None:
+        self.reader.stop()
+
+    def __enter__(self) -> "Query":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def places(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    return [(row["queue_id"], row["queue_offset"]) for row in rows]
+
+
+def values(rows: Sequence[Row]) -> list[int]:
+    return sorted(int(row["value"]) for row in rows)

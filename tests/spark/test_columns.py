@@ -1,0 +1,186 @@
+"""Columns against the reference reader of records, on ordinary, odd and damaged bodies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanemq.model.errors import RemoteProtocolError
+from lanemq.spark.columns import Wanted, decode
+from lanemq.spark.schema import COLUMNS, arrow_schema, some_columns
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
+from lanemq.wire.hosts import pack_host
+from lanemq.wire.message_id import encode_offset_id
+from lanemq.wire.properties import PropertyName
+from lanemq.wire.record import RecordView, encode_record, record_starts
+from lanemq.wire.stamp import LANE_STAMP, decode_stamp
+
+SCHEMA = arrow_schema(COLUMNS)
+ALL = 2**62
+
+
+def record(**changes: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "topic": "orders", "body": b"hello", "properties_text": "TAGS\x01paid\x02", "queue_id": 1,
+        "queue_offset": 3, "position": 4, "born_timestamp": 5, "store_timestamp": 6, "reconsume_times": 7,
+        "store_host": pack_host("127.0.0.1", 10911),
+    }  # fmt: skip
+    return encode_record(**fields | changes)
+
+
+def shifted(plain: bytes, flag: int, magic: int | None) -> bytes:
+    """The record with IPv6 hosts or the second kind of topic length."""
+    sys_flag = int.from_bytes(plain[36:40], "big") | flag
+    born = bytes(12) + plain[48:56] if flag & 0x10 else plain[48:56]
+    store = bytes(12) + plain[64:72] if flag & 0x20 else plain[64:72]
+    body_end = 88 + int.from_bytes(plain[84:88], "big")
+    rest = plain[72:body_end] + (b"\x00" if magic else b"") + plain[body_end:]
+    middle = plain[8:36] + sys_flag.to_bytes(4, "big") + plain[40:48] + born + plain[56:64] + store + rest
+    return (len(middle) + 8).to_bytes(4, "big") + (magic or 0xDAA320A7).to_bytes(4, "big") + middle
+
+
+def rows(body: bytes, low: int = 0, high: int = ALL, **wanted: Any) -> list[dict[str, Any]]:
+    batch = decode(body, low, high, Wanted(wanted.pop("schema", SCHEMA), "broker-a", **wanted))
+    batch.validate(full=True)
+    return batch.to_pylist(maps_as_pydicts="strict")
+
+
+def reference(view: RecordView) -> dict[str, Any]:
+    """The same row, read one field at a time."""
+    properties = view.properties
+    host, _, port = view.store_host.rpartition(":")
+    stamp = decode_stamp(properties[LANE_STAMP]) if LANE_STAMP in properties else None
+    return {
+        "topic": view.topic,
+        "broker": "broker-a",
+        "queue_id": view.queue_id,
+        "queue_offset": view.queue_offset,
+        "key": properties.get(PropertyName.KEY),
+        "tags": properties.get(PropertyName.TAGS),
+        "keys": properties.get(PropertyName.KEYS),
+        "value": decompress(view.sys_flag, view.body),
+        "properties": properties,
+        "message_id": properties.get(PropertyName.UNIQUE_ID)
+        or encode_offset_id(host.strip("[]"), int(port), view.position),
+        "born_timestamp": pa.scalar(view.born_timestamp * 1000, pa.timestamp("us", tz="UTC")).as_py(),
+        "store_timestamp": pa.scalar(view.store_timestamp * 1000, pa.timestamp("us", tz="UTC")).as_py(),
+        "reconsume_times": view.reconsume_times,
+        "stamp": None if stamp is None else stamp._asdict(),
+    }
+
+
+def references(body: bytes) -> list[dict[str, Any]]:
+    return [reference(RecordView(body, start)) for start in record_starts(body)]
+
+
+names = st.sampled_from(
+    ["TAGS", "KEYS", "__SHARDINGKEY", "UNIQ_KEY", "LANE_STAMP", "TAG", "TAGSS", "a", "", "ключ", "\x00"]
+)
+stamps = st.sampled_from(
+    ["p.0.0", "p-1.12.345", "p.9223372036854775807.1", "p.9223372036854775808.1", "p.01.2", "p.1", "a b.1.2", "p.1.2.3"]
+)
+texts = st.one_of(
+    st.lists(
+        st.tuples(names, st.one_of(stamps, st.text(max_size=6), st.just("x\x01y"))).map(
+            lambda entry: "\x01".join(entry)
+        ),
+        max_size=5,
+    ).map("\x02".join),
+    st.text("ab\x01\x02TAGS", max_size=20),
+    st.just("UNIQ_KEY\x010A\x02TAGS\x01new\x02"),
+)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> bytes:
+    parts = []
+    for offset in range(draw(st.integers(0, 6))):
+        body = draw(st.binary(max_size=8))
+        packed = draw(st.booleans())
+        plain = record(
+            topic=draw(st.sampled_from(["orders", "t", "платежи"])),
+            body=compress_zlib(body) if packed else body,
+            sys_flag=ZLIB_SYS_FLAG if packed else 0,
+            properties_text=draw(texts),
+            queue_offset=offset,
+            born_timestamp=draw(st.integers(0, 4_000_000_000_000)),
+            position=draw(st.integers(0, 2**50)),
+        )
+        parts.append(shifted(plain, draw(st.sampled_from([0, 0, 0x10, 0x20, 0x30])), draw(MAGICS)))
+    return b"".join(parts)
+
+
+MAGICS = st.sampled_from([None, None, 0xDAA320AB])
+
+
+@settings(max_examples=150, deadline=None)
+@given(bodies())
+def test_columns_say_what_the_reference_reader_says(body: bytes) -> None:
+    assert rows(body) == references(body)
+
+
+@settings(max_examples=60, deadline=None)
+@given(bodies(), st.lists(st.sampled_from(COLUMNS.fieldNames()), min_size=1, max_size=4, unique=True))
+def test_a_column_is_the_same_whichever_others_are_asked_for(body: bytes, names: list[str]) -> None:
+    expected = [{name: row[name] for name in names} for row in references(body)]
+    assert rows(body, schema=arrow_schema(some_columns(names))) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(bodies(), st.integers(0, 400), st.integers(0, 255))
+def test_a_damaged_body_is_refused_exactly_when_the_reference_reader_refuses_it(
+    body: bytes, at: int, byte: int
+) -> None:
+    """The two must agree, or a query would show what a consumer would never have been given."""
+    if not body:
+        return
+    changed = bytearray(body)
+    changed[at % len(body)] = byte
+    outcome: list[Any] = []
+    attempts: list[Callable[[], Any]] = [lambda: rows(bytes(changed), -ALL), lambda: references(bytes(changed))]
+    for attempt in attempts:
+        try:
+            outcome.append(attempt())
+        except RemoteProtocolError:
+            outcome.append("refused")
+        except (OverflowError, ValueError):
+            return  # a time beyond what Python can show; Arrow holds it
+    if outcome[1] != "refused" or outcome[0] != "refused":
+        assert outcome[0] == outcome[1]
+
+
+def test_properties_that_are_no_unicode_are_replaced_in_their_own_row_only() -> None:
+    odd = bytearray(record(properties_text="TAGS\x01ab\x02", queue_offset=1))
+    odd[odd.index(b"ab\x02")] = 0xC3
+    # The second record begins with a byte that would complete the character if rows ran together.
+    body = record() + bytes(odd) + record(properties_text="TAGS\x01ok\x02", queue_offset=2)
+    assert [row["tags"] for row in rows(body)] == ["paid", "�b", "ok"]
+    assert rows(body) == references(body)
+
+
+def test_a_range_leaves_out_what_is_before_and_behind_it() -> None:
+    body = b"".join(record(queue_offset=offset) for offset in range(10))
+    assert [row["queue_offset"] for row in rows(body, 3, 7)] == [3, 4, 5, 6]
+
+
+def test_tags_with_the_same_hash_are_told_apart() -> None:
+    """The broker compares hash codes, and "Aa" and "BB" share one."""
+    body = record(properties_text="TAGS\x01Aa\x02", queue_offset=0) + record(
+        properties_text="TAGS\x01BB\x02", queue_offset=1
+    )
+    assert [row["tags"] for row in rows(body, tags=frozenset({"Aa"}))] == ["Aa"]
+
+
+def test_no_records_make_an_empty_batch_of_the_right_shape() -> None:
+    batch = decode(b"", 0, ALL, Wanted(SCHEMA, "broker-a"))
+    assert batch.num_rows == 0
+    assert batch.schema.equals(SCHEMA)
+
+
+@pytest.mark.parametrize("cut", [1, 50, 90])
+def test_a_body_that_is_cut_off_is_refused(cut: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        rows(record() + record()[:-cut])

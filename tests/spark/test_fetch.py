@@ -1,0 +1,140 @@
+"""Reading a range: complete and in order, or an error that says what is missing."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.spark.fetch import DataLost, QueueRange, RangeReader
+from lanemq.spark.waiting import Patience
+from lanemq.wire.codes import ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import PullResponse
+
+QUEUE = MessageQueue("orders", "a", 0)
+Answer = tuple[ResponseCode, int] | Exception
+
+
+def wanted(first: int, end: int) -> QueueRange:
+    return QueueRange(QUEUE, QueueOffset(first), QueueOffset(end), Address("h", 1), "g")
+
+
+class HandClock:
+    """Time passes only in pauses."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def now(self) -> Millis:
+        return Millis(self.at)
+
+    def wall(self) -> Millis:
+        return Millis(self.at)
+
+    def pause(self, seconds: float) -> None:
+        self.at += int(seconds * 1000)
+
+
+class Scripted(RangeReader):
+    """Answers from a function of the offset instead of a socket."""
+
+    def __init__(
+        self, answer: Callable[[int], Answer], bounds: tuple[int, int] = (0, 100), *, fail: bool = True
+    ) -> None:
+        clock = HandClock()
+        super().__init__(Patience(Millis(1_000), clock, clock.pause), fail_on_data_loss=fail)
+        self.asked: list[int] = []
+        self._answer = answer
+        self._bounds = bounds
+
+    def _pull(self, wanted: QueueRange, offset: QueueOffset, most_bytes: int = 0) -> tuple[Command, PullResponse]:
+        self.asked.append(offset)
+        answer = self._answer(offset)
+        if isinstance(answer, Exception):
+            raise answer
+        code, following = answer
+        low, high = self._bounds
+        body = bytes([offset]) if code is ResponseCode.SUCCESS else b""
+        return Command(code, 0, body=body), PullResponse(next_begin_offset=following, min_offset=low, max_offset=high)
+
+
+def found(step: int) -> Callable[[int], Answer]:
+    return lambda offset: (ResponseCode.SUCCESS, offset + step)
+
+
+def test_pulls_follow_one_another_until_the_end_is_reached() -> None:
+    reader = Scripted(found(3))
+    assert list(reader.chunks(wanted(2, 10), 2)) == [b"\x02\x05", b"\x08"]
+    assert reader.asked == [2, 5, 8]
+
+
+def test_an_empty_range_asks_nobody() -> None:
+    reader = Scripted(found(1))
+    assert list(reader.chunks(wanted(4, 4), 1)) == []
+    assert reader.asked == []
+
+
+def test_messages_that_no_tag_wants_are_passed_over() -> None:
+    reader = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 4))
+    assert list(reader.chunks(wanted(0, 8), 1)) == []
+    assert reader.asked == [0, 4]
+
+
+def test_messages_that_are_gone_fail_the_range() -> None:
+    reader = Scripted(lambda offset: (ResponseCode.PULL_OFFSET_MOVED, 20), (20, 100))
+    with pytest.raises(DataLost, match=r"messages 5 to 19 are gone.*failOnDataLoss"):
+        list(reader.chunks(wanted(5, 30), 1))
+
+
+def test_with_the_policy_off_the_rest_is_read_and_the_gap_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(offset: int) -> Answer:
+        return (ResponseCode.PULL_OFFSET_MOVED, 20) if offset < 20 else (ResponseCode.SUCCESS, offset + 10)
+
+    reader = Scripted(answer, (20, 100), fail=False)
+    with caplog.at_level(logging.WARNING):
+        assert list(reader.chunks(wanted(5, 30), 1)) == [b"\x14"]
+    assert "messages 5 to 19 are gone" in caplog.text
+
+
+def test_a_queue_that_ends_before_the_range_is_a_loss() -> None:
+    reader = Scripted(lambda offset: (ResponseCode.PULL_NOT_FOUND, offset), (0, 3))
+    with pytest.raises(DataLost):
+        list(reader.chunks(wanted(5, 9), 1))
+
+
+def test_a_reset_of_the_group_does_not_move_a_query() -> None:
+    """The broker answers one pull with the place it was reset to; the checkpoint is the truth."""
+    answers: list[Answer] = [(ResponseCode.PULL_OFFSET_MOVED, 0), (ResponseCode.SUCCESS, 9)]
+    reader = Scripted(lambda offset: answers.pop(0))
+    assert list(reader.chunks(wanted(5, 9), 1)) == [b"\x05"]
+    assert reader.asked == [5, 5]
+
+
+def test_a_broker_that_goes_back_is_not_followed_for_ever() -> None:
+    for code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY):
+        reader = Scripted(lambda offset, code=code: (code, offset))  # type: ignore[misc]
+        with pytest.raises(RemoteProtocolError, match="back"):
+            list(reader.chunks(wanted(5, 9), 1))
+
+
+def test_a_broker_that_is_away_for_a_moment_costs_no_message() -> None:
+    answers: list[Answer] = [ConnectFailed("away"), ConnectFailed("away"), (ResponseCode.SUCCESS, 9)]
+    assert list(Scripted(lambda offset: answers.pop(0)).chunks(wanted(5, 9), 1)) == [b"\x05"]
+
+
+def test_patience_ends_with_the_brokers_error() -> None:
+    reader = Scripted(lambda offset: ConnectFailed("still away"))
+    with pytest.raises(ConnectFailed, match="still away"):
+        list(reader.chunks(wanted(5, 9), 1))
+    assert len(reader.asked) > 2
+
+
+def test_a_lost_lease_is_not_tried_again() -> None:
+    reader = Scripted(lambda offset: LeaseLost("it belongs to another"))
+    with pytest.raises(LeaseLost):
+        list(reader.chunks(wanted(5, 9), 1))
+    assert reader.asked == [5]

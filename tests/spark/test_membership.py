@@ -1,0 +1,244 @@
+"""A query as a member of a consumer group: one owner per queue, hand-over in both directions, stale drivers fenced."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.spark.driving import Checkpoint, Query, places, send, values
+
+from lanemq import App, Message
+from lanemq.client.admin import Admin
+from lanemq.model.errors import LeaseLost
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+def until(true: Callable[[], object], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        threading.Event().wait(0.02)
+
+
+class Member:
+    """A Python consumer of the same group; writes down what it handled."""
+
+    def __init__(self, address: str, group: str, topic: str) -> None:
+        self.handled: list[tuple[int, int]] = []
+        self.app = App(address, group=group)
+
+        @self.app.ordered(topic)
+        def handle(value: int, message: Message) -> None:
+            self.handled.append((message.queue.queue_id, message.queue_offset))
+
+        self.app.start()
+
+    def stop(self) -> None:
+        self.app.stop()
+
+    def __enter__(self) -> "Member":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def owners(address: str, group: str) -> dict[int, str]:
+    with Admin(address) as admin:
+        return {lease.queue.queue_id: lease.owner for lease in admin.locks(group)}
+
+
+def freeze(query: Query) -> None:
+    """The driver hangs and its connections are gone; it does not know yet."""
+    membership = query.reader._driver._membership
+    assert membership is not None
+    membership._ended.set()
+    assert membership._thread is not None
+    membership._thread.join()
+    membership._calls.close()
+
+
+def me(query: Query) -> str:
+    membership = query.reader._driver._membership
+    assert membership is not None
+    return membership.client_id
+
+
+def test_a_query_alone_owns_every_queue_and_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    send(broker.address, topic, range(20))
+    with Query(servers=broker.address, topic=topic, group=group) as query, Admin(broker.address) as admin:
+        assert values(query.everything()) == list(range(20))
+        assert set(owners(broker.address, group).values()) == {me(query)}
+        assert sum(queue.offset for queue in admin.describe_group(group).queues) == 20
+    assert owners(broker.address, group) == {}
+
+
+def test_two_queries_of_a_group_never_read_the_same_queue(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    send(broker.address, topic, range(30))
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    with Query(**options) as one, Query(**options) as two:
+        one.everything()
+        two.plan()
+
+        def shared() -> bool:
+            one.everything()
+            two.everything()
+            return len(set(owners(broker.address, group).values())) == 2
+
+        until(shared)
+        send(broker.address, topic, range(30, 90))
+        first, second = one.everything(), two.everything()
+        assert {queue for queue, _ in places(first)}.isdisjoint(queue for queue, _ in places(second))
+        assert values([*first, *second]) == list(range(30, 90))
+
+
+def test_a_query_that_joins_goes_on_where_a_consumer_stopped(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    send(broker.address, topic, range(40))
+    with Member(broker.address, group, topic) as member:
+        until(lambda: len(member.handled) == 40)
+        with Query(servers=broker.address, topic=topic, group=group) as query:
+
+            def shared() -> bool:
+                query.everything()
+                return me(query) in owners(broker.address, group).values()
+
+            until(shared)
+            mine = {queue for queue, owner in owners(broker.address, group).items() if owner == me(query)}
+            assert len(mine) == 1
+            send(broker.address, topic, range(40, 140))
+            rows = query.everything()
+            assert {queue for queue, _ in places(rows)} == mine
+            until(lambda: len(member.handled) + len(rows) == 140)
+            assert not set(places(rows)) & set(member.handled)
+
+
+def test_a_consumer_that_joins_gets_a_queue_only_when_the_running_batch_is_done(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    send(broker.address, topic, range(40))
+    with Query(servers=broker.address, topic=topic, group=group) as query:
+        assert query.plan()
+        partitions = query.partitions()
+        assert {each.wanted.queue.queue_id for each in partitions} == {0, 1}
+        with Member(broker.address, group, topic) as member:
+            membership = query.reader._driver._membership
+            assert membership is not None
+            until(lambda: len(membership._wanted) == 1)
+            rows = query.read(partitions)
+            assert set(owners(broker.address, group).values()) == {me(query)}
+            assert member.handled == []
+            query.finish()
+
+            def handed_over() -> bool:
+                query.everything()
+                return len(set(owners(broker.address, group).values())) == 2
+
+            until(handed_over)
+            send(broker.address, topic, range(40, 90))
+            rows += query.everything()
+            until(lambda: len(member.handled) + len(rows) == 90)
+            assert not set(places(rows)) & set(member.handled)
+
+
+def test_a_query_that_stops_leaves_its_queues_to_the_others_at_once(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    query = Query(servers=broker.address, topic=topic, group=group)
+    query.everything()
+    query.stop()
+    began = time.monotonic()
+    with Member(broker.address, group, topic) as member:
+        until(lambda: len(owners(broker.address, group)) == 2)
+        assert time.monotonic() - began < 4, "it had to wait for the end of a lease"
+        send(broker.address, topic, range(10))
+        until(lambda: len(member.handled) == 10)
+
+
+def test_a_stale_driver_is_refused_by_pull_and_by_commit(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """Two copies of one query: the old driver hangs, the new one takes over, the old one wakes up."""
+    send(broker.address, topic, range(20))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    old = Query(checkpoint, **options)
+    assert old.plan()
+    partitions = old.partitions()
+    freeze(old)
+    copy = Checkpoint()
+    copy.ends = checkpoint.ends[:]
+    with Query(copy, **options) as new:
+
+        def took_over() -> bool:
+            membership = new.reader._driver._membership
+            assert membership is not None
+            membership.join([topic])
+            with membership._lock:
+                membership._round()
+            return set(owners(broker.address, group).values()) == {me(new)}
+
+        until(took_over)
+        with pytest.raises(LeaseLost):
+            old.read(partitions)
+        with pytest.raises(LeaseLost):
+            old.reader.latestOffset(_json(checkpoint.ends[-1]), old.reader.getDefaultReadLimit())
+        assert values(new.everything()) == list(range(20))
+        old.stop()
+
+
+def test_a_batch_that_another_member_has_done_meanwhile_is_not_repeated(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    """The query dies in a batch, a consumer does that work, the query comes back: no message twice."""
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    crashed = Query(checkpoint, **options)
+    assert crashed.plan()
+    crashed.partitions()
+    freeze(crashed)
+    crashed.stop()
+    with Member(broker.address, group, topic) as member:
+        until(lambda: len(member.handled) == 30)
+    with Query(checkpoint, **options) as again:
+        assert again.everything() == []
+        send(broker.address, topic, range(30, 35))
+        assert values(again.everything()) == [30, 31, 32, 33, 34]
+
+
+def test_a_part_of_a_batch_that_another_member_owns_is_left_to_it_and_not_skipped_later(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
+    crashed = Query(checkpoint, **options)
+    assert crashed.plan()
+    crashed.partitions()
+    freeze(crashed)
+    crashed.stop()
+    with Query(servers=broker.address, topic=topic, group=group) as other:
+        # It joins and owns, but it has read nothing when the query comes back.
+        until(
+            lambda: (
+                other.reader.latestOffset(_json(other.checkpoint.ends[0]), other.reader.getDefaultReadLimit())
+                and len(owners(broker.address, group)) == 2
+            )
+        )
+        with Query(checkpoint, **options) as again:
+            membership = other.reader._driver._membership
+            assert membership is not None
+            again.reader._driver._bounds()
+            until(lambda: len(membership._wanted) == 1)
+            rows = again.everything()
+            assert len({queue for queue, _ in places(rows)}) == 1
+            other.stop()
+            until(lambda: again.plan() or len(owners(broker.address, group)) == 2)
+            rows += again.everything()
+            until(lambda: again.everything() or len(owners(broker.address, group)) == 2)
+            rows += again.everything()
+            assert values(rows) == list(range(30))
+
+
+def _json(text: str) -> dict[str, dict[str, int]]:
+    loaded: dict[str, dict[str, int]] = json.loads(text)
+    return loaded

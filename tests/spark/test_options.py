@@ -1,0 +1,82 @@
+"""Options: every mistake is named before a query starts."""
+
+import pytest
+
+from lanemq.model.errors import InvalidOption
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.spark.options import parse_read_options
+from lanemq.spark.places import Bounds, Kind, named_offset
+
+GOOD = {"servers": "localhost:9876", "topic": "orders"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"servers": "host:port"}, "servers"),
+        ({"topic": "or ders"}, "topic"),
+        ({"topic": ","}, "topic"),
+        ({"topicPattern": "o.*"}, "topic"),
+        ({"startingOffsets": "first"}, "startingOffsets"),
+        ({"startingOffsets": "{nonsense"}, "startingOffsets"),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, "startingOffsets"),
+        ({"startingOffsets": '{"orders": {"x": 3}}'}, "startingOffsets"),
+        ({"startingOffsets": '{"orders": 3}'}, "startingOffsets"),
+        ({"startingOffsets": "committed"}, "startingOffsets"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "startingTimestamp"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"endingOffsets": "latest"}, "endingOffsets"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
+        ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
+        ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "minOffsetsPerTrigger"),
+        ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
+        ({"minPartitions": "4"}, "minPartitions"),
+        ({"group": "no blanks"}, "group"),
+        ({"tags": "a || "}, "tags"),
+        ({"kafka.bootstrap.servers": "x"}, "kafka.bootstrap.servers"),
+        ({"tls.ca": "x"}, "tls.ca.*not supported yet"),
+        ({"accessKey": "x"}, "accesskey.*not supported yet"),
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidOption, match=named):
+        parse_read_options({**GOOD, **wrong}, streaming=True)
+
+
+@pytest.mark.parametrize("name", ["servers", "topic"])
+def test_what_is_needed_is_named(name: str) -> None:
+    with pytest.raises(InvalidOption, match=name):
+        parse_read_options({key: value for key, value in GOOD.items() if key != name}, streaming=True)
+
+
+def test_options_of_streams_are_refused_in_batches() -> None:
+    for name, value in (("maxOffsetsPerTrigger", "5"), ("group", "g"), ("startingOffsets", "latest")):
+        with pytest.raises(InvalidOption, match=name):
+            parse_read_options({**GOOD, name: value}, streaming=False)
+
+
+def test_names_of_options_have_no_case() -> None:
+    assert parse_read_options({"SERVERS": "h:1", "Topic": "a, b,a", "FAILONDATALOSS": "False"}, streaming=True) == (
+        parse_read_options({"servers": "h:1", "topic": "a,b", "failOnDataLoss": "false"}, streaming=True)
+    )
+
+
+def test_a_member_begins_where_its_group_stands() -> None:
+    """From latest it would skip what the group has not done yet."""
+    assert parse_read_options({**GOOD, "group": "g"}, streaming=True).start.kind is Kind.COMMITTED
+    assert parse_read_options(GOOD, streaming=True).start.kind is Kind.LATEST
+    assert parse_read_options(GOOD, streaming=False).start.kind is Kind.EARLIEST
+
+
+def test_json_names_queues_with_or_without_their_broker() -> None:
+    text = '{"orders": {"1": 5, "b/0": -1, "0": 9}}'
+    place = parse_read_options({**GOOD, "startingOffsets": text}, streaming=True).start
+    bounds = Bounds(QueueOffset(2), QueueOffset(20))
+    named = {broker: place.named(MessageQueue("orders", broker, 0)) for broker in "ab"}
+    assert named == {"a": 9, "b": -1}
+    assert named_offset(-1, bounds) == 20
+    assert named_offset(-2, bounds) == 2
+    assert place.named(MessageQueue("orders", "a", 2)) is None

@@ -1,0 +1,137 @@
+"""Ranges, limits and losses."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanemq.model.errors import UsageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.spark.offsets import Positions, from_json, to_json
+from lanemq.spark.places import Bounds
+from lanemq.spark.planning import (
+    Span,
+    available,
+    begins,
+    limit_bytes,
+    limit_rows,
+    must_wait,
+    plan,
+    split,
+)
+
+QUEUES = [MessageQueue("orders", "a", number) for number in range(5)]
+A, B = QUEUES[0], QUEUES[1]
+
+
+def at(*offsets: int) -> Positions:
+    return {queue: QueueOffset(offset) for queue, offset in zip(QUEUES, offsets, strict=False)}
+
+
+def holds(*bounds: tuple[int, int]) -> dict[MessageQueue, Bounds]:
+    return {
+        queue: Bounds(QueueOffset(low), QueueOffset(high)) for queue, (low, high) in zip(QUEUES, bounds, strict=False)
+    }
+
+
+backlogs = st.lists(st.integers(0, 50), min_size=1, max_size=5)
+
+
+@given(backlogs, st.integers(1, 120))
+def test_a_row_limit_is_used_up_and_never_exceeded(sizes: list[int], most: int) -> None:
+    start, end = at(*[10] * len(sizes)), at(*[10 + size for size in sizes])
+    limited = limit_rows(start, end, most)
+    assert available(start, limited) == min(most, sum(sizes))
+    assert all(start[queue] <= limited[queue] <= end[queue] for queue in start)
+
+
+@given(backlogs, st.integers(5, 120))
+def test_no_queue_starves_where_the_limit_has_one_for_each(sizes: list[int], most: int) -> None:
+    start, end = at(*[0] * len(sizes)), at(*sizes)
+    limited = limit_rows(start, end, most)
+    assert all(limited[queue] > 0 for queue in start if end[queue] > 0)
+
+
+@given(backlogs, st.integers(1, 100_000))
+def test_a_byte_limit_gets_on_and_stays_near(sizes: list[int], most: int) -> None:
+    start, end = at(*[0] * len(sizes)), at(*sizes)
+    limited = limit_bytes(start, end, dict.fromkeys(start, 100.0), most)
+    if sum(sizes):
+        assert available(start, limited) >= 1
+    assert available(start, limited) * 100 <= max(most, 100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 60)), max_size=5), st.integers(0, 40))
+def test_split_ranges_cover_the_same_messages_once(parts: list[tuple[int, int]], least: int) -> None:
+    spans = [
+        Span(queue, QueueOffset(first), QueueOffset(first + size))
+        for queue, (first, size) in zip(QUEUES, parts, strict=False)
+        if size
+    ]
+    pieces = split(spans, least)
+    assert len(pieces) >= min(least, sum(span.end - span.first for span in spans))
+    covered = [(piece.queue, offset) for piece in pieces for offset in range(piece.first, piece.end)]
+    assert covered == [(span.queue, offset) for span in spans for offset in range(span.first, span.end)]
+    assert all(piece.first < piece.end for piece in pieces)
+
+
+def test_a_queue_is_one_range_and_an_empty_one_none() -> None:
+    planned = plan(at(2, 5, 0), at(9, 5, 3), holds((0, 20), (0, 20), (0, 3)))
+    assert planned.spans == (Span(A, QueueOffset(2), QueueOffset(9)), Span(QUEUES[2], QueueOffset(0), QueueOffset(3)))
+    assert planned.losses == ()
+
+
+def test_a_truncated_range_is_reported_and_read_as_far_as_it_is_left() -> None:
+    planned = plan(at(2, 0), at(9, 4), holds((5, 20), (6, 20)))
+    assert planned.spans == (Span(A, QueueOffset(5), QueueOffset(9)),)
+    assert len(planned.losses) == 2
+    assert "messages 2 to 4 are gone" in planned.losses[0]
+
+
+def test_an_end_beyond_the_queue_is_a_loss() -> None:
+    planned = plan(at(2), at(9), holds((0, 6)))
+    assert planned.spans == (Span(A, QueueOffset(2), QueueOffset(6)),)
+    assert "created again" in planned.losses[0]
+
+
+def test_a_queue_that_is_gone_is_a_loss_only_if_something_of_it_was_promised() -> None:
+    assert plan(at(2, 3), at(2, 7), {}).losses == (f"{B}: the queue or its topic is gone; the query stood at 3",)
+
+
+def test_an_end_before_its_start_reads_nothing() -> None:
+    assert plan(at(50), at(3), holds((0, 5))).spans == ()
+
+
+def test_a_new_queue_begins_at_its_first_message_and_loses_nothing() -> None:
+    found = begins({}, holds((7, 9)))
+    assert (found.offsets, found.losses) == (at(7), ())
+    assert plan({}, at(9), holds((7, 9))).spans == (Span(A, QueueOffset(7), QueueOffset(9)),)
+
+
+def test_a_recreated_queue_is_set_back_and_read_in_the_next_batch() -> None:
+    found = begins(at(50, 4), holds((0, 5), (0, 5)))
+    assert found.set_back == at(0)
+    assert found.offsets == {B: 4}
+    assert "created again" in found.losses[0]
+
+
+def test_a_batch_waits_for_enough_messages_but_not_for_ever() -> None:
+    assert must_wait(5, 10, Millis(99), Millis(100))
+    assert not must_wait(5, 10, Millis(100), Millis(100))
+    assert not must_wait(10, 10, Millis(0), Millis(100))
+    assert must_wait(0, 10, Millis(500), Millis(100))
+
+
+@given(st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 2**62).map(QueueOffset)))
+def test_positions_come_back_from_json_and_equal_ones_have_equal_text(positions: Positions) -> None:
+    assert from_json(to_json(positions)) == positions
+    backwards = dict(reversed(positions.items()))
+    assert str(to_json(backwards)) == str(to_json(positions))
+
+
+@pytest.mark.parametrize("foreign", [{"offset": 5}, {"orders": {"x": 1}}, {"orders": {"a/0": None}}])
+def test_a_foreign_checkpoint_is_refused(foreign: Any) -> None:
+    with pytest.raises(UsageError, match="checkpoint"):
+        from_json(foreign)

@@ -1,0 +1,158 @@
+"""The sink's sends: in order by key, and without effect when a task is repeated."""
+
+import uuid
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
+from tests.spark.driving import Query, Row
+
+from lanemq.client.admin import Admin
+from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, TopicNotFound
+from lanemq.model.units import Millis
+from lanemq.spark import sending
+from lanemq.spark.sending import Outgoing, TaskSender
+from lanemq.spark.writer import parse_write_options, rows_of
+from lanemq.testing.embedded import EmbeddedBroker
+
+WAIT = Millis(2_000)
+
+
+def write(broker: EmbeddedBroker, rows: list[Outgoing], producer: str, epoch: int, cut: int | None = None) -> None:
+    """What a task does; with `cut` it dies after that many rows, with its full batches sent."""
+    sender = TaskSender(broker.address, producer, epoch, WAIT)
+    try:
+        for row in rows[:cut]:
+            sender.send(row)
+        if cut is None:
+            sender.flush()
+    finally:
+        sender.close()
+
+
+def stored(broker: EmbeddedBroker, topic: str) -> list[Row]:
+    with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
+        return query.everything()
+
+
+def by_key(rows: list[Row]) -> dict[str, list[int]]:
+    keys: dict[str, list[int]] = {}
+    for row in rows:
+        keys.setdefault(row["key"], []).append(int(row["value"]))
+    return keys
+
+
+def numbered(topic: str, count: int) -> list[Outgoing]:
+    return [Outgoing(topic, str(number).encode(), f"key-{number % 5}") for number in range(count)]
+
+
+@pytest.fixture
+def producer() -> str:
+    return f"spark-{uuid.uuid4()}-0"
+
+
+def test_rows_of_a_key_are_stored_in_the_order_of_the_rows(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    write(broker, numbered(topic, 2_500), producer, 0)
+    for number in range(5):
+        assert by_key(stored(broker, topic))[f"key-{number}"] == list(range(number, 2_500, 5))
+
+
+def test_a_repeated_task_adds_nothing(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    for _ in range(3):
+        write(broker, numbered(topic, 100), producer, 0)
+    assert len(stored(broker, topic)) == 100
+
+
+@pytest.mark.parametrize("cut", [1, 30, 64, 99])
+def test_a_task_that_died_halfway_is_completed_by_its_repetition(
+    broker: EmbeddedBroker, topic: str, producer: str, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "BATCH_MESSAGES", 8)
+    write(broker, numbered(topic, 100), producer, 4, cut=cut)
+    write(broker, numbered(topic, 100), producer, 4)
+    write(broker, numbered(topic, 100), producer, 5)
+    rows = by_key(stored(broker, topic))
+    assert rows == {f"key-{n}": [*range(n, 100, 5), *range(n, 100, 5)] for n in range(5)}
+
+
+def test_a_task_of_an_older_batch_that_wakes_up_is_refused(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    write(broker, numbered(topic, 10), producer, 7)
+    with pytest.raises(ProducerFenced):
+        write(broker, numbered(topic, 10), producer, 6)
+    assert len(stored(broker, topic)) == 10
+
+
+def test_a_repetition_has_the_same_message_ids(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    """On a broker that knows no stamps a reader tells repetitions by them."""
+    write(broker, numbered(topic, 4), producer, 0)
+    first = {row["value"]: row["message_id"] for row in stored(broker, topic)}
+    with Admin(broker.address) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, 2)
+    write(broker, numbered(topic, 4), producer, 0)
+    assert {row["value"]: row["message_id"] for row in stored(broker, topic)} == first
+
+
+def test_what_was_read_can_be_written_as_it_is(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    row = Outgoing(topic, b"1", "k", "paid", "a b", {"colour": "red"})
+    write(broker, [row], producer, 0)
+    (read,) = stored(broker, topic)
+    batch = pa.RecordBatch.from_pylist(
+        [{name: read[name] for name in ("topic", "value", "key", "tags", "keys", "properties")}],
+        pa.schema(
+            [("topic", pa.string()), ("value", pa.binary()), ("key", pa.string()), ("tags", pa.string()),
+             ("keys", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))]
+        ),
+    )  # fmt: skip
+    write(broker, list(rows_of(batch, None)), producer, 1)
+    one, two = stored(broker, topic)
+    for name in ("value", "key", "tags", "keys"):
+        assert one[name] == two[name]
+    assert dict(two["properties"])["colour"] == "red"
+
+
+def test_an_ordered_topic_wants_keys(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic(topic, 2, ordered=True)
+    with pytest.raises(MissingKey):
+        write(broker, [Outgoing(topic, b"1")], producer, 0)
+
+
+def test_rows_without_a_key_are_dealt_out_the_same_way_again(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    rows = [Outgoing(topic, str(number).encode()) for number in range(10)]
+    write(broker, rows, producer, 0)
+    write(broker, rows, producer, 0)
+    assert sorted(row["queue_id"] for row in stored(broker, topic)) == [0] * 5 + [1] * 5
+
+
+def test_a_topic_that_does_not_exist_is_named(broker: EmbeddedBroker, producer: str) -> None:
+    with pytest.raises(TopicNotFound, match="no-such-topic"):
+        write(broker, [Outgoing("no-such-topic", b"1", "k")], producer, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "named"),
+    [
+        ({}, StructType().add("value", BinaryType()), "servers"),
+        ({"servers": "a:1"}, StructType().add("value", BinaryType()), "topic"),
+        ({"servers": "a:1", "topic": "t"}, StructType().add("body", BinaryType()), "value"),
+        ({"servers": "a:1", "topic": "t"}, StructType().add("value", LongType()), "value is bigint"),
+        ({"servers": "a:1", "topic": "t", "topik": "t"}, StructType().add("value", StringType()), "topik"),
+        (
+            {"servers": "a:1", "topic": "t"},
+            StructType().add("value", StringType()).add("queue_id", LongType()),
+            "queue_id",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_named_before_anything_is_sent(
+    options: dict[str, str], schema: StructType, named: str
+) -> None:
+    with pytest.raises(InvalidOption, match=named):
+        parse_write_options(options, schema)
+
+
+def test_a_row_without_a_value_is_refused() -> None:
+    batch = pa.RecordBatch.from_pylist([{"value": None}], pa.schema([("value", pa.binary())]))
+    with pytest.raises(InvalidOption, match="no value"):
+        list(rows_of(batch, "t"))

@@ -1,0 +1,201 @@
+"""A streaming query against a real broker, driven as Spark drives it."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from tests.spark.driving import Checkpoint, Query, places, send, values
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.client.admin import Admin
+from lanemq.model.errors import TopicNotFound, TransportError
+from lanemq.net.address import Address
+from lanemq.spark.fetch import DataLost
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+def earliest(broker: EmbeddedBroker, topic: str, **more: object) -> dict[str, object]:
+    return {"servers": broker.address, "topic": topic, "startingOffsets": "earliest", **more}
+
+
+def test_every_message_is_read_once_in_the_order_of_its_queue(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(200))
+    with Query(**earliest(broker, topic, maxOffsetsPerTrigger=30)) as query:
+        batches = [query.batch() for _ in range(8)]
+        assert [len(batch) for batch in batches] == [30] * 6 + [20, 0]
+        rows = [row for batch in batches for row in batch]
+        assert values(rows) == list(range(200))
+        for queue in (0, 1):
+            offsets = [offset for number, offset in places(rows) if number == queue]
+            assert offsets == list(range(len(offsets)))
+
+
+def test_a_batch_that_is_repeated_holds_the_same_rows(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(50))
+    checkpoint = Checkpoint()
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        assert query.plan(ReadMaxRows(20))
+        first = query.read(query.partitions())
+    send(broker.address, topic, range(50, 80))
+    with Query(checkpoint, **earliest(broker, topic)) as again:
+        assert again.plan()
+        assert again.read(again.partitions()) == first
+        again.finish()
+        assert len(again.everything()) == 60
+
+
+def test_starting_at_latest_leaves_out_what_is_there(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(10))
+    with Query(servers=broker.address, topic=topic) as query:
+        assert query.everything() == []
+        send(broker.address, topic, range(10, 13))
+        assert values(query.everything()) == [10, 11, 12]
+
+
+def test_queues_that_appear_while_a_query_runs_are_read_from_their_first_message(
+    broker: EmbeddedBroker, topic: str
+) -> None:
+    send(broker.address, topic, range(20))
+    with Query(**earliest(broker, topic)) as query, Admin(broker.address) as admin:
+        assert len(query.everything()) == 20
+        admin.create_topic(topic, 4)
+        send(broker.address, topic, range(20, 120))
+        rows = query.everything()
+        assert values(rows) == list(range(20, 120))
+        assert {queue for queue, _ in places(rows)} > {0, 1}
+
+
+def test_a_pattern_finds_topics_that_are_created_later(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(5))
+    options = {"servers": broker.address, "topicPattern": f"{topic}.*", "startingOffsets": "earliest"}
+    with Query(**options) as query, Admin(broker.address) as admin:
+        assert len(query.everything()) == 5
+        admin.create_topic(f"{topic}-more", 1)
+        send(broker.address, f"{topic}-more", range(3))
+        assert {row["topic"] for row in query.everything()} == {f"{topic}-more"}
+
+
+def test_available_now_stops_at_what_was_there(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(25))
+    with Query(**earliest(broker, topic, maxOffsetsPerTrigger=10, minOffsetsPerTrigger=10)) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        send(broker.address, topic, range(25, 40))
+        rows = [row for _ in range(5) for row in query.batch()]
+        assert values(rows) == list(range(25))
+        assert not query.plan()
+
+
+def test_the_engines_limit_counts_whatever_the_options_say(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(40))
+    with Query(**earliest(broker, topic, maxOffsetsPerTrigger=30)) as query:
+        assert len(query.batch(ReadMaxRows(7))) == 7
+        assert len(query.batch(ReadAllAvailable())) == 33
+
+
+def test_a_byte_limit_makes_small_batches_that_get_on(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(100), properties={"padding": "x" * 800})
+    with Query(**earliest(broker, topic, maxBytesPerTrigger=20_000)) as query:
+        sizes = [len(query.batch()) for _ in range(20)]
+    assert sum(sizes) == 100
+    assert 10 <= max(sizes) <= 20
+
+
+def test_too_few_messages_wait_for_more(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(5))
+    with Query(**earliest(broker, topic, minOffsetsPerTrigger=10, maxTriggerDelay="1h")) as query:
+        assert query.batch() == []
+        send(broker.address, topic, range(5, 12))
+        assert len(query.batch()) == 12
+        assert json.loads(query.checkpoint.ends[-1])[topic]
+
+
+def test_lag_is_reported(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(30))
+    with Query(**earliest(broker, topic, maxOffsetsPerTrigger=10)) as query:
+        query.batch()
+        latest = query.reader.reportLatestOffset()
+        assert latest is not None
+        assert sum(latest[topic].values()) == 30
+        assert sum(json.loads(query.checkpoint.ends[-1])[topic].values()) == 10
+
+
+def test_an_empty_range_makes_no_partition(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, [7, 7, 7])
+    with Query(**earliest(broker, topic)) as query:
+        assert query.plan()
+        assert len(query.partitions()) == 1
+
+
+def test_unordered_queries_may_split_a_queue(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(64))
+    with Query(**earliest(broker, topic, ordered="false", minPartitions=6)) as query:
+        assert query.plan()
+        partitions = query.partitions()
+        assert len(partitions) >= 6
+        assert values(query.read(partitions)) == list(range(64))
+
+
+def test_a_topic_that_does_not_exist_is_an_error_at_the_start(broker: EmbeddedBroker) -> None:
+    with pytest.raises(TopicNotFound):
+        Query(servers=broker.address, topic="no-such-topic")
+
+
+def test_a_recreated_topic_fails_the_query_unless_told_otherwise(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(broker.address, topic, range(20))
+    checkpoint = Checkpoint()
+    with Query(checkpoint, **earliest(broker, topic)) as query:
+        query.everything()
+    with Admin(broker.address) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, 2)
+    send(broker.address, topic, [100, 101])
+    with Query(checkpoint, **earliest(broker, topic)) as strict, pytest.raises(DataLost, match="failOnDataLoss"):
+        strict.plan()
+    lenient = Query(checkpoint, **earliest(broker, topic, failOnDataLoss="false"))
+    with lenient, caplog.at_level(logging.WARNING):
+        assert values(lenient.everything()) == [100, 101]
+    assert "deleted and created again" in caplog.text
+
+
+def test_a_deleted_topic_is_reported_once_and_the_others_go_on(
+    broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(broker.address, topic, range(3))
+    with Admin(broker.address) as admin:
+        admin.create_topic(f"{topic}-b", 1)
+        send(broker.address, f"{topic}-b", range(4))
+        options = earliest(broker, f"{topic},{topic}-b", failOnDataLoss="false")
+        with Query(**options) as query, caplog.at_level(logging.WARNING):
+            assert len(query.everything()) == 7
+            admin.delete_topic(topic)
+            send(broker.address, f"{topic}-b", range(2))
+            assert len(query.everything()) == 2
+            assert query.everything() == []
+    assert caplog.text.count("the queue or its topic is gone") == 2  # two queues, one line each
+
+
+def test_a_broker_that_is_away_is_waited_for_and_then_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broker = EmbeddedBroker(BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0)))
+    with broker:
+        send(broker.address, "orders", range(5))
+        options = {"servers": broker.address, "topic": "orders", "startingOffsets": "earliest", "brokerWait": "300ms"}
+        query = Query(**options)
+    with caplog.at_level(logging.WARNING), pytest.raises(TransportError, match="broker"):
+        query.plan()
+    assert "trying on" in caplog.text
+    assert "gave up" in caplog.text
+    with broker:
+        assert len(query.everything()) == 5
+        query.stop()
+
+
+def test_a_group_without_order_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    send(broker.address, topic, range(12))
+    with Query(**earliest(broker, topic, group=group, ordered="false")) as query, Admin(broker.address) as admin:
+        query.everything()
+        stored = admin.describe_group(group)
+        assert sum(queue.offset for queue in stored.queues) == 12
