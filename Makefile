@@ -20,7 +20,8 @@ run: setup ## the main job on the embedded broker, with a checked result
 	@$(BIN)/python -m lanemq.testing.demo
 
 test: setup lint types contracts ## all tests
-	@$(BIN)/pytest tests
+	@bash scripts/java.sh || true
+	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests
 
 check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
 

@@ -1,103 +1,72 @@
-"""How fast producers send to a broker in another process; one JSON line per measurement.
+"""How fast producers send: one by one, with a future per message, and many in one call.
 
-    python benchmarks/send.py [--durable] [--messages 200000] [--bytes 100]
+    python -m benchmarks send
 
-Loopback, one producer, 100 keys over 4 queues. `one by one` waits for every receipt; `submit` hands out a future
-per message; `send_many` is one call.
+One producer, 100 keys over 4 queues. `sync` waits for every receipt before the next send.
 """
 
-import argparse
 import asyncio
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 
-from lanemq.client.admin import Admin
+from benchmarks.harness import TOPIC, BrokerProcess, Messages, Round, made_messages, report_rounds, timed
 from lanemq.client.async_producer import AsyncProducer
 from lanemq.client.producer import Producer
 
-BROKER = """
-import sys, tempfile
-from pathlib import Path
-from lanemq.broker.config import BrokerOptions
-from lanemq.net.address import Address
-from lanemq.testing.embedded import EmbeddedBroker
-with tempfile.TemporaryDirectory() as folder:
-    options = BrokerOptions(Path(folder), listen=Address("127.0.0.1", 0), durable=sys.argv[1] == "durable")
-    with EmbeddedBroker(options) as broker:
-        print(broker.address, flush=True)
-        sys.stdin.read()
-"""
-
-Messages = list[tuple[str, bytes]]
-
-
-def report(name: str, mode: str, messages: int, seconds: float) -> None:
-    print(json.dumps({"bench": f"send/{name}", "mode": mode, "messages": messages, "per_s": round(messages / seconds)}))
-
-
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def blocking(address: str, mode: str, messages: Messages) -> None:
-    few = messages[: max(1, len(messages) // 40)]
-    with Producer(address, codec="bytes") as producer:
-        producer.send("bench", b"warm", key="k")
-        report("one by one", mode, len(few), timed(lambda: [producer.send("bench", v, key=k) for k, v in few]))
-
-        def submit() -> None:
-            for future in [producer.submit("bench", value, key=key) for key, value in messages]:
-                future.result()
-
-        report("submit", mode, len(messages), timed(submit))
-        report("send_many", mode, len(messages), timed(lambda: producer.send_many("bench", messages)))
-
-
-async def on_a_loop(address: str, mode: str, messages: Messages) -> None:
-    few = messages[: max(1, len(messages) // 40)]
-    async with AsyncProducer(address, codec="bytes") as producer:
-        await producer.send("bench", b"warm", key="k")
-        start = time.perf_counter()
-        for key, value in few:
-            await producer.send("bench", value, key=key)
-        report("async one by one", mode, len(few), time.perf_counter() - start)
-        start = time.perf_counter()
-        futures = [await producer.submit("bench", value, key=key) for key, value in messages]
-        await asyncio.gather(*futures)
-        report("async submit", mode, len(messages), time.perf_counter() - start)
-        start = time.perf_counter()
-        await producer.send_many("bench", messages)
-        report("async send_many", mode, len(messages), time.perf_counter() - start)
+ROUNDS, SINGLE, MANY = 5, 3_000, 100_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--durable", action="store_true")
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--bytes", type=int, default=100)
-    args = parser.parse_args()
-    mode = "durable" if args.durable else "relaxed"
-    messages = [(f"key-{number % 100}", b"x" * args.bytes) for number in range(args.messages)]
-    broker = subprocess.Popen(
-        [sys.executable, "-c", BROKER, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert broker.stdin is not None
-    assert broker.stdout is not None
-    try:
-        address = broker.stdout.readline().strip()
-        with Admin(address) as admin:
-            admin.create_topic("bench", 4, ordered=True)
-        blocking(address, mode, messages)
-        asyncio.run(on_a_loop(address, mode, messages))
-    finally:
-        broker.stdin.close()
-        broker.wait()
+    for durable in (False, True):
+        for size in (100, 1000):
+            with BrokerProcess(durable=durable) as broker:
+                broker.create_topic()
+                blocking(broker, size)
+                if not durable:
+                    asyncio.run(on_a_loop(broker, size))
 
 
-if __name__ == "__main__":
-    main()
+def blocking(broker: BrokerProcess, size: int) -> None:
+    few, many = made_messages(SINGLE, size), made_messages(MANY, size)
+    more = {"mode": broker.mode, "bytes": size}
+    with Producer(broker.address, codec="bytes") as producer:
+
+        def sync() -> None:
+            for key, value in few:
+                producer.send(TOPIC, value, key=key)
+
+        def submit() -> None:
+            for future in [producer.submit(TOPIC, value, key=key) for key, value in many]:
+                future.result()
+
+        producer.send(TOPIC, b"warm", key="k")
+        report_rounds("send/sync", [timed(broker, SINGLE, sync) for _ in range(ROUNDS)], **more)
+        report_rounds("send/submit", [timed(broker, MANY, submit) for _ in range(ROUNDS)], **more)
+        rounds = [timed(broker, MANY, lambda: producer.send_many(TOPIC, many)) for _ in range(ROUNDS)]
+        report_rounds("send/send_many", rounds, **more)
+
+
+async def on_a_loop(broker: BrokerProcess, size: int) -> None:
+    many = made_messages(MANY, size)
+    async with AsyncProducer(broker.address, codec="bytes") as producer:
+        await producer.send(TOPIC, b"warm", key="k")
+        more = {"mode": broker.mode, "bytes": size}
+        report_rounds("send/async_submit", [await _submit(broker, producer, many) for _ in range(ROUNDS)], **more)
+        report_rounds("send/async_send_many", [await _many(broker, producer, many) for _ in range(ROUNDS)], **more)
+
+
+async def _submit(broker: BrokerProcess, producer: AsyncProducer, messages: Messages) -> Round:
+    begun = broker.cpu_seconds(), time.process_time(), time.perf_counter()
+    futures = [await producer.submit(TOPIC, value, key=key) for key, value in messages]
+    await asyncio.gather(*futures)
+    return _ended(broker, begun, len(messages))
+
+
+async def _many(broker: BrokerProcess, producer: AsyncProducer, messages: Messages) -> Round:
+    begun = broker.cpu_seconds(), time.process_time(), time.perf_counter()
+    await producer.send_many(TOPIC, messages)
+    return _ended(broker, begun, len(messages))
+
+
+def _ended(broker: BrokerProcess, begun: tuple[float, float, float], count: int) -> Round:
+    seconds, cpu = time.perf_counter() - begun[2], time.process_time() - begun[1]
+    return Round(count, seconds, cpu, broker.cpu_seconds() - begun[0])

@@ -12,9 +12,7 @@ import sys
 import threading
 from typing import TypedDict
 
-from lanemq import App, HoldQueue, Producer
-from lanemq.client.admin import Admin
-from lanemq.client.listener import Retry
+from lanemq import Admin, App, HoldQueue, Producer, Retry
 
 ORDERS = [f"order-{number}" for number in range(5)]
 NEEDS = {"created": None, "paid": "created", "shipped": "paid"}

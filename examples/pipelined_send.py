@@ -12,8 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from lanemq import Producer, Receipt
-from lanemq.client.admin import Admin
+from lanemq import Admin, Producer, Receipt
 
 KEYS = [f"account-{number}" for number in range(7)]
 MESSAGES = [(KEYS[i % len(KEYS)], {"booking": i}) for i in range(2_000)]

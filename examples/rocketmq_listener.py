@@ -10,11 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from lanemq import Message, Producer
-from lanemq.client.admin import Admin
-from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import OrderlyContext, OrderlyStatus
-from lanemq.client.push_consumer import PushConsumer
+from lanemq import Admin, Message, OrderlyContext, OrderlyStatus, Producer, PushConsumer, StartFrom
 
 LAST = 5
 TOPIC_SUSPEND, TOPIC_COMMIT = "listener-suspend", "listener-commit"

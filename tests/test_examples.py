@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lanemq.client.admin import Admin
+from lanemq import Admin
 from lanemq.testing.embedded import EmbeddedBroker
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -18,7 +18,6 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as running:
         yield running
-    running._loop.close()
 
 
 def example(name: str) -> ModuleType:
@@ -31,12 +30,12 @@ def example(name: str) -> ModuleType:
 
 
 @pytest.mark.row("A16")
-def test_seed_orders_puts_each_order_into_one_queue_in_order(broker: EmbeddedBroker) -> None:
+def test_hundred_orders_puts_each_order_into_one_queue_in_order(broker: EmbeddedBroker) -> None:
     """10 keys with 10 messages each; a receipt names the queue, and offsets grow with the calls."""
     with Admin(broker.address) as admin:
         admin.create_topic("TopicTest", queues=4, ordered=True)
     places = defaultdict(list)
-    for receipt in example("seed_orders").send_all(broker.address, "TopicTest"):
+    for receipt in example("hundred_orders").send_all(broker.address, "TopicTest"):
         places[receipt.key].append((receipt.queue.queue_id, receipt.offset))
     assert sorted(places) == [str(order) for order in range(10)]
     for order, stored in places.items():
@@ -47,8 +46,8 @@ def test_seed_orders_puts_each_order_into_one_queue_in_order(broker: EmbeddedBro
 
 @pytest.mark.row("A16")
 @pytest.mark.row("A17")
-def test_seed_orders_receives_the_wanted_tags_in_order(broker: EmbeddedBroker) -> None:
-    seen = example("seed_orders").main(broker.address)
+def test_hundred_orders_receives_the_wanted_tags_in_order(broker: EmbeddedBroker) -> None:
+    seen = example("hundred_orders").main(broker.address)
     wanted = defaultdict(list)
     for i in range(100):
         if i % 5 in (0, 2, 3):
@@ -59,9 +58,9 @@ def test_seed_orders_receives_the_wanted_tags_in_order(broker: EmbeddedBroker) -
 @pytest.mark.row("A17")
 def test_committed_offsets_pass_messages_that_nobody_wants(broker: EmbeddedBroker) -> None:
     """A group that wants some tags only would otherwise look behind for ever."""
-    example("seed_orders").main(broker.address)
+    example("hundred_orders").main(broker.address)
     with Admin(broker.address) as admin:
-        lags = {each.queue.queue_id: each.lag for each in admin.describe_group("seed-orders").queues}
+        lags = {each.queue.queue_id: each.lag for each in admin.describe_group("hundred-orders").queues}
     assert lags == dict.fromkeys(range(4), 0)
 
 

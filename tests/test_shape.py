@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +110,32 @@ def test_a_public_name_is_there_and_written_about(name: str) -> None:
     assert hasattr(lanemq, name)
     told = [ROOT / "README.md", *DOCS.rglob("*.md")]
     assert any(re.search(rf"\b{name}\b", path.read_text("utf-8")) for path in told)
+
+
+def test_names_for_type_checkers_and_for_the_running_program_are_the_same() -> None:
+    """They are written twice, since only the second may be imported late."""
+    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {
+        each.module: tuple(name.name for name in each.names) for each in block.body if isinstance(each, ast.ImportFrom)
+    }
+    assert typed == lanemq._HOMES
+    assert sorted(lanemq.__all__) == sorted(name for names in typed.values() for name in names)
+
+
+def test_a_name_that_is_not_public_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="ConsumerEngine"):
+        lanemq.ConsumerEngine  # noqa: B018
+    assert set(lanemq.__all__) <= set(dir(lanemq))
+
+
+@pytest.mark.parametrize("module", ["lanemq", "lanemq.cli.main"])
+def test_nothing_heavy_is_loaded_before_it_is_asked_for(module: str) -> None:
+    """A shell prompt waits for `lanemq --version`, a cold function for `import lanemq`."""
+    heavy = {"lanemq.client", "lanemq.broker", "lanemq.log", "lanemq.net", "asyncio", "sqlite3", "rich"}
+    code = f"import sys, {module}; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert heavy & set(out.stdout.split()) == set()
 
 
 HAS_SPARK = importlib.util.find_spec("pyspark") is not None

@@ -40,7 +40,7 @@ def test_members_share_the_queues_and_no_queue_is_worked_on_twice_at_once(stage:
 @pytest.mark.row("A12")
 @pytest.mark.parametrize("kinds", [ALIKE, GUEST_SECOND, GUEST_FIRST])
 def test_a_queue_in_a_running_turn_is_not_handed_to_the_member_that_joins(stage: Stage, kinds: tuple[str, str]) -> None:
-    """The seed's third problem: the joiner must not start what comes after a turn that still runs."""
+    """The joiner must not start what comes after a turn that still runs."""
     topic, group = stage.topic(queues=4), stage.name("g")
     texts = send_rounds(stage, topic, range(4))
     holding = Listening(rules=[Rule(":2", hold=True)])

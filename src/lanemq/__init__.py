@@ -1,22 +1,80 @@
-"""LaneMQ: ordered messaging for Python. Every key has its lane; nothing overtakes."""
+"""LaneMQ: ordered messaging for Python. Every key has its lane; nothing overtakes.
 
-from lanemq.client.app import App
-from lanemq.client.async_consumer import AsyncConsumer
-from lanemq.client.async_producer import AsyncProducer
-from lanemq.client.consumer import Consumer
-from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue
-from lanemq.core.sharding import by_hash, by_int_modulo
-from lanemq.model.errors import LaneError, MissingKey
-from lanemq.model.queue import MessageQueue
+The public names, each imported when it is first used: whoever only sends need not wait for the consumer to load,
+and the command line starts at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lanemq.client.admin import Admin
+    from lanemq.client.admin_views import AtOffset, AtTime
+    from lanemq.client.app import App
+    from lanemq.client.async_consumer import AsyncConsumer
+    from lanemq.client.async_producer import AsyncProducer
+    from lanemq.client.consumer import Consumer
+    from lanemq.client.consumer_options import Sharing, StartFrom
+    from lanemq.client.listener import (
+        ConcurrentlyContext,
+        ConcurrentlyStatus,
+        OrderlyContext,
+        OrderlyStatus,
+        Retry,
+        Skip,
+        ToDeadLetter,
+    )
+    from lanemq.client.message import Message
+    from lanemq.client.producer import Producer
+    from lanemq.client.pull_consumer import PullConsumer
+    from lanemq.client.push_consumer import PushConsumer
+    from lanemq.client.receipt import Receipt, StoredAs
+    from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue
+    from lanemq.core.sharding import by_hash, by_int_modulo
+    from lanemq.model.errors import LaneError, MissingKey
+    from lanemq.model.queue import MessageQueue
+
+_HOMES = {
+    "lanemq.client.admin": ("Admin",),
+    "lanemq.client.admin_views": ("AtOffset", "AtTime"),
+    "lanemq.client.app": ("App",),
+    "lanemq.client.async_consumer": ("AsyncConsumer",),
+    "lanemq.client.async_producer": ("AsyncProducer",),
+    "lanemq.client.consumer": ("Consumer",),
+    "lanemq.client.consumer_options": ("Sharing", "StartFrom"),
+    "lanemq.client.listener": (
+        "ConcurrentlyContext",
+        "ConcurrentlyStatus",
+        "OrderlyContext",
+        "OrderlyStatus",
+        "Retry",
+        "Skip",
+        "ToDeadLetter",
+    ),
+    "lanemq.client.message": ("Message",),
+    "lanemq.client.producer": ("Producer",),
+    "lanemq.client.pull_consumer": ("PullConsumer",),
+    "lanemq.client.push_consumer": ("PushConsumer",),
+    "lanemq.client.receipt": ("Receipt", "StoredAs"),
+    "lanemq.core.retry_policy": ("Backoff", "DeadLetter", "HoldKey", "HoldQueue"),
+    "lanemq.core.sharding": ("by_hash", "by_int_modulo"),
+    "lanemq.model.errors": ("LaneError", "MissingKey"),
+    "lanemq.model.queue": ("MessageQueue",),
+}
+"""The same for the running program."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Admin",
     "App",
     "AsyncConsumer",
     "AsyncProducer",
+    "AtOffset",
+    "AtTime",
     "Backoff",
+    "ConcurrentlyContext",
+    "ConcurrentlyStatus",
     "Consumer",
     "DeadLetter",
     "HoldKey",
@@ -25,9 +83,31 @@ __all__ = [
     "Message",
     "MessageQueue",
     "MissingKey",
+    "OrderlyContext",
+    "OrderlyStatus",
     "Producer",
+    "PullConsumer",
+    "PushConsumer",
     "Receipt",
+    "Retry",
+    "Sharing",
+    "Skip",
+    "StartFrom",
     "StoredAs",
+    "ToDeadLetter",
     "by_hash",
     "by_int_modulo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"lanemq has no public name {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ Every mutant is the real code with one check removed. `patch` is `monkeypatch.se
 `setattr` in a child process.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,12 @@ from lanemq.client.holding import Holding
 from lanemq.client.lane_board import LaneBoard
 from lanemq.client.lock_keeper import LockKeeper
 from lanemq.core.dedup import Fresh, ProducerTable
+from lanemq.core.gap_map import NO_GAPS
 from lanemq.core.lane_queue import KeyedQueue
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.turns import NO_LEASE_NEEDED, Order
+from lanemq.log.store import Store
 from lanemq.model.units import Epoch, Millis
 
 Patch = Callable[[Any, str, Any], None]
@@ -61,8 +64,8 @@ def lease_end(patch: Patch) -> None:
     """Member: goes on with a queue when its lease has ended and could not be renewed."""
     real = LaneBoard.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any) -> None:
-        real(self, queue, start, NO_LEASE_NEEDED)
+    def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any) -> None:
+        real(self, queue, start, NO_LEASE_NEEDED, *more)
 
     patch(LaneBoard, "add", add)
     patch(LaneBoard, "set_usable_until", lambda self, queue, until: None)
@@ -94,6 +97,17 @@ def flush_before_ack(patch: Patch) -> None:
     patch(Appender, "append", append)
 
 
+def slow_disk(patch: Patch) -> None:
+    """No guard: every flush takes 30 ms, so that what happens before one is seen on any machine."""
+    real = Store.flush
+
+    def flush(self: Any, *given: Any, **named: Any) -> None:
+        time.sleep(0.03)
+        real(self, *given, **named)
+
+    patch(Store, "flush", flush)
+
+
 def stamp_check(patch: Patch) -> None:
     """Broker: stores whatever arrives; repeats and gaps are not recognised."""
     patch(ProducerTable, "judge", lambda self, topic, queue_id, first, count: Fresh(0))
@@ -103,6 +117,7 @@ def stamp_check(patch: Patch) -> None:
 def first_unfinished(patch: Patch) -> None:
     """Member: commits what it has fetched instead of what it has finished."""
     patch(KeyedQueue, "committable", property(lambda self: self._next))
+    patch(KeyedQueue, "gaps", lambda self: NO_GAPS)
 
 
 MUTANTS: dict[str, Callable[[Patch], None]] = {
@@ -115,6 +130,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         lease_end,
         lease_news,
         flush_before_ack,
+        slow_disk,
         stamp_check,
         first_unfinished,
     )

@@ -1,10 +1,12 @@
 """A queue on its way out: how long it waits for its handlers, and what ends the wait."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from tests.client.consumer_fakes import message
 
+from lanemq.client.consumer_engine import ConsumerEngine
 from lanemq.client.lane_board import LaneBoard
 from lanemq.clock import SystemClock
 from lanemq.core.lane_scheduler import LaneScheduler
@@ -53,6 +55,20 @@ def test_a_queue_that_is_lost_while_it_drains_ends_the_wait() -> None:
         return await asyncio.wait_for(waiting, LONG_MS / 2_000)
 
     assert asyncio.run(play())
+
+
+def test_a_renewal_is_written_down_before_its_turns() -> None:
+    """Otherwise the checker finds a turn that began after its lease had ended (C5), and it is right to."""
+    order: list[str] = []
+    history = SimpleNamespace(on=True, lease_renewed=lambda *_, **__: order.append("history"))
+    board = SimpleNamespace(set_usable_until=lambda *_: order.append("gate"))
+    holding = SimpleNamespace(queue=QUEUE, epoch=1, wake=asyncio.Event(), station=SimpleNamespace(board=board))
+    clock = SimpleNamespace(now=lambda: 4)
+    engine = SimpleNamespace(options=SimpleNamespace(history=history, clock=clock), _lease=lambda _: None)
+    ConsumerEngine._gate(engine, holding, 5)  # type: ignore[arg-type]
+    assert order == ["history", "gate"]
+    ConsumerEngine._gate(engine, holding, 4)  # type: ignore[arg-type]
+    assert order == ["history", "gate", "gate"], "a closing gate is no renewal"
 
 
 @pytest.mark.row("A87")

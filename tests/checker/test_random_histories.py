@@ -39,8 +39,8 @@ class Held:
 
 
 class World:
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
+    def __init__(self, number: int) -> None:
+        self.random = Random(number)
         self.t = 0
         self.events: list[e.Event] = []
         self.counters: dict[str, int] = {}
@@ -222,9 +222,9 @@ class World:
 
 def test_thousand_random_correct_runs_raise_no_alarm(judge: Judge) -> None:
     seen: dict[str, int] = {}
-    for seed in range(1000):
-        report = judge(World(seed).run())
-        assert not report.violations, (seed, report.violations[0])
+    for number in range(1000):
+        report = judge(World(number).run())
+        assert not report.violations, (number, report.violations[0])
         for name, count in report.coverage.items():
             seen[name] = seen.get(name, 0) + count
     unseen = {name for name, count in seen.items() if not count}
@@ -361,13 +361,13 @@ DAMAGE = {
 def test_random_damage_is_always_found_and_named(judge: Judge, damage: Callable[[list[e.Event], Random], bool]) -> None:
     """Seven kinds, 150 histories each: more than a thousand damaged runs."""
     done = 0
-    seed = 0
+    number = 0
     while done < 150:
-        seed += 1
-        history = World(seed).run()
-        if not damage(history, Random(seed)):
+        number += 1
+        history = World(number).run()
+        if not damage(history, Random(number)):
             continue
         done += 1
         report = judge(history, Options(slack_ns=0))
-        assert report.verdict is Verdict.VIOLATION, seed
-        assert report.violations[0].invariant in DAMAGE[damage], (seed, report.violations[0])
+        assert report.verdict is Verdict.VIOLATION, number
+        assert report.violations[0].invariant in DAMAGE[damage], (number, report.violations[0])

@@ -16,7 +16,6 @@ Run = Callable[..., Result]
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as running:
         yield running
-    running._loop.close()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from lanemq.client.handler_call import HandlerCall
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.client.routes import BrokerRoute, TopicRoute
 from lanemq.client.station import StationPlan
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lock_table import LockTable
 from lanemq.model.errors import LaneError, LeaseLost, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
@@ -56,6 +57,7 @@ class FakeBroker:
         self.lane = lane
         self.locks = LockTable(60_000)
         self.offsets: dict[MessageQueue, int] = {}
+        self.gaps: dict[MessageQueue, GapMap] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
         self.members: list[str] = []
         self.first = 0
@@ -103,13 +105,17 @@ class FakeCalls:
         self.broker.note(self.client_id, "members", topic)
         return sorted(self.broker.members)
 
-    async def lock(self, broker: str, queues: Any, *, lease: Any) -> dict[MessageQueue, Granted]:
+    async def lock(
+        self, broker: str, queues: Any, *, lease: Any, gaps: bool | None = None
+    ) -> dict[MessageQueue, Granted]:
         self.broker.note(self.client_id, "lock", (broker, tuple(queues)))
         now = self.broker.clock.now()
         grant = self.broker.locks.acquire("g", queues, self.client_id, lease=lease, now=now)
         return {
             each.queue: Granted(
-                Epoch(each.epoch if self.epochs else 0), self._offset(each.queue) if self.epochs else None
+                Epoch(each.epoch if self.epochs else 0),
+                self._offset(each.queue) if self.epochs else None,
+                self.broker.gaps.get(each.queue, NO_GAPS) if self.epochs and gaps else NO_GAPS,
             )
             for each in grant.granted
         }
@@ -135,9 +141,10 @@ class FakeCalls:
     async def offset_at(self, where: MessageQueue, timestamp_ms: int) -> QueueOffset:
         return QueueOffset(1)
 
-    async def commit(self, where: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
+    async def commit(self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> None:
         self.broker.note(self.client_id, "commit", (where, offset))
         self.broker.offsets[where] = offset
+        self.broker.gaps[where] = gaps
 
     async def pull(self, header: Any, broker: str) -> Pulled:
         where = MessageQueue(header.topic, broker, header.queue_id)

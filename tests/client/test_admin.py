@@ -1,15 +1,18 @@
 """Administration against a real broker in this process, and what it makes of a stock one."""
 
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from tests.client.fake_broker import FakeBroker
 
 from lanemq.client.admin import Admin
 from lanemq.client.admin_views import AtOffset, AtTime
+from lanemq.client.app import App
+from lanemq.client.message import Message
 from lanemq.client.producer import Producer
-from lanemq.model.errors import InvalidName, InvalidOption, TopicNotFound
+from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import parse_address
@@ -19,6 +22,7 @@ from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBo
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import UpdateOffsetHeader
+from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.route_bodies import BrokerData, ClusterInfo
 from lanemq.wire.stats_bodies import ConsumeStats
 
@@ -33,6 +37,20 @@ def broker() -> Iterator[EmbeddedBroker]:
 def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
     with Admin(broker.address) as each:
         yield each
+
+
+R = TypeVar("R")
+WAIT = 10.0
+
+
+def true_at_last(look: Callable[[], R]) -> R:
+    """What `look` sees once it is something; the broker's indexes and members follow in a moment."""
+    pause = threading.Event()
+    for _ in range(int(WAIT * 100)):
+        if seen := look():
+            return seen
+        pause.wait(0.01)
+    raise AssertionError("it did not come true in time")
 
 
 def queue_of(admin: Admin, topic: str, number: int = 0) -> MessageQueue:
@@ -90,12 +108,32 @@ def test_messages_are_found_by_key_by_unique_id_and_by_place(broker: EmbeddedBro
     with Producer(broker.address) as producer:
         receipt = producer.send("a-find", b"first", key="k", keys=["invoice-1", "eu"])
         producer.send("a-find", b"second", key="k", keys="invoice-2")
-    deadline = time.monotonic() + 5
-    while not (found := admin.find_key("a-find", "invoice-1")) and time.monotonic() < deadline:
-        time.sleep(0.02)  # the key index follows the log
-    assert [each.body for each in found] == [b"first"]
-    assert [each.body for each in admin.find_id("a-find", receipt.message_id)] == [b"first"]
+    true_at_last(lambda: admin.find_key("a-find", "invoice-2"))
+    assert [each.body for each in admin.find_key("a-find", "invoice-1")] == [b"first"]
+    (found,) = admin.find_id("a-find", receipt.message_id)
+    assert found.body == b"first"
     assert admin.find_key("a-find", "invoice-3") == []
+    host, _, port = found.store_host.rpartition(":")
+    seen = admin.view(encode_offset_id(host, int(port), found.position))
+    assert (seen.body, seen.queue_offset, seen.properties) == (b"first", receipt.offset, found.properties)
+
+
+def test_a_message_is_found_by_the_key_that_orders_it(broker: EmbeddedBroker, admin: Admin) -> None:
+    """The word that people know; search words are extra."""
+    admin.create_topic("a-find-key", 1, ordered=True)
+    with Producer(broker.address) as producer:
+        for number in range(3):
+            producer.send("a-find-key", {"n": number}, key="order-7")
+        producer.send("a-find-key", {"n": 3}, key="order-8", keys="order-7")
+        last = producer.send("a-find-key", {"n": 4}, key="order-9", tag="order-7")
+    true_at_last(lambda: admin.find_id("a-find-key", last.message_id))
+    assert [each.queue_offset for each in admin.find_key("a-find-key", "order-7")] == [0, 1, 2, 3]
+
+
+def test_an_id_that_leads_nowhere_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:
+    host, _, port = broker.address.rpartition(":")
+    with pytest.raises(LaneError):
+        admin.view(encode_offset_id(host, int(port), 2**40))
 
 
 class Member:
@@ -162,6 +200,46 @@ def test_reset_moves_an_offline_group_and_a_dry_run_does_not(
     assert admin.committed("a-resetting", queue) == 4
     admin.reset_offsets("a-resetting", topic, to=to)  # type: ignore[arg-type]
     assert admin.committed("a-resetting", queue) == after
+
+
+def test_a_group_that_never_read_has_no_offset(broker: EmbeddedBroker, admin: Admin) -> None:
+    """RocketMQ would say 0 here, which looks like a group that stands at the first message."""
+    admin.create_topic("a-unread", 1)
+    fill(broker, "a-unread", 3)
+    assert admin.committed("a-nobody", queue_of(admin, "a-unread")) is None
+    (change,) = admin.reset_offsets("a-nobody", "a-unread", to="latest", dry_run=True)
+    assert (change.before, change.after) == (None, 3)
+
+
+def test_reset_moves_the_named_queues_only(broker: EmbeddedBroker, admin: Admin) -> None:
+    admin.create_topic("a-some", 3)
+    (change,) = admin.reset_offsets("a-halves", "a-some", to="earliest", queues=[1])
+    assert change.queue.queue_id == 1
+    known = [admin.committed("a-halves", queue_of(admin, "a-some", number)) for number in range(3)]
+    assert known == [None, 0, None]
+    assert admin.reset_offsets("a-halves", "a-some", to="earliest", queues=[9]) == ()
+
+
+def test_a_reset_moves_members_at_work_and_leaves_other_queues_alone(broker: EmbeddedBroker, admin: Admin) -> None:
+    admin.create_topic("a-online", 2, ordered=True)
+    with Producer(broker.address) as producer:
+        for number in range(4):
+            producer.send("a-online", number, key="left", queue=0)
+            producer.send("a-online", number, key="right", queue=1)
+    seen: dict[str, list[int]] = {"left": [], "right": []}
+    app = App(broker.address, group="a-movers")
+
+    @app.ordered("a-online")
+    def note(value: int, message: Message) -> None:
+        seen[str(message.key)].append(value)
+
+    with app:
+        true_at_last(lambda: len(seen["left"]) == len(seen["right"]) == 4)
+        admin.reset_offsets("a-movers", "a-online", to=AtOffset(QueueOffset(2)), queues=[1])
+        true_at_last(lambda: len(seen["right"]) == 6)
+        queue = queue_of(admin, "a-online", 1)
+        true_at_last(lambda: admin.committed("a-movers", queue) == 4)
+    assert seen == {"left": [0, 1, 2, 3], "right": [0, 1, 2, 3, 2, 3]}
 
 
 def test_reset_to_nowhere_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:

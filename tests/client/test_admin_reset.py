@@ -68,6 +68,21 @@ def test_a_group_that_is_online_is_not_moved_to_an_offset(stock: FakeBroker) -> 
     assert asked == []
 
 
+def test_a_group_that_is_online_is_not_moved_in_one_queue_alone(stock: FakeBroker) -> None:
+    """RocketMQ 4 would move all of them."""
+    asked = _orders(stock, online=True)
+    with Admin(str(stock.address)) as admin, pytest.raises(UsageError, match="single queues only while it is not"):
+        admin.reset_offsets("g", "T", to="latest", queues=[0])
+    assert asked == []
+
+
+def test_a_group_that_is_away_is_moved_in_one_queue_alone(stock: FakeBroker) -> None:
+    asked = _orders(stock, online=False)
+    with Admin(str(stock.address)) as admin:
+        admin.reset_offsets("g", "T", to="latest", queues=[1])
+    assert [(ext["queueId"], ext["commitOffset"]) for _, ext in asked] == [("1", "9")]
+
+
 def test_a_group_that_is_away_is_moved_queue_by_queue(stock: FakeBroker) -> None:
     asked = _orders(stock, online=False)
     with Admin(str(stock.address)) as admin:

@@ -11,20 +11,23 @@ from hypothesis import strategies as st
 from tests.client.consumer_fakes import message, queue
 from tests.client.virtual_time import ManualClock
 
+from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer_options import ConsumerOptions, StartFrom
 from lanemq.client.dead_letters import DeadLetters
 from lanemq.client.handler_call import handler_call
-from lanemq.client.message import Message, find_key
+from lanemq.client.message import Message, Source, find_key, read_messages
 from lanemq.client.offset_file import FileOffsets
 from lanemq.client.tag_filter import tag_filter
 from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-from lanemq.wire.properties import decode_properties, find_property
+from lanemq.wire.headers import SendHeader
+from lanemq.wire.properties import decode_properties, encode_properties, find_property
 from lanemq.wire.record import encode_record
+from lanemq.wire.sysflag import TRANSACTION_COMMIT
 
 # --- messages
 
@@ -237,6 +240,39 @@ def test_a_broker_that_cannot_find_the_original_gets_a_copy() -> None:
     copy = wire.sent[1]
     assert (copy.code, copy.ext["j"], copy.ext["l"]) == (RequestCode.SEND_MESSAGE_V2, "3", "16")
     assert decode_properties(copy.ext["i"])["DELAY"] == "5"
+
+
+@pytest.mark.row("A106")
+def test_a_copy_keeps_all_but_what_belonged_to_the_way_of_the_original() -> None:
+    wire = Wire()
+    text = encode_properties({"KEYS": "x", "UNIQ_KEY": "U", "LANE_STAMP": "p.1.7", "TRAN_MSG": "true", "DELAY": "9"})
+    stored = encode_record(
+        topic="orders",
+        body=b"body",
+        properties_text=text,
+        queue_id=0,
+        queue_offset=3,
+        position=0,
+        flag=5,
+        sys_flag=0x1 | TRANSACTION_COMMIT,
+    )
+    (found,) = read_messages(Source(queue(0), JsonCodec(), Epoch(1)), stored)
+    asyncio.run(letters(wire).bury(found, ""))
+    header = SendHeader.from_ext_v2(wire.sent[0].ext)
+    assert (header.flag, header.sys_flag) == (5, 0x1)
+    kept = {"KEYS": "x", "UNIQ_KEY": "U", "ORIGIN_MESSAGE_ID": "U", "RETRY_TOPIC": "orders"}
+    assert decode_properties(header.properties) == kept
+
+
+@pytest.mark.row("A106")
+def test_a_second_copy_remembers_the_first_origin() -> None:
+    wire = Wire()
+    retried = queue(0, topic="%RETRY%g")
+    fields = {"ORIGIN_MESSAGE_ID": "FIRST", "RETRY_TOPIC": "orders", "RECONSUME_TIME": "1"}
+    asyncio.run(letters(wire).bury(message(3, of=retried, **fields), ""))
+    found = decode_properties(wire.sent[0].ext["i"])
+    assert (found["ORIGIN_MESSAGE_ID"], found["RETRY_TOPIC"]) == ("FIRST", "orders")
+    assert "RECONSUME_TIME" not in found
 
 
 # --- the key, found the quick way

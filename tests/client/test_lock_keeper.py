@@ -126,11 +126,11 @@ def test_a_slow_broker_delays_no_other_brokers_leases() -> None:
         await member.take(*broker.queues)
         lock = member.calls.lock
 
-        async def slow_lock(name: str, queues: Any, *, lease: Any) -> Any:
+        async def slow_lock(name: str, queues: Any, **asked: Any) -> Any:
             if name == "slow":
                 await asyncio.sleep(1)
                 no_answer()
-            return await lock(name, queues, lease=lease)
+            return await lock(name, queues, **asked)
 
         member.calls.lock = slow_lock  # type: ignore[method-assign]
         await beside(member.keeper.run(), 3.2)

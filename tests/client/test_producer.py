@@ -283,9 +283,9 @@ def test_naive_pipelining_shows_the_inversion() -> None:
     assert stored != sorted(stored)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_many_keys_survive_a_storm_of_faults(broker: FakeBroker, kind: Open, seed: int) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize("number", range(2))
+def test_many_keys_survive_a_storm_of_faults(broker: FakeBroker, kind: Open, number: int) -> None:
+    chance = random.Random(number)
     kinds = [Fault.HANG_UP, Fault.HANG_UP_AFTER, Fault.BUSY, Fault.LATE, None, None, None]
     broker.faults = lambda header, number: chance.choice(kinds) if number < 12 else None
     keys = itertools.cycle("abcdefg")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text, retry_request
+from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text
 from lanemq.model.errors import MessageTooLarge
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.batch import split_batch
@@ -65,51 +65,3 @@ def test_body_that_does_not_shrink_is_sent_as_it_is() -> None:
     assert maybe_compressed(noise) == (noise, 0)
     packed, flag = maybe_compressed(b"a" * 5000)
     assert decompress(flag, packed) == b"a" * 5000
-
-
-def _retry(**changes: object) -> SendHeader:
-    given: dict[str, object] = {
-        "topic": "orders",
-        "body": b"body",
-        "properties": {"KEYS": "x", "TAGS": "t", "UNIQ_KEY": "U", "LANE_STAMP": "p.1.7", "TRAN_MSG": "true"},
-        "message_id": "ID",
-        "reconsume_times": 2,
-        "max_reconsume_times": 16,
-        "born": 1700,
-        "flag": 5,
-    }
-    command = retry_request("billing", **(given | changes))  # type: ignore[arg-type]
-    assert command.code == RequestCode.SEND_MESSAGE_V2
-    assert command.body == b"body"
-    return SendHeader.from_ext_v2(command.ext)
-
-
-@pytest.mark.row("A106")
-def test_message_sent_back_keeps_everything_and_records_where_it_came_from() -> None:
-    header = _retry()
-    assert (header.producer_group, header.topic) == ("CLIENT_INNER_PRODUCER", "%RETRY%billing")
-    assert (header.flag, header.born_timestamp) == (5, 1700)
-    assert (header.reconsume_times, header.max_reconsume_times) == (3, 16)
-    assert decode_properties(header.properties) == {
-        "KEYS": "x",
-        "TAGS": "t",
-        "UNIQ_KEY": "U",
-        "ORIGIN_MESSAGE_ID": "ID",
-        "RETRY_TOPIC": "orders",
-        "DELAY": "5",
-    }
-
-
-@pytest.mark.row("A106")
-def test_second_send_back_remembers_the_first_origin() -> None:
-    properties = {"ORIGIN_MESSAGE_ID": "FIRST", "RETRY_TOPIC": "orders", "RECONSUME_TIME": "1"}
-    header = _retry(topic="%RETRY%billing", message_id="SECOND", properties=properties)
-    found = decode_properties(header.properties)
-    assert (found["ORIGIN_MESSAGE_ID"], found["RETRY_TOPIC"]) == ("FIRST", "orders")
-    assert "RECONSUME_TIME" not in found
-
-
-@pytest.mark.row("A107")
-@pytest.mark.parametrize(("times", "level"), [(0, 3), (1, 4), (5, 8), (15, 18)])
-def test_delay_level_is_three_plus_the_attempts(times: int, level: int) -> None:
-    assert decode_properties(_retry(reconsume_times=times).properties)["DELAY"] == str(level)

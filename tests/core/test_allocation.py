@@ -53,15 +53,15 @@ def test_averagely_gives_every_queue_one_owner_for_all_sizes_up_to_32() -> None:
 
 @pytest.mark.row("A46")
 @pytest.mark.parametrize("name", COMPLETE)
-@given(count=st.integers(0, 20), other=st.integers(0, 5), size=st.integers(1, 8), seed=st.integers(0, 9))
+@given(count=st.integers(0, 20), other=st.integers(0, 5), size=st.integers(1, 8), shuffle=st.integers(0, 9))
 def test_parts_are_disjoint_complete_and_independent_of_input_order(
-    name: str, count: int, other: int, size: int, seed: int
+    name: str, count: int, other: int, size: int, shuffle: int
 ) -> None:
     everything = queues(count, "m") + queues(other, "far")
     group = members(size) + members(2, "n")
     shuffled_queues, shuffled_group = everything[:], group[:]
-    random.Random(seed).shuffle(shuffled_queues)
-    random.Random(seed + 1).shuffle(shuffled_group)
+    random.Random(shuffle).shuffle(shuffled_queues)
+    random.Random(shuffle + 1).shuffle(shuffled_group)
     owned: list[MessageQueue] = []
     for me in group:
         part = COMPLETE[name](everything, group, me)

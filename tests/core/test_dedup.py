@@ -35,9 +35,7 @@ def store(
     table.record(topic, 0, stamp, count, QueueOffset(offset), stored_at=Millis(at))
 
 
-def judge(
-    table: ProducerTable, sequence: int, count: int = 1, *, epoch: int = 0, producer: str = "p"
-) -> Judgement:
+def judge(table: ProducerTable, sequence: int, count: int = 1, *, epoch: int = 0, producer: str = "p") -> Judgement:
     return table.judge("t", 0, Stamp(producer, epoch, sequence), count)
 
 
@@ -55,9 +53,7 @@ def judge(
         (5, 1, 2, Gap(0)),
     ],
 )
-def test_judgement_after_five_messages_of_epoch_one(
-    sequence: int, count: int, epoch: int, expected: Judgement
-) -> None:
+def test_judgement_after_five_messages_of_epoch_one(sequence: int, count: int, epoch: int, expected: Judgement) -> None:
     table = ProducerTable()
     store(table, 0, 5, 100, epoch=1)
     assert judge(table, sequence, count, epoch=epoch) == expected

@@ -34,9 +34,7 @@ def test_level_beyond_the_last_is_the_last(level: int, delay: int) -> None:
     ("reconsume_times", "requested", "level"),
     [(0, 0, 3), (1, 0, 4), (15, 0, 18), (16, 0, 18), (99, 0, 18), (0, 1, 1), (7, 2, 2), (0, 99, 18)],
 )
-def test_retry_level_is_three_plus_attempts_unless_asked_for(
-    reconsume_times: int, requested: int, level: int
-) -> None:
+def test_retry_level_is_three_plus_attempts_unless_asked_for(reconsume_times: int, requested: int, level: int) -> None:
     assert level_for_retry(reconsume_times, requested) == level
 
 

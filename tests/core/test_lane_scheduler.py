@@ -12,10 +12,12 @@ from lanemq.core.turns import (
     FAILED,
     NO_LEASE_NEEDED,
     NOT_LEASED,
+    ROLL_BACK,
     STOPPED,
     LaneOptions,
     Order,
     Outcome,
+    Suspend,
     Turn,
     Wait,
     Why,
@@ -336,7 +338,7 @@ def test_gaps_are_the_finished_offsets_above_the_first_unfinished() -> None:
     for key in ("b", "c", "e"):
         bench.finish(turns[key], DONE)
     assert bench.scheduler.committable(Q) == 0
-    assert bench.scheduler.gaps(Q) == [(1, 3), (4, 5)]
+    assert bench.scheduler.gaps(Q).ranges() == [(1, 3), (4, 5)]
     assert bench.scheduler.cached(Q).count == 2
     assert bench.scheduler.cached(Q).span == 5
     bench.finish(turns["stuck"], DONE)
@@ -397,3 +399,64 @@ def test_pull_with_other_offsets_is_misuse() -> None:
 def test_options_below_one_are_refused(option: str) -> None:
     with pytest.raises(InvalidOption, match=option):
         LaneOptions(**{option: 0})  # type: ignore[arg-type]
+
+
+# whether the loop goes on
+
+
+MANUAL = {"auto_commit": False}
+
+
+@pytest.mark.row("A82")
+@pytest.mark.parametrize(
+    ("policy", "options", "outcome", "why", "committable", "goes_on"),
+    [
+        (HoldQueue(), {}, DONE, Why.DONE, 2, [2, 3]),
+        (HoldQueue(), {}, STOPPED, Why.STOPPED, 0, [0, 1, 2, 3]),
+        (HoldQueue(), {}, COMMIT, Why.ILLEGAL, 1, [1, 2, 3]),
+        (HoldQueue(), {}, ROLL_BACK, Why.ILLEGAL, 1, [1, 2, 3]),
+        (HoldQueue(), {}, FAILED, Why.HELD, 0, 1_000),
+        (HoldQueue(), {}, Suspend(None), Why.HELD, 0, 1_000),
+        (HoldQueue(), {}, Suspend(Millis(70)), Why.HELD, 0, 70),
+        (HoldKey(retries=0), {}, FAILED, Why.PARKED, 0, None),
+        (DeadLetter(skip=True, hold=HoldQueue(retries=0)), {}, FAILED, Why.GIVE, 0, None),
+        (HoldQueue(), MANUAL, DONE, Why.DONE, 0, [2, 3]),
+        (HoldQueue(), MANUAL, COMMIT, Why.COMMITTED, 1, [1, 2, 3]),
+        (HoldQueue(), MANUAL, ROLL_BACK, Why.ROLLED_BACK, 0, 1_000),
+        (HoldQueue(), MANUAL, FAILED, Why.HELD, 0, 1_000),
+    ],
+)
+def test_finish_says_whether_the_loop_goes_on(
+    policy: FailurePolicy,
+    options: dict[str, object],
+    outcome: Outcome,
+    why: Why,
+    committable: int,
+    goes_on: list[int] | int | None,
+) -> None:
+    """After every outcome the worker knows: the next messages, when they come, or that nothing comes by itself."""
+    bench = Bench(policy, run_limit=2, **options)
+    bench.hold(Q, "k", "k")
+    turn = bench.turn()
+    bench.put(Q, "k", "k")
+    finished = bench.finish(turn, outcome)
+    assert (finished.why, bench.scheduler.committable(Q)) == (why, committable)
+    assert finished.until == (goes_on if isinstance(goes_on, int) else None)
+    if isinstance(goes_on, list):
+        assert offsets(bench.turn()) == goes_on[:2]
+        return
+    assert bench.idle().until == goes_on
+    if goes_on is not None:
+        bench.pass_time(goes_on)
+        assert offsets(bench.turn()) == [0, 1]
+
+
+@pytest.mark.row("A82")
+@pytest.mark.parametrize("outcome", [DONE, STOPPED, COMMIT, ROLL_BACK, FAILED, Suspend(None)])
+def test_whatever_a_turn_of_a_dropped_queue_reports_nothing_goes_on(outcome: Outcome) -> None:
+    bench = Bench()
+    bench.hold(Q, "k", "k")
+    turn = bench.turn()
+    bench.scheduler.drop(Q)
+    assert bench.finish(turn, outcome) == (Why.QUEUE_GONE, None, (), None)
+    assert bench.idle().until is None

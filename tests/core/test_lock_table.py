@@ -173,7 +173,7 @@ def test_late_release_of_a_former_lease_does_not_end_the_new_one() -> None:
 def test_disconnect_ends_a_lane_lease_after_the_grace_only() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
-    assert table.disconnected("A", grace=at(1), now=at(2)) == (Lease(Q0, "A", Epoch(1), at(3)),)
+    assert table.disconnected("A", grace=at(1), now=at(2)) == (("g", Lease(Q0, "A", Epoch(1), at(3))),)
     assert take(table, "B", at(2.5)) == Refusal(Q0, "A", Millis(500))
     assert epoch_of(take(table, "B", at(3))) == 2
 
@@ -334,9 +334,7 @@ class LockTableMachine(RuleBasedStateMachine):
     @rule(owner=owners, queues=queues, lease=st.sampled_from([None, 1_000, 5_000, 90_000]))
     def ask(self, owner: str, queues: list[MessageQueue], lease: int | None) -> None:
         before = {queue: self.table.holder("g", queue, now=self.now) for queue in queues}
-        grant = self.table.acquire(
-            "g", queues, owner, lease=None if lease is None else Millis(lease), now=self.now
-        )
+        grant = self.table.acquire("g", queues, owner, lease=None if lease is None else Millis(lease), now=self.now)
         self._persist(grant.changes)
         answered = [lease.queue for lease in grant.granted] + [refusal.queue for refusal in grant.refused]
         assert sorted(answered) == sorted(queues)

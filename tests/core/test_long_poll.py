@@ -23,9 +23,7 @@ def park(
     return polls.park(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
 
 
-def arrive(
-    polls: LongPolls[str], max_offset: int, tags: set[int] | None = None, *, queue_id: int = 0
-) -> list[str]:
+def arrive(polls: LongPolls[str], max_offset: int, tags: set[int] | None = None, *, queue_id: int = 0) -> list[str]:
     return polls.arrived("t", queue_id, QueueOffset(max_offset), tags)
 
 

@@ -161,12 +161,8 @@ class MembershipMachine(RuleBasedStateMachine):
         self.now = Millis(0)
         self.before = self._views()
 
-    @rule(
-        connection=connections, client=st.sampled_from("AB"), groups=groups, subscribed=st.sets(st.just("t"))
-    )
-    def heartbeat(
-        self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str]
-    ) -> None:
+    @rule(connection=connections, client=st.sampled_from("AB"), groups=groups, subscribed=st.sets(st.just("t")))
+    def heartbeat(self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str]) -> None:
         said = GroupHeartbeat(tuple(Subscription(topic) for topic in subscribed))
         self._compare(self.table.heartbeat(connection, client, dict.fromkeys(groups, said), now=self.now))
 
@@ -191,10 +187,7 @@ class MembershipMachine(RuleBasedStateMachine):
         self.table._check()
 
     def _views(self) -> dict[str, tuple[tuple[str, ...], bool]]:
-        return {
-            group: (self.table.members(group), self.table.subscription(group, "t") is not None)
-            for group in "gh"
-        }
+        return {group: (self.table.members(group), self.table.subscription(group, "t") is not None) for group in "gh"}
 
     def _compare(self, changes: Changes) -> None:
         before, self.before = self.before, self._views()

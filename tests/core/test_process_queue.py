@@ -125,7 +125,7 @@ def test_commit_returns_highest_in_flight_plus_one() -> None:
 
 @pytest.mark.row("A112")
 def test_commit_with_nothing_in_flight_commits_nothing() -> None:
-    """The seed's version asks an empty sorted map for its last key, which raises."""
+    """RocketMQ's ProcessQueue asks an empty sorted map for its last key, which raises."""
     queue = filled(0, 1)
     assert queue.commit() is None
     assert queue.committable == 0

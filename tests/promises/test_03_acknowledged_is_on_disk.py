@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.chaos.mutants import flush_before_ack
 
-from lanemq.broker.app import Broker
+from lanemq.broker.config import BrokerOptions
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import StoredAs
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.store import Store
 from lanemq.model.errors import LaneError, WriteFailed
-from lanemq.testing import embedded
+from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.faulty_disk import FaultyDisk
 
@@ -56,13 +56,12 @@ def disk() -> PowerCutDisk:
 
 
 @pytest.fixture
-def producer(disk: PowerCutDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Producer]]:
+def producer(disk: PowerCutDisk) -> Iterator[Callable[[], Producer]]:
     """Starts broker and producer when called, so that a test can take a guard out before."""
-    monkeypatch.setattr(embedded, "Broker", partial(Broker, open_store=partial(Store, disk=disk)))
     ends: list[Callable[[], None]] = []
 
     def start() -> Producer:
-        broker = EmbeddedBroker().start()
+        broker = EmbeddedBroker(open_store=partial(Store, disk=disk)).start()
         made = Producer(broker.address, timeout=5.0)
         ends.extend([lambda: broker.__exit__(None, None, None), made.close])
         return made
@@ -145,6 +144,6 @@ def test_a_sync_that_is_tried_again_succeeds_falsely(
 
 def test_a_relaxed_broker_says_so_in_its_receipts(tmp_path: Path) -> None:
     """ "A relaxed mode exists and every receipt … say so.\""""
-    options = embedded.BrokerOptions(tmp_path, listen=embedded.Address("127.0.0.1", 0), durable=False)
+    options = BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0), durable=False)
     with EmbeddedBroker(options) as broker, Producer(broker.address) as sender:
         assert sender.send("orders", 1, key="k").stored is StoredAs.RELAXED

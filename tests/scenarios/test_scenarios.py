@@ -123,13 +123,11 @@ class Stage:
     def do_disconnect(self, name: str) -> str:
         self.client(name).connection_lost(now=self.now)
         shortened = self.table.disconnected(name, grace=GRACE, now=self.now)
-        ends = [f"{label_of(lease.queue)} ends at {clock(lease.expires_at)}" for lease in shortened]
+        ends = [f"{label_of(lease.queue)} ends at {clock(lease.expires_at)}" for _, lease in shortened]
         return ", ".join(ends) or "nothing shortened"
 
     def do_expire(self) -> str:
-        ended = [
-            f"{lease.owner} loses {label_of(lease.queue)}" for _, lease in self.table.expire(now=self.now)
-        ]
+        ended = [f"{lease.owner} loses {label_of(lease.queue)}" for _, lease in self.table.expire(now=self.now)]
         return ", ".join(ended) or "nothing"
 
     def client(self, name: str) -> Client:

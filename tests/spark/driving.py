@@ -6,7 +6,9 @@ The order of calls is what a probe of PySpark 4.3 recorded: `latestOffset` (only
 
 import json
 import pickle
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
@@ -107,3 +109,11 @@ def places(rows: Sequence[Row]) -> list[tuple[int, int]]:
 
 def values(rows: Sequence[Row]) -> list[int]:
     return sorted(int(row["value"]) for row in rows)
+
+
+def until(true: Callable[[], object], seconds: float = 15.0) -> None:
+    """Waits for something that another thread or process does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        threading.Event().wait(0.02)

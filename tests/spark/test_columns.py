@@ -140,7 +140,10 @@ def test_a_damaged_body_is_refused_exactly_when_the_reference_reader_refuses_it(
     changed = bytearray(body)
     changed[at % len(body)] = byte
     outcome: list[Any] = []
-    attempts: list[Callable[[], Any]] = [lambda: rows(bytes(changed), -ALL), lambda: references(bytes(changed))]
+    attempts: list[Callable[[], Any]] = [
+        lambda: rows(bytes(changed), -(2**63), 2**63 - 1),
+        lambda: references(bytes(changed)),
+    ]
     for attempt in attempts:
         try:
             outcome.append(attempt())
@@ -184,3 +187,13 @@ def test_no_records_make_an_empty_batch_of_the_right_shape() -> None:
 def test_a_body_that_is_cut_off_is_refused(cut: int) -> None:
     with pytest.raises(RemoteProtocolError):
         rows(record() + record()[:-cut])
+
+
+@pytest.mark.parametrize("field", ["body", "topic", "properties"])
+@pytest.mark.parametrize("length", [-1, 100])
+def test_a_part_that_would_reach_into_the_next_record_is_refused(field: str, length: int) -> None:
+    good = record()
+    at, width = {"body": (84, 4), "topic": (88 + 5, 1), "properties": (88 + 5 + 1 + 6, 2)}[field]
+    bad = good[:at] + length.to_bytes(width, "big", signed=True) + good[at + width :]
+    with pytest.raises(RemoteProtocolError, match=f"byte {len(good)}"):
+        rows(good + bad + good + good, schema=arrow_schema(some_columns(["tags", "value", "topic"])))

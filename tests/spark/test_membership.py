@@ -1,24 +1,17 @@
 """A query as a member of a consumer group: one owner per queue, hand-over in both directions, stale drivers fenced."""
 
 import json
-import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from tests.spark.driving import Checkpoint, Query, places, send, values
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
 from lanemq import App, Message
 from lanemq.client.admin import Admin
 from lanemq.model.errors import LeaseLost
+from lanemq.spark.membership import Membership
 from lanemq.testing.embedded import EmbeddedBroker
-
-
-def until(true: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        threading.Event().wait(0.02)
 
 
 class Member:
@@ -49,10 +42,15 @@ def owners(address: str, group: str) -> dict[int, str]:
         return {lease.queue.queue_id: lease.owner for lease in admin.locks(group)}
 
 
-def freeze(query: Query) -> None:
-    """The driver hangs and its connections are gone; it does not know yet."""
+def membership_of(query: Query) -> Membership:
     membership = query.reader._driver._membership
     assert membership is not None
+    return membership
+
+
+def freeze(query: Query) -> None:
+    """The driver hangs and its connections are gone; it does not know yet."""
+    membership = membership_of(query)
     membership._ended.set()
     assert membership._thread is not None
     membership._thread.join()
@@ -60,9 +58,7 @@ def freeze(query: Query) -> None:
 
 
 def me(query: Query) -> str:
-    membership = query.reader._driver._membership
-    assert membership is not None
-    return membership.client_id
+    return membership_of(query).client_id
 
 
 def test_a_query_alone_owns_every_queue_and_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:
@@ -122,9 +118,7 @@ def test_a_consumer_that_joins_gets_a_queue_only_when_the_running_batch_is_done(
         partitions = query.partitions()
         assert {each.wanted.queue.queue_id for each in partitions} == {0, 1}
         with Member(broker.address, group, topic) as member:
-            membership = query.reader._driver._membership
-            assert membership is not None
-            until(lambda: len(membership._wanted) == 1)
+            until(lambda: len(membership_of(query)._wanted) == 1)
             rows = query.read(partitions)
             assert set(owners(broker.address, group).values()) == {me(query)}
             assert member.handled == []
@@ -169,8 +163,7 @@ def test_a_stale_driver_is_refused_by_pull_and_by_commit(broker: EmbeddedBroker,
     with Query(copy, **options) as new:
 
         def took_over() -> bool:
-            membership = new.reader._driver._membership
-            assert membership is not None
+            membership = membership_of(new)
             membership.join([topic])
             with membership._lock:
                 membership._round()
@@ -205,8 +198,9 @@ def test_a_batch_that_another_member_has_done_meanwhile_is_not_repeated(
         assert values(again.everything()) == [30, 31, 32, 33, 34]
 
 
+@pytest.mark.parametrize("regained", ["before the next batch is planned", "after it"])
 def test_a_part_of_a_batch_that_another_member_owns_is_left_to_it_and_not_skipped_later(
-    broker: EmbeddedBroker, topic: str, group: str
+    broker: EmbeddedBroker, topic: str, group: str, regained: str
 ) -> None:
     send(broker.address, topic, range(30))
     checkpoint = Checkpoint()
@@ -216,27 +210,51 @@ def test_a_part_of_a_batch_that_another_member_owns_is_left_to_it_and_not_skippe
     crashed.partitions()
     freeze(crashed)
     crashed.stop()
-    with Query(servers=broker.address, topic=topic, group=group) as other:
-        # It joins and owns, but it has read nothing when the query comes back.
-        until(
-            lambda: (
-                other.reader.latestOffset(_json(other.checkpoint.ends[0]), other.reader.getDefaultReadLimit())
-                and len(owners(broker.address, group)) == 2
-            )
-        )
-        with Query(checkpoint, **options) as again:
-            membership = other.reader._driver._membership
-            assert membership is not None
-            again.reader._driver._bounds()
-            until(lambda: len(membership._wanted) == 1)
-            rows = again.everything()
-            assert len({queue for queue, _ in places(rows)}) == 1
-            other.stop()
-            until(lambda: again.plan() or len(owners(broker.address, group)) == 2)
+    with Query(**options) as other, Query(checkpoint, **options) as again:
+        # The other joins and owns, but it has read nothing when the query comes back.
+        until(lambda: other.plan() and len(owners(broker.address, group)) == 2)
+        again.reader._driver._bounds()
+        until(lambda: len(membership_of(other)._wanted) == 1)
+        assert again.plan()
+        rows = again.read(again.partitions())
+        assert len({queue for queue, _ in places(rows)}) == 1
+        if regained == "after it":
+            again.finish()
             rows += again.everything()
-            until(lambda: again.everything() or len(owners(broker.address, group)) == 2)
-            rows += again.everything()
-            assert values(rows) == list(range(30))
+        other.stop()
+        until(lambda: len(membership_of(again).usable()) == 2)
+        if regained != "after it":
+            again.finish()
+        rows += again.everything()
+        assert values(rows) == list(range(30))
+
+
+def test_a_limit_is_not_used_up_by_what_another_member_has_done(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    with Query(checkpoint, **options) as query:
+        query.everything()
+    send(broker.address, topic, range(30))
+    with Member(broker.address, group, topic) as member:
+        until(lambda: len(member.handled) == 30)
+    send(broker.address, topic, range(30, 35))
+    with Query(checkpoint, **options) as query:
+        query.reader._driver._bounds()
+        until(lambda: len(membership_of(query).usable()) == 2)
+        assert values(query.batch(ReadMaxRows(5))) == [30, 31, 32, 33, 34]
+
+
+def test_what_becomes_of_another_members_queues_is_no_loss_of_this_query(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    """Its own position there is old, and retention may have passed it; the owner has done those messages."""
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    old = Checkpoint()
+    with Query(**options) as owner:
+        owner.everything()
+        old.ends = [json.dumps({topic: {"lanemq/0": 10**6, "lanemq/1": 10**6}})]
+        with Query(old, **options) as query:
+            assert query.batch() == []
 
 
 def _json(text: str) -> dict[str, dict[str, int]]:

@@ -1,14 +1,11 @@
 """The source and the sink inside a real Spark."""
 
 import json
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.driving import send
+from tests.spark.driving import send, until
 
 from lanemq import App, Message
 from lanemq.client.admin import Admin
@@ -16,13 +13,6 @@ from lanemq.spark.schema import COLUMNS
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-def until(true: Callable[[], object], seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        threading.Event().wait(0.05)
 
 
 class Collected:
@@ -151,21 +141,21 @@ def test_a_query_and_a_consumer_of_one_group_share_the_queues_both_ways(
 
     app.start()
     send(broker.address, topic, range(50))
-    until(lambda: len(handled) == 50)
+    until(lambda: len(handled) == 50, 90)
     collected = Collected()
     frame = stream(spark, servers=broker.address, topic=topic, group=group)
     writer = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path))
     query = writer.trigger(processingTime="0 seconds").start()
     try:
         with Admin(broker.address) as admin:
-            until(lambda: len({lease.owner for lease in admin.locks(group)}) == 2)
+            until(lambda: len({lease.owner for lease in admin.locks(group)}) == 2, 90)
             send(broker.address, topic, range(50, 150))
-            until(lambda: len(handled) + len(collected.rows) == 150)
+            until(lambda: len(handled) + len(collected.rows) == 150, 90)
             assert collected.rows
             app.stop()
-            until(lambda: len(admin.locks(group)) == 2 and len({lease.owner for lease in admin.locks(group)}) == 1)
+            until(lambda: len(admin.locks(group)) == 2 and len({lease.owner for lease in admin.locks(group)}) == 1, 90)
         send(broker.address, topic, range(150, 200))
-        until(lambda: len(handled) + len(collected.rows) == 200)
+        until(lambda: len(handled) + len(collected.rows) == 200, 90)
         assert query.exception() is None
     finally:
         query.stop()

@@ -2,11 +2,12 @@
 
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from tests.spark.driving import Checkpoint, Query, places, send, values
+from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin import Admin
@@ -52,6 +53,22 @@ def test_starting_at_latest_leaves_out_what_is_there(broker: EmbeddedBroker, top
         assert query.everything() == []
         send(broker.address, topic, range(10, 13))
         assert values(query.everything()) == [10, 11, 12]
+
+
+def test_a_query_begins_at_a_time_or_at_an_offset_of_each_queue(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(10))
+    with Query(**earliest(broker, topic)) as query:
+        last = max(row["store_timestamp"] for row in query.everything())
+    after = int(last.timestamp() * 1000) + 1
+    until(lambda: time.time() * 1000 > after)
+    send(broker.address, topic, range(10, 16))
+    with Query(servers=broker.address, topic=topic, startingTimestamp=after) as query:
+        assert values(query.everything()) == list(range(10, 16))
+    per_queue = json.dumps({topic: {"0": after, "1": after}})
+    with Query(servers=broker.address, topic=topic, startingOffsetsByTimestamp=per_queue) as query:
+        assert values(query.everything()) == list(range(10, 16))
+    with Query(servers=broker.address, topic=topic, startingOffsets=json.dumps({topic: {"0": 2, "1": -1}})) as query:
+        assert places(query.everything())[0] == (0, 2)
 
 
 def test_queues_that_appear_while_a_query_runs_are_read_from_their_first_message(

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import MessageTooLarge, UsageError
+from lanemq.model.stamp import Stamp
 from lanemq.wire.properties import (
     MAX_PROPERTIES_BYTES,
     append_properties,
@@ -13,7 +14,7 @@ from lanemq.wire.properties import (
     find_property,
     remove_property,
 )
-from lanemq.wire.stamp import LANE_STAMP, Stamp, decode_stamp, encode_stamp, find_stamp
+from lanemq.wire.stamp import LANE_STAMP, decode_stamp, encode_stamp, find_stamp
 
 PART = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=6)
 JUNK = st.text("ab\x01\x02", max_size=20)

@@ -36,8 +36,9 @@ from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.log_thread import LogThread
 from lanemq.broker.notices import Notices
 from lanemq.broker.parts import Parts
+from lanemq.broker.recording import Recording
 from lanemq.broker.topic_keeper import TopicKeeper
-from lanemq.clock import Clock, SystemClock
+from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.dedup import ProducerTable
 from lanemq.core.delay import MAX_LEVEL, DelayQueueCursors
 from lanemq.core.group_offsets import GroupOffsets
@@ -45,6 +46,7 @@ from lanemq.core.lock_table import LockTable
 from lanemq.core.long_poll import LongPolls
 from lanemq.core.membership import ConnectionId, Membership
 from lanemq.core.topic_table import TopicTable
+from lanemq.history import open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.staging import Arrival
 from lanemq.log.state import OffsetRow, Sync
@@ -86,6 +88,10 @@ class Broker:
         """Recovers what is on disk, then listens; returns when clients can connect."""
         store = self._open_store(self.options.data, _store_options(self.options))
         self._thread = LogThread(asyncio.get_running_loop())
+        history = open_history(
+            self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock), "broker"
+        )
+        self._recording = Recording(history)
         try:
             self._parts = self._assemble(store)
             self._recover()
@@ -95,6 +101,7 @@ class Broker:
             self._parts.appender.store_host = pack_host(*self._parts.advertised)
         except BaseException:
             self._thread.stop()
+            self._recording.close()
             store.close()
             raise
         self._ticking = asyncio.create_task(self._tick_for_ever(), name="lanemq-housekeeping")
@@ -114,6 +121,7 @@ class Broker:
             self._save_everything()
         finally:
             self._thread.stop()
+            self._recording.close()
             self._parts.store.close([producer_row(row) for row in self._parts.producers.dirty().rows])
         log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
 
@@ -142,7 +150,10 @@ class Broker:
         changes = parts.members.disconnected(ConnectionId(peer.number))
         if client_id is not None and not parts.members.connected(client_id):
             grace = Millis(self.options.disconnect_grace_ms)
-            parts.locks.disconnected(client_id, grace=grace, now=self._clock.now())
+            shortened = parts.locks.disconnected(client_id, grace=grace, now=self._clock.now())
+            if self._recording.on:
+                for group, lease in shortened:
+                    self._recording.locked(group, [lease])
         parts.notices.group_changed(changes.groups)
 
     # wiring
@@ -150,7 +161,11 @@ class Broker:
     def _assemble(self, store: Store) -> Parts:
         options, clock = self.options, self._clock
         members = Membership(expiry_ms=options.member_expiry_ms)
-        table = TopicTable(auto_create=options.auto_create_topics, own_names=(options.name, options.cluster))
+        table = TopicTable(
+            auto_create=options.auto_create_topics,
+            template_queues=options.default_queues,
+            own_names=(options.name, options.cluster),
+        )
         appender = Appender(store, self._thread, clock, self._arrived, options.max_pending_bytes)
         parts = Parts(
             options=options,
@@ -168,6 +183,7 @@ class Broker:
             producers=ProducerTable(),
             polls=LongPolls(capacity=options.max_held_pulls),
             delays=DelayQueueCursors(),
+            recording=self._recording,
         )
         self._add_handlers(parts)
         self._housekeeping = Housekeeping(parts, self._pull, Checkpoints(parts), DelayDelivery(parts))
@@ -213,6 +229,10 @@ class Broker:
             if cursor is not None:
                 parts.delays.restore([(level, QueueOffset(int(cursor)))])
         report = parts.store.recover(self._replay)
+        parts.offsets.cut_gaps(lambda topic, queue_id: parts.store.bounds(topic, queue_id)[1])
+        if self._recording.on:
+            held = parts.locks.snapshot(now=self._clock.now())
+            self._recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
         if not report.clean and (report.scanned or report.torn_bytes or report.damage):
             log.warning(
                 "recovered after an unclean stop: %s records scanned, %s torn bytes cut, %s damaged places",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from lanemq.broker.log_thread import LogThread
 from lanemq.clock import Clock
-from lanemq.log.staging import Arrival, NewRecord, Pending, Staged
+from lanemq.log.staging import Arrival, Pending, RecordParts, Staged
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.units import Millis
@@ -54,7 +54,7 @@ class Appender:
         self._unsynced_since: Millis | None = None
 
     def append(
-        self, topic: str, queue_id: int, items: Sequence[NewRecord], born_host: bytes, size: int, done: Done
+        self, topic: str, queue_id: int, items: Sequence[RecordParts], born_host: bytes, size: int, done: Done
     ) -> Staged:
         """Stages the records and says where they will be; true once `done(None)` was called."""
         self.refuse_if_failed()

@@ -94,6 +94,9 @@ class BrokerOptions:
     offset_flush_ms: int = 200
     """How often committed offsets are written out; what a crash forgets is delivered again."""
 
+    history: Path | None = None
+    """Folder for what happened to leases and offsets, for `lanemq check`; None writes nothing."""
+
     key_search_days: float = 36_500.0
     """How far back a search by key looks when the request names no begin."""
 

@@ -54,8 +54,10 @@ class Housekeeping:
 
     def _expire_leases(self, now: Millis) -> None:
         """A queue that became free is announced, so that its next owner does not wait for its own timer."""
-        groups = dict.fromkeys(group for group, _ in self._parts.locks.expire(now=now))
-        self._parts.notices.group_changed(groups)
+        ended = self._parts.locks.expire(now=now)
+        if self._parts.recording.on:
+            self._parts.recording.expired(ended)
+        self._parts.notices.group_changed(dict.fromkeys(group for group, _ in ended))
 
     def _retire(self) -> None:
         retired: list[Segment] = self._parts.store.retire(self._parts.clock.wall())

@@ -9,6 +9,7 @@ from lanemq.broker.appender import Appender
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.log_thread import LogThread
 from lanemq.broker.notices import Notices
+from lanemq.broker.recording import Recording
 from lanemq.broker.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
 from lanemq.core.dedup import ProducerTable
@@ -42,5 +43,6 @@ class Parts:
     producers: ProducerTable
     polls: LongPolls[int]
     delays: DelayQueueCursors
+    recording: Recording
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     """Settings of groups that were ever configured; every other group has RocketMQ's defaults."""

@@ -41,6 +41,7 @@ BIND_ERRORS = {
 @click.option("--default-queues", type=int, default=8, show_default=True, help="Most queues of a topic made by a send.")
 @click.option("--retention-hours", type=float, default=72.0, show_default=True, help="Keep messages this long.")
 @click.option("--retention-bytes", type=int, default=0, help="Keep at most this much log; 0 = no limit.")
+@click.option("--history", type=click.Path(path_type=Path), help="Folder for what happened, for lanemq check.")
 @click.option(
     "--log-level",
     default="warning",

@@ -1,20 +1,43 @@
-"""The `lanemq` command: one file per noun, gathered here."""
+"""The `lanemq` command: one file per noun, gathered here.
+
+A noun's module is imported when it is asked for, so that `lanemq --version` or `lanemq check` need not wait for a
+broker's parts to load.
+"""
+
+from importlib import import_module
 
 import click
 
-from lanemq.checker.command import check
-from lanemq.cli.broker import broker
-from lanemq.cli.group import group
-from lanemq.cli.key import key
-from lanemq.cli.locks import locks
 from lanemq.cli.options import Nouns
-from lanemq.cli.send import send
-from lanemq.cli.tail import tail
-from lanemq.cli.topic import topic
+
+NOUNS = {
+    "broker": "lanemq.cli.broker",
+    "topic": "lanemq.cli.topic",
+    "send": "lanemq.cli.send",
+    "tail": "lanemq.cli.tail",
+    "group": "lanemq.cli.group",
+    "locks": "lanemq.cli.locks",
+    "key": "lanemq.cli.key",
+    "check": "lanemq.checker.command",
+}
+"""Each in the module that defines a command of this name."""
+
+
+class Menu(Nouns):
+    """The nouns as click asks for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(NOUNS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in NOUNS:
+            return None
+        command: click.Command = getattr(import_module(NOUNS[cmd_name]), cmd_name)
+        return command
 
 
 @click.group(
-    cls=Nouns,
+    cls=Menu,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong (check: 2 is an unknown verdict).",
 )
@@ -25,10 +48,6 @@ def main() -> None:
     Every command except `broker` and `check` asks the broker at --server HOST:PORT, or at the environment
     variable LANEMQ_SERVER.
     """
-
-
-for command in (broker, topic, send, tail, group, locks, key, check):
-    main.add_command(command)
 
 
 if __name__ == "__main__":

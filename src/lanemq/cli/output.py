@@ -1,20 +1,21 @@
 """How every command answers: tables for people, one JSON document for programs.
 
 Message bodies and keys are written by strangers, so nothing of them reaches the terminal as a control sequence
-or as markup.
+or as markup. `rich` is imported with the first table: most calls of a script end without one.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PIPE_WIDTH = 10_000
 """Columns of something that is not a terminal: nothing is cut off there."""
@@ -98,12 +99,17 @@ def _named(value: Any) -> Any:
     return value
 
 
-def _console() -> Console:
+def _console() -> "Console":
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def _table(grid: Grid) -> Table:
+def _table(grid: Grid) -> "Table":
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for number, name in enumerate(grid.columns):
         table.add_column(name, justify="right" if _are_numbers(grid, number) else "left", overflow="fold")

@@ -9,11 +9,8 @@ import click
 from lanemq.cli.options import Failed, Misused, asks_server, moment
 from lanemq.cli.output import Grid, plural, show
 from lanemq.client.admin import Admin, Place
-from lanemq.client.admin_calls import AdminCalls
 from lanemq.client.admin_views import AtOffset, AtTime, OffsetChange
 from lanemq.model.units import QueueOffset
-from lanemq.wire.admin_headers import ResetOffsetHeader
-from lanemq.wire.codes import RequestCode
 
 
 @click.command()
@@ -28,13 +25,9 @@ def reset(
     group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
 ) -> None:
     """Put GROUP at another place in TOPIC. Going back repeats messages, going forward skips them."""
-    place = _place(to)
+    place, queues = _place(to), None if number is None else [number]
     with Admin(server) as admin:
-        plan = [
-            change
-            for change in admin.reset_offsets(group, topic, to=place, dry_run=True)
-            if number in (None, change.queue.queue_id)
-        ]
+        plan = admin.reset_offsets(group, topic, to=place, queues=queues, dry_run=True)
         if not plan:
             raise Misused(f"topic {topic} has no queue {number}; see lanemq topic describe {topic}")
         members = len(admin.describe_group(group).members)
@@ -43,10 +36,8 @@ def reset(
                 f"group {group} has {plural(members, 'member')} at work, whose messages may be done twice: stop them "
                 f"first, or repeat with --yes (--dry-run shows what would change)"
             )
-        if not dry_run and number is None:
-            plan = list(admin.reset_offsets(group, topic, to=place))
-    if not dry_run and number is not None:
-        _move(server, group, plan)
+        if not dry_run:
+            plan = admin.reset_offsets(group, topic, to=place, queues=queues)
     _show(plan, dry_run, as_json)
 
 
@@ -62,20 +53,7 @@ def _place(text: str) -> Place:
             return AtTime(moment(text, "--to"))
 
 
-def _move(server: str, group: str, plan: list[OffsetChange]) -> None:
-    calls = AdminCalls(server)
-    try:
-        for queue, offset in ((change.queue, change.after) for change in plan):
-            header = ResetOffsetHeader(
-                topic=queue.topic, group=group, timestamp=-1, queue_id=queue.queue_id, offset=offset
-            )
-            address = calls.routes.get(queue.topic).master(queue.broker)
-            calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-    finally:
-        calls.close()
-
-
-def _show(plan: list[OffsetChange], dry_run: bool, as_json: bool) -> None:
+def _show(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:
     rows = [(each.queue.topic, each.queue.queue_id, each.before, each.after, _effect(each)) for each in plan]
     show(
         as_json,

@@ -4,6 +4,7 @@ RocketMQ's own request codes wherever they exist, so the same calls work on an A
 broker knows (owners with epochs) is simply absent there, and the answer says so.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Literal, Self, TypeAlias
 
 import msgspec
@@ -46,6 +47,7 @@ from lanemq.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
+from lanemq.wire.lane_fields import LANE_CLIENT
 from lanemq.wire.message_id import decode_offset_id
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView, record_starts
@@ -56,6 +58,9 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Where RocketMQ's name servers keep the order configuration of topics (NamesrvUtil)."""
 
 FOREVER = Millis(2**62)
+
+_AS_LANE = {LANE_CLIENT: "admin"}
+"""With it a LaneMQ broker says what it has, and not where RocketMQ would let a new group begin."""
 
 Place: TypeAlias = Literal["earliest", "latest"] | AtTime | AtOffset
 """Where a group is put by a reset."""
@@ -160,16 +165,20 @@ class Admin:
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     def committed(self, group: str, queue: MessageQueue) -> QueueOffset | None:
-        """Where the group stands, or None if the broker has no offset for it."""
+        """Where the group stands, or None if it has never been there. Apache brokers may say 0 for a new group."""
         header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
         try:
-            reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header)
+            reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
         except OffsetNotFound:
             return None
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
-    def reset_offsets(self, group: str, topic: str, *, to: Place, dry_run: bool = False) -> tuple[OffsetChange, ...]:
-        """Puts a group at another place in every queue of a topic; with `dry_run` only says what would change.
+    def reset_offsets(
+        self, group: str, topic: str, *, to: Place, queues: Collection[int] | None = None, dry_run: bool = False
+    ) -> tuple[OffsetChange, ...]:
+        """Puts a group at another place, in all queues of a topic or in those with the given numbers.
+
+        With `dry_run` it only says what would change.
 
         Going back repeats messages, going forward skips them. Members that are online go on from the new place.
         """
@@ -179,11 +188,11 @@ class Admin:
             here = [
                 OffsetChange(queue, self.committed(group, queue), self._place(queue, to))
                 for queue in self._calls.routes.get(topic).subscribe
-                if queue.broker == name
+                if queue.broker == name and (queues is None or queue.queue_id in queues)
             ]
             changes += here
             if here and not dry_run:
-                self._move(address, group, here, to)
+                self._move(address, group, here, to, all_queues=queues is None)
         return tuple(changes)
 
     # groups
@@ -223,7 +232,7 @@ class Admin:
     # messages
 
     def find_key(self, topic: str, key: str, *, limit: int = 64) -> list[RecordView]:
-        """Messages with this among their `keys`, oldest first."""
+        """Messages with this as their key or among their `keys`, oldest first. Apache brokers know only `keys`."""
         return self._query(topic, key, limit, by_unique_id=False)
 
     def find_id(self, topic: str, message_id: str) -> list[RecordView]:
@@ -259,14 +268,14 @@ class Admin:
             case _:
                 raise InvalidOption(f"to={to!r} is no place: use 'earliest', 'latest', AtTime(...) or AtOffset(...)")
 
-    def _move(self, address: Address, group: str, changes: list[OffsetChange], to: Place) -> None:
+    def _move(self, address: Address, group: str, changes: list[OffsetChange], to: Place, *, all_queues: bool) -> None:
         """All queues of one broker. Members that are online are moved too; an Apache broker does that only by time."""
         first = changes[0].queue
         if self._is_lane(first):
             for change in changes:
                 self._reset(address, group, first.topic, -1, change)
         elif self._connections(address, group).connection_set:
-            self._reset(address, group, first.topic, _time_of(to, group))
+            self._reset(address, group, first.topic, _time_of(to, group, all_queues=all_queues))
         else:
             for change in changes:
                 update = UpdateOffsetHeader(
@@ -321,14 +330,19 @@ class Admin:
                 continue
             found += [RecordView(reply.body, start) for start in record_starts(reply.body)]
         # The index goes by hash: other keys may be among the answers, and clients sort them out.
-        name = PropertyName.UNIQUE_ID if by_unique_id else PropertyName.KEYS
-        matching = [each for each in found if key in each.properties.get(name, "").split(" ")]
-        return sorted(matching, key=lambda each: each.store_timestamp)[:limit]
+        matches = _has_id if by_unique_id else _has_key
+        matching = [each for each in found if matches(each.properties, key)]
+        return sorted(matching, key=lambda each: (each.store_timestamp, each.position))[:limit]
 
 
-def _time_of(to: Place, group: str) -> int:
+def _time_of(to: Place, group: str, *, all_queues: bool) -> int:
     """The place as a time, RocketMQ's way to reset; -1 is its word for the end (Broker2Client.resetOffset)."""
     match to:
+        case _ if not all_queues:
+            raise UsageError(
+                f"group {group!r} is online, and this broker moves single queues only while it is not: "
+                f"stop its members first, or reset all queues"
+            )
         case AtTime(millis):
             return millis
         case "latest":
@@ -340,6 +354,14 @@ def _time_of(to: Place, group: str) -> int:
                 f"group {group!r} is online, and this broker moves it to an offset only while it is not: "
                 f"stop its members first, or reset by time"
             )
+
+
+def _has_id(properties: Mapping[str, str], wanted: str) -> bool:
+    return properties.get(PropertyName.UNIQUE_ID) == wanted
+
+
+def _has_key(properties: Mapping[str, str], wanted: str) -> bool:
+    return properties.get(PropertyName.KEY) == wanted or wanted in properties.get(PropertyName.KEYS, "").split()
 
 
 def _check(reply: Command) -> None:

@@ -1,6 +1,6 @@
 """Requests of administration over blocking connections: who is asked, and what a refusal becomes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.clock import Clock, SystemClock
@@ -49,9 +49,17 @@ class AdminCalls:
     def ask_name_server(self, code: RequestCode, header: Header | None = None) -> Command:
         return _checked(self.routes.ask(_command(code, header)))
 
-    def ask(self, address: Address, code: RequestCode, header: Header | None = None, body: bytes = b"") -> Command:
-        """The answer of a broker; its refusal is raised."""
-        return _checked(self.ask_anyway(address, _command(code, header, body)))
+    def ask(
+        self,
+        address: Address,
+        code: RequestCode,
+        header: Header | None = None,
+        *,
+        lane: Mapping[str, str] | None = None,
+    ) -> Command:
+        """The answer of a broker; its refusal is raised. `lane` is what only LaneMQ brokers read."""
+        command = _command(code, header)
+        return _checked(self.ask_anyway(address, Command(code, 0, ext={**command.ext, **(lane or {})})))
 
     def ask_anyway(self, address: Address, command: Command) -> Command:
         """The answer whatever it says. A kept connection may have been closed meanwhile: then over a new one."""
@@ -70,8 +78,8 @@ class AdminCalls:
         return reply
 
 
-def _command(code: RequestCode, header: Header | None, body: bytes = b"") -> Command:
-    return Command(code, 0, ext=header.to_ext() if header is not None else {}, body=body)
+def _command(code: RequestCode, header: Header | None) -> Command:
+    return Command(code, 0, ext=header.to_ext() if header is not None else {})
 
 
 def _checked(reply: Command) -> Command:

@@ -20,7 +20,7 @@ from lanemq.client.send_engine import SendEngine
 from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
 from lanemq.client.send_requests import Parcel, RequestBuilder, extras_of, heartbeat
 from lanemq.client.send_tickets import AwaitedCrowd, LoopFuture
-from lanemq.client.send_work import SendRequest, Work
+from lanemq.client.send_work import SendRequest, Work, not_reached
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
 from lanemq.model.errors import Closed, LaneError, LaneFrozen, RequestTimedOut
@@ -59,6 +59,7 @@ class AsyncProducer:
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
         self._closed = False
+        self._next_heartbeat = 0
         self._keeper: asyncio.Task[None] | None = None
 
     # sending
@@ -278,23 +279,34 @@ class AsyncProducer:
     # inside: the keeper task
 
     async def _keep(self) -> None:
-        next_heartbeat = 0
+        """Ends with the producer and not before, whatever it meets: without it nothing is ever tried again."""
+        pause = 0.0
         async with asyncio.TaskGroup() as dials:
             while not self._closed:
-                await self._pause()
-                work = self._engine.tick()
-                self._post(work.requests)
-                self._finish(work)
-                for broker, topic in self._engine.to_dial():
-                    dials.create_task(self._dial(broker, topic))
-                if self._clock.now() >= next_heartbeat:
-                    next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
-                    for link in self._links.values():
-                        link.post_oneway(heartbeat(self._client_id, self._options.group))
+                await self._wait(pause)
+                try:
+                    self._look_after(dials)
+                    pause = self._pause()
+                except Exception:
+                    log.exception("the producer's keeper met something unexpected and goes on")
+                    pause = TICK_SECONDS
 
-    async def _pause(self) -> None:
+    def _look_after(self, dials: asyncio.TaskGroup) -> None:
+        work = self._engine.tick()
+        self._post(work.requests)
+        self._finish(work)
+        for broker, topic in self._engine.to_dial():
+            dials.create_task(self._dial(broker, topic))
+        if self._clock.now() >= self._next_heartbeat:
+            self._next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
+            for link in self._links.values():
+                link.post_oneway(heartbeat(self._client_id, self._options.group))
+
+    def _pause(self) -> float:
         wake = self._engine.next_wake()
-        seconds = TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
+        return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
+
+    async def _wait(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -306,10 +318,9 @@ class AsyncProducer:
         try:
             route = await self._routes.get(topic, provisional=True)
             link = await open_connection(route.master(broker), on_lost=partial(self._lost, broker))
-        except LaneError as error:
-            log.warning("cannot reach broker %s: %s", broker, error)
+        except Exception as error:  # noqa: BLE001 - whatever it was: not told, the broker would never be dialled again
             self._routes.stale(topic)
-            self._engine.dial_failed(broker, error)
+            self._engine.dial_failed(broker, not_reached(broker, error))
             self._wake.set()
             return
         link.post_oneway(heartbeat(self._client_id, self._options.group))

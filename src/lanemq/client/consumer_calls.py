@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.pool import ConnectionPool
-from lanemq.wire.bodies import ConsumerIdList, LaneLease, LockRequest, LockResponse, QueueBody
+from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
@@ -51,6 +52,8 @@ class Granted(NamedTuple):
     epoch: Epoch
     offset: QueueOffset | None
     """Where the group stands, read under the lease; None if the broker did not say."""
+    gaps: GapMap = NO_GAPS
+    """What former owners finished above that; told only when asked."""
 
 
 class Pulled(NamedTuple):
@@ -88,10 +91,13 @@ class ConsumerCalls:
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
 
     async def lock(
-        self, broker: str, queues: Sequence[MessageQueue], *, lease: Millis | None
+        self, broker: str, queues: Sequence[MessageQueue], *, lease: Millis | None, gaps: bool | None = None
     ) -> dict[MessageQueue, Granted]:
-        """Those of the queues that are ours now. `lease` is asked of LaneMQ brokers only."""
-        ext = LockHeader(lane_lease_millis=lease).to_ext()
+        """Those of the queues that are ours now. `lease` and `gaps` are asked of LaneMQ brokers only.
+
+        With `gaps=None` we will work from the offset on, and the broker forgets what is finished above it.
+        """
+        ext = LockHeader(lane_lease_millis=lease, lane_gaps=gaps if lease else None).to_ext()
         body = self._lock_request(queues).encode()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
         reply = await self._request(self.address(queues[0].topic, broker), command, self._lock_timeout)
@@ -128,8 +134,11 @@ class ConsumerCalls:
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
-    async def commit(self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
-        """Reports progress and waits for the answer; `LeaseLost` if the queue is not ours any more."""
+    async def commit(self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> None:
+        """Reports progress and waits for the answer; `LeaseLost` if the queue is not ours any more.
+
+        Gaps go only where epochs come from: another broker has no place for them.
+        """
         header = UpdateOffsetHeader(
             consumer_group=self._group,
             topic=queue.topic,
@@ -138,7 +147,9 @@ class ConsumerCalls:
             lane_client=self.client_id if epoch else None,
             lane_epoch=epoch or None,
         )
-        await self._ask(queue.topic, queue.broker, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        body = LaneProgress(lane_gaps=gaps.encode(offset)).encode() if gaps and epoch else b""
+        command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
+        await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
 
     async def pull(self, header: PullHeader, broker: str) -> Pulled:
         """Messages, or why there are none; the broker may hold the request as the header allows."""
@@ -194,7 +205,9 @@ class ConsumerCalls:
 def _granted(lease: LaneLease | None) -> Granted:
     if lease is None:
         return Granted(Epoch(0), None)
-    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset) if lease.offset >= 0 else None)
+    if lease.offset < 0:
+        return Granted(Epoch(lease.epoch), None)
+    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), GapMap.decode(lease.gaps, lease.offset))
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

@@ -18,7 +18,7 @@ from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.dead_letters import DeadLetters
 from lanemq.client.hand_over import HandOver
 from lanemq.client.heartbeat_loop import Heartbeat
-from lanemq.client.holding import Holding, Holdings
+from lanemq.client.holding import Holding, Holdings, Start
 from lanemq.client.identity import new_client_id
 from lanemq.client.lane_board import LaneBoard
 from lanemq.client.lock_keeper import LockKeeper
@@ -42,6 +42,9 @@ from lanemq.net.connection import Connection
 from lanemq.net.pool import ConnectionPool
 
 log = logging.getLogger(__name__)
+
+NANOS = 1_000_000
+"""In a millisecond."""
 
 
 class ConsumerEngine:
@@ -176,7 +179,7 @@ class ConsumerEngine:
 
     # what the loops ask for
 
-    def _hold(self, queue: MessageQueue, lease: QueueLease | None, start: QueueOffset, lane: bool) -> None:
+    def _hold(self, queue: MessageQueue, lease: QueueLease | None, start: Start, lane: bool) -> None:
         """A queue was granted and its start is known: put it to work."""
         station = self.stations[queue.topic]
         source = Source(queue, self._codec, lease.epoch if lease is not None else Epoch(0))
@@ -187,10 +190,10 @@ class ConsumerEngine:
             holding.life.happened(Event.GRANTED, now=now)
         holding.life.happened(Event.LOCATED, now=now)
         self.holdings.add(holding)
-        self.offsets.begin(queue, start)
-        station.board.add(queue, start, holding.usable_until)
+        self.offsets.begin(holding, start)
+        station.board.add(queue, start.offset, holding.usable_until, start.gaps)
         self._record_grant(holding)
-        log.info("%s is ours from offset %d on, epoch %d", queue, start, holding.epoch)
+        log.info("%s is ours from offset %d on, epoch %d", queue, start.offset, holding.epoch)
         self._start_pulling(holding)
 
     def _start_pulling(self, holding: Holding) -> None:
@@ -217,16 +220,17 @@ class ConsumerEngine:
             self._tasks.create_task(work)
 
     def _gate(self, holding: Holding, until: Millis) -> None:
+        # Written down before it is true: a worker may start a turn the moment the gate opens. A gate that closes
+        # because the connection is lost is no renewal; the lease itself runs on.
+        if self.options.history.on and until > self.options.clock.now():
+            self.options.history.lease_renewed(self._lease(holding), until=until * NANOS, asked=_asked(holding))
         holding.station.board.set_usable_until(holding.queue, until)
         holding.wake.set()
-        history = self.options.history
-        if history.on:
-            history.lease_renewed(self._lease(holding), until=until * 1_000_000)
 
     def _record_grant(self, holding: Holding) -> None:
         if self.options.history.on and holding.lease is not None:
-            until = holding.usable_until * 1_000_000
-            self.options.history.lease_granted(self._lease(holding), until=until)
+            until = holding.usable_until * NANOS
+            self.options.history.lease_granted(self._lease(holding), until=until, asked=_asked(holding))
 
     def _lease(self, holding: Holding) -> Lease:
         queue = holding.queue
@@ -291,3 +295,9 @@ class ConsumerEngine:
         holding.released = True
         if holding.puller is not None:
             holding.puller.cancel()
+        holding.station.board.drop(holding.queue)  # workers see it before their next message
+
+
+def _asked(holding: Holding) -> int:
+    """When the newest lease was asked for, in nanoseconds: a line written late is then known to be late."""
+    return max(0, holding.usable_until - holding.times.client_lease) * NANOS

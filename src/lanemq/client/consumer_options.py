@@ -148,6 +148,12 @@ class ConsumerOptions:
         return STRATEGIES[self.allocation] if isinstance(self.allocation, str) else self.allocation
 
     @property
+    def strategy(self) -> str:
+        """The allocation's name, for people."""
+        chosen = self.allocation
+        return chosen if isinstance(chosen, str) else getattr(chosen, "__qualname__", repr(chosen)).split(".")[0]
+
+    @property
     def broadcasting(self) -> bool:
         return self.sharing is Sharing.BROADCASTING
 

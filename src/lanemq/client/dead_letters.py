@@ -18,6 +18,7 @@ from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader, SendHeader
 from lanemq.wire.properties import PropertyName, encode_properties
 from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,15 @@ WHY_PROPERTY = "LANE_WHY"
 _LONGEST_WHY = 200
 
 _NOT_COPIED = frozenset(
-    {LANE_STAMP, PropertyName.DELAY, PropertyName.RECONSUME_TIMES, PropertyName.MAX_RECONSUME_TIMES}
+    {
+        LANE_STAMP,
+        PropertyName.TRANSACTION,
+        PropertyName.DELAY,
+        PropertyName.RECONSUME_TIMES,
+        PropertyName.MAX_RECONSUME_TIMES,
+    }
 )
+_NOT_COPIED_BITS = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
 
 
 class DeadLetters:
@@ -113,7 +121,7 @@ class DeadLetters:
             default_topic=DEFAULT_TOPIC,
             default_topic_queue_nums=1,
             queue_id=0,
-            sys_flag=record.sys_flag & ~0x30,
+            sys_flag=record.sys_flag & ~_NOT_COPIED_BITS,
             born_timestamp=self._clock.wall(),
             flag=record.flag,
             properties=encode_properties(properties),

@@ -6,14 +6,24 @@ Loops are tied to the holding, not to the queue's name, so two of them never ser
 
 import asyncio
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from lanemq.client.message import Source
 from lanemq.client.station import Station
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.rebalance import Holding as Life
 from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis
+from lanemq.model.units import Epoch, Millis, QueueOffset
+
+
+class Start(NamedTuple):
+    """Where a queue is taken up."""
+
+    offset: QueueOffset
+    gaps: GapMap = NO_GAPS
+    """What former owners finished above the offset; it is not run again."""
 
 
 class Holding:
@@ -38,6 +48,10 @@ class Holding:
         self.puller: asyncio.Task[None] | None = None
         self.hand_over: asyncio.Task[None] | None = None
         self.last_pull: Millis = Millis(0)
+        self.gaps = NO_GAPS
+        """What is finished above the committable offset, as of the last look."""
+        self.gaps_told = NO_GAPS
+        """The same, as the broker knows it."""
 
     @property
     def epoch(self) -> Epoch:

@@ -8,6 +8,7 @@ import itertools
 import os
 import secrets
 import socket
+from collections.abc import Iterator
 
 
 def new_client_id() -> str:
@@ -30,13 +31,30 @@ def local_ip() -> str:
             return "127.0.0.1"
 
 
+_BLOCK_DIGITS = 3
+_TAILS = tuple(f"{number:0{_BLOCK_DIGITS}X}" for number in range(16**_BLOCK_DIGITS))
+
+
 class MessageIds:
-    """Unique message ids (RocketMQ's UNIQ_KEY): 32 upper-case hex digits, one prefix per process."""
+    """Unique message ids (RocketMQ's UNIQ_KEY): 32 upper-case hex digits, one prefix per process.
+
+    Made in blocks, since writing a number takes longer than joining two texts. Safe for threads without a lock:
+    an id comes out of an iterator that never runs Python code, and two threads that meet at the end of a block
+    get a new block each.
+    """
 
     def __init__(self) -> None:
         address = socket.inet_aton(local_ip())
         self._prefix = (address + secrets.token_bytes(8)).hex().upper()
-        self._numbers = itertools.count(secrets.randbits(16))
+        self._blocks = itertools.count(secrets.randbits(8))
+        self._ready: Iterator[str] = iter(())
 
     def next(self) -> str:
-        return f"{self._prefix}{next(self._numbers) & 0xFFFFFFFF:08X}"
+        return next(self._ready, None) or self._first_of_a_block()
+
+    def _first_of_a_block(self) -> str:
+        block = f"{self._prefix}{next(self._blocks) & 0xFFFFF:05X}"
+        ids = map(block.__add__, _TAILS)
+        first = next(ids)
+        self._ready = ids
+        return first

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.flow_control import Cached
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lane_queue import QueueView
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.turns import Finished, Order, Outcome, Turn, Wait, Why
@@ -62,9 +63,7 @@ class LaneBoard:
                 if pause is not None and pause <= 0 and deadline is not None and now >= deadline:
                     return None
                 slept = True
-                self._sleeping += 1
-                self._changed.wait(pause)
-                self._sleeping -= 1
+                self._sleep_on_it(pause)
         return None
 
     def finish(self, turn: MessageTurn, outcome: Outcome, done: int = 0) -> MessageFinished:
@@ -97,9 +96,9 @@ class LaneBoard:
 
     # for the event loop
 
-    def add(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis) -> None:
+    def add(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, done: GapMap = NO_GAPS) -> None:
         with self._mutex:
-            self._scheduler.add(queue, start, self._order, usable_until=usable_until)
+            self._scheduler.add(queue, start, self._order, usable_until=usable_until, done=done)
 
     def put(
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset
@@ -162,6 +161,12 @@ class LaneBoard:
         with self._mutex:
             return self._scheduler.committable(queue)
 
+    def progress(self, queue: MessageQueue) -> tuple[QueueOffset, GapMap] | None:
+        """The committable offset and what is finished above it, as of one moment; None if it is not held."""
+        with self._mutex:
+            offset = self._scheduler.committable(queue)
+            return None if offset is None else (offset, self._scheduler.gaps(queue))
+
     def next_offset(self, queue: MessageQueue) -> QueueOffset | None:
         with self._mutex:
             return self._scheduler.next_offset(queue)
@@ -200,6 +205,16 @@ class LaneBoard:
                 calls.append(call)
         if self._drained and queue in self._drained:
             calls.append(self._drained[queue])
+
+    def _sleep_on_it(self, pause: float | None) -> None:
+        self._sleeping += 1
+        try:
+            self._changed.wait(pause)
+        except BaseException:
+            self._wake(1)  # an interrupted worker may have been called already: somebody else must look (A115)
+            raise
+        finally:
+            self._sleeping -= 1
 
     def _wake(self, most: int) -> None:
         if self._sleeping:
@@ -253,6 +268,10 @@ class LoopBoard(LaneBoard):
             await asyncio.wait_for(sleeper, pause)
         except TimeoutError:
             pass
+        except asyncio.CancelledError:
+            if sleeper not in self._sleepers:  # called already: somebody else must look (A115)
+                self._wake(1)
+            raise
         finally:
             if sleeper in self._sleepers:
                 self._sleepers.remove(sleeper)

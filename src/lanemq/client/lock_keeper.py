@@ -18,7 +18,7 @@ from lanemq.client.holding import Holding, Holdings
 from lanemq.core.queue_lease import Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis
+from lanemq.model.units import Epoch, Millis
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,15 @@ class LockKeeper:
         await asyncio.gather(*(self._renew(broker, held) for broker, held in brokers.items()))
 
     async def acquire(
-        self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool
+        self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, gaps: bool = False
     ) -> dict[MessageQueue, tuple[QueueLease, Granted]]:
-        """Leases of those queues that the broker gave us; the others are for a later round (A48)."""
+        """Leases of those queues that the broker gave us; the others are for a later round (A48).
+
+        `gaps`: whether we leave out what former owners finished above the offset; else the broker forgets it.
+        """
         asked_at = self._clock.now()
-        granted = await self._calls.lock(broker, queues, lease=times.broker_lease if lane else None)
+        lease_ms = times.broker_lease if lane else None
+        granted = await self._calls.lock(broker, queues, lease=lease_ms, gaps=True if gaps else None)
         leases = {}
         for queue in queues:
             answer = granted.get(queue)
@@ -75,15 +79,18 @@ class LockKeeper:
         return leases
 
     async def release(self, holding: Holding) -> None:
-        """Gives a lease back so that others need not wait for its end (A55). A failure is only logged: the
-        lease then ends by itself."""
+        """Gives a lease back so that others need not wait for its end (A55)."""
         if holding.lease is None:
             return
         holding.released = True  # before asking: a renewal sent behind the unlock would take it again
+        await self.give_back(holding.queue, holding.epoch)
+
+    async def give_back(self, queue: MessageQueue, epoch: Epoch) -> None:
+        """The same for a lease that was never used. A failure is only logged: the lease then ends by itself."""
         try:
-            await self._calls.unlock(holding.queue, holding.epoch)
+            await self._calls.unlock(queue, epoch)
         except LaneError as error:
-            log.warning("%s could not be unlocked; others wait for the lease's end: %s", holding, error)
+            log.warning("%s could not be unlocked; others wait for the lease's end: %s", queue, error)
 
     def suspend(self, broker: str) -> None:
         """The connection is gone, and a LaneMQ broker frees leases soon after: nothing starts until renewed."""
@@ -96,7 +103,8 @@ class LockKeeper:
         asked_at = self._clock.now()
         lease = held[0].times.broker_lease if held[0].lane else None
         try:
-            granted = await self._calls.lock(broker, [each.queue for each in held], lease=lease)
+            # The gaps are known here already; asking for none at all would make the broker forget them.
+            granted = await self._calls.lock(broker, [each.queue for each in held], lease=lease, gaps=False)
         except LaneError as error:
             log.warning("leases at %s could not be renewed, they end as planned: %s", broker, error)
             return

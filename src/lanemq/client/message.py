@@ -15,12 +15,13 @@ from lanemq.client.codec import Codec
 from lanemq.model.errors import CodecError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
+from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.compression import decompress
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, RecordView, record_starts
-from lanemq.wire.stamp import Stamp, find_stamp
+from lanemq.wire.stamp import find_stamp
 from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 T = TypeVar("T")

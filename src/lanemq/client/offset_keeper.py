@@ -2,6 +2,7 @@
 
 A shell over `core/offset_table`: every second the committable offsets of all held queues go into the table, and
 what the broker has not confirmed is sent and waited for. An offset that a broker did not confirm stays to be sent.
+With it goes what is finished above it (`core/gap_map`), to a broker that can keep that: one that gave an epoch.
 In broadcasting the member's own file takes the broker's place.
 """
 
@@ -10,9 +11,10 @@ import logging
 
 from lanemq.client.consumer_calls import ConsumerCalls
 from lanemq.client.consumer_options import ConsumerOptions, StartFrom
-from lanemq.client.holding import Holding, Holdings
+from lanemq.client.holding import Holding, Holdings, Start
 from lanemq.client.lock_keeper import Lose
 from lanemq.client.offset_file import FileOffsets, LocalOffsets, MemoryOffsets
+from lanemq.core.gap_map import MAX_GAPS, NO_GAPS
 from lanemq.core.offset_table import OffsetTable
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
@@ -65,9 +67,10 @@ class OffsetKeeper:
             return await self._calls.last_offset(queue)
         return await self._calls.offset_at(queue, self._options.start_timestamp_ms)
 
-    def begin(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """A queue was taken over at this offset; whatever was known of it before is forgotten (A49)."""
-        self._table.start(queue, offset)
+    def begin(self, holding: Holding, start: Start) -> None:
+        """A queue was taken over here; whatever was known of it before is forgotten (A49)."""
+        self._table.start(holding.queue, start.offset)
+        holding.gaps = holding.gaps_told = start.gaps
 
     def forget(self, queue: MessageQueue) -> None:
         """A queue was given up or lost."""
@@ -83,14 +86,16 @@ class OffsetKeeper:
         if self._local is not None:
             self._save()
             return
-        await asyncio.gather(*(self._try_commit(queue) for queue in self._table.dirty()))
+        dirty = self._table.dirty()
+        changed = (each for each in self._holdings if each.queue in dirty or each.gaps != each.gaps_told)
+        await asyncio.gather(*map(self._try_commit, changed))
 
     async def commit(self, holding: Holding) -> None:
         """Reports one queue and waits until the broker has it, or raises."""
         self._look(holding)
         if self._local is not None:
             self._save()
-        elif holding.queue in self._table.dirty():
+        elif holding.queue in self._table.dirty() or holding.gaps != holding.gaps_told:
             await self._commit(holding)
 
     async def move_to(self, holding: Holding, offset: QueueOffset) -> None:
@@ -99,15 +104,17 @@ class OffsetKeeper:
             self._local.save({holding.queue: offset})
         else:
             await self._calls.commit(holding.queue, offset, holding.epoch)
-        self._table.start(holding.queue, offset)
+        self.begin(holding, Start(offset))
 
     def _look(self, holding: Holding) -> None:
         """The newest committable offset; nothing of a queue that is not ours any more (A99)."""
         if holding.released:
             return
-        offset = holding.station.board.committable(holding.queue)
-        if offset is not None:
+        progress = holding.station.board.progress(holding.queue)
+        if progress is not None:
+            offset, gaps = progress
             self._table.advance(holding.queue, offset, increase_only=False)
+            holding.gaps = gaps.lowest(MAX_GAPS) if holding.epoch else NO_GAPS
 
     def _save(self) -> None:
         assert self._local is not None
@@ -116,26 +123,26 @@ class OffsetKeeper:
             self._local.save(dirty)
             self._table.persisted(dirty)
 
-    async def _try_commit(self, queue: MessageQueue) -> None:
-        holding = self._holdings.get(queue)
-        if holding is None or holding.released:
+    async def _try_commit(self, holding: Holding) -> None:
+        if holding.released:
             return
         try:
             await self._commit(holding)
         except LeaseLost:
             pass  # told to everybody by _commit
         except LaneError as error:
-            log.warning("offset of %s could not be committed, trying again: %s", queue, error)
+            log.warning("offset of %s could not be committed, trying again: %s", holding, error)
 
     async def _commit(self, holding: Holding) -> None:
         queue, offset, epoch = holding.queue, self._table.get(holding.queue), holding.epoch
+        gaps = holding.gaps
         if offset is None:
             return
         history = self._options.history
         asked = history.now()
         place = Place(self._options.group, queue.topic, queue.queue_id, offset)
         try:
-            await self._calls.commit(queue, offset, Epoch(epoch))
+            await self._calls.commit(queue, offset, Epoch(epoch), gaps)
         except LeaseLost as error:
             if history.on:
                 history.commit_refused(place, str(error), epoch=epoch, asked=asked)
@@ -144,6 +151,7 @@ class OffsetKeeper:
         if history.on:
             history.committed(place, epoch=epoch, asked=asked)
         self._table.persisted({queue: offset})
+        holding.gaps_told = gaps
 
 
 def _local_offsets(options: ConsumerOptions) -> LocalOffsets:

@@ -22,7 +22,7 @@ from lanemq.client.send_engine import SendEngine
 from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
 from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, extras_of, heartbeat
 from lanemq.client.send_tickets import UNHEARD, SubmittedFuture, Ticket, WaitingCrowd, WaitingThread
-from lanemq.client.send_work import SendRequest, Work
+from lanemq.client.send_work import SendRequest, Work, not_reached
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
 from lanemq.model.errors import Closed, LaneError, LaneFrozen, RequestTimedOut
@@ -61,6 +61,7 @@ class Producer:
         self._links: dict[str, DuplexConnection] = {}
         self._closed = False
         self._wake = threading.Event()
+        self._next_heartbeat = 0
         self._keeper = threading.Thread(target=self._keep, name="lanemq-producer", daemon=True)
         self._keeper.start()
 
@@ -285,24 +286,32 @@ class Producer:
     # inside: the keeper thread
 
     def _keep(self) -> None:
-        next_heartbeat = 0
+        """Ends with the producer and not before, whatever it meets: without it nothing is ever tried again."""
+        pause = 0.0
         while not self._closed:
-            self._wake.wait(self._pause())
+            self._wake.wait(pause)
             self._wake.clear()
-            with self._lock:
-                work = self._engine.tick()
-                links = self._line_up(work.requests)
-                dial = self._engine.to_dial()
-            self._write(links)
-            self._finish(work)
-            for broker, topic in dial:
-                threading.Thread(
-                    target=self._dial, args=(broker, topic), name=f"lanemq-dial-{broker}", daemon=True
-                ).start()
-            if self._clock.now() >= next_heartbeat:
-                next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
-                for link in tuple(self._links.values()):
-                    link.post_oneway(heartbeat(self._client_id, self._options.group))
+            try:
+                self._look_after()
+                pause = self._pause()
+            except Exception:
+                log.exception("the producer's keeper met something unexpected and goes on")
+                pause = TICK_SECONDS
+
+    def _look_after(self) -> None:
+        with self._lock:
+            work = self._engine.tick()
+            links = self._line_up(work.requests)
+            dial = self._engine.to_dial()
+        self._write(links)
+        self._finish(work)
+        for broker, topic in dial:
+            name = f"lanemq-dial-{broker}"
+            threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
+        if self._clock.now() >= self._next_heartbeat:
+            self._next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
+            for link in tuple(self._links.values()):
+                link.post_oneway(heartbeat(self._client_id, self._options.group))
 
     def _pause(self) -> float:
         with self._lock:
@@ -313,11 +322,10 @@ class Producer:
         try:
             address = self._routes.get(topic, provisional=True).master(broker)
             link = DuplexConnection(address, on_lost=partial(self._lost, broker))
-        except LaneError as error:
-            log.warning("cannot reach broker %s: %s", broker, error)
+        except Exception as error:  # noqa: BLE001 - whatever it was: not told, the broker would never be dialled again
             self._routes.stale(topic)
             with self._lock:
-                self._engine.dial_failed(broker, error)
+                self._engine.dial_failed(broker, not_reached(broker, error))
             return
         link.post_oneway(heartbeat(self._client_id, self._options.group))
         with self._lock:

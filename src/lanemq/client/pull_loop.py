@@ -17,6 +17,7 @@ from lanemq.client.message import Message, read_messages
 from lanemq.client.offset_keeper import OffsetKeeper
 from lanemq.core.flow_control import WaitFor, verdict
 from lanemq.core.turns import Order
+from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import QueueOffset
 from lanemq.wire.codes import ResponseCode
@@ -101,6 +102,9 @@ class Puller:
             log.warning("%s waits for its running handler before it moves to offset %d", queue, offset)
         if holding.released:
             return
+        if self._options.history.on:
+            place = Place(self._options.group, queue.topic, queue.queue_id, offset)
+            self._options.history.reset(place, "the broker or a person named another offset")
         board.drop(queue)
         board.add(queue, offset, holding.usable_until)
         await self._offsets.move_to(holding, offset)

@@ -2,8 +2,8 @@
 
 Runs at the start, every 20 s, and whenever a broker announces a change. Each member computes the same division for
 itself (`core/allocation`); the broker's lease settles what two members see differently for a moment. A queue is
-pulled only after its lease was granted and its offset read *after* that (A47, A57); a queue that cannot be had or
-given yet is tried again soon and delays no other (A48).
+pulled only after its lease was granted and its offset read *after* that (A47, A57), whatever it was before (A58); a
+queue that cannot be had, located or given yet is tried again soon and delays no other (A48).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from lanemq.client.consumer_calls import ConsumerCalls, Granted
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.hand_over import HandOver
 from lanemq.client.heartbeat_loop import Heartbeat
-from lanemq.client.holding import Holding, Holdings
+from lanemq.client.holding import Holding, Holdings, Start
 from lanemq.client.lock_keeper import LockKeeper
 from lanemq.client.offset_keeper import OffsetKeeper
 from lanemq.client.route_lookup import AsyncRoutes
@@ -22,14 +22,14 @@ from lanemq.client.routes import TopicRoute
 from lanemq.client.station import Station
 from lanemq.core.queue_lease import QueueLease
 from lanemq.core.rebalance import Stage, plan
+from lanemq.core.turns import Order
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import QueueOffset
 
 log = logging.getLogger(__name__)
 
-Hold = Callable[[MessageQueue, QueueLease | None, QueueOffset, bool], None]
+Hold = Callable[[MessageQueue, QueueLease | None, Start, bool], None]
 """Makes a holding (queue, lease, start, whether the broker is a LaneMQ one) and starts its pull loop."""
 
 
@@ -62,6 +62,8 @@ class Rebalancer:
         self._hand_over = hand_over
         self._holdings = holdings
         self._asked = asyncio.Event()
+        # By topic: the division that was logged last, so that an unchanged one is not logged again (A54).
+        self._told: dict[str, tuple[int, int, list[MessageQueue]]] = {}
 
     def ask(self) -> None:
         """Something changed: a round follows at once."""
@@ -102,7 +104,8 @@ class Rebalancer:
     async def _topic(self, topic: str) -> bool:
         route = await self._routes.get(topic)
         await self._heartbeat.everywhere()
-        wanted = await self._wanted(route)
+        members = await self._members(route)
+        wanted = self._wanted(route, members)
         held = {holding.queue: holding for holding in self._holdings.of_topic(topic)}
         division = plan(held, wanted)
         for queue in division.release:
@@ -110,27 +113,19 @@ class Rebalancer:
         for queue in division.keep:
             self._keep(held[queue])
         taken = await self._acquire(route, division.acquire) if division.acquire else 0
-        if taken or division.release:
-            log.info(
-                "topic %s, group %s: %d of %d queues belong here, %d taken, %d to give",
-                topic,
-                self._options.group,
-                len(wanted),
-                len(route.subscribe),
-                taken,
-                len(division.release),
-            )
+        self._tell(route, len(members), wanted, taken)
         return taken == len(division.acquire) and not division.release
 
-    async def _wanted(self, route: TopicRoute) -> list[MessageQueue]:
+    def _wanted(self, route: TopicRoute, members: list[str]) -> list[MessageQueue]:
         """My share; all of it in broadcasting."""
         if self._options.broadcasting or not route.subscribe:
             return list(route.subscribe)
-        members = await self._members(route)
         return self._options.allocate(route.subscribe, members, self._calls.client_id)
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """From the first broker that answers; all of them hear every heartbeat."""
+        """From the first broker that answers; all of them hear every heartbeat. Nobody asks in broadcasting."""
+        if self._options.broadcasting or not route.subscribe:
+            return [self._calls.client_id]
         failure: LaneError | None = None
         for broker in sorted(route.brokers):
             try:
@@ -138,6 +133,23 @@ class Rebalancer:
             except LaneError as error:
                 failure = error
         raise failure or TopicNotFound(17, f"topic {route.topic!r} has no broker")
+
+    def _tell(self, route: TopicRoute, members: int, wanted: list[MessageQueue], taken: int) -> None:
+        """One line per change: another division, or queues of it that could be had only now."""
+        division = members, len(route.subscribe), wanted
+        if self._told.get(route.topic) == division and not taken:
+            return
+        self._told[route.topic] = division
+        log.info(
+            "topic %s, group %s, allocation %s: %d members, %d of %d queues belong here, %d taken now",
+            route.topic,
+            self._options.group,
+            self._options.strategy,
+            members,
+            len(wanted),
+            len(route.subscribe),
+            taken,
+        )
 
     def _let_go(self, holding: Holding) -> None:
         """Beside this loop: a slow handler of one queue must not delay the others."""
@@ -166,22 +178,33 @@ class Rebalancer:
 
     async def _from(self, route: TopicRoute, broker: str, queues: list[MessageQueue]) -> int:
         """Takes queues of one broker, as many as it gives."""
-        taken = 0
-        station = self.stations[route.topic]
         lane = self._options.speaks_lane(route.is_lane(broker))
         leases: dict[MessageQueue, tuple[QueueLease | None, Granted | None]] = dict.fromkeys(queues, (None, None))
+        station, times = self.stations[route.topic], self._options.times(lane)
+        if station.plan.ordered and not self._options.broadcasting:
+            try:
+                by_key = station.plan.order is Order.KEY
+                leases = dict(await self._keeper.acquire(broker, queues, times, lane=lane, gaps=by_key))
+            except LaneError as error:
+                log.warning("queues of %s at %s cannot be taken yet: %s", route.topic, broker, error)
+                return 0
+        return sum(await asyncio.gather(*(self._begin(queue, *given, lane) for queue, given in leases.items())))
+
+    async def _begin(self, queue: MessageQueue, lease: QueueLease | None, granted: Granted | None, lane: bool) -> bool:
+        """Puts a queue to work at its start. Where that cannot be read the lease goes back: a guess could skip
+        messages, and a lease that nobody uses would keep the queue from every other member."""
         try:
-            if station.plan.ordered and not self._options.broadcasting:
-                leases = dict(await self._keeper.acquire(broker, queues, self._options.times(lane), lane=lane))
-            for queue, (lease, granted) in leases.items():
-                start = granted.offset if granted is not None else None
-                if start is None:
-                    start = await self._offsets.start_of(queue)
-                self.hold(queue, lease, start, lane)
-                taken += 1
+            if granted is not None and granted.offset is not None:
+                start = Start(granted.offset, granted.gaps)
+            else:
+                start = Start(await self._offsets.start_of(queue))
         except LaneError as error:
-            log.warning("queues of %s at %s cannot be taken yet: %s", route.topic, broker, error)
-        return taken
+            log.warning("%s cannot be taken yet, where to start is not known: %s", queue, error)
+            if lease is not None:
+                await self._keeper.give_back(queue, lease.epoch)
+            return False
+        self.hold(queue, lease, start, lane)
+        return True
 
     async def _wait(self, most_ms: int) -> None:
         try:

@@ -82,12 +82,10 @@ class SendEngine:
         return lane
 
     def _place(self, lane: EngineLane, parcels: Sequence[Parcel], now: Millis) -> None:
-        offer, too_large = lane.sender.offer, self._options.max_batch_bytes + 1
-        total = 0
-        for parcel in parcels:
-            # A parcel that cannot share a batch is declared larger than one: it then travels alone.
-            offer(parcel, too_large if parcel.alone else parcel.size, now=now)
-            total += parcel.size
+        # A parcel that cannot share a batch is declared larger than one: it then travels alone.
+        too_large = self._options.max_batch_bytes + 1
+        lane.sender.offer_all(parcels, [too_large if each.alone else each.size for each in parcels], now=now)
+        total = sum([parcel.size for parcel in parcels])
         lane.gathered += len(parcels)
         lane.gathered_bytes += total
         self.buffered_bytes += total

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_requests import Parcel
+from lanemq.client.send_tickets import Crowd
 from lanemq.core.send_lane import Failed, SendError
 from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut
 from lanemq.model.queue import MessageQueue
@@ -27,9 +28,16 @@ class Stored:
     repeat: bool
 
     def tell(self) -> None:
-        queue, stored, repeat = self.queue, self.stored, self.repeat
-        for offset, parcel in enumerate(self.parcels, self.first_offset):
-            receipt = Receipt(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
+        queue, stored, repeat, parcels = self.queue, self.stored, self.repeat, self.parcels
+        receipts = [
+            Receipt(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
+            for offset, parcel in enumerate(parcels, self.first_offset)
+        ]
+        crowd = parcels[0].ticket
+        if isinstance(crowd, Crowd) and all([parcel.ticket is crowd for parcel in parcels]):
+            crowd.stored_all([parcel.index for parcel in parcels], receipts)
+            return
+        for parcel, receipt in zip(parcels, receipts, strict=True):
             parcel.ticket.stored(parcel.index, receipt)
 
 

@@ -23,7 +23,7 @@ from lanemq.client.send_requests import (
     maybe_compressed,
     properties_text,
 )
-from lanemq.client.send_tickets import Ticket
+from lanemq.client.send_tickets import UNHEARD, Ticket
 from lanemq.core.sharding import Selector, pick_queue, round_robin
 from lanemq.model.errors import InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
 from lanemq.model.names import NOT_SENDABLE, check_topic
@@ -64,7 +64,14 @@ class Packer:
         parcel.alone = parcel.sys_flag != 0 or extras.delay_level != 0
         return parcel
 
-    def plain(self, value: object, key: str | int | None, extras: Extras = NO_EXTRAS) -> Parcel:
+    def plain(
+        self,
+        value: object,
+        key: str | int | None,
+        extras: Extras = NO_EXTRAS,
+        ticket: Ticket = UNHEARD,
+        index: int = 0,
+    ) -> Parcel:
         """A parcel that may share a batch."""
         body = self._encode(value)
         if len(body) > self._max_body_bytes:
@@ -73,31 +80,38 @@ class Packer:
                 f"keep large data elsewhere and send where it is"
             )
         message_id = self._next_id()
-        text = None if key is None else key if isinstance(key, str) else str(key)
+        text = key if type(key) is str or key is None else str(key)
         properties = properties_text(text, message_id, extras)
         size = len(body) + len(properties) + PARCEL_OVERHEAD
-        return Parcel(body, properties, message_id, text, size=size)
+        return Parcel(body, properties, message_id, text, 0, False, True, ticket, index, size)
 
     def runs(self, messages: Many, ticket: Ticket) -> Iterator[list[tuple[str | int | None, Parcel]]]:
         """Keys and parcels, numbered for the ticket that collects their receipts, some hundred at a time."""
         run: list[tuple[str | int | None, Parcel]] = []
-        room = RUN_BYTES
+        plain, room = self.plain, RUN_BYTES
         for index, message in enumerate(messages):
-            if isinstance(message, Outgoing):
-                key = message.key
-                extras = extras_of(message.tag, message.keys, message.properties, 0)
-                parcel = self.plain(message.value, key, extras)
-            else:
+            if type(message) is tuple:
                 key, value = message
-                parcel = self.plain(value, key)
-            parcel.ticket, parcel.index = ticket, index
+                parcel = plain(value, key, NO_EXTRAS, ticket, index)
+            else:
+                key, parcel = self._from(message, ticket, index)
             room -= len(parcel.body)
-            if run and (len(run) >= RUN_MESSAGES or room < 0):
-                yield run
-                run, room = [], RUN_BYTES
+            if room < 0 or len(run) == RUN_MESSAGES:
+                if run:
+                    yield run
+                run, room = [], RUN_BYTES - len(parcel.body)
             run.append((key, parcel))
         if run:
             yield run
+
+    def _from(
+        self, message: tuple[str | int | None, Any] | Outgoing, ticket: Ticket, index: int
+    ) -> tuple[str | int | None, Parcel]:
+        if not isinstance(message, Outgoing):
+            key, value = message
+            return key, self.plain(value, key, NO_EXTRAS, ticket, index)
+        extras = extras_of(message.tag, message.keys, message.properties, 0)
+        return message.key, self.plain(message.value, message.key, extras, ticket, index)
 
 
 class Choice(NamedTuple):
@@ -147,13 +161,15 @@ class QueueChooser:
     ) -> dict[MessageQueue, list[Parcel]]:
         """The parcels of a run by queue, in order. All queues are chosen before any parcel takes its place."""
         placed: dict[MessageQueue, list[Parcel]] = {}
-        by_key = self.by_key
+        # Text only: 1, 1.0 and True are one key to a dict, and not to the hash.
+        known: dict[str | int | None, list[Parcel]] = {}
         for key, parcel in run:
-            queue = by_key(route, key)
-            if queue in placed:
-                placed[queue].append(parcel)
-            else:
-                placed[queue] = [parcel]
+            parcels = known.get(key)
+            if parcels is None or type(key) is not str:
+                parcels = placed.setdefault(self.by_key(route, key), [])
+                if type(key) is str:
+                    known[key] = parcels
+            parcels.append(parcel)
         return placed
 
     def _check_not_moving(self, route: TopicRoute) -> None:

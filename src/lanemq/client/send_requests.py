@@ -5,22 +5,21 @@ RocketMQ's own producer sets, and LaneMQ adds one, the stamp. Requests are built
 sends the same bytes, or the broker could not recognise it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from lanemq.client.send_tickets import UNHEARD, Ticket
-from lanemq.core.retry_policy import delay_level
 from lanemq.model.errors import InvalidOption
-from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, retry_topic
+from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.batch import encode_batch
+from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
 from lanemq.wire.bodies import HeartbeatData, ProducerData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 from lanemq.wire.lane_fields import LANE_CLIENT
-from lanemq.wire.properties import PropertyName, append_properties, check_properties_size, encode_properties
+from lanemq.wire.properties import PropertyName, append_properties, check_properties_size
 from lanemq.wire.stamp import LANE_STAMP
 
 MAX_DELAY_LEVEL = 18
@@ -143,13 +142,10 @@ class RequestBuilder:
             text = f"{parcel.properties}{stamp}{sequence}\x02"
             ext = self._ext(queue, parcel.sys_flag, born, text)
             return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=parcel.body)
-        items = [
-            (0, parcel.body, f"{parcel.properties}{stamp}{number}\x02")
-            for number, parcel in enumerate(parcels, sequence)
-        ]
-        ext = self._ext(queue, 0, born, "WAIT\x01true\x02")
+        body = _batch_body(parcels, stamp, sequence)
+        ext = self._ext(queue, 0, born, "")  # each message has its own; what stands here is added to all of them
         ext["m"] = "true"
-        return Command(RequestCode.SEND_BATCH_MESSAGE, 0, ext=ext, body=encode_batch(items))
+        return Command(RequestCode.SEND_BATCH_MESSAGE, 0, ext=ext, body=body)
 
     def _ext(self, queue: MessageQueue, sys_flag: int, born: int, properties: str) -> dict[str, str]:
         return {
@@ -169,57 +165,19 @@ class RequestBuilder:
         }
 
 
+def _batch_body(parcels: Iterable[Parcel], stamp: str, sequence: int) -> bytes:
+    """The same bytes as `encode_batch` would make, straight from the parcels and with their stamps."""
+    parts: list[bytes] = []
+    pack_head, pack_length = BATCH_HEAD.pack, BATCH_LENGTH.pack
+    for number, parcel in enumerate(parcels, sequence):
+        body, text = parcel.body, f"{parcel.properties}{stamp}{number}\x02".encode()
+        size, length = len(body), len(text)
+        parts += (pack_head(BATCH_FRAME_BYTES + size + length, 0, 0, 0, size), body, pack_length(length), text)
+    return b"".join(parts)
+
+
 def heartbeat(client_id: str, group: str) -> Command:
     """Tells a broker that this producer lives; RocketMQ's clients always name the inner producer too."""
     groups = [ProducerData(group_name=group), ProducerData(group_name=INNER_PRODUCER_GROUP)]
     body = HeartbeatData(client_id=client_id, producer_data_set=groups).encode()
     return Command(RequestCode.HEART_BEAT, 0, body=body)
-
-
-def retry_request(
-    group: str,
-    *,
-    topic: str,
-    body: bytes,
-    properties: Mapping[str, str],
-    message_id: str,
-    reconsume_times: int,
-    max_reconsume_times: int,
-    born: int,
-    flag: int = 0,
-    sys_flag: int = 0,
-    broker: str | None = None,
-) -> Command:
-    """A consumed message sent to its group's retry topic, as RocketMQ's orderly consumer does.
-
-    The broker makes a dead letter of it when the attempts are used up. Everything the message carried goes
-    along, except the stamp: that belongs to its producer and its old queue.
-    """
-    copied = dict(properties)
-    for name in (
-        LANE_STAMP,
-        PropertyName.TRANSACTION,
-        PropertyName.RECONSUME_TIMES,
-        PropertyName.MAX_RECONSUME_TIMES,
-    ):
-        copied.pop(name, None)
-    copied.setdefault(PropertyName.ORIGIN_ID, message_id)
-    copied.setdefault(PropertyName.RETRY_TOPIC, topic)
-    copied[PropertyName.DELAY] = str(delay_level(reconsume_times))
-    ext = {
-        "a": INNER_PRODUCER_GROUP,
-        "b": retry_topic(group),
-        "c": DEFAULT_TOPIC,
-        "d": "4",
-        "e": "0",
-        "f": str(sys_flag),
-        "g": str(born),
-        "h": str(flag),
-        "i": encode_properties(copied),
-        "j": str(reconsume_times + 1),
-        "k": "false",
-        "l": str(max_reconsume_times),
-    }
-    if broker is not None:
-        ext["n"] = broker
-    return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=body)

@@ -6,6 +6,7 @@ caller waits: `send` waits for one, `send_many` for all of its messages, `submit
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -142,6 +143,12 @@ class Crowd:
         self._receipts: dict[int, Receipt] = {}
         self._errors: dict[int, LaneError] = {}
         self._expected: int | None = None
+
+    def stored_all(self, indexes: Iterable[int], receipts: Iterable[Receipt]) -> None:
+        """`stored` for each of them."""
+        self._receipts.update(zip(indexes, receipts, strict=True))
+        if self._expected is not None:
+            self._look()
 
     def stored(self, index: int, receipt: Receipt) -> None:
         self._receipts[index] = receipt

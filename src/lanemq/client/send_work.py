@@ -1,14 +1,17 @@
 """What the send engine hands to its shells, and what it remembers per queue."""
 
+import logging
 from dataclasses import dataclass, field
 
 from lanemq.client.send_outcomes import Outcome
 from lanemq.client.send_requests import Parcel
 from lanemq.core.send_lane import SendBatch, SendLane
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import ConnectFailed, LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.wire.command import Command
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,3 +59,12 @@ class EngineLane:
     last_error: LaneError | None = None
     opens_itself: bool = False
     """Frozen, but everybody concerned was told: opens as soon as nothing is unanswered."""
+
+
+def not_reached(broker: str, error: Exception) -> LaneError:
+    """Why a broker could not be dialled; logged here, the unexpected with its traceback."""
+    if isinstance(error, LaneError):
+        log.warning("cannot reach broker %s: %s", broker, error)
+        return error
+    log.error("dialling broker %s met something unexpected", broker, exc_info=error)
+    return ConnectFailed(f"connecting to broker {broker!r} failed unexpectedly: {error!r}")

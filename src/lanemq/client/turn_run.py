@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lanemq.client.attempts import AsyncAttempt, Attempt, Stop
 from lanemq.client.lane_board import MessageFinished, MessageTurn
+from lanemq.client.listener import HandlerVerdict
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.turns import DONE, STOPPED, Why
@@ -68,11 +69,17 @@ def log_end(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
 
 
 def _log_failure(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
-    """One line per failure that says where and what follows; the traceback with the first attempt only."""
+    """One line per failure that says where and what follows; the traceback with the first attempt only.
+
+    A verdict is the handler's word and no failure: it is told in passing, unless the lane ends up parked.
+    """
     message, error = stopped_at(turn, end), end.stop.error
     place = f"topic={message.topic} queue={turn.queue} offset={message.queue_offset} key={message.key!r}"
-    trace = error if turn.attempt == 1 else None
-    if finished.why is Why.PARKED:
+    verdict = isinstance(error, HandlerVerdict)
+    trace = error if turn.attempt == 1 and not verdict else None
+    if verdict and finished.why is not Why.PARKED:
+        log.info("handler decided, attempt %d: %s: %r", turn.attempt, place, error)
+    elif finished.why is Why.PARKED:
         log.error("handler failed, lane parked until resumed: %s: %r", place, error, exc_info=trace)
     elif finished.why is Why.HELD:
         log.warning("handler failed, attempt %d, trying again: %s: %r", turn.attempt, place, error, exc_info=trace)

@@ -10,13 +10,18 @@ stems from before the reset, and that pull is answered "offset moved" with the r
 
 Offsets are the next one to read. This table does not know who owns what: `kind_of` translates the lock
 table's verdict.
+
+Beside an offset are its gaps (`gap_map`): what is finished above it. They belong to that offset and to nobody
+else's: they come with a commit and are replaced by the next one; a reset, or the commit of somebody who knows
+nothing of them and names another offset, forgets them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from lanemq.core.gap_map import MAX_GAPS, GapMap
 from lanemq.core.lock_table import Stale, Verdict
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import QueueOffset
@@ -72,6 +77,8 @@ class OffsetRow(NamedTuple):
     queue_id: int
     offset: QueueOffset
     reset_pending: bool
+    gaps: str = ""
+    """As `GapMap.encode(offset)` writes them."""
 
 
 def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
@@ -86,11 +93,22 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
-        # Only keys that have an offset.
+        # Only keys that have an offset, in all three. Gaps as text above that offset, never an empty one.
+        self._gaps: dict[OffsetKey, str] = {}
         self._pending: set[OffsetKey] = set()
         self._dirty: set[OffsetKey] = set()
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: QueueOffset, *, kind: CommitKind) -> Commit:
+    def commit(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: QueueOffset,
+        *,
+        kind: CommitKind,
+        gaps: GapMap | None = None,
+    ) -> Commit:
+        """`gaps` is None from somebody who knows nothing of them."""
         key = (group, topic, queue_id)
         if offset < 0:
             return Ignored(WhyIgnored.NEGATIVE)
@@ -101,13 +119,40 @@ class GroupOffsets:
         stored = self.committed(group, topic, queue_id)
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
             return Backward(stored)
-        if offset != stored:
-            self._put(key, offset)
+        before = self._gaps.get(key, "")
+        if gaps is not None:
+            after = gaps.lowest(MAX_GAPS).encode(offset)
+        else:
+            after = before if offset == stored else ""
+        if offset != stored or after != before:
+            self._put(key, offset, after)
         return Committed(stored)
 
     def committed(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """Where the group goes on; None if it never committed here."""
         return self._groups.get(group, {}).get((topic, queue_id))
+
+    def gaps(self, group: str, topic: str, queue_id: int) -> str:
+        """What is finished above the committed offset, as `GapMap.encode` writes it."""
+        return self._gaps.get((group, topic, queue_id), "")
+
+    def forget_gaps(self, group: str, topic: str, queue_id: int) -> None:
+        """The queue's owner works from the offset on without knowing them, and will repeat what they cover.
+
+        Kept, they would let the owner after it pass a repeat that was begun and not ended.
+        """
+        if self._gaps.pop((group, topic, queue_id), None) is not None:
+            self._dirty.add((group, topic, queue_id))
+
+    def cut_gaps(self, end_of: Callable[[str, int], int]) -> None:
+        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut."""
+        for key, text in list(self._gaps.items()):
+            group, topic, queue_id = key
+            offset = self._groups[group][topic, queue_id]
+            gaps = GapMap.decode(text, offset)
+            left = gaps.below(end_of(topic, queue_id))
+            if left != gaps:
+                self._put(key, offset, left.encode(offset))
 
     def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Set the offset, in either direction, for a group whose members are away or told by other means."""
@@ -156,6 +201,8 @@ class GroupOffsets:
                 del self._groups[name]
         self._pending.difference_update(gone)
         self._dirty.difference_update(gone)
+        for key in gone:
+            self._gaps.pop(key, None)
         return tuple(gone)
 
     def dirty(self) -> tuple[OffsetRow, ...]:
@@ -174,15 +221,22 @@ class GroupOffsets:
             self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
             if row.reset_pending:
                 self._pending.add(row[:3])
+            if row.gaps:
+                self._gaps[row[:3]] = row.gaps
 
-    def _put(self, key: OffsetKey, offset: QueueOffset) -> None:
+    def _put(self, key: OffsetKey, offset: QueueOffset, gaps: str = "") -> None:
         group, topic, queue_id = key
         self._groups.setdefault(group, {})[topic, queue_id] = offset
         self._dirty.add(key)
+        if gaps:
+            self._gaps[key] = gaps
+        else:
+            self._gaps.pop(key, None)
 
     def _row(self, key: OffsetKey) -> OffsetRow:
         group, topic, queue_id = key
-        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending)
+        gaps = self._gaps.get(key, "")
+        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending, gaps)
 
     @staticmethod
     def _refuse_negative(offset: QueueOffset) -> None:
@@ -190,6 +244,7 @@ class GroupOffsets:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
 
     def _check(self) -> None:
-        for group, topic, queue_id in self._pending | self._dirty:
+        for group, topic, queue_id in self._pending | self._dirty | self._gaps.keys():
             assert self.committed(group, topic, queue_id) is not None
+        assert all(self._gaps.values())
         assert all(self._groups.values())

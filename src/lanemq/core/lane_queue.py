@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Generic
 
 from lanemq.core.flow_control import Cached
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.process_queue import ProcessQueue
 from lanemq.core.turns import Gate, M, Order, Turn
 from lanemq.model.queue import MessageQueue
@@ -97,9 +98,9 @@ class LaneQueue(Gate, Generic[M]):
     def cached(self) -> Cached:
         raise NotImplementedError
 
-    def gaps(self) -> list[tuple[QueueOffset, QueueOffset]]:
-        """Finished offsets above the committable one, as [start, end) ranges."""
-        return []
+    def gaps(self) -> GapMap:
+        """Finished offsets above the committable one."""
+        return NO_GAPS
 
     def forgive(self, lane: Lane[M]) -> None:
         """Count the lane's failures from zero again."""
@@ -192,12 +193,22 @@ class WholeQueue(LaneQueue[M]):
 class KeyedQueue(LaneQueue[M]):
     """A lane per key, or none at all: `chunk` messages at a time, each chunk its own lane."""
 
-    def __init__(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, order: Order, chunk: int) -> None:
+    def __init__(
+        self,
+        queue: MessageQueue,
+        start: QueueOffset,
+        usable_until: Millis,
+        order: Order,
+        chunk: int,
+        done: GapMap = NO_GAPS,
+    ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
+        # What former owners finished above the first unfinished offset: treated as if a filter left it out.
+        self._done = done
         # Every lane with a message waiting or running, by key. Unused without order.
         self._lanes: dict[str | None, Lane[M]] = {}
-        self._next = start
+        self._next = done.past(start)
         # Offsets from the first unfinished one on, ascending; and which of them are finished.
         self._offsets: deque[QueueOffset] = deque()
         self._finished: set[int] = set()
@@ -212,6 +223,8 @@ class KeyedQueue(LaneQueue[M]):
         return self._offsets[0] if self._offsets else self._next
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
+        if self._done:
+            messages, next_offset = self._left_to_do(messages, next_offset)
         self._offsets.extend(map(_offset_of, messages))
         self._bytes += sum(map(_size_of, messages))
         self._next = max(self._next, next_offset)
@@ -255,24 +268,19 @@ class KeyedQueue(LaneQueue[M]):
         count = len(self._offsets) - len(self._finished)
         return Cached(count, self._bytes, self._next - self.committable)
 
-    def gaps(self) -> list[tuple[QueueOffset, QueueOffset]]:
-        found: list[tuple[QueueOffset, QueueOffset]] = []
-        start: int | None = None
-        last = 0
-        for offset in self._offsets:
-            if offset in self._finished:
-                start = offset if start is None else start
-                last = offset
-            elif start is not None:
-                found.append((QueueOffset(start), QueueOffset(last + 1)))
-                start = None
-        if start is not None:
-            found.append((QueueOffset(start), QueueOffset(last + 1)))
-        return found
+    def gaps(self) -> GapMap:
+        if not self._finished and not self._done:
+            return NO_GAPS
+        return GapMap.of_offsets(sorted(self._finished)).joined(self._done.above(self.committable))
 
     def forget(self) -> None:
         super().forget()
         self._lanes.clear()
+
+    def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
+        """Without what former owners finished; ranges of it right behind the pull need not be pulled at all."""
+        done = self._done = self._done.above(self.committable)
+        return [m for m in messages if m.queue_offset not in done], done.past(next_offset)
 
     def _finish(self, done: Sequence[M]) -> None:
         finished, offsets = self._finished, self._offsets

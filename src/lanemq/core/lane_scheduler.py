@@ -23,6 +23,7 @@ from itertools import count
 from typing import Generic
 
 from lanemq.core.flow_control import Cached
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lane_queue import KeyedQueue, Lane, LaneQueue, QueueView, WholeQueue
 from lanemq.core.retry_policy import Again, Give, after, again
 from lanemq.core.turns import (
@@ -76,8 +77,13 @@ class LaneScheduler(Generic[M]):
         order: Order,
         *,
         usable_until: Millis = NOT_LEASED,
+        done: GapMap = NO_GAPS,
     ) -> None:
-        """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`."""
+        """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`.
+
+        `done` is what former owners finished above the start; it is not run again, and stays among the gaps.
+        With the whole queue in order nothing is ever finished above an unfinished message, and `done` is ignored.
+        """
         options = self._options
         if queue in self._queues:
             raise UsageError(f"{queue} is held already: drop it before adding it again")
@@ -86,7 +92,7 @@ class LaneScheduler(Generic[M]):
         if order is Order.QUEUE:
             self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
         else:
-            self._queues[queue] = KeyedQueue(queue, start_offset, usable_until, order, options.batch_size)
+            self._queues[queue] = KeyedQueue(queue, start_offset, usable_until, order, options.batch_size, done)
 
     def put(
         self,
@@ -222,8 +228,8 @@ class LaneScheduler(Generic[M]):
         home = self._queues.get(queue)
         return None if home is None else home.next_offset
 
-    def gaps(self, queue: MessageQueue) -> list[tuple[QueueOffset, QueueOffset]]:
-        """Finished offsets above the committable one, as [start, end) ranges."""
+    def gaps(self, queue: MessageQueue) -> GapMap:
+        """Finished offsets above the committable one, by this holding or known from former ones."""
         return self._home(queue).gaps()
 
     def cached(self, queue: MessageQueue) -> Cached:

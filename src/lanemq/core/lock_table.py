@@ -185,8 +185,10 @@ class LockTable:
             released.append(entry.row())
         return tuple(released)
 
-    def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> tuple[Lease, ...]:
+    def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> tuple[tuple[str, Lease], ...]:
         """Let a LaneMQ owner's leases end `grace` from now at the latest; a renewal in time undoes it.
+
+        The groups and leases whose end came nearer.
 
         Sound only because LaneMQ clients stop using a lease within that grace after losing the connection.
         Stock clients do not, so theirs run on.
@@ -198,7 +200,7 @@ class LockTable:
                 continue
             entry.expires_at = end
             self._watch(entry)
-            shortened.append(entry.lease())
+            shortened.append((entry.group, entry.lease()))
         return tuple(shortened)
 
     def verdict(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch | None, *, now: Millis) -> Verdict:

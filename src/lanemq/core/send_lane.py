@@ -15,10 +15,12 @@ Rule: they are stored in the order of `offer`, through time-outs, refusals and r
 It does not know connections or answers' encodings; the shell translates those to the calls below.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate, islice, repeat
 from typing import Final, Generic, TypeVar
 
 from lanemq.core.retry_policy import Backoff
@@ -83,24 +85,16 @@ class Failed(Generic[M]):
 
 
 @dataclass(slots=True)
-class _Waiting(Generic[M]):
-    message: M
-    size: int
-    deadline: Millis
-
-
-@dataclass(slots=True)
 class _Sent(Generic[M]):
     first_sequence: int
-    entries: list[_Waiting[M]]
+    messages: tuple[M, ...]
     size: int
+    deadline: Millis
+    """Of its first message, which is the oldest."""
     attempt: int = 0
     in_flight: bool = False
     sent_first: bool = False
     """Everything earlier was acknowledged when it was sent last, so a gap cannot come from an open retry."""
-
-    def messages(self) -> tuple[M, ...]:
-        return tuple(entry.message for entry in self.entries)
 
 
 class SendLane(Generic[M]):
@@ -110,7 +104,8 @@ class SendLane(Generic[M]):
         self._options = options
         self._epoch = epoch
         self._next_sequence = 0
-        self._pending: deque[_Waiting[M]] = deque()
+        # (message, size, deadline), in the order of their sequences.
+        self._pending: deque[tuple[M, int, Millis]] = deque()
         # Batches sent at least once and not acknowledged, ascending by sequence; all before `_pending`.
         self._unanswered: deque[_Sent[M]] = deque()
         self._failures = 0
@@ -136,15 +131,19 @@ class SendLane(Generic[M]):
         Raises:
             LaneFrozen: an earlier message failed; nothing may pass it before `resume`.
         """
+        return self.offer_all((message,), (size,), now=now)
+
+    def offer_all(self, messages: Sequence[M], sizes: Sequence[int], *, now: Millis) -> int:
+        """As `offer` for each of them; the first one's sequence number. Nothing is created per message."""
         if self._frozen is not None:
             raise LaneFrozen(
                 f"an earlier message of this queue failed ({self._frozen.value}): "
                 f"decide what to do about it, then resume the lane"
             )
-        deadline = Millis(now + self._options.delivery_timeout)
-        self._pending.append(_Waiting(message, size, deadline))
-        self._next_sequence += 1
-        return self._next_sequence - 1
+        first, deadline = self._next_sequence, Millis(now + self._options.delivery_timeout)
+        self._pending.extend(zip(messages, sizes, repeat(deadline), strict=False))
+        self._next_sequence = first + len(messages)
+        return first
 
     def take_batch(self, *, max_count: int, max_bytes: int, now: Millis) -> SendBatch[M] | None:
         """The next request to send, or None: nothing to send, window full, or waiting after a failure.
@@ -192,19 +191,16 @@ class SendLane(Generic[M]):
 
     def expire(self, *, now: Millis) -> Failed[M] | None:
         """Give up when the oldest message has waited longer than the delivery timeout."""
-        oldest = self._oldest()
-        if oldest is None or now < oldest.deadline:
+        deadline = self._deadline()
+        if deadline is None or now < deadline:
             return None
-        unknown = _all(batch.messages() for batch in self._unanswered)
+        unknown = _all(batch.messages for batch in self._unanswered)
         self._unanswered.clear()
         return self._give_up(SendError.TOO_LATE, unknown=unknown)
 
     def next_deadline(self) -> Millis | None:
         """When to call `expire` and `take_batch` again, if nothing happens before."""
-        oldest = self._oldest()
-        times = [] if oldest is None else [oldest.deadline]
-        if self._retry_at is not None:
-            times.append(self._retry_at)
+        times = [time for time in (self._deadline(), self._retry_at) if time is not None]
         return min(times, default=None)
 
     def resume(self) -> Epoch:
@@ -227,16 +223,16 @@ class SendLane(Generic[M]):
         batch.attempt += 1
         batch.in_flight = True
         batch.sent_first = self._unanswered[0] is batch
-        return SendBatch(self._epoch, batch.first_sequence, batch.messages(), batch.size, batch.attempt)
+        return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt)
 
     def _cut(self, max_count: int, max_bytes: int) -> _Sent[M]:
-        first = self._next_sequence - len(self._pending)
-        entries = [self._pending.popleft()]
-        size = entries[0].size
-        while self._pending and len(entries) < max_count and size + self._pending[0].size <= max_bytes:
-            entries.append(self._pending.popleft())
-            size += entries[-1].size
-        return _Sent(first, entries, size)
+        pending = self._pending
+        first = self._next_sequence - len(pending)
+        sizes = list(accumulate([size for _, size, _ in islice(pending, max_count)]))
+        count = bisect_right(sizes, max_bytes) or 1
+        deadline = pending[0][2]
+        messages = tuple([pending.popleft()[0] for _ in range(count)])
+        return _Sent(first, messages, sizes[count - 1], deadline)
 
     def _find(self, batch: SendBatch[M]) -> _Sent[M] | None:
         if batch.epoch != self._epoch:
@@ -255,19 +251,20 @@ class SendLane(Generic[M]):
         while self._unanswered[-1] is not refused:
             behind.insert(0, self._unanswered.pop())
         self._unanswered.pop()
-        unknown = _all(batch.messages() for batch in behind)
-        return self._give_up(error, refused=refused.messages(), unknown=unknown)
+        unknown = _all(batch.messages for batch in behind)
+        return self._give_up(error, refused=refused.messages, unknown=unknown)
 
     def _give_up(self, error: SendError, *, refused: tuple[M, ...] = (), unknown: tuple[M, ...] = ()) -> Failed[M]:
-        blocked = tuple(entry.message for entry in self._pending)
+        blocked = tuple(message for message, _, _ in self._pending)
         self._pending.clear()
         self._frozen = error
         return Failed(error, refused, unknown, blocked)
 
-    def _oldest(self) -> _Waiting[M] | None:
+    def _deadline(self) -> Millis | None:
+        """Of the oldest message."""
         if self._unanswered:
-            return self._unanswered[0].entries[0]
-        return self._pending[0] if self._pending else None
+            return self._unanswered[0].deadline
+        return self._pending[0][2] if self._pending else None
 
 
 def _all(parts: Iterable[tuple[M, ...]]) -> tuple[M, ...]:

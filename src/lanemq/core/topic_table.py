@@ -122,9 +122,17 @@ class TopicTable:
     """All topics of one broker. Its own system topics are always there and never persisted."""
 
     def __init__(
-        self, *, auto_create: bool = True, max_topics: int = MAX_TOPICS, own_names: Iterable[str] = ()
+        self,
+        *,
+        auto_create: bool = True,
+        template_queues: int = TEMPLATE_QUEUES,
+        max_topics: int = MAX_TOPICS,
+        own_names: Iterable[str] = (),
     ) -> None:
-        """`own_names`: broker and cluster name, which RocketMQ's tools use as topics."""
+        """`own_names`: broker and cluster name, which RocketMQ's tools use as topics.
+
+        `template_queues`: what a producer may choose from before a topic exists, so no more than it will get.
+        """
         self._max_topics = max_topics
         self._system = OTHER_SYSTEM_TOPICS | frozenset(own_names)
         self._dirty: set[str] = set()
@@ -137,7 +145,7 @@ class TopicTable:
         }
         if auto_create:
             every = Permission.INHERIT | Permission.READ | Permission.WRITE
-            self._topics[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, TEMPLATE_QUEUES, TEMPLATE_QUEUES, every)
+            self._topics[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, template_queues, template_queues, every)
 
     def get(self, name: str) -> TopicConfig | None:
         return self._topics.get(name)

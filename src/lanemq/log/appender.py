@@ -8,20 +8,17 @@ A full disk can be left again with `try_resume`; any other failure is final unti
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import pack_entry
+from lanemq.log.queue_index import pack_entries, pack_entry
 from lanemq.log.queue_table import QueueTable
-from lanemq.log.staging import Arrival, NewRecord, Pending, QueueBatch, Staged
+from lanemq.log.staging import Arrival, Pending, QueueBatch, RecordParts, Staged
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.wire.hosts import NO_HOST
-from lanemq.wire.record import body_crc, build_tail, seal_record
-from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
-
-_KEEP_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
-"""Hosts are written as IPv4, so the flags that announce longer ones must not survive."""
+from lanemq.wire.record import seal_records
 
 
 class Appender:
@@ -54,7 +51,7 @@ class Appender:
         self,
         topic: str,
         queue_id: int,
-        items: Sequence[NewRecord],
+        items: Sequence[RecordParts],
         *,
         store_time: int,
         born_host: bytes = NO_HOST,
@@ -63,32 +60,23 @@ class Appender:
         """Gives the records their places; all or none. Store times never go back, even if the clock does."""
         self._refuse_if_failed()
         queue = self._queues.obtain(topic, queue_id)
-        tails = [build_tail(item.body, queue.topic_bytes, item.properties) for item in items]
         store_time = self.last_store_time = max(store_time, self.last_store_time)
-        first, positions = queue.staged_end, []
+        first, position = queue.staged_end, self._pending.end
+        records = seal_records(items, queue.topic_bytes, queue_id, first, position, born_host, store_time, store_host)
         batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
-        for offset, (item, tail) in enumerate(zip(items, tails, strict=True), first):
-            body, _properties, tag_code, flag, sys_flag, born, reconsumed = item
-            position = self._pending.end
-            record = seal_record(
-                tail,
-                body_crc(body),
-                queue_id,
-                flag,
-                offset,
-                position,
-                sys_flag & _KEEP_FLAGS,
-                born,
-                born_host,
-                store_time,
-                store_host,
-                reconsumed,
-            )
-            self._place(record)
-            positions.append(position)
-            batch.entries.append(pack_entry(offset, position, len(record), tag_code))
+        if len(records) == 1:
+            size, tag_code = len(records[0]), items[0][2]
+            positions = [position]
+            self._place(records[0], size)
+            batch.entries.append(pack_entry(first, position, size, tag_code))
             batch.tag_codes.add(tag_code)
-        queue.staged_end += len(tails)
+        else:
+            sizes, tag_codes = list(map(len, records)), [item[2] for item in items]
+            positions = list(accumulate(sizes[:-1], initial=position))
+            self._place_all(records, sizes)
+            batch.entries.append(pack_entries(first, positions, sizes, tag_codes))
+            batch.tag_codes.update(tag_codes)
+        queue.staged_end += len(records)
         return Staged(first, positions, store_time)
 
     def take_pending(self) -> Pending:
@@ -155,17 +143,31 @@ class Appender:
         if self.failed is not None:
             raise type(self.failed)(*self.failed.args) from self.failed
 
-    def _place(self, record: bytes) -> None:
+    def _place_all(self, records: list[bytes], sizes: list[int]) -> None:
+        """As `_place` for each of them; at once where they all fit."""
+        end = self._pending.end + sum(sizes)
+        if end - self._segment <= self._options.segment_bytes:
+            self._part().extend(records)
+            self._pending.end = end
+        else:
+            for record, size in zip(records, sizes, strict=True):
+                self._place(record, size)
+
+    def _place(self, record: bytes, size: int) -> None:
         """Puts a record behind the last one, in a new segment if the current one would grow too large."""
         pending = self._pending
         position = pending.end
-        full = position + len(record) - self._segment > self._options.segment_bytes
-        if full and position > self._segment:
+        if position + size - self._segment > self._options.segment_bytes and position > self._segment:
             self._segment = position
-        if not pending.parts or pending.parts[-1][0] != self._segment:
-            pending.parts.append((self._segment, []))
-        pending.parts[-1][1].append(record)
-        pending.end = position + len(record)
+        self._part().append(record)
+        pending.end = position + size
+
+    def _part(self) -> list[bytes]:
+        """What is pending for the current segment."""
+        parts = self._pending.parts
+        if not parts or parts[-1][0] != self._segment:
+            parts.append((self._segment, []))
+        return parts[-1][1]
 
     def _sync_is_due(self, now: Millis | None) -> bool:
         if now is None:

@@ -11,7 +11,7 @@ fields are changed on the loop only.
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 ENTRY = struct.Struct(">qiiI")
 ENTRY_BYTES = ENTRY.size
@@ -83,6 +83,15 @@ class QueueIndex:
 def pack_entry(offset: int, position: int, size: int, tag_code: int) -> bytes:
     facts = _FACTS.pack(position, size, tag_code)
     return facts + _CHECK.pack(zlib.crc32(facts, offset & 0xFFFFFFFF))
+
+
+def pack_entries(offset: int, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> bytes:
+    """Entries of records that follow one another in a queue."""
+    parts: list[bytes] = []
+    check, crc32 = _CHECK.pack, zlib.crc32
+    for at, facts in enumerate(map(_FACTS.pack, positions, sizes, tag_codes), offset):
+        parts += (facts, check(crc32(facts, at & 0xFFFFFFFF)))
+    return b"".join(parts)
 
 
 def unpack_entries(data: bytes) -> list[Entry]:

@@ -13,8 +13,7 @@ from typing import Protocol
 from zlib import crc32
 
 from lanemq.log.queue_index import Entry
-from lanemq.log.record_bytes import HEAD
-from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES
+from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, PROOF
 
 _NEAR_BYTES = 4096
 """Reading this much between two records of a queue costs less than asking the disk twice."""
@@ -135,7 +134,7 @@ def verify(data: bytes, queue_id: int, entries: Sequence[Entry], offsets: Sequen
     bad = []
     base, length = entries[0][0], len(data)
     whole = memoryview(data)
-    unpack = HEAD.unpack_from
+    unpack = PROOF.unpack_from
     for i, (position, size, _tag, _check) in enumerate(entries):
         start = position - base
         end = start + size

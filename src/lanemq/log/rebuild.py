@@ -13,10 +13,10 @@ from typing import NamedTuple
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.queue_table import QueueTable
-from lanemq.log.record_bytes import HEAD, RecordFacts, facts_of, tag_code_of
+from lanemq.log.record_bytes import RecordFacts, facts_of, tag_code_of
 from lanemq.log.recovery import Damaged, Found, scan
 from lanemq.log.state import DamageRow, QueueRow
-from lanemq.wire.record import RecordView
+from lanemq.wire.record import PROOF, RecordView
 
 OnRecord = Callable[[RecordView], None]
 
@@ -126,7 +126,7 @@ class Rebuilder:
 def _guess(damaged: Damaged) -> _Place | None:
     """Whose record this was, if its head still tells. A wrong guess costs one reported gap, nothing else."""
     try:
-        claimed = HEAD.unpack_from(damaged.head, 0)[4]
+        claimed = PROOF.unpack_from(damaged.head, 0)[4]
         facts = facts_of(damaged.head, 0)
     except (struct.error, ValueError, IndexError):
         return None

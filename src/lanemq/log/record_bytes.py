@@ -2,25 +2,22 @@
 
 Rule guarded here: bytes count as a record only if magic, a plausible size, the position they claim and the
 checksum over the whole record all agree. Anything less may be garbage, or a copy that drifted to another place.
+Where things lie in a record is `wire/record`'s knowledge; here is the quick way through it, for records of ours only.
 """
 
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
-from lanemq.model.java_hash import java_string_hash
+from lanemq.wire.java_hash import tag_code
 from lanemq.wire.properties import PropertyName, find_property
-from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES
+from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, STORE_TIME_AT, checksum_of
 
 MAGIC_BYTES = MAGIC_V1.to_bytes(4, "big")
 MAGIC_AT = 4
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Larger than any message the broker accepts; a greater size field is damage."""
 
-HEAD = Struct(">iI4xi4xqq40xQ")
-"""size, magic, queue id, queue offset, position, checksum: what every read verifies."""
 _STORE_TIME = Struct(">q")
-_STORE_TIME_AT = 56
 _LENGTH = Struct(">i")
 _SHORT = Struct(">h")
 
@@ -43,23 +40,21 @@ def size_at(buffer: bytes, start: int, position: int) -> int:
     """
     if start + HEAD_BYTES > len(buffer):
         return -MIN_RECORD_BYTES
-    size, magic, _queue, _offset, claimed, check = HEAD.unpack_from(buffer, start)
+    size, magic, _queue, _offset, claimed, check = PROOF.unpack_from(buffer, start)
     if magic != MAGIC_V1 or claimed != position or not MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES:
         return 0
     if start + size > len(buffer):
         return -int(size)
-    whole = memoryview(buffer)
-    found = crc32(whole[start + HEAD_BYTES : start + size], crc32(whole[start : start + CHECKSUM_AT]))
-    return int(size) if found == check else 0
+    return int(size) if checksum_of(memoryview(buffer), start, start + size) == check else 0
 
 
 def store_time_at(buffer: bytes, start: int = 0) -> int:
-    return int(_STORE_TIME.unpack_from(buffer, start + _STORE_TIME_AT)[0])
+    return int(_STORE_TIME.unpack_from(buffer, start + STORE_TIME_AT)[0])
 
 
 def facts_of(buffer: bytes, start: int) -> RecordFacts:
     """Reads a record that passed `size_at`."""
-    size, _magic, queue_id, offset, _position, _check = HEAD.unpack_from(buffer, start)
+    size, _magic, queue_id, offset, _position, _check = PROOF.unpack_from(buffer, start)
     (body,) = _LENGTH.unpack_from(buffer, start + HEAD_BYTES)
     at = start + HEAD_BYTES + 4 + body
     topic_end = at + 1 + buffer[at]
@@ -71,5 +66,4 @@ def facts_of(buffer: bytes, start: int) -> RecordFacts:
 
 def tag_code_of(properties: str) -> int:
     """Java's hash of the tag, 0 without one: what an index entry stores for filtering."""
-    tag = find_property(properties, PropertyName.TAGS)
-    return java_string_hash(tag) if tag else 0
+    return tag_code(find_property(properties, PropertyName.TAGS))

@@ -1,12 +1,12 @@
 """The tables of `state.db`. A change here needs a new `VERSION`: an older broker must not misread a newer file."""
 
-VERSION = 1
+VERSION = 2
 
 SCHEMA = (
     "CREATE TABLE topics (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE groups (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE offsets (grp TEXT, topic TEXT, queue_id INTEGER, value INTEGER NOT NULL,"
-    " reset_pending INTEGER NOT NULL,"
+    " reset_pending INTEGER NOT NULL, gaps TEXT NOT NULL DEFAULT '',"
     " PRIMARY KEY (grp, topic, queue_id)) WITHOUT ROWID",
     "CREATE TABLE leases (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, owner TEXT NOT NULL,"
     " epoch INTEGER NOT NULL, lease_ms INTEGER NOT NULL, stock INTEGER NOT NULL,"
@@ -21,3 +21,8 @@ SCHEMA = (
     " last_store_time INTEGER NOT NULL, clean INTEGER NOT NULL)",
     "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
+
+UPGRADES = {
+    1: ("ALTER TABLE offsets ADD COLUMN gaps TEXT NOT NULL DEFAULT ''",),
+}
+"""Version of a file → what makes it the next version."""

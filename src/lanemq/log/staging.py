@@ -6,9 +6,12 @@ the hot path needs no lock.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lanemq.log.queue_index import QueueIndex
+
+RecordParts: TypeAlias = tuple[bytes, bytes, int, int, int, int, int]
+"""The fields of a `NewRecord` as a plain tuple: a broker makes hundreds of thousands a second."""
 
 
 class NewRecord(NamedTuple):

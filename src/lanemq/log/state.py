@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lanemq.log.schema import SCHEMA, VERSION
+from lanemq.log.schema import SCHEMA, UPGRADES, VERSION
 from lanemq.model.errors import StorageError
 
 
@@ -33,6 +33,7 @@ class OffsetRow(NamedTuple):
     queue_id: int
     offset: int
     reset_pending: bool = False
+    gaps: str = ""
 
 
 class LeaseRow(NamedTuple):
@@ -128,11 +129,11 @@ class State:
     # Consumer positions and lease epochs.
 
     def offsets(self) -> list[OffsetRow]:
-        rows = self._rows("SELECT grp, topic, queue_id, value, reset_pending FROM offsets")
-        return [OffsetRow._make((*row[:4], bool(row[4]))) for row in rows]
+        rows = self._rows("SELECT grp, topic, queue_id, value, reset_pending, gaps FROM offsets")
+        return [OffsetRow._make((*row[:4], bool(row[4]), row[5])) for row in rows]
 
     def save_offsets(self, rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
-        self._write("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?)", rows, sync)
+        self._write("REPLACE INTO offsets VALUES (?, ?, ?, ?, ?, ?)", rows, sync)
 
     def delete_offsets(self, topic: str) -> None:
         self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
@@ -215,11 +216,11 @@ class State:
         if answer != "ok":
             raise StorageError(f"SQLite reports: {answer}")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
+        if version not in (0, VERSION, *UPGRADES):
             raise StorageError(f"it was written by another version of LaneMQ (layout {version}, not {VERSION})")
-        if version == 0:
+        if version != VERSION:
             with self._transaction(Sync.FULL) as db:
-                for statement in SCHEMA:
+                for statement in SCHEMA if version == 0 else _upgrade(version):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -251,3 +252,7 @@ class State:
 
     def _failed(self, error: sqlite3.Error) -> StorageError:
         return StorageError(f"the state database {self._path} failed: {error}; check the disk, then restart")
+
+
+def _upgrade(version: int) -> list[str]:
+    return [statement for step in range(version, VERSION) for statement in UPGRADES[step]]

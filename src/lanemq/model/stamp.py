@@ -13,3 +13,6 @@ class Stamp(NamedTuple):
     producer: str
     epoch: int
     sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}.{self.epoch}.{self.sequence}"

@@ -1,6 +1,12 @@
 """Topics as tables and streams of Spark: `register(spark)`, then `format("lanemq")`."""
 
-from lanemq.spark.session import recommended
-from lanemq.spark.source import register
+try:
+    from lanemq.spark.session import recommended
+    from lanemq.spark.source import register
+except ModuleNotFoundError as missing:
+    package = (missing.name or "").partition(".")[0]
+    if package in ("pyspark", "pyarrow", "numpy"):
+        raise ModuleNotFoundError(f"lanemq.spark needs {package}: pip install 'lanemq[spark]'") from missing
+    raise
 
 __all__ = ["recommended", "register"]

@@ -14,6 +14,9 @@ import pyarrow as pa
 from lanemq.spark.layout import Ints, Layout
 from lanemq.wire.properties import ENTRY_END, NAME_END
 
+MOST_BITS = 32
+"""So that the sum of as many entries as a record can hold stays below 64 bits."""
+
 _NAME_END, _ENTRY_END = ord(NAME_END), ord(ENTRY_END)
 
 
@@ -65,11 +68,13 @@ class Entries:
     def maps(self) -> pa.Array:
         """All of them as one column of maps."""
         names = texts(self.data, (self.first, self.name_end), pa.string())
+        values = texts(self.data, (self.name_end + 1, self.end), pa.string())
+        rows = self.rows
         last = self._last_of_each_name(names)
-        rows = self.rows[last]
-        values = texts(self.data, (self.name_end[last] + 1, self.end[last]), pa.string())
+        if last is not None:
+            names, values, rows = names.take(pa.array(last)), values.take(pa.array(last)), rows[last]
         offsets = np.searchsorted(rows, np.arange(self.records + 1)).astype(np.int32)
-        return pa.MapArray.from_arrays(pa.array(offsets), names.take(pa.array(last)), values)
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
     def _named(self, name: bytes) -> Ints:
         """Which entries have this name."""
@@ -81,19 +86,25 @@ class Entries:
         named: Ints = found[everywhere[self.first[found]] == name]
         return named
 
-    def _last_of_each_name(self, names: pa.Array) -> Ints:
-        """A map with a name twice would answer with the first; these are the entries that count."""
+    def _last_of_each_name(self, names: pa.Array) -> Ints | None:
+        """A map with a name twice would answer with the first; these are the entries that count, None for all."""
         count = len(self.rows)
         if not count:
-            return np.empty(0, np.int64)
+            return None
         codes = names.dictionary_encode()
         numbers = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        pairs = self.rows * len(codes.dictionary) + numbers
-        _, index = np.unique(pairs[::-1], return_index=True)
-        if len(index) == count:
-            return np.arange(count)
+        distinct = len(codes.dictionary)
+        if distinct <= MOST_BITS and self._no_name_twice(numbers):
+            return None
+        _, index = np.unique((self.rows * distinct + numbers)[::-1], return_index=True)
         last: Ints = np.sort(count - 1 - index)
         return last
+
+    def _no_name_twice(self, numbers: Ints) -> bool:
+        """One bit per name: within a record the sum of the bits is their union only if none comes twice."""
+        bits = np.left_shift(1, numbers)
+        first_of_row = np.flatnonzero(np.diff(self.rows, prepend=-1))
+        return bool((np.add.reduceat(bits, first_of_row) == np.bitwise_or.reduceat(bits, first_of_row)).all())
 
 
 def entries_of(layout: Layout) -> Entries:
@@ -113,12 +124,17 @@ def entries_of(layout: Layout) -> Entries:
 def _between_separators(text: Any, offsets: Ints) -> tuple[Ints, Ints, Ints]:
     """Non-empty stretches that end at a separator or with their record, and whose they are."""
     separators = np.flatnonzero(text == _ENTRY_END)
-    first = np.sort(np.concatenate((offsets[:-1], separators + 1)), kind="stable")
-    end = np.sort(np.concatenate((separators, offsets[1:])), kind="stable")
-    counts = np.diff(np.searchsorted(separators, offsets)) + 1
+    counts = np.diff(np.searchsorted(separators, offsets))
+    if (np.diff(offsets) > 0).all() and (text[offsets[1:] - 1] == _ENTRY_END).all():
+        # Every text ends with a separator, as nearly all do: then stretches follow one another without a gap.
+        first, end = np.append(0, separators[:-1] + 1), separators
+    else:
+        first = np.sort(np.concatenate((offsets[:-1], separators + 1)), kind="stable")
+        end = np.sort(np.concatenate((separators, offsets[1:])), kind="stable")
+        counts += 1
     rows = np.repeat(np.arange(len(offsets) - 1), counts)
     full = first < end
-    return first[full], end[full], rows[full]
+    return (first, end, rows) if full.all() else (first[full], end[full], rows[full])
 
 
 def _name_ends(text: Any, first: Ints, end: Ints) -> Ints:

@@ -5,7 +5,9 @@ settings changed the time of an empty micro-batch from about 300 ms to about 130
 """
 
 import os
+import shutil
 import sys
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -32,3 +34,15 @@ def recommended(builder: SparkSession.Builder | None = None) -> SparkSession.Bui
     for name, value in SETTINGS.items():
         chosen = chosen.config(name, value)
     return chosen
+
+
+def other_python(workers: str, here: str) -> str | None:
+    """What to say when workers run another Python than the driver; None if they run the same."""
+    found = shutil.which(workers)
+    # Folders, not files: every virtual environment links to the same interpreter.
+    if found is not None and Path(found).absolute().parent == Path(here).absolute().parent:
+        return None
+    return (
+        f"Spark's workers run {workers!r}, the driver runs {here}: if workers do not find lanemq, "
+        f"set PYSPARK_PYTHON to a Python that has it before the session starts, or use lanemq.spark.recommended()"
+    )

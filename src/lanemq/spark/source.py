@@ -1,5 +1,7 @@
 """`format("lanemq")`: what Spark asks for by name. Options are checked here, before anything runs."""
 
+import logging
+import sys
 from typing import cast
 
 from pyspark.sql import SparkSession
@@ -10,8 +12,11 @@ from lanemq.model.errors import InvalidOption
 from lanemq.spark.batch_reader import LaneBatchReader
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.schema import COLUMNS, some_columns
+from lanemq.spark.session import other_python
 from lanemq.spark.stream_reader import LaneStreamReader
 from lanemq.spark.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
+
+log = logging.getLogger(__name__)
 
 FORMAT = "lanemq"
 
@@ -44,4 +49,7 @@ class LaneDataSource(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Makes `format("lanemq")` known to this session."""
+    trouble = other_python(spark.sparkContext.pythonExec, sys.executable)
+    if trouble is not None:
+        log.warning(trouble)
     spark.dataSource.register(cast(type[DataSource], LaneDataSource))

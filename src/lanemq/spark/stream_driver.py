@@ -65,10 +65,10 @@ class Driver:
         options = self._options
         if self._membership is not None:
             self._membership.batch_done({q: at for q, at in start.items() if q not in self._left_out})
-        found = begins(start, self._bounds())
+        found = begins(*self._readable(start, self._bounds()))
         self._report(found.losses)
         set_back = self._put_back(start) | found.set_back
-        first = self._readable({queue: at for queue, at in found.offsets.items() if queue not in set_back})
+        first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
         top = {queue: max(first[queue], self.ends[queue]) for queue in first}
         if self._target is not None:
             target = self._target
@@ -122,17 +122,21 @@ class Driver:
         self._left_out = {queue: at for queue, at in self._left_out.items() if start.get(queue, at) != at}
         return dict(self._left_out)
 
-    def _readable(self, offsets: Positions) -> Positions:
-        """The queues that this query may read, in a group each not before the group's own offset."""
+    def _readable(self, start: Positions, bounds: QueueBounds) -> tuple[Positions, QueueBounds]:
+        """Where this query stands in the queues it may read; what becomes of the others is no loss of its own.
+
+        In a group that is not before the group's offset: what another member has done is not read again.
+        """
         if self._membership is None:
-            return offsets
+            return start, bounds
         floors = self._membership.usable()
-        # A floor behind the end belongs to a topic that was deleted and created again.
-        return {
-            queue: max(at, floors[queue]) if floors[queue] <= self.ends[queue] else at
-            for queue, at in offsets.items()
-            if queue in floors
-        }
+        standing = {queue: at for queue, at in start.items() if queue not in bounds}
+        mine = {queue: held for queue, held in bounds.items() if queue in floors}
+        for queue, held in mine.items():
+            at, floor = start.get(queue, held.first), floors[queue]
+            # A floor behind the end belongs to a topic that was deleted and created again.
+            standing[queue] = max(at, floor) if floor <= held.end else at
+        return standing, mine
 
     def _waited(self) -> Millis:
         return Millis(self._clock.now() - self._last_batch)

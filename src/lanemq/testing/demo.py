@@ -115,8 +115,10 @@ def _run(run: Run, console: Console) -> Report:
 
 def _start_broker(run: Run) -> str:
     process = run.start(
-        "broker", "lanemq.cli.main", "broker", "--listen", "127.0.0.1:0", "--data", str(run.folder / "data")
-    )
+        "broker",
+        "lanemq.cli.main", "broker", "--listen", "127.0.0.1:0",
+        "--data", str(run.folder / "data"), "--history", str(run.history),
+    )  # fmt: skip
     ready = run.folder / "broker.log"
     for _ in _until("the broker to start"):
         if process.poll() is not None:

@@ -9,24 +9,35 @@ Real sockets and real files; only the process boundary is missing.
 import asyncio
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-from lanemq.broker.app import Broker
+from lanemq.broker.app import Broker, OpenStore
 from lanemq.broker.config import BrokerOptions
+from lanemq.clock import Clock
+from lanemq.log.store import Store
 from lanemq.net.address import Address
+
+R = TypeVar("R")
 
 
 class EmbeddedBroker:
     """Starts on enter, stops cleanly on exit. Data lives in a temporary folder unless one is given."""
 
-    def __init__(self, options: BrokerOptions | None = None) -> None:
+    def __init__(
+        self, options: BrokerOptions | None = None, *, clock: Clock | None = None, open_store: OpenStore = Store
+    ) -> None:
+        """A test may bring its own clock, and a store on a disk that fails."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if options is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lanemq-")
             options = BrokerOptions(Path(self._folder.name), listen=Address("127.0.0.1", 0))
         self.options = options
+        self._clock = clock
+        self._open_store = open_store
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._broker: Broker | None = None
@@ -47,10 +58,11 @@ class EmbeddedBroker:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lanemq-embedded", daemon=True)
         self._thread.start()
-        self._broker = Broker(self.options)
+        self._broker = Broker(self.options, self._clock, self._open_store)
         try:
             asyncio.run_coroutine_threadsafe(self._broker.start(), self._loop).result(30)
         except BaseException:
+            self._broker = None
             self._end_loop()
             raise
         self.options = replace(self.options, listen=self._broker.address)
@@ -59,9 +71,19 @@ class EmbeddedBroker:
     def stop(self) -> None:
         """A clean stop; `start` may follow on the same data and port."""
         if self._broker is not None:
-            asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(30)
-            self._broker = None
-            self._end_loop()
+            running, self._broker = self._broker, None
+            try:
+                asyncio.run_coroutine_threadsafe(running.stop(), self._loop).result(30)
+            finally:
+                self._end_loop()
+
+    def call(self, function: Callable[[], R]) -> R:
+        """Runs something on the broker's own thread, where its parts may be touched, and waits for the answer."""
+
+        async def on_the_loop() -> R:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(on_the_loop(), self._loop).result(30)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -13,9 +13,12 @@ from typing import NamedTuple
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES
 
-_HEAD = Struct(">iiiii")
-_SHORT = Struct(">h")
-_FRAME_BYTES = _HEAD.size + _SHORT.size
+BATCH_HEAD = Struct(">iiiii")
+"""Total size, magic, CRC, flag, body length."""
+BATCH_LENGTH = Struct(">h")
+"""Of the properties."""
+_HEAD_BYTES, _SHORT_BYTES = BATCH_HEAD.size, BATCH_LENGTH.size
+BATCH_FRAME_BYTES = _HEAD_BYTES + _SHORT_BYTES
 
 
 class BatchItem(NamedTuple):
@@ -33,40 +36,54 @@ def encode_batch(items: Iterable[tuple[int, bytes, str]]) -> bytes:
         properties = properties_text.encode()
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise LocalProtocolError(f"properties of {len(properties)} bytes do not fit into a batch")
-        size = _FRAME_BYTES + len(body) + len(properties)
-        parts += (_HEAD.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)), properties)
+        size = BATCH_FRAME_BYTES + len(body) + len(properties)
+        parts += (BATCH_HEAD.pack(size, 0, 0, flag, len(body)), body, BATCH_LENGTH.pack(len(properties)), properties)
     if not parts:
         raise LocalProtocolError("a batch needs at least one message")
     return b"".join(parts)
 
 
+class BatchColumns(NamedTuple):
+    """The messages of a batch, part by part; the properties as they came, proven to be UTF-8."""
+
+    flags: list[int]
+    bodies: list[bytes]
+    properties: list[bytes]
+
+
 def split_batch(body: bytes) -> list[BatchItem]:
     """The messages of a batch, or `RemoteProtocolError`."""
-    return [BatchItem(flag, part, properties.decode()) for flag, part, properties in split_batch_raw(body)]
+    columns = split_batch_raw(body)
+    return [BatchItem(flag, part, text.decode()) for flag, part, text in zip(*columns, strict=True)]
 
 
-def split_batch_raw(body: bytes) -> list[tuple[int, bytes, bytes]]:
-    """The same with the properties as they came, proven to be UTF-8: a broker stores them without a look."""
-    items: list[tuple[int, bytes, bytes]] = []
+def split_batch_raw(body: bytes) -> BatchColumns:
+    """The same without decoding: a broker stores the properties without a look."""
+    flags: list[int] = []
+    bodies: list[bytes] = []
+    texts: list[bytes] = []
+    head, short = BATCH_HEAD.unpack_from, BATCH_LENGTH.unpack_from
     position, end = 0, len(body)
-    while position + _FRAME_BYTES <= end:
-        size, _, _, flag, length = _HEAD.unpack_from(body, position)
-        body_at = position + _HEAD.size
-        body_end = body_at + length
+    while position + BATCH_FRAME_BYTES <= end:
+        size, _, _, flag, length = head(body, position)
         next_at = position + size
-        if length < 0 or next_at > end or body_end + _SHORT.size > next_at:
+        body_at = position + _HEAD_BYTES
+        text_at = body_at + length + _SHORT_BYTES
+        if length < 0 or next_at > end or text_at > next_at:
             raise _damaged(position, end, f"size {size}, body length {length}")
-        (properties_length,) = _SHORT.unpack_from(body, body_end)
-        if body_end + _SHORT.size + properties_length != next_at:
-            raise _damaged(position, end, f"size {size}, properties length {properties_length}")
-        properties = body[body_end + _SHORT.size : next_at]
-        if not properties.isascii():
-            _prove_text(properties, position, end)
-        items.append((flag, body[body_at:body_end], properties))
+        (text_length,) = short(body, text_at - _SHORT_BYTES)
+        if text_at + text_length != next_at:
+            raise _damaged(position, end, f"size {size}, properties length {text_length}")
+        text = body[text_at:next_at]
+        if not text.isascii():
+            _prove_text(text, position, end)
+        flags.append(flag)
+        bodies.append(body[body_at : text_at - _SHORT_BYTES])
+        texts.append(text)
         position = next_at
-    if position != end or not items:
-        raise _damaged(position, end, "the last message is cut off" if items else "it holds no message")
-    return items
+    if position != end or not flags:
+        raise _damaged(position, end, "the last message is cut off" if flags else "it holds no message")
+    return BatchColumns(flags, bodies, texts)
 
 
 def _prove_text(properties: bytes, position: int, end: int) -> None:

@@ -131,6 +131,8 @@ class LaneLease(Body):
 
     broker_name: str = ""
     epoch: int = 0
+    gaps: str = ""
+    """What is finished above the offset, as `core/gap_map` writes it."""
     lease_millis: int = 0
     offset: int = -1
     queue_id: int = 0
@@ -139,6 +141,12 @@ class LaneLease(Body):
     @property
     def queue(self) -> MessageQueue:
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+class LaneProgress(Body):
+    """With UPDATE_CONSUMER_OFFSET (15), which has no body in RocketMQ: what is finished above the offset."""
+
+    lane_gaps: str = ""
 
 
 class LaneRefusal(Body):

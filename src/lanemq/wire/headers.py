@@ -174,7 +174,7 @@ class QueryOffsetHeader(Header, frozen=True, kw_only=True):
 
 
 class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
-    """UPDATE_CONSUMER_OFFSET (15); Node clients send -1 for "none"."""
+    """UPDATE_CONSUMER_OFFSET (15); Node clients send -1 for "none". LaneMQ's may bring gaps in the body."""
 
     consumer_group: str
     topic: str
@@ -244,6 +244,7 @@ class LockHeader(Header, frozen=True, kw_only=True):
     """LOCK_BATCH_MQ (41). Everything RocketMQ says is in the body; these are LaneMQ's wishes."""
 
     lane_lease_millis: Int64 | None = None
+    lane_gaps: bool | None = None
 
 
 def _text(value: object) -> str:

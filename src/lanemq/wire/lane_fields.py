@@ -27,6 +27,10 @@ LANE_EXPECTED: Final = "laneExpected"
 LANE_FEATURES: Final = "laneFeatures"
 """Bits of a broker in a route: what it understands beyond RocketMQ."""
 LANE_LEASES: Final = "laneLeases"
+LANE_GAPS: Final = "laneGaps"
+"""In a lock request: whether the gaps of newly granted queues are wanted with the answer; without it the sender
+knows nothing of gaps, and those of a queue that becomes its own are void. In the body of an offset update: what is
+finished above the offset."""
 LANE_REFUSED: Final = "laneRefused"
 """Members of the lock response: the granted leases with epochs, and who holds the refused queues."""
 

@@ -48,11 +48,11 @@ def decode_offset_id(text: str) -> OffsetId:
     return OffsetId(str(address), port, int.from_bytes(data[-8:], "big", signed=True))
 
 
-def unique_id(ip_bytes: bytes, pid: int, seed: int, millis: int, counter: int) -> str:
+def unique_id(ip_bytes: bytes, pid: int, salt: int, millis: int, counter: int) -> str:
     """A producer's id for a message, from parts the caller brings.
 
-    `ip_bytes` are the 4 or 16 bytes of its address, `seed` tells apart processes with equal address and pid,
+    `ip_bytes` are the 4 or 16 bytes of its address, `salt` tells apart processes with equal address and pid,
     `millis` counts from the first of the month, `counter` within the process. Numbers wrap to their width.
     """
-    tail = pack(">HIIH", pid & 0xFFFF, seed & 0xFFFFFFFF, millis & 0xFFFFFFFF, counter & 0xFFFF)
+    tail = pack(">HIIH", pid & 0xFFFF, salt & 0xFFFFFFFF, millis & 0xFFFFFFFF, counter & 0xFFFF)
     return (ip_bytes + tail).hex().upper()

@@ -12,13 +12,14 @@ of everything else. Other clients ignore the field. We write magic V1 and IPv4 h
 read nothing else; we read V2 and IPv6 hosts too, which shift everything behind them by 12 bytes each.
 """
 
+from collections.abc import Iterable
 from struct import Struct, error
-from typing import Final
+from typing import Final, NoReturn
 from zlib import crc32
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 from lanemq.wire.hosts import NO_HOST, unpack_host
-from lanemq.wire.properties import decode_properties
+from lanemq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
 from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 MAGIC_V1: Final = 0xDAA320A7
@@ -29,7 +30,12 @@ MAGIC_BLANK: Final = 0xCBD43194
 HEAD_BYTES: Final = 84
 MIN_RECORD_BYTES: Final = 91
 CHECKSUM_AT: Final = 76
+MAX_TOPIC_BYTES: Final = 127
+STORE_TIME_AT: Final = 56
+"""In records of ours; IPv6 hosts shift it."""
 
+PROOF: Final = Struct(">iI4xi4xqq40xQ")
+"""Size, magic, queue id, queue offset, position, checksum: what tells whether bytes are the record they should be."""
 _HEAD = Struct(">iIiiiqqiq8sq8si")
 _CHECKSUM = Struct(">Q")
 _SIZE_MAGIC = Struct(">iI")
@@ -38,6 +44,8 @@ _LONG = Struct(">q")
 _SHORT = Struct(">h")
 _BYTE = Struct(">b")
 _V6_SHIFT = 12
+_OUR_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
+"""We write IPv4 hosts, so the flags that announce longer ones must not survive."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -56,10 +64,15 @@ def build_tail(body: bytes, topic: bytes, properties: bytes) -> bytes:
             )
         )
     except error:
-        raise LocalProtocolError(
-            f"topic of {len(topic)} bytes (at most 127) or properties of {len(properties)} bytes "
-            f"(at most 32767) do not fit into a record"
-        ) from None
+        _refuse_tail(topic, properties)
+        raise
+
+
+def _refuse_tail(topic: bytes, properties: bytes) -> NoReturn:
+    raise LocalProtocolError(
+        f"topic of {len(topic)} bytes (at most 127) or properties of {len(properties)} bytes "
+        f"(at most 32767) do not fit into a record"
+    ) from None
 
 
 def body_crc(body: bytes) -> int:
@@ -100,6 +113,41 @@ def seal_record(
     return head + _CHECKSUM.pack(crc32(tail, crc32(head))) + tail
 
 
+def seal_records(
+    items: Iterable[tuple[bytes, bytes, int, int, int, int, int]],
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    position: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+) -> list[bytes]:
+    """Records that follow one another in queue and log; the same bytes as `build_tail` and `seal_record` give.
+
+    An item is (body, properties, ignored, flag, sys flag, born time, reconsume times). All steps in one loop: this
+    is most of what a broker does, and each call less is worth a tenth of it.
+    """
+    named = _BYTE.pack(len(topic)) + topic if len(topic) <= MAX_TOPIC_BYTES else _refuse_tail(topic, b"")
+    records: list[bytes] = []
+    add, join, pack_head, pack_int = records.append, b"".join, _HEAD.pack, _INT.pack
+    pack_check, pack_short = _CHECKSUM.pack, _SHORT.pack
+    for body, properties, _, flag, sys_flag, born, reconsumed in items:
+        length = len(properties)
+        if length > MAX_PROPERTIES_BYTES:
+            _refuse_tail(topic, properties)
+        tail = join((pack_int(len(body)), body, named, pack_short(length), properties))
+        size, crc = HEAD_BYTES + len(tail), crc32(body) & 0x7FFFFFFF
+        head = pack_head(
+            size, MAGIC_V1, crc, queue_id, flag, queue_offset, position, sys_flag & _OUR_FLAGS,
+            born, born_host, store_timestamp, store_host, reconsumed,
+        )  # fmt: skip
+        add(head + pack_check(crc32(tail, crc32(head))) + tail)
+        queue_offset += 1
+        position += size
+    return records
+
+
 def encode_record(
     *,
     topic: str,
@@ -124,7 +172,7 @@ def encode_record(
         flag,
         queue_offset,
         position,
-        sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6),
+        sys_flag & _OUR_FLAGS,
         born_timestamp,
         born_host,
         store_timestamp,
@@ -138,12 +186,13 @@ def check_record(buffer: Buffer, start: int, size: int) -> bool:
     end = start + size
     if size < MIN_RECORD_BYTES or start < 0 or end > len(buffer):
         return False
-    if _SIZE_MAGIC.unpack_from(buffer, start) != (size, MAGIC_V1):
-        return False
-    (stored,) = _CHECKSUM.unpack_from(buffer, start + CHECKSUM_AT)
-    view = memoryview(buffer)
-    head = crc32(view[start : start + CHECKSUM_AT])
-    return bool(stored == crc32(view[start + HEAD_BYTES : end], head))
+    its_size, magic, _queue, _offset, _position, stored = PROOF.unpack_from(buffer, start)
+    return bool((its_size, magic, stored) == (size, MAGIC_V1, checksum_of(memoryview(buffer), start, end)))
+
+
+def checksum_of(whole: memoryview, start: int, end: int) -> int:
+    """What the record from `start` to `end` must carry at `CHECKSUM_AT`: a CRC32 of everything else in it."""
+    return crc32(whole[start + HEAD_BYTES : end], crc32(whole[start : start + CHECKSUM_AT]))
 
 
 def record_starts(buffer: Buffer) -> list[int]:

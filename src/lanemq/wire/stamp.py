@@ -1,4 +1,4 @@
-"""The stamp: which producer sent a message, in which epoch, as its how-manieth.
+"""The stamp ⇄ its text: which producer sent a message, in which epoch, as its how-manieth.
 
 It travels as one message property, so stock brokers store it and stock consumers ignore it. The rule guarded
 here: a stamp is read back exactly as written, or not at all. Half-readable text counts as no stamp, because
@@ -6,9 +6,10 @@ judging repeats by a guess could drop a message.
 """
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from lanemq.model.errors import UsageError
+from lanemq.model.stamp import Stamp
 from lanemq.wire.properties import find_property
 
 LANE_STAMP: Final = "LANE_STAMP"
@@ -16,17 +17,6 @@ LANE_STAMP: Final = "LANE_STAMP"
 _PRODUCER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TEXT = re.compile(r"([A-Za-z0-9_-]{1,64})\.(0|[1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,18})")
 _MOST = 2**63 - 1
-
-
-class Stamp(NamedTuple):
-    """Order of one producer's messages in one queue: same producer and epoch, sequence by sequence."""
-
-    producer: str
-    epoch: int
-    sequence: int
-
-    def __str__(self) -> str:
-        return f"{self.producer}.{self.epoch}.{self.sequence}"
 
 
 def encode_stamp(stamp: Stamp) -> str:

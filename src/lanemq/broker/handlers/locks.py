@@ -3,10 +3,13 @@
 A change of owner is on disk before it is answered: an epoch that was given out and then forgotten by a crash
 could be given out twice, and two owners would look alike. That holds for a renewal too, as long as the row of
 the grant it renews is not on disk.
+
+A new owner is told what is finished above the offset where it starts. One that did not ask will repeat that, so
+it is forgotten with the grant.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -33,6 +36,8 @@ MAX_QUEUES = 100_000
 MAX_NAME_CHARS = 255
 """Of a client id or broker name: they go into every row on disk."""
 MAX_QUEUE_ID = 2**31 - 1
+MAX_GAPS_CHARS = 4 * 1024 * 1024
+"""Gaps in one answer: together with the queues' names it must stay within a frame."""
 
 
 class LockHandler:
@@ -51,16 +56,22 @@ class LockHandler:
 
     def _lock(self, peer: Peer, request: Command) -> None:
         body = _decode(request.body)
-        wish = LockHeader.from_ext(request.ext).lane_lease_millis
+        header = LockHeader.from_ext(request.ext)
+        wish = header.lane_lease_millis
         queues = [queue.queue for queue in body.mq_set]
         grant = self._parts.locks.acquire(
             body.consumer_group, queues, body.client_id, lease=self._lease(wish), now=self._parts.clock.now()
         )
         group = body.consumer_group
+        if self._parts.recording.on:
+            self._parts.recording.locked(group, grant.granted)
         for lease in grant.granted:
             if lease.changed:
                 log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
-        reply = self._stock_reply(grant) if wish is None else self._lane_reply(group, grant)
+                if wish is None or header.lane_gaps is None:
+                    self._parts.offsets.forget_gaps(group, lease.queue.topic, lease.queue.queue_id)
+        gaps = self._gaps(group, grant) if header.lane_gaps else {}
+        reply = self._stock_reply(grant) if wish is None else self._lane_reply(group, grant, gaps)
         self._unsaved.update(((group, row.queue), row) for row in grant.changes)
         keys = [(group, lease.queue) for lease in grant.granted]
         rows = [self._unsaved[key] for key in keys if key in self._unsaved] if self._unsaved else []
@@ -72,16 +83,30 @@ class LockHandler:
     def _stock_reply(self, grant: LockGrant) -> bytes:
         return LockResponse(lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted]).encode()
 
-    def _lane_reply(self, group: str, grant: LockGrant) -> bytes:
+    def _gaps(self, group: str, grant: LockGrant) -> dict[MessageQueue, str]:
+        """As much as an answer can carry; whoever is not told repeats, and the gaps are void."""
+        told: dict[MessageQueue, str] = {}
+        left = MAX_GAPS_CHARS
+        for lease in grant.granted:
+            queue = lease.queue
+            text = self._parts.offsets.gaps(group, queue.topic, queue.queue_id)
+            if len(text) <= left:
+                told[queue] = text
+                left -= len(text)
+            else:
+                self._parts.offsets.forget_gaps(group, queue.topic, queue.queue_id)
+        return told
+
+    def _lane_reply(self, group: str, grant: LockGrant, gaps: Mapping[MessageQueue, str]) -> bytes:
         """One round trip instead of three: the grant, its epoch, and where the group stands in the queue."""
         now = self._parts.clock.now()
         return LockResponse(
             lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted],
-            lane_leases=[self._describe(group, lease, now) for lease in grant.granted],
+            lane_leases=[self._describe(group, lease, gaps.get(lease.queue, ""), now) for lease in grant.granted],
             lane_refused=[_refusal(refusal) for refusal in grant.refused],
         ).encode()
 
-    def _describe(self, group: str, lease: Lease, now: Millis) -> LaneLease:
+    def _describe(self, group: str, lease: Lease, gaps: str, now: Millis) -> LaneLease:
         queue = lease.queue
         offset = self._parts.offsets.committed(group, queue.topic, queue.queue_id)
         return LaneLease(
@@ -91,6 +116,7 @@ class LockHandler:
             epoch=lease.epoch,
             lease_millis=lease.expires_at - now,
             offset=-1 if offset is None else offset,
+            gaps=gaps,
         )
 
     def _unlock(self, peer: Peer, request: Command) -> None:
@@ -100,6 +126,8 @@ class LockHandler:
         group = body.consumer_group
         rows = self._parts.locks.release(group, queues, body.client_id, epoch=_epoch(epoch), now=now)
         self._unsaved.update(((group, row.queue), row) for row in rows)
+        if self._parts.recording.on:
+            self._parts.recording.unlocked(rows, body.client_id)
         if rows:
             self._parts.notices.group_changed([group])
         self._save(rows, lambda: answer(peer, request), lambda error: answer_error(peer, request, error))

@@ -2,6 +2,7 @@
 
 A commit that carries an epoch is refused once the queue was granted to another member; one without (a stock
 client's) is stored as RocketMQ would, except that a member that does not own the queue cannot move it back.
+What is finished above the offset may come with it, from a LaneMQ member that owns the queue.
 """
 
 import logging
@@ -10,13 +11,16 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.ownership import standing
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code
+from lanemq.core.gap_map import GapMap
 from lanemq.core.group_offsets import Backward, Ignored, WhyIgnored, kind_of
 from lanemq.core.lock_table import Stale
+from lanemq.history import Place
 from lanemq.log.time_search import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import QueueOffset
 from lanemq.net.server import Peer
+from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
@@ -81,9 +85,13 @@ class OffsetHandler:
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         verdict = standing(self._parts, peer, group, topic, queue_id, header)
         stock = header.lane_epoch is None
+        offset = QueueOffset(header.commit_offset)
+        gaps = self._gaps(request, header) if request.body and not stock else None
         outcome = self._parts.offsets.commit(
-            group, topic, queue_id, QueueOffset(header.commit_offset), kind=kind_of(verdict, stock=stock)
+            group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), gaps=gaps
         )
+        if self._parts.recording.on:
+            self._parts.recording.commit(Place(group, topic, queue_id, offset), header.lane_epoch, outcome)
         if stock and isinstance(verdict, Stale):
             self.stale_commits += 1
             log.warning(
@@ -99,6 +107,12 @@ class OffsetHandler:
                 answer(peer, request, {"offset": str(stored)})
             case _:
                 answer(peer, request)
+
+    def _gaps(self, request: Command, header: UpdateOffsetHeader) -> GapMap:
+        """Never beyond what is stored: it would hide messages that are yet to come."""
+        text = LaneProgress.decode(request.body).lane_gaps
+        end = self._parts.store.bounds(header.topic, header.queue_id)[1]
+        return GapMap.decode(text, header.commit_offset).below(end)
 
     def _check_queue(self, name: str, queue_id: int) -> None:
         """A commit for what does not exist is refused: a late one would outlive its deleted topic."""

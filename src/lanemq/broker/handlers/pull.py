@@ -17,6 +17,7 @@ from lanemq.broker.reply import answer_code, answer_error
 from lanemq.core.group_offsets import kind_of
 from lanemq.core.lock_table import Stale
 from lanemq.core.topic_table import Permission
+from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.log.staging import Arrival
 from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, TopicNotFound
@@ -163,13 +164,16 @@ class PullHandler:
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
         verdict = standing(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
-        self._parts.offsets.commit(
-            header.consumer_group,
-            header.topic,
-            header.queue_id,
-            QueueOffset(header.commit_offset),
+        place = Place(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        outcome = self._parts.offsets.commit(
+            place.group,
+            place.topic,
+            place.queue,
+            QueueOffset(place.offset),
             kind=kind_of(verdict, stock=header.lane_epoch is None),
         )
+        if self._parts.recording.on:
+            self._parts.recording.commit(place, header.lane_epoch, outcome)
 
     def _read(self, pull: _Pull) -> ReadResult:
         header, options = pull.header, self._parts.options

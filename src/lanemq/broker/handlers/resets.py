@@ -61,6 +61,8 @@ class ResetHandler:
             change = self._parts.offsets.reset_at_next_pull if online else self._parts.offsets.reset
             change(group, topic.name, queue_id, QueueOffset(offset))
             table[MessageQueue(topic.name, self._parts.options.name, queue_id)] = offset
+        if self._parts.recording.on and not online:
+            self._parts.recording.moved(group, table)
         reply = ResetOffsetBody(offset_table=table).encode()
         rows = [state.OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
 

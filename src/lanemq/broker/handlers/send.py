@@ -7,13 +7,15 @@ and the sends of one connection are stored in the order they arrived.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
+from typing import TypeAlias
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.placing import Placed, place, refuse_delay
 from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap
-from lanemq.log.staging import NewRecord
+from lanemq.log.staging import RecordParts
 from lanemq.model.errors import MessageRefused, StorageError
 from lanemq.model.java_hash import java_string_hash
 from lanemq.model.stamp import Stamp
@@ -34,6 +36,12 @@ _TAG = b"TAGS\x01"
 _DELAY = b"DELAY\x01"
 _TIMER = b"TIMER_"
 _STAMP = f"{LANE_STAMP}\x01".encode()
+
+RECORD_OVERHEAD_BYTES = 128
+"""What a record takes in memory beside body and properties, about."""
+
+_Taken: TypeAlias = tuple[Stamp | None, list[RecordParts]]
+"""The first stamp, if there are stamps, and the messages of a request."""
 
 
 class SendHandler:
@@ -58,56 +66,61 @@ class SendHandler:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
         placed = place(self._parts, header)
         if header.batch:
-            items = self._batch(header, request.body)
+            first, records = self._batch(header, request.body)
         else:
-            items = [self._record(placed.properties.encode(), request.body, header, header.flag)]
-        self._store(peer, request, header, placed, items)
+            first, records = self._single(header, placed.properties, request.body)
+        self._store(peer, request, header, placed, first, records)
 
-    def _batch(self, header: SendHeader, body: bytes) -> list[NewRecord]:
+    def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
+        text = properties.encode()
+        self._refuse_large(len(body), len(text))
+        tag_code = _tag_code(properties) if _TAG in text else 0
+        first = find_stamp(properties) if _STAMP in text else None
+        same = header.sys_flag, header.born_timestamp, header.reconsume_times
+        return first, [(body, text, tag_code, header.flag, *same)]
+
+    def _batch(self, header: SendHeader, body: bytes) -> _Taken:
+        """Column by column; what hardly any batch holds is looked for in the whole of it, once."""
+        flags, bodies, texts = split_batch_raw(body)
+        if _DELAY in body or _TIMER in body:
+            for text in texts:
+                refuse_delay(text.decode())
         shared = remove_property(header.properties, PropertyName.UNIQUE_ID).encode()
-        items = []
-        for flag, part, properties in split_batch_raw(body):
-            if _DELAY in properties or _TIMER in properties:
-                refuse_delay(properties.decode())
-            if shared:
-                properties = properties + shared if properties.endswith(b"\x02") else properties + b"\x02" + shared
-            items.append(self._record(properties, part, header, flag))
-        return items
+        if shared:
+            texts = [text + shared if text.endswith(b"\x02") else text + b"\x02" + shared for text in texts]
+        self._refuse_large(max(map(len, bodies)), max(map(len, texts)))
+        tagged = _TAG in body or _TAG in shared
+        tag_codes = [_tag_code(text.decode()) for text in texts] if tagged else repeat(0)
+        same = repeat(header.sys_flag), repeat(header.born_timestamp), repeat(header.reconsume_times)
+        return _first_stamp(texts), list(zip(bodies, texts, tag_codes, flags, *same, strict=False))
 
-    def _record(self, text: bytes, body: bytes, header: SendHeader, flag: int) -> NewRecord:
+    def _refuse_large(self, body: int, properties: int) -> None:
         options = self._parts.options
-        if len(body) > options.max_body_bytes:
-            raise MessageRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the body has {len(body)} bytes, the limit is {options.max_body_bytes}",
-            )
-        if len(text) > options.max_properties_bytes:
-            raise MessageRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the properties have {len(text)} bytes, the limit is {options.max_properties_bytes}",
-            )
-        tag = find_property(text.decode(), PropertyName.TAGS) if _TAG in text else None
-        return NewRecord(
-            body,
-            text,
-            java_string_hash(tag) if tag else 0,
-            flag,
-            header.sys_flag,
-            header.born_timestamp,
-            header.reconsume_times,
-        )
+        if body > options.max_body_bytes:
+            remark = f"the body has {body} bytes, the limit is {options.max_body_bytes}"
+            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
+        if properties > options.max_properties_bytes:
+            remark = f"the properties have {properties} bytes, the limit is {options.max_properties_bytes}"
+            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, remark)
 
-    def _store(self, peer: Peer, request: Command, header: SendHeader, placed: Placed, items: list[NewRecord]) -> None:
-        first = _first_stamp(items)
+    def _store(
+        self,
+        peer: Peer,
+        request: Command,
+        header: SendHeader,
+        placed: Placed,
+        first: Stamp | None,
+        records: list[RecordParts],
+    ) -> None:
         skipped, known = 0, None
         if first is not None:
-            verdict = self._parts.producers.judge(header.topic, placed.asked, first, len(items))
+            verdict = self._parts.producers.judge(header.topic, placed.asked, first, len(records))
             if not isinstance(verdict, Fresh):
                 self._not_fresh(peer, request, header.topic, placed.asked, verdict)
                 return
             skipped, known = verdict.skip, verdict.known_offset
-        fresh = items[skipped:] if skipped else items
-        size = sum([len(item.body) + len(item.properties) for item in fresh]) + 128 * len(fresh)
+        fresh = records[skipped:] if skipped else records
+        size = len(request.body) + len(header.properties) + RECORD_OVERHEAD_BYTES * len(fresh)
         ext: dict[str, str] = {}
         done = partial(self._done, peer, request, ext)
         staged = self._parts.appender.append(placed.topic, placed.queue_id, fresh, pack_host(*peer.remote), size, done)
@@ -159,24 +172,26 @@ class SendHandler:
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
 
 
-def _first_stamp(items: list[NewRecord]) -> Stamp | None:
+def _first_stamp(texts: list[bytes]) -> Stamp | None:
     """The stamp of the first message, if the stamps of a batch follow one another without a gap."""
-    first = _stamp_of(items[0])
-    if len(items) == 1:
+    first = _stamp_of(texts[0])
+    if len(texts) == 1:
         return first
     prefix = b"" if first is None else f"{LANE_STAMP}\x01{first.producer}.{first.epoch}.".encode()
     sequence = 0 if first is None else first.sequence
-    for number, item in enumerate(items[1:], sequence + 1):
+    for number, text in enumerate(texts[1:], sequence + 1):
         # Looked for as text, which is quicker than reading each stamp; only what is not found is read.
-        if first is not None and b"%b%d\x02" % (prefix, number) in item.properties:
+        if first is not None and b"%b%d\x02" % (prefix, number) in text:
             continue
-        if _stamp_of(item) != (None if first is None else (first.producer, first.epoch, number)):
+        if _stamp_of(text) != (None if first is None else (first.producer, first.epoch, number)):
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
     return first
 
 
-def _stamp_of(item: NewRecord) -> Stamp | None:
-    if _STAMP not in item.properties:
-        return None
-    found = find_stamp(item.properties.decode())
-    return None if found is None else Stamp(*found)
+def _stamp_of(text: bytes) -> Stamp | None:
+    return find_stamp(text.decode()) if _STAMP in text else None
+
+
+def _tag_code(properties: str) -> int:
+    tag = find_property(properties, PropertyName.TAGS)
+    return java_string_hash(tag) if tag else 0

@@ -3,15 +3,13 @@
 Order id = i modulo 10 picks the queue; the consumer starts at the first message and wants the tags A, C and D
 only. Each order's messages arrive in the order they were sent, whatever else happens.
 
-    python examples/seed_orders.py localhost:9876
+    python examples/hundred_orders.py localhost:9876
 """
 
 import sys
 from collections import defaultdict
 
-from lanemq import Consumer, Producer, Receipt, by_int_modulo
-from lanemq.client.admin import Admin
-from lanemq.client.consumer_options import StartFrom
+from lanemq import Admin, Consumer, Producer, Receipt, StartFrom, by_int_modulo
 
 TAGS = ("TagA", "TagB", "TagC", "TagD", "TagE")
 WANTED = "TagA || TagC || TagD"
@@ -40,7 +38,7 @@ def send_all(servers: str, topic: str) -> list[Receipt]:
 def receive(servers: str, topic: str, count: int) -> dict[str, list[int]]:
     """Reads `count` messages and returns the message numbers per order, as they came."""
     seen: dict[str, list[int]] = defaultdict(list)
-    with Consumer(servers, group="seed-orders", topics=topic, tags=WANTED, start=StartFrom.FIRST) as consumer:
+    with Consumer(servers, group="hundred-orders", topics=topic, tags=WANTED, start=StartFrom.FIRST) as consumer:
         while count > 0 and (message := consumer.poll(timeout=10)) is not None:
             seen[message.key or ""].append(int(message.body.rsplit(b" ", 1)[1]))
             consumer.done(message)

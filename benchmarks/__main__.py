@@ -1,0 +1,26 @@
+"""All measurements, one JSON line each: `python -m benchmarks`, or some: `python -m benchmarks send pull`."""
+
+import sys
+
+from benchmarks import consume, footprint, pull, raw_send, send
+
+MEASUREMENTS = {
+    "send": send.main,
+    "raw_send": raw_send.main,
+    "pull": pull.main,
+    "consume": consume.main,
+    "footprint": footprint.main,
+}
+
+
+def main(names: list[str]) -> None:
+    unknown = sorted(set(names) - MEASUREMENTS.keys())
+    if unknown:
+        sys.exit(f"no measurement called {', '.join(unknown)}: choose from {', '.join(MEASUREMENTS)}")
+    for name, measure in MEASUREMENTS.items():
+        if not names or name in names:
+            measure()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

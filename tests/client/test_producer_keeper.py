@@ -1,0 +1,74 @@
+"""The producer's keeper goes on whatever it meets: retries, deadlines and connections depend on it."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault
+from tests.client.producers import Blocking, OnALoop
+
+Open = Callable[..., Blocking | OnALoop]
+
+
+@pytest.fixture(params=[Blocking, OnALoop])
+def kind(request: pytest.FixtureRequest) -> Open:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as fake:
+        fake.create("orders", queues=1, ordered=True)
+        yield fake
+
+
+def breaking(function: Callable[..., object], times: int = 1) -> Callable[..., object]:
+    """The function, failing in a way nobody expects the first few times."""
+    left = iter(range(times))
+
+    def broken(*arguments: object, **named: object) -> object:
+        if next(left, None) is not None:
+            raise RuntimeError("nobody expects this")
+        return function(*arguments, **named)
+
+    return broken
+
+
+def tracebacks(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in each.getMessage() and each.exc_info is not None for each in caplog.records)
+
+
+def test_a_busy_broker_is_asked_again_although_the_keeper_met_something_unexpected(
+    broker: FakeBroker, kind: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.faults = lambda header, number: Fault.BUSY if number == 2 else None
+    with kind(broker.address) as producer:
+        producer.send("orders", 1, key="k")
+        engine = producer.producer._engine
+        engine.tick = breaking(engine.tick, times=2)
+        producer.send("orders", 2, key="k")
+    assert broker.stored("orders", 0) == ["1", "2"]
+    assert tracebacks(caplog, "keeper met something unexpected") == 2
+
+
+def test_a_broker_is_dialled_again_after_an_attempt_that_broke_unexpectedly(
+    broker: FakeBroker, kind: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kind(broker.address) as producer:
+        routes = producer.producer._routes
+        original = routes.get
+        broken = iter([True])
+
+        def get(topic: str, *, provisional: bool = False) -> object:
+            if provisional and engine_dials(producer) and next(broken, False):
+                raise RuntimeError("nobody expects this")
+            return original(topic, provisional=provisional)
+
+        routes.get = get
+        producer.send("orders", 1, key="k")
+    assert broker.stored("orders", 0) == ["1"]
+    assert tracebacks(caplog, "dialling broker fake met something unexpected") == 1
+
+
+def engine_dials(producer: Blocking | OnALoop) -> bool:
+    """Whether the route is asked for by an attempt to connect, and not by the send itself."""
+    return any(state.dialing for state in producer.producer._engine._brokers.values())

@@ -1,0 +1,259 @@
+"""How a queue begins with a new owner: under a lease from the master, at the offset read under it, told once."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from tests.client.consumer_fakes import FakeBroker, member, no_answer, options, queue, record, until
+from tests.client.virtual_time import run_virtual
+
+from lanemq.client.consumer_calls import ConsumerCalls
+from lanemq.client.holding import Holding, Holdings
+from lanemq.client.lock_keeper import LockKeeper
+from lanemq.client.message import Message, Source
+from lanemq.client.routes import BrokerRoute, TopicRoute
+from lanemq.core.allocation import averagely_by_circle
+from lanemq.core.queue_lease import LANE_TIMES, QueueLease
+from lanemq.model.errors import ConnectFailed
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis
+from lanemq.net.address import Address
+
+SLAVE = 1
+
+
+async def nothing(_: Message) -> None: ...
+
+
+def held(engine: Any) -> set[MessageQueue]:
+    return {holding.queue for holding in engine.holdings}
+
+
+# --- no master
+
+
+class OnlyCopies:
+    """Routes and connections of a broker whose master is away."""
+
+    def __init__(self) -> None:
+        self.asked: list[Address] = []
+
+    def known(self, topic: str) -> TopicRoute:
+        copy = BrokerRoute("a", {SLAVE: Address("copy", 1)}, lane=True)
+        return TopicRoute(topic, (), (queue(0),), {"a": copy})
+
+    async def get(self, address: Address) -> Any:
+        self.asked.append(address)
+        raise AssertionError(f"{address} was asked for a lease")
+
+
+def keeper_without_master() -> tuple[LockKeeper, Holdings, OnlyCopies]:
+    wire, holdings = OnlyCopies(), Holdings()
+    calls = ConsumerCalls(options(), "me", wire, wire)  # type: ignore[arg-type]
+    lost = lambda *_: pytest.fail("a lease nobody answered about was taken for lost")  # noqa: E731
+    return LockKeeper(options(), calls, holdings, lambda *_: pytest.fail("a lease was renewed"), lost), holdings, wire
+
+
+@pytest.mark.row("A27")
+def test_without_a_master_no_lease_is_asked_and_none_granted() -> None:
+    """A copy knows nothing of leases: two members asking two copies would both own the queue."""
+
+    async def main() -> list[Address]:
+        keeper, _, wire = keeper_without_master()
+        with pytest.raises(ConnectFailed, match="no master"):
+            await keeper.acquire("a", [queue(0)], LANE_TIMES, lane=True)
+        return wire.asked
+
+    assert run_virtual(main) == []
+
+
+@pytest.mark.row("A27")
+def test_a_held_lease_is_not_renewed_elsewhere_while_the_master_is_away() -> None:
+    async def main() -> tuple[list[Address], Millis | None]:
+        keeper, holdings, wire = keeper_without_master()
+        lease = QueueLease(LANE_TIMES.client_lease)
+        lease.granted(Epoch(1), asked_at=Millis(0))
+        holdings.add(Holding(queue(0), None, Source(queue(0), None, Epoch(1)), lease, LANE_TIMES))  # type: ignore[arg-type]
+        await asyncio.sleep(1)
+        await keeper.renew()
+        return wire.asked, lease.usable_until
+
+    assert run_virtual(main) == ([], LANE_TIMES.client_lease)
+
+
+# --- a change is told once
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "queues belong here" in each.getMessage()]
+
+
+@pytest.mark.row("A54")
+def test_a_change_is_logged_once_and_an_unchanged_round_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> tuple[list[str], list[str]]:
+        broker = FakeBroker([queue(n) for n in range(3)])
+        async with member(broker, "a", nothing) as engine:
+            for _ in range(3):
+                await engine.rebalancer.round()
+            alone = told(caplog)
+            broker.members.append("b")
+            for _ in range(3):
+                await engine.rebalancer.round()
+                await asyncio.sleep(1)
+            return alone, told(caplog)[len(alone) :]
+
+    alone, divided = run_virtual(main)
+    assert alone == [
+        "topic orders, group g, allocation averagely: 1 members, 3 of 3 queues belong here, 3 taken now",
+    ]
+    assert divided == [
+        "topic orders, group g, allocation averagely: 2 members, 2 of 3 queues belong here, 0 taken now",
+    ]
+
+
+@pytest.mark.row("A54")
+def test_a_queue_that_could_be_had_only_later_is_a_change_and_a_stuck_hand_over_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> list[str]:
+        broker = FakeBroker([queue(0), queue(1)])
+        broker.store(queue(1), record(0))
+        broker.locks.acquire("g", [queue(1)], "somebody", lease=Millis(2_000), now=Millis(0))
+        stuck = asyncio.Event()
+
+        async def handler(_: Message) -> None:
+            await stuck.wait()
+
+        async with member(broker, "a", handler) as engine:
+            await until(lambda: held(engine) == {queue(0), queue(1)})
+            await asyncio.sleep(1)
+            broker.members.append("b")
+            broker.changed()
+            await asyncio.sleep(10)
+            stuck.set()
+            return [line.rsplit(": ", 1)[1] for line in told(caplog)]
+
+    assert run_virtual(main) == [
+        "1 members, 2 of 2 queues belong here, 1 taken now",
+        "1 members, 2 of 2 queues belong here, 1 taken now",
+        "2 members, 1 of 2 queues belong here, 0 taken now",
+    ]
+
+
+def test_a_strategy_given_as_a_function_is_told_by_its_name() -> None:
+    assert options(allocation=averagely_by_circle).strategy == "averagely_by_circle"
+
+
+# --- where it begins
+
+
+@pytest.mark.row("A58")
+@pytest.mark.parametrize("lane", [True, False])
+def test_an_offset_that_went_back_is_used_so_messages_repeat_and_none_is_skipped(lane: bool) -> None:
+    """A reset, or a broker that lost its last commits: what it says under the lease counts, not what we knew."""
+
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0)], lane=lane)
+        broker.store(queue(0), *(record(n) for n in range(10)))
+        seen: list[int] = []
+
+        async def note(message: Message) -> None:
+            seen.append(message.queue_offset)
+
+        async with member(broker, "me", note) as engine:
+            await until(lambda: broker.offsets.get(queue(0)) == 10)
+            (holding,) = engine.holdings
+            engine.hand_over.lose(holding, "a test says so")
+            broker.offsets[queue(0)] = 4
+            await until(lambda: len(seen) == 16)
+            await until(lambda: broker.offsets[queue(0)] == 10)
+        return seen
+
+    assert run_virtual(main) == [*range(10), *range(4, 10)]
+
+
+def silent_about(*queues: MessageQueue) -> Any:
+    return lambda _, name, about: no_answer() if name == "committed" and about in queues else None
+
+
+@pytest.mark.row("A51")
+@pytest.mark.row("A48")
+def test_a_queue_that_cannot_be_located_gives_its_lease_back_and_delays_no_other() -> None:
+    async def main() -> tuple[set[MessageQueue], list[MessageQueue], bool, set[MessageQueue]]:
+        broker = FakeBroker([queue(0), queue(1), queue(2)])
+        broker.faults.append(silent_about(queue(0)))
+        async with member(broker, "me", nothing, rebalance_soon_ms=60_000) as engine:
+            first = held(engine)
+            given_back = [about for *_, about in broker.what("unlock")]
+            grant = broker.locks.acquire("g", [queue(0)], "rival", lease=Millis(1), now=broker.clock.now())
+            broker.faults.clear()
+            await asyncio.sleep(1)
+            await engine.rebalancer.round()
+            return first, given_back, bool(grant.granted), held(engine)
+
+    first, given_back, rival_got_it, then = run_virtual(main)
+    assert first == {queue(1), queue(2)}
+    assert given_back == [queue(0)]
+    assert rival_got_it
+    assert then == {queue(0), queue(1), queue(2)}
+
+
+def test_a_lease_that_cannot_be_given_back_either_ends_by_itself() -> None:
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        broker.faults.append(lambda _, name, __: no_answer() if name in ("committed", "unlock") else None)
+        async with member(broker, "me", nothing, rebalance_soon_ms=60_000) as engine:
+            return len(engine.holdings)
+
+    assert run_virtual(main) == 0
+
+
+# --- a lease comes back, or does not
+
+
+@pytest.mark.row("A73")
+def test_a_regained_lease_lets_the_queue_go_on_at_once() -> None:
+    async def main() -> tuple[list[int], int, int]:
+        broker = FakeBroker([queue(0)])
+        started: list[int] = []
+
+        async def note(message: Message) -> None:
+            started.append(broker.clock.now())
+
+        async with member(broker, "me", note) as engine:
+            await asyncio.sleep(0.5)
+            broker.faults.append(lambda _, name, __: no_answer() if name == "lock" else None)
+            engine.keeper.suspend("a")
+            broker.store(queue(0), record(0))
+            await asyncio.sleep(0.2)
+            closed = len(started)
+            broker.faults.clear()
+            engine.keeper.suspend("a")  # asks for a renewal now
+            regained = broker.clock.now()
+            await until(lambda: started)
+            return started, closed, regained
+
+    started, while_closed, regained = run_virtual(main)
+    assert while_closed == 0
+    assert started == [regained]
+
+
+@pytest.mark.row("A73")
+def test_a_lost_queue_is_asked_for_again_after_a_moment_and_not_before() -> None:
+    async def main() -> int:
+        broker = FakeBroker([queue(0)])
+        async with member(broker, "me", nothing, rebalance_soon_ms=500) as engine:
+            await asyncio.sleep(0.2)
+            (holding,) = engine.holdings
+            asked = len(broker.what("lock"))
+            lost_at = broker.clock.now()
+            engine.hand_over.lose(holding, "a test says so")
+            await until(lambda: len(broker.what("lock")) > asked)
+            return broker.what("lock")[asked][0] - lost_at
+
+    assert run_virtual(main) == 500

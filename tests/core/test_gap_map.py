@@ -1,0 +1,270 @@
+"""What is finished above an offset: sets of offsets in few numbers, and a crash at any point of using them."""
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from lanemq.core.gap_map import MAX_GAPS, NO_GAPS, GapMap
+from lanemq.core.group_offsets import CommitKind, Committed, GroupOffsets
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.retry_policy import Backoff, HoldKey
+from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order, Outcome, Turn
+from lanemq.model.errors import RemoteProtocolError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+Q = MessageQueue("orders", "broker-a", 0)
+END = 40
+offset_sets = st.sets(st.integers(0, END - 1))
+
+
+def covered(gaps: GapMap) -> set[int]:
+    return {offset for start, end in gaps.ranges() for offset in range(start, end)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(offset_sets, offset_sets, st.integers(0, END))
+def test_a_map_is_a_set_of_offsets(some: set[int], others: set[int], at: int) -> None:
+    gaps = GapMap.of_offsets(sorted(some))
+    assert covered(gaps) == {offset for offset in range(END) if offset in gaps} == some
+    assert covered(gaps.above(at)) == {offset for offset in some if offset > at}
+    assert covered(gaps.below(at)) == {offset for offset in some if offset < at}
+    assert gaps.past(QueueOffset(at)) == next(offset for offset in range(at, END + 2) if offset not in some)
+    both = gaps.joined(GapMap.of_offsets(sorted(others)))
+    assert both == GapMap.of_offsets(sorted(some | others)), "whatever touches is one range: equal sets, equal maps"
+    assert bool(gaps) == bool(some)
+
+
+@settings(max_examples=200, deadline=None)
+@given(offset_sets, st.integers(0, END), st.integers(0, 5))
+def test_a_map_comes_back_from_its_text_and_is_cut_at_its_upper_end(some: set[int], at: int, most: int) -> None:
+    gaps = GapMap.of_offsets(sorted(some)).above(at)
+    assert GapMap.decode(gaps.encode(at), at) == gaps
+    kept = gaps.lowest(most)
+    assert len(kept.ranges()) == min(most, len(gaps.ranges()))
+    dropped = covered(gaps) - covered(kept)
+    assert not dropped or max(covered(kept), default=-1) < min(dropped)
+
+
+def test_what_lies_at_or_below_the_offset_is_not_written() -> None:
+    assert GapMap.of([(1, 4), (6, 8)]).encode(2) == "1,1,2,2"
+    assert GapMap.of([(1, 4)]).encode(5) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1", "1,2,3", "0,1", "1,0", "2,-1", "1,x", "1,", ",", "1,2;3,4", f"1,{2**63}", "1," * 2 * MAX_GAPS + "1,1"],
+    ids=lambda text: text[:12],
+)
+def test_what_is_no_map_is_refused(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="gaps"):
+        GapMap.decode(text, 7)
+
+
+def test_the_largest_map_fits_into_a_megabyte() -> None:
+    step = (2**63 - 1) // (2 * MAX_GAPS + 1)
+    gaps = GapMap(tuple(step * n for n in range(1, 2 * MAX_GAPS + 1)))
+    assert len(gaps.encode(0)) < 1_000_000
+    assert GapMap.decode(gaps.encode(0), 0) == gaps
+
+
+# A queue through the hands of many owners
+
+
+@dataclass(frozen=True)
+class Msg:
+    queue_offset: int
+    size: int = 1
+
+    @property
+    def key(self) -> str:
+        return "abcde"[self.queue_offset * 7 % 11 % 5]
+
+
+def wanted(start: int, end: int) -> list[int]:
+    """The offsets that the group's filter lets through."""
+    return [at for at in range(start, end) if at % 13 != 4]
+
+
+@dataclass
+class Owner:
+    """One member's holding; dies at any moment."""
+
+    scheduler: LaneScheduler[Msg]
+    running: list[Turn[Msg]] = field(default_factory=list)
+
+
+class Owners(RuleBasedStateMachine):
+    """Random finish order, commits now and then, crashes at any point; the group's table is the broker's.
+
+    Checked at every start of a message, by a world that sees everything: nothing earlier of its key is
+    unfinished, and it is a repeat only if nobody had reported it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = GroupOffsets()
+        self.now = Millis(0)
+        self.stored = 20
+        self.finished: set[int] = set()
+        self.reported: set[int] = set()
+        self.take_over()
+
+    def take_over(self) -> None:
+        """A new owner, with what the lock's answer says."""
+        start = self.table.committed("g", "orders", 0) or QueueOffset(0)
+        done = GapMap.decode(self.table.gaps("g", "orders", 0), start)
+        options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(Millis(5))), run_limit=3)
+        self.owner = Owner(LaneScheduler(options))
+        self.owner.scheduler.add(Q, start, Order.KEY, usable_until=NO_LEASE_NEEDED, done=done)
+        assert self.owner.scheduler.gaps(Q) == done, "an owner that did nothing has nothing to report"
+
+    @rule(count=st.integers(1, 8))
+    def send(self, count: int) -> None:
+        self.stored += count
+
+    @rule(most=st.integers(3, 12))
+    def pull(self, most: int) -> None:
+        start = self.owner.scheduler.next_offset(Q)
+        assert start is not None
+        end = min(start + most, self.stored)
+        if start < end:
+            messages = [Msg(at) for at in wanted(start, end)]
+            assert self.owner.scheduler.put(Q, messages, QueueOffset(end), pulled_from=start)
+
+    @rule(count=st.integers(2, 5))
+    def begin(self, count: int) -> None:
+        for _ in range(count):
+            turn = self.owner.scheduler.next_turn(now=self.now)
+            if isinstance(turn, Turn):
+                self.check_start(turn)
+                self.owner.running.append(turn)
+
+    def check_start(self, turn: Turn[Msg]) -> None:
+        first = turn.messages[0]
+        run = [message.queue_offset for message in turn.messages]
+        earlier = {at for at in wanted(0, run[0]) if Msg(at).key == first.key}
+        assert earlier <= self.finished, f"{first} started before {earlier - self.finished}"
+        line = [at for at in wanted(run[0], run[-1] + 1) if Msg(at).key == first.key]
+        assert run == line, "a run leaves nothing of its key out"
+        assert not self.reported & set(run), "repeated although it was reported"
+
+    @rule(picks=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    def end_well(self, picks: list[int]) -> None:
+        for pick in picks:
+            self.end(pick, DONE, 0)
+
+    @rule(pick=st.integers(0, 4), outcome=st.sampled_from([STOPPED, FAILED]), part=st.integers(0, 2))
+    def end(self, pick: int, outcome: Outcome, part: int) -> None:
+        if not self.owner.running:
+            return
+        turn = self.owner.running.pop(pick % len(self.owner.running))
+        done = len(turn.messages) if outcome is DONE else min(part, len(turn.messages) - 1)
+        self.owner.scheduler.finish(turn, outcome, done=done, now=self.now)
+        self.finished |= {m.queue_offset for m in turn.messages[:done]}
+
+    @rule()
+    def wait(self) -> None:
+        self.now = Millis(self.now + 50)
+
+    @rule(most=st.sampled_from([0, 1, 2, MAX_GAPS, MAX_GAPS]))
+    def commit(self, most: int) -> None:
+        """`most`: how many ranges the way to the broker has room for."""
+        offset = self.owner.scheduler.committable(Q)
+        assert offset is not None
+        gaps = self.owner.scheduler.gaps(Q).lowest(most)
+        outcome = self.table.commit("g", "orders", 0, offset, kind=CommitKind.FORWARD, gaps=gaps)
+        assert isinstance(outcome, Committed)
+        assert covered(gaps) <= self.finished
+        self.reported = covered(gaps) | set(wanted(0, offset))
+
+    @rule()
+    def crash(self) -> None:
+        self.take_over()
+
+    @rule()
+    def restart_broker(self) -> None:
+        rows, self.table = self.table.dirty(), GroupOffsets()  # never saved before, so all of them
+        self.table.restore(rows)
+        self.table._dirty.update(row[:3] for row in rows)
+
+    @invariant()
+    def finished_messages_of_a_key_are_its_first_ones(self) -> None:
+        done = covered(self.owner.scheduler.gaps(Q)) | set(range(self.owner.scheduler.committable(Q) or 0))
+        for key in "abcde":
+            line = [at in done for at in wanted(0, self.stored) if Msg(at).key == key]
+            assert line == sorted(line, reverse=True), f"{key}: {line}"
+
+    def teardown(self) -> None:
+        """Nothing is lost: the last owner works everything off, whatever the others left."""
+        for turn in self.owner.running:
+            self.owner.scheduler.finish(turn, DONE, now=self.now)
+            self.finished |= {m.queue_offset for m in turn.messages}
+        self.take_over()
+        while True:
+            start = self.owner.scheduler.next_offset(Q)
+            if start is None or start >= self.stored:
+                break
+            self.pull(6)
+            while isinstance(turn := self.owner.scheduler.next_turn(now=self.now), Turn):
+                self.check_start(turn)
+                self.owner.scheduler.finish(turn, DONE, now=self.now)
+                self.finished |= {m.queue_offset for m in turn.messages}
+        assert self.finished == set(wanted(0, self.stored))
+        assert self.owner.scheduler.committable(Q) == self.stored
+        assert self.owner.scheduler.gaps(Q) == NO_GAPS
+
+
+Owners.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestOwners = Owners.TestCase
+
+
+def keyed(start: int, done: GapMap) -> LaneScheduler[Msg]:
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=HoldKey(), run_limit=1))
+    scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, done=done)
+    return scheduler
+
+
+def test_what_former_owners_finished_inside_a_pull_is_not_run() -> None:
+    scheduler = keyed(0, GapMap.of([(1, 3), (4, 5)]))
+    assert scheduler.put(Q, [Msg(at) for at in range(6)], QueueOffset(6), pulled_from=QueueOffset(0))
+    seen = []
+    while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
+        seen += [message.queue_offset for message in turn.messages]
+        scheduler.finish(turn, DONE, now=Millis(0))
+    assert seen == [0, 3, 5]
+    assert scheduler.committable(Q) == 6
+
+
+def test_a_range_that_former_owners_finished_is_not_even_pulled() -> None:
+    scheduler = keyed(0, GapMap.of([(2, 30)]))
+    assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
+    assert scheduler.next_offset(Q) == 30
+    assert scheduler.cached(Q).count == 2
+    assert scheduler.gaps(Q).ranges() == [(2, 30)]
+
+
+def test_what_a_filter_left_out_between_finished_messages_is_no_gap() -> None:
+    """Another filter may want it; an offset that nobody looked at is nobody's to skip."""
+    scheduler = keyed(0, NO_GAPS)
+    assert scheduler.put(Q, [Msg(0), Msg(1), Msg(5)], QueueOffset(8), pulled_from=QueueOffset(0))
+    unfinished = scheduler.next_turn(now=Millis(0))
+    while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
+        scheduler.finish(turn, DONE, now=Millis(0))
+    assert isinstance(unfinished, Turn)
+    assert scheduler.gaps(Q).ranges() == [(1, 2), (5, 6)]
+
+
+def test_with_the_whole_queue_in_order_there_are_no_gaps_and_none_are_taken_over() -> None:
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(run_limit=1))
+    scheduler.add(Q, QueueOffset(0), Order.QUEUE, usable_until=NO_LEASE_NEEDED, done=GapMap.of([(1, 2)]))
+    assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
+    seen = []
+    while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
+        seen += [message.queue_offset for message in turn.messages]
+        assert scheduler.gaps(Q) == NO_GAPS
+        scheduler.finish(turn, DONE, now=Millis(0))
+    assert seen == [0, 1]

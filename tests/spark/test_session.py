@@ -1,0 +1,25 @@
+"""Getting started: what is missing is said in one sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanemq.spark.session import other_python
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow", "numpy"])
+def test_a_missing_package_is_named_with_the_way_to_get_it(module: str) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; import lanemq.spark"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"lanemq.spark needs {module}: pip install" in run.stderr
+
+
+def test_workers_with_another_python_are_noticed(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text("")
+    other.chmod(0o755)
+    assert other_python(sys.executable, sys.executable) is None
+    assert "PYSPARK_PYTHON" in str(other_python(str(other), sys.executable))
+    assert "PYSPARK_PYTHON" in str(other_python("no-such-python", sys.executable))
