@@ -1,31 +1,36 @@
 """Batch reads into Spark: Arrow columns against a reader that hands over one row at a time.
 
 Both read the same topic from the same broker with the same pulls and write to Spark's noop sink; the difference is
-the decoding and the way into Spark. Prints one JSON line.
+the decoding and the way into Spark. `decode_*` are messages per CPU second of the decoding alone, `broker_us` is the
+broker's CPU time per message: on a small machine it is the broker that a fast reader waits for. One JSON line.
 
-    python benchmarks/spark_read.py [messages of 100 B, default 400000]
+    python -m benchmarks.spark_read [messages of 100 B, default 400000]
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
+from benchmarks.harness import BrokerProcess
 from lanemq.client.admin import Admin
 from lanemq.model.units import Millis
 from lanemq.spark import recommended, register
 from lanemq.spark.batch_reader import LaneBatchReader
+from lanemq.spark.columns import Wanted, decode
 from lanemq.spark.fetch import RangeReader
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.reading import RangePartition
+from lanemq.spark.schema import COLUMNS, arrow_schema
 from lanemq.spark.sending import Outgoing, TaskSender
 from lanemq.spark.source import LaneDataSource
 from lanemq.spark.waiting import Patience
-from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.stamp import find_stamp
 
@@ -97,18 +102,40 @@ def best(run: Callable[[], None]) -> float:
     return min(times)
 
 
-def main() -> None:
-    small = int(sys.argv[1]) if len(sys.argv) > 1 else 400_000
+def decoding(address: str, topic: str, count: int) -> dict[str, int]:
+    """Messages per CPU second from bodies that are in memory already."""
+    options = parse_read_options({"servers": address, "topic": topic}, streaming=False)
+    bodies: list[bytes] = []
+    for partition in LaneBatchReader(options, COLUMNS).partitions():
+        assert isinstance(partition, RangePartition)
+        reader = RangeReader(Patience(Millis(10_000)))
+        bodies += reader.chunks(partition.wanted, partition.terms.chunk_bytes)
+        reader.close()
+    wanted = Wanted(arrow_schema(COLUMNS), "broker")
+    began = time.process_time()
+    for body in bodies:
+        decode(body, 0, 2**62, wanted)
+    columns = time.process_time()
+    for body in bodies:
+        for start in record_starts(body):
+            _row(RecordView(body, start), "broker")
+    rows = time.process_time()
+    return {"decode_arrow": round(count / (columns - began)), "decode_rows": round(count / (rows - columns))}
+
+
+def main(small: int = 400_000) -> None:
     spark = recommended().master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     spark.dataSource.register(RowSource)
     result: dict[str, Any] = {"benchmark": "spark_read", "unit": "messages/s"}
-    with EmbeddedBroker() as broker:
+    with BrokerProcess() as broker:
         for name, count, size in (("100B", small, 100), ("1KB", small // 4, 1_000)):
-            fill(broker.address, f"bench-{size}", count, size)
+            topic = f"bench-{size}"
+            fill(broker.address, topic, count, size)
+            result |= {f"{what}_{name}": rate for what, rate in decoding(broker.address, topic, count).items()}
 
-            def read(source: str, columns: str, topic: str = f"bench-{size}") -> None:
+            def read(source: str, columns: str, topic: str = topic) -> None:
                 reader = spark.read.format(source).option("servers", broker.address).option("topic", topic)
                 reader = reader.option("columns", columns) if columns else reader
                 reader.load().write.format("noop").mode("overwrite").save()
@@ -118,11 +145,14 @@ def main() -> None:
                 ("arrow_key_value", "lanemq", "key,value"),
                 ("rows", "lanemq_rows", ""),
             ):
-                seconds = best(lambda source=source, columns=columns, read=read: read(source, columns))  # type: ignore[misc]
+                cpu = broker.cpu_seconds()
+                seconds = best(partial(read, source, columns))
                 result[f"{label}_{name}"] = round(count / seconds)
+                result[f"broker_us_{name}"] = round((broker.cpu_seconds() - cpu) / ROUNDS / count * 1e6, 2)
     spark.stop()
+    result["load"] = round(os.getloadavg()[0], 1)
     print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:2]))

@@ -84,6 +84,15 @@ def test_memory_survives_a_crash(start: Start, folder: Path, checkpointed: bool)
     check_memory(start(running.crash_image(folder / "image")).talk())
 
 
+def test_memory_survives_two_crashes_in_a_row(start: Start, folder: Path) -> None:
+    """The checkpoint that recovery makes lies behind the records it read, so it must hold their stamps."""
+    first = start(folder / "first")
+    stamped(first.talk(), 0, 10)
+    second = start(first.crash_image(folder / "second"))
+    third = start(second.crash_image(folder / "third"))
+    check_memory(third.talk())
+
+
 def check_memory(talk: Talk) -> None:
     again = talk.send("T", stamp="p.0.9")
     assert (again.code, again.ext["queueOffset"], again.ext["laneDuplicate"]) == (0, "9", "true")

@@ -83,6 +83,12 @@ def lease_news(patch: Patch) -> None:
     lease_end(patch)
 
 
+def gap_map(patch: Patch) -> None:
+    """Member: takes a queue over at its offset, whatever former owners finished above it."""
+    real = LaneBoard.add
+    patch(LaneBoard, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
+
+
 def flush_before_ack(patch: Patch) -> None:
     """Broker: acknowledges a message when it is staged, before any byte of it is written."""
     real = Appender.append
@@ -129,6 +135,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         drain,
         lease_end,
         lease_news,
+        gap_map,
         flush_before_ack,
         slow_disk,
         stamp_check,

@@ -146,7 +146,7 @@ class Sink:
 
 
 def consume(settings: dict[str, Any]) -> None:
-    """Consumes in order until SIGTERM; each turn takes `work_ms`."""
+    """Consumes in order until SIGTERM; each turn takes `work_ms`, those of the key `stuck` for ever."""
     history = open_history(Path(settings["history"]), settings["name"], time.monotonic_ns, role="consumer")
     options = dict(settings["options"])
     if "lease" in settings:
@@ -159,6 +159,8 @@ def consume(settings: dict[str, Any]) -> None:
 
     @app.ordered(TOPIC, on_fail=policy, lanes=settings["lanes"])
     def on_order(message: Message) -> None:
+        if message.key == settings["stuck"]:
+            threading.Event().wait()
         if work:
             time.sleep(work)
         if sink is not None:

@@ -78,7 +78,7 @@ class Stage:
         return self._start("produce", name, {**defaults, **settings}, ())
 
     def consumer(self, name: str, without: Sequence[str] = (), **settings: Any) -> Part:
-        defaults = {"work_ms": 1, "lanes": 8, "whole_queue": False, "options": {}}
+        defaults = {"work_ms": 1, "lanes": 8, "whole_queue": False, "stuck": None, "options": {}}
         return self._start("consume", name, {**defaults, **settings}, without)
 
     def _start(self, role: str, name: str, settings: dict[str, Any], without: Sequence[str]) -> Part:

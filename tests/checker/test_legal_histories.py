@@ -71,6 +71,9 @@ LEGAL = {
     "reset to an earlier offset": (
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na commit 2\nx reset 0\na turn 0 k\na end 0 k ok"
     ),
+    "reset while the answer to a commit is on its way": (
+        "a turn 0 k\na end 0 k ok\nbroker commit 1\na reset 0\na commit 1 asked=2\na turn 0 k\na end 0 k ok"
+    ),
     "reset past what was not read": ("a turn 0 k\na end 0 k ok\nx reset 9\na turn 9 k\na end 9 k ok\na commit 10"),
     "delivered before the acknowledgement came": (
         "p send m0 k\na turn 0 k id=m0\na end 0 k ok\na commit 1\np acked m0 k 0"

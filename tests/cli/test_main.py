@@ -41,7 +41,8 @@ def lanemq(*words: str) -> Result:
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple["subprocess.Popen[str]", str, Path]]:
     """`lanemq broker` as users start it; its first line says where it listens."""
     data = tmp_path_factory.mktemp("broker") / "new" / "data"
-    command = [*LANEMQ, "broker", "--listen", "127.0.0.1:0", "--data", str(data)]
+    history = data.parent / "history"
+    command = [*LANEMQ, "broker", "--listen", "127.0.0.1:0", "--data", str(data), "--history", str(history)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         first = running.stderr.readline()
@@ -95,6 +96,20 @@ def test_broker_in_a_process_of_its_own_serves_commands(process: tuple[object, s
     run("topic", "create", "smoke", "--ordered")
     run("send", "smoke", "hello", "--key", "a")
     assert "hello" in run("tail", "smoke")
+
+
+def test_broker_writes_its_history_where_it_is_told(process: tuple[object, str, Path]) -> None:
+    (written,) = (process[2].parent / "history").iterdir()
+    assert '"role":"broker"' in written.read_text()
+
+
+def test_history_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    data, history = str(tmp_path / "data"), str(tmp_path / "file" / "history")
+    result = lanemq("broker", "--listen", "127.0.0.1:0", "--data", data, "--history", history)
+    assert result.exit_code == 1
+    assert str(tmp_path / "file") in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_second_broker_on_the_same_data_is_refused(process: tuple[object, str, Path]) -> None:

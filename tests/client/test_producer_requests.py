@@ -45,7 +45,7 @@ def test_several_messages_are_a_batch_with_consecutive_stamps() -> None:
     assert command.code == RequestCode.SEND_BATCH_MESSAGE
     header = SendHeader.from_ext_v2(command.ext)
     assert header.batch
-    assert decode_properties(header.properties) == {"WAIT": "true"}
+    assert header.properties == "", "a broker adds these to every message, and each has its own"
     items = split_batch(command.body)
     assert [item.body for item in items] == [b"x", b"y", b"z"]
     stamps = [find_stamp(item.properties_text) for item in items]

@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from lanemq.core.gap_map import MAX_GAPS, GapMap
 from lanemq.core.group_offsets import (
     Backward,
     Commit,
@@ -20,14 +21,27 @@ from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Epoch, QueueOffset
 
 
-def commit(offsets: GroupOffsets, offset: int, kind: CommitKind = CommitKind.FORWARD) -> Commit:
-    return offsets.commit("g", "t", 0, QueueOffset(offset), kind=kind)
+def commit(
+    offsets: GroupOffsets, offset: int, kind: CommitKind = CommitKind.FORWARD, gaps: GapMap | None = None
+) -> Commit:
+    return offsets.commit("g", "t", 0, QueueOffset(offset), kind=kind, gaps=gaps)
 
 
 def at_ten() -> GroupOffsets:
     offsets = GroupOffsets()
     commit(offsets, 10)
     return offsets
+
+
+def at_ten_with_gaps() -> GroupOffsets:
+    offsets = GroupOffsets()
+    commit(offsets, 10, gaps=GapMap.of([(12, 15), (20, 21)]))
+    return offsets
+
+
+def gaps(offsets: GroupOffsets) -> list[tuple[QueueOffset, QueueOffset]]:
+    offsets._check()
+    return GapMap.decode(offsets.gaps("g", "t", 0), offsets.committed("g", "t", 0) or 0).ranges()
 
 
 def test_first_commit_is_stored() -> None:
@@ -151,6 +165,95 @@ def test_views_and_forgetting() -> None:
     assert offsets.forget(group="g") == (("g", "u", 1),)
     assert offsets.dirty() == ()
     offsets._check()
+
+
+# What is finished above the offset
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset", "brought", "left"),
+    [
+        (CommitKind.FORWARD, 10, GapMap.of([(12, 21)]), [(12, 21)]),
+        (CommitKind.FORWARD, 13, GapMap.of([(12, 21)]), [(14, 21)]),
+        (CommitKind.FORWARD, 13, GapMap(), []),
+        (CommitKind.FORWARD, 9, GapMap.of([(11, 12)]), [(12, 15), (20, 21)]),
+        (CommitKind.FENCED, 11, GapMap.of([(13, 14)]), [(12, 15), (20, 21)]),
+        (CommitKind.ANY_WAY, -1, GapMap.of([(13, 14)]), [(12, 15), (20, 21)]),
+    ],
+)
+def test_gaps_come_and_go_with_the_offset_they_belong_to(
+    kind: CommitKind, offset: int, brought: GapMap, left: list[tuple[int, int]]
+) -> None:
+    offsets = at_ten_with_gaps()
+    commit(offsets, offset, kind, brought)
+    assert gaps(offsets) == left
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset"), [(CommitKind.ANY_WAY, 9), (CommitKind.ANY_WAY, 11), (CommitKind.FORWARD, 11)]
+)
+def test_commit_of_somebody_who_knows_no_gaps_forgets_them(kind: CommitKind, offset: int) -> None:
+    """Gone back, the lane would repeat an earlier message and leave out a later one."""
+    offsets = at_ten_with_gaps()
+    commit(offsets, 10, kind)
+    assert gaps(offsets) == [(12, 15), (20, 21)], "the same offset says nothing new"
+    commit(offsets, offset, kind)
+    assert gaps(offsets) == []
+
+
+def test_reset_forgets_the_gaps_and_a_late_commit_does_not_bring_them_back() -> None:
+    offsets = at_ten_with_gaps()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(10))
+    assert gaps(offsets) == []
+    commit(offsets, 10, gaps=GapMap.of([(12, 15)]))
+    assert gaps(offsets) == []
+    offsets = at_ten_with_gaps()
+    offsets.reset("g", "t", 0, QueueOffset(10))
+    assert gaps(offsets) == []
+
+
+def test_too_many_gaps_are_cut_at_the_upper_end() -> None:
+    offsets = GroupOffsets()
+    commit(offsets, 0, gaps=GapMap(tuple(range(1, 2 * MAX_GAPS + 3))))
+    assert gaps(offsets)[-1] == (2 * MAX_GAPS - 1, 2 * MAX_GAPS)
+
+
+def test_gaps_are_one_row_with_their_offset_and_survive_a_restart() -> None:
+    offsets = at_ten_with_gaps()
+    rows = offsets.dirty()
+    assert rows == (OffsetRow("g", "t", 0, QueueOffset(10), False, "2,3,5,1"),)
+    commit(offsets, 10, gaps=GapMap.of([(12, 15)]))
+    offsets.saved(rows)
+    assert [row.gaps for row in offsets.dirty()] == ["2,3"], "changed while it was written"
+    offsets.saved(offsets.dirty())
+    commit(offsets, 10, gaps=GapMap.of([(12, 15)]))
+    assert offsets.dirty() == ()
+    restarted = GroupOffsets()
+    restarted.restore(rows)
+    assert gaps(restarted) == [(12, 15), (20, 21)]
+
+
+def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished() -> None:
+    """A power cut may take messages back that were consumed; others get their offsets."""
+    offsets = at_ten_with_gaps()
+    offsets.saved(offsets.dirty())
+    offsets.cut_gaps(lambda topic, queue_id: 21)
+    assert offsets.dirty() == ()
+    offsets.cut_gaps(lambda topic, queue_id: 13)
+    assert gaps(offsets) == [(12, 13)]
+    assert len(offsets.dirty()) == 1
+
+
+def test_forgotten_gaps_are_forgotten_on_disk_too() -> None:
+    offsets = at_ten_with_gaps()
+    offsets.saved(offsets.dirty())
+    offsets.forget_gaps("g", "t", 0)
+    assert gaps(offsets) == []
+    assert [row.gaps for row in offsets.dirty()] == [""]
+    offsets = at_ten_with_gaps()
+    offsets.forget(topic="t")
+    commit(offsets, 10)
+    assert gaps(offsets) == []
 
 
 actions = st.tuples(

@@ -173,3 +173,17 @@ def test_topic_changed_while_it_was_saved_stays_dirty() -> None:
     assert table.dirty() == (topic(queues=2),)
     table.saved(table.dirty())
     assert table.dirty() == ()
+
+
+def test_an_ordered_topic_stays_ordered() -> None:
+    """Otherwise its queue count could be changed in three steps, and its keys would move."""
+    table = TopicTable()
+    table.put(TopicConfig("orders", 4, 4, order=TopicOrder.BY_KEY))
+    assert table.put(TopicConfig("orders", 4, 4)) == TopicRefused("orders", WhyRefused.ORDER_IS_FIXED)
+
+
+def test_a_topic_becomes_ordered_only_with_the_queues_it_has() -> None:
+    table = TopicTable()
+    table.put(TopicConfig("orders", 4, 4))
+    refused = table.put(TopicConfig("orders", 7, 7, order=TopicOrder.BY_KEY))
+    assert refused == TopicRefused("orders", WhyRefused.QUEUE_COUNT_IS_FIXED)

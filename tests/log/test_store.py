@@ -9,6 +9,7 @@ from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, messa
 
 from lanemq.log.options import StoreOptions
 from lanemq.log.retention import SegmentFacts, expired_segments
+from lanemq.log.schema import SCHEMA
 from lanemq.log.state import LeaseRow, OffsetRow, ProducerRow, State
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
@@ -209,7 +210,7 @@ def test_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     state = State(tmp_path / "state.db")
     state.save_topic("t", "{}")
     state.save_group("g", "{}")
-    state.save_offsets([OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6)])
+    state.save_offsets([OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6, True, "1,2")])
     lease = LeaseRow("g", "t", "broker", 0, "owner", 3, 1000, False)
     state.save_leases([lease])
     state.save_leases([lease._replace(epoch=2, owner="late")])
@@ -217,10 +218,10 @@ def test_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     state.close()
     state = State(tmp_path / "state.db")
     assert (state.topics(), state.groups(), state.get("name")) == ({"t": "{}"}, {"g": "{}"}, "value")
-    assert state.offsets() == [OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6)]
+    assert state.offsets() == [OffsetRow("g", "t", 0, 5), OffsetRow("h", "t", 0, 6, True, "1,2")]
     assert state.leases() == [lease]
     state.delete_group("g")
-    assert (state.groups(), state.offsets()) == ({}, [OffsetRow("h", "t", 0, 6)])
+    assert (state.groups(), state.offsets()) == ({}, [OffsetRow("h", "t", 0, 6, True, "1,2")])
     state.close()
 
 
@@ -239,6 +240,20 @@ def test_a_database_of_another_version_is_not_misread(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(StorageError, match="another version"):
         State(tmp_path / "state.db")
+
+
+def test_a_database_of_the_version_before_gaps_is_taken_over(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "state.db")
+    for statement in SCHEMA:
+        db.execute(statement.replace(" gaps TEXT NOT NULL DEFAULT '',", ""))
+    db.execute("INSERT INTO offsets VALUES ('g', 't', 0, 5, 0)")
+    db.execute("PRAGMA user_version = 1")
+    db.commit()
+    db.close()
+    for _ in range(2):
+        state = State(tmp_path / "state.db")
+        assert state.offsets() == [OffsetRow("g", "t", 0, 5)]
+        state.close()
 
 
 def test_bad_options_are_all_named() -> None:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from tests.chaos.members import PATIENCE, Town, key_in, until
-from tests.chaos.mutants import first_unfinished
+from tests.chaos.mutants import first_unfinished, gap_map
 from tests.chaos.stage import TOPIC, complaint
 
 from lanemq.checker.verdict import Report, Verdict
@@ -42,6 +42,38 @@ def crash_with_a_slow_key(town: Town, committed: int) -> tuple[list[int], list[i
     return slow, replayed, report
 
 
+def crash_among_other_keys(town: Town) -> list[tuple[str, int]]:
+    """`a` is stuck with one key, has reported all others as finished, and dies; what `b` gets of all keys."""
+    never = threading.Event()
+    town.producer.send(TOPIC, 0, key=SLOW, queue=0)
+    for number in range(QUICK):
+        town.producer.send(TOPIC, number, key=f"quick{number % 3}", queue=0)
+
+    def stuck(message: Message) -> None:
+        if message.key == SLOW:
+            never.wait(PATIENCE)
+
+    a = town.member("a", stuck)
+    until("a is stuck, the rest is done", lambda: len(town.done) == QUICK)
+    until("a has reported the rest", lambda: told(a) == [[(1, 1 + QUICK)]])
+    a.stop(now=True)
+    before = len(town.done)
+    town.member("b")
+    last = town.producer.send(TOPIC, "behind all", key="last", queue=0).offset
+    until("b is through", lambda: {("b", SLOW, 0), ("b", "last", last)} <= set(town.done))
+    got = [(key, offset) for name, key, offset in town.done[before:] if name == "b"]
+    report = town.judge("turns")
+    never.set()
+    assert report.verdict is Verdict.PASS, complaint(report)
+    return sorted(got, key=lambda each: each[1])
+
+
+def told(app: App) -> list[object]:
+    """What the broker knows to be finished above the offsets."""
+    assert app._thread is not None
+    return [each.gaps_told.ranges() for each in app._thread.engine.holdings if each.queue[0::2] == (TOPIC, 0)]
+
+
 def commits(app: App) -> list[int | None]:
     return [each.committed for each in app.snapshot().queues.values()]
 
@@ -60,3 +92,14 @@ def test_committing_what_was_fetched_skips_the_unfinished_one(town: Town, monkey
     assert slow[1] not in replayed
     assert report.verdict is Verdict.VIOLATION
     assert "D2" in report.counts, complaint(report)
+
+
+def test_what_other_keys_finished_is_not_delivered_again(town: Town) -> None:
+    """ "What was reported as finished is not repeated, whatever another key is waiting for.\""""
+    assert crash_among_other_keys(town) == [(SLOW, 0), ("last", 1 + QUICK)]
+
+
+def test_an_offset_alone_repeats_everything_behind_it(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the same crash, and a next owner that goes by the committed offset."""
+    gap_map(monkeypatch.setattr)
+    assert [offset for _, offset in crash_among_other_keys(town)] == list(range(2 + QUICK))

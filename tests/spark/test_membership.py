@@ -13,6 +13,8 @@ from lanemq.model.errors import LeaseLost
 from lanemq.spark.membership import Membership
 from lanemq.testing.embedded import EmbeddedBroker
 
+pytestmark = pytest.mark.slow
+
 
 class Member:
     """A Python consumer of the same group; writes down what it handled."""

@@ -46,10 +46,10 @@ from lanemq.core.lock_table import LockTable
 from lanemq.core.long_poll import LongPolls
 from lanemq.core.membership import ConnectionId, Membership
 from lanemq.core.topic_table import TopicTable
-from lanemq.history import open_history
+from lanemq.history import NO_HISTORY, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.staging import Arrival
-from lanemq.log.state import OffsetRow, Sync
+from lanemq.log.state import OffsetRow, ProducerRow, Sync
 from lanemq.log.store import Store
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.stamp import Stamp
@@ -80,6 +80,7 @@ class Broker:
         self._open_store = open_store
         self._dispatch = Dispatch()
         self._ticking: asyncio.Task[None] | None = None
+        self._recording = Recording(NO_HISTORY)
         self._parts: Parts
         self._server: Server
         self.address = options.listen
@@ -88,11 +89,8 @@ class Broker:
         """Recovers what is on disk, then listens; returns when clients can connect."""
         store = self._open_store(self.options.data, _store_options(self.options))
         self._thread = LogThread(asyncio.get_running_loop())
-        history = open_history(
-            self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock), "broker"
-        )
-        self._recording = Recording(history)
         try:
+            self._recording = self._open_history()
             self._parts = self._assemble(store)
             self._recover()
             self._server = Server(self, max_connections=self.options.max_connections)
@@ -122,7 +120,7 @@ class Broker:
         finally:
             self._thread.stop()
             self._recording.close()
-            self._parts.store.close([producer_row(row) for row in self._parts.producers.dirty().rows])
+            self._parts.store.close(self._stamps_to_save())
         log.info("stopped %s", "read-only, after a failed write" if self.read_only else "cleanly")
 
     @property
@@ -211,6 +209,10 @@ class Broker:
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         self._pull.arrived(arrivals)
 
+    def _open_history(self) -> Recording:
+        options = self.options
+        return Recording(open_history(options.history, f"broker-{options.name}", nanoseconds_of(self._clock), "broker"))
+
     # what survives a restart
 
     def _recover(self) -> None:
@@ -228,7 +230,7 @@ class Broker:
             cursor = state.get(f"{DELAY_CURSOR}{level}")
             if cursor is not None:
                 parts.delays.restore([(level, QueueOffset(int(cursor)))])
-        report = parts.store.recover(self._replay)
+        report = parts.store.recover(self._replay, self._stamps_to_save)
         parts.offsets.cut_gaps(lambda topic, queue_id: parts.store.bounds(topic, queue_id)[1])
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())
@@ -240,6 +242,9 @@ class Broker:
             )  # fmt: skip
         for place in report.damage:
             log.error("the log is damaged at %s (%s bytes): %s", place.position, place.length, place.reason)
+
+    def _stamps_to_save(self) -> list[ProducerRow]:
+        return [producer_row(row) for row in self._parts.producers.dirty().rows]
 
     def _replay(self, record: RecordView) -> None:
         stamp = find_stamp(record.properties_text)

@@ -18,6 +18,8 @@ class Committing:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         asked = event.asked or event.t
         found = self._fenced(held, event, asked)
+        if event.asked and event.asked < held.reset_t:
+            return found  # a late line about a commit from before the reset; it says nothing about now
         if event.offset < held.low:
             return found or _backwards(held, event, asked)
         found = found or self._honest(held, event, asked)

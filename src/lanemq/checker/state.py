@@ -81,6 +81,8 @@ class GroupQueue:
     low: int = -1
     """The committed offset; -1 before the first commit."""
     low_t: int = 0
+    reset_t: int = 0
+    """When the position was last set by name."""
     commit_epoch: int = 0
     commit_epoch_t: int = 0
     started: dict[int, tuple[Lane, Stint]] = field(default_factory=dict)
@@ -109,7 +111,8 @@ class GroupQueue:
 
     def restart_at(self, offset: int, t: int) -> None:
         """A named reset: everything from `offset` on may run again, and what runs right now still runs."""
-        self.low, self.low_t = offset, t
+        self.low = offset
+        self.low_t = self.reset_t = t
         self.started.clear()
         self.finished.clear()
         self.dead.clear()

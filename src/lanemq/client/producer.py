@@ -201,16 +201,19 @@ class Producer:
     def _accept(
         self, topic: str, value: object, key: str | int | None, extras: Extras, choice: Choice | None, told: Told
     ) -> None:
-        route = self._route(topic)
+        route, engine = self._route(topic), self._engine
         parcel = self._packer.one(value, key, extras)
         parcel.ticket, parcel.told = told
         queue = self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
         with self._lock:
-            self._wait_for_space(parcel.size)
-            lane = self._engine.offer(queue, (parcel,), checks_stamps=route.is_lane(queue.broker), hurry=parcel.told)
-            links = self._line_up(self._engine.pump(lane))
-            wake = self._engine.needs_keeper(lane)
-        self._write(links)
+            if engine.buffered_bytes + parcel.size > self._options.buffer_bytes:
+                self._wait_for_space(parcel.size)
+            lane = engine.offer(queue, (parcel,), checks_stamps=route.is_lane(queue.broker), hurry=parcel.told)
+            requests = engine.pump(lane)
+            links = self._line_up(requests) if requests else ()
+            wake = engine.needs_keeper(lane)
+        for link in links:
+            link.flush()
         if wake:
             self._wake.set()
 
@@ -231,10 +234,10 @@ class Producer:
 
     def _wait_for_space(self, size: int) -> None:
         """With the lock held. The library's own threads never wait: nobody else could make room."""
-        free = self._options.buffer_bytes - size
-        if self._engine.buffered_bytes <= free or threading.current_thread().name.startswith("lanemq-"):
+        engine, free = self._engine, self._options.buffer_bytes - size
+        if engine.buffered_bytes <= free or threading.current_thread().name.startswith("lanemq-"):
             return
-        if not self._wait_until(lambda: self._engine.buffered_bytes <= free, self._options.timeout):
+        if not self._wait_until(lambda: engine.buffered_bytes <= free, self._options.timeout):
             raise RequestTimedOut(
                 f"the buffer of {self._options.buffer_bytes} bytes stayed full for {self._options.timeout:g} s: "
                 f"the broker is slower than this producer"

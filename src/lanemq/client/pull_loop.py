@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 EMPTY_PAUSE_MS = 50
 """A broker that answers "nothing" at once instead of holding the pull is asked again only after this."""
 
+LANE_PULL_BYTES = 1024 * 1024
+"""Most that one answer of a LaneMQ broker holds. RocketMQ's 256 KiB would cut a pull of 1000 small messages short."""
+
 
 class Puller:
     """Pulls for all holdings; each has its own call of `run`."""
@@ -134,6 +137,7 @@ class Puller:
             expression_type="TAG",
             lane_client=self._calls.client_id if lane else None,
             lane_epoch=holding.epoch or None,
+            lane_max_bytes=LANE_PULL_BYTES if lane else None,
         )
 
     async def _wait(self, holding: Holding, most_ms: int) -> None:

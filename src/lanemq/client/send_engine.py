@@ -84,8 +84,13 @@ class SendEngine:
     def _place(self, lane: EngineLane, parcels: Sequence[Parcel], now: Millis) -> None:
         # A parcel that cannot share a batch is declared larger than one: it then travels alone.
         too_large = self._options.max_batch_bytes + 1
-        lane.sender.offer_all(parcels, [too_large if each.alone else each.size for each in parcels], now=now)
-        total = sum([parcel.size for parcel in parcels])
+        if len(parcels) == 1:
+            parcel = parcels[0]
+            total = parcel.size
+            lane.sender.offer(parcel, too_large if parcel.alone else total, now=now)
+        else:
+            lane.sender.offer_all(parcels, [too_large if each.alone else each.size for each in parcels], now=now)
+            total = sum([parcel.size for parcel in parcels])
         lane.gathered += len(parcels)
         lane.gathered_bytes += total
         self.buffered_bytes += total
@@ -115,16 +120,14 @@ class SendEngine:
         It leaves with the next answer at the latest, and meanwhile it gathers company: under load batches grow
         by themselves, without load nothing waits.
         """
-        if not self._brokers[lane.queue.broker].connected:
-            return False
-        if lane.repeats:
-            return True
         options = self._options
-        if lane.gathered >= options.max_batch_messages or lane.gathered_bytes >= options.max_batch_bytes:
-            return True
-        if lane.linger_until and self._clock.now() >= lane.linger_until:
-            lane.linger_until = 0
-        return not lane.linger_until and not lane.under_way and lane.gathered > 0
+        full = lane.gathered >= options.max_batch_messages or lane.gathered_bytes >= options.max_batch_bytes
+        if not full and not lane.repeats:
+            if lane.linger_until and self._clock.now() >= lane.linger_until:
+                lane.linger_until = 0
+            if lane.linger_until or lane.under_way or not lane.gathered:
+                return False
+        return self._brokers[lane.queue.broker].connected
 
     def needs_keeper(self, lane: EngineLane) -> bool:
         """Nothing will happen on this lane by itself: somebody has to connect, or to watch the clock."""

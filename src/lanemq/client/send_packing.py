@@ -44,6 +44,9 @@ class Outgoing(msgspec.Struct, frozen=True):
 RUN_MESSAGES, RUN_BYTES = 500, 1024 * 1024
 """How much `send_many` hands over at once: enough to fill batches, little enough to let others in between."""
 
+KNOWN_KEYS = 16_384
+"""Keys whose queue is remembered; beyond that they are forgotten all at once."""
+
 Many = Iterable[tuple[str | int | None, Any] | Outgoing]
 
 
@@ -61,7 +64,8 @@ class Packer:
         parcel = self.plain(value, key, extras)
         if len(parcel.body) >= self._compress_above:
             parcel.body, parcel.sys_flag = maybe_compressed(parcel.body)
-        parcel.alone = parcel.sys_flag != 0 or extras.delay_level != 0
+        if parcel.sys_flag or extras.delay_level:
+            parcel.alone = True
         return parcel
 
     def plain(
@@ -80,7 +84,7 @@ class Packer:
                 f"keep large data elsewhere and send where it is"
             )
         message_id = self._next_id()
-        text = key if type(key) is str or key is None else str(key)
+        text = key if key is None or isinstance(key, str) else str(key)
         properties = properties_text(text, message_id, extras)
         size = len(body) + len(properties) + PARCEL_OVERHEAD
         return Parcel(body, properties, message_id, text, 0, False, True, ticket, index, size)
@@ -131,6 +135,9 @@ class QueueChooser:
 
     def __init__(self) -> None:
         self._deal = round_robin(itertools.count())
+        # The queues of recent keys, and the route they are true for; one tuple, so that both change at once.
+        # Text only: 1, 1.0 and True are one key to a dict, and not to the hash.
+        self._known: tuple[TopicRoute | None, dict[str, MessageQueue]] = (None, {})
 
     def choose(self, route: TopicRoute, message: object, key: str | int | None, choice: Choice) -> MessageQueue:
         """By explicit queue, selector, key or in turn, in this order; ordered topics know no "in turn"."""
@@ -152,20 +159,30 @@ class QueueChooser:
                 raise MissingKey(route.topic)
             self._check_writable(route)
             return self._deal(route.publish, None, None)
+        of_route, known = self._known
+        if of_route is route and type(key) is str:
+            return known.get(key) or self._learn(known, key, pick_queue(key, route.publish))
         if route.provisional or not route.publish:
             self._check_not_moving(route)
+        else:
+            self._known = route, {}
         return pick_queue(key, route.publish)
+
+    def _learn(self, known: dict[str, MessageQueue], key: str, queue: MessageQueue) -> MessageQueue:
+        if len(known) >= KNOWN_KEYS:
+            known.clear()
+        known[key] = queue
+        return queue
 
     def sort_out(
         self, route: TopicRoute, run: Iterable[tuple[str | int | None, Parcel]]
     ) -> dict[MessageQueue, list[Parcel]]:
         """The parcels of a run by queue, in order. All queues are chosen before any parcel takes its place."""
         placed: dict[MessageQueue, list[Parcel]] = {}
-        # Text only: 1, 1.0 and True are one key to a dict, and not to the hash.
-        known: dict[str | int | None, list[Parcel]] = {}
+        known: dict[str, list[Parcel]] = {}
         for key, parcel in run:
-            parcels = known.get(key)
-            if parcels is None or type(key) is not str:
+            parcels = known.get(key) if type(key) is str else None
+            if parcels is None:
                 parcels = placed.setdefault(self.by_key(route, key), [])
                 if type(key) is str:
                     known[key] = parcels

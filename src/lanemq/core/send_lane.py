@@ -131,15 +131,16 @@ class SendLane(Generic[M]):
         Raises:
             LaneFrozen: an earlier message failed; nothing may pass it before `resume`.
         """
-        return self.offer_all((message,), (size,), now=now)
+        if self._frozen is not None:
+            raise self._refusal(self._frozen)
+        self._pending.append((message, size, Millis(now + self._options.delivery_timeout)))
+        self._next_sequence += 1
+        return self._next_sequence - 1
 
     def offer_all(self, messages: Sequence[M], sizes: Sequence[int], *, now: Millis) -> int:
         """As `offer` for each of them; the first one's sequence number. Nothing is created per message."""
         if self._frozen is not None:
-            raise LaneFrozen(
-                f"an earlier message of this queue failed ({self._frozen.value}): "
-                f"decide what to do about it, then resume the lane"
-            )
+            raise self._refusal(self._frozen)
         first, deadline = self._next_sequence, Millis(now + self._options.delivery_timeout)
         self._pending.extend(zip(messages, sizes, repeat(deadline), strict=False))
         self._next_sequence = first + len(messages)
@@ -218,6 +219,12 @@ class SendLane(Generic[M]):
             self._failures = 0
             self._retry_at = None
         return self._epoch
+
+    def _refusal(self, frozen: SendError) -> LaneFrozen:
+        return LaneFrozen(
+            f"an earlier message of this queue failed ({frozen.value}): "
+            f"decide what to do about it, then resume the lane"
+        )
 
     def _send(self, batch: _Sent[M]) -> SendBatch[M]:
         batch.attempt += 1

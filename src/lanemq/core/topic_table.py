@@ -79,6 +79,7 @@ class WhyRefused(Enum):
     QUEUE_COUNT_IS_FIXED = (
         "the queue count of an ordered topic cannot change, its keys would move: create another topic"
     )
+    ORDER_IS_FIXED = "an ordered topic stays ordered, its consumers count on it: create another topic"
     BAD_QUEUE_COUNT = f"a topic has 1 to {MAX_QUEUES} queues"
     SYSTEM_TOPIC = "the name belongs to the broker: choose another"
     NO_TEMPLATE = "the topic does not exist and topics are not created automatically here: create it first"
@@ -238,7 +239,10 @@ class TopicTable:
             return WhyRefused.GLOBAL_NEEDS_ONE_QUEUE
         if before is None:
             return WhyRefused.TOO_MANY if len(self._topics) >= self._max_topics else None
-        if before.ordered and counts != (before.read_queues, before.write_queues):
+        same_counts = counts == (before.read_queues, before.write_queues)
+        if before.ordered and not wanted.ordered:
+            return WhyRefused.ORDER_IS_FIXED
+        if wanted.ordered and not same_counts:
             return WhyRefused.QUEUE_COUNT_IS_FIXED
         return None
 

@@ -8,7 +8,7 @@ Everything else belongs to the loop, except `index_keys` and `query`, which belo
 one loop and one log thread; nothing here reads a clock, so times come in as arguments.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,14 +70,20 @@ class Store:
         self._dropped = self.state.dropped_topics()
         self._ready = False
 
-    def recover(self, on_record: OnRecord | None = None) -> RecoveryReport:
-        """Makes the store usable: at once after a clean stop, else by reading the log from the last checkpoint."""
+    def recover(
+        self, on_record: OnRecord | None = None, producers: Callable[[], Iterable[ProducerRow]] = tuple
+    ) -> RecoveryReport:
+        """Makes the store usable: at once after a clean stop, else by reading the log from the last checkpoint.
+
+        `producers` is asked once everything was handed to `on_record`: the new checkpoint lies behind records whose
+        stamps would otherwise be known to nobody after a second crash.
+        """
         report = self._startup.run(on_record)
         self._appender.last_store_time = report.last_store_time
         self._appender.reset()
         self._checkpointer.note_damage(report.damage)
         if not report.clean:
-            self.checkpoint()
+            self.checkpoint(producers())
         self.state.mark_running()
         self._ready = True
         return report

@@ -1,0 +1,245 @@
+"""What a broker writes down: exact about leases and offsets, and enough for the checker to catch a broken broker."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.running import HandClock, Running
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.checker.checking import Options, check
+from lanemq.checker.verdict import Report, Verdict
+from lanemq.client.admin import Admin
+from lanemq.client.app import App
+from lanemq.client.message import Message
+from lanemq.client.producer import Producer
+from lanemq.core import lock_table
+from lanemq.history import open_history
+from lanemq.net.address import Address
+from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import RequestCode
+
+WAIT = 20.0
+START_MS = 1_000_000
+LEASE_MS = 5_000
+
+
+@pytest.fixture
+def hand(start: Start, folder: Path) -> Running:
+    running = start(clock=HandClock(), history=folder / "history")
+    running.talk().create("T", 2)
+    return running
+
+
+def lines(folder: Path, *wanted: str) -> list[tuple[Any, ...]]:
+    """The fields named, of every line but the first of each life."""
+    text = (folder / "history" / "broker-lanemq.jsonl").read_bytes()
+    found = [msgspec.json.decode(line) for line in text.splitlines()]
+    return [tuple(each.get(name) for name in wanted) for each in found if each["e"] != "begin"]
+
+
+def ns(millis: int) -> int:
+    return (START_MS + millis) * 1_000_000
+
+
+def test_a_lease_is_written_down_from_grant_to_release(hand: Running, folder: Path) -> None:
+    talk = hand.talk()
+    talk.lane_lock("a", millis=LEASE_MS)
+    hand.advance(1_000)
+    talk.lane_lock("a", millis=LEASE_MS)
+    talk.lane_lock("b", millis=LEASE_MS)
+    talk.unlock("a", laneEpoch="1")
+    talk.lane_lock("b", millis=LEASE_MS)
+    assert lines(folder, "e", "t", "group", "topic", "queue", "member", "epoch", "until") == [
+        ("lease_granted", ns(0), "g", "T", 0, "a", 1, ns(LEASE_MS)),
+        ("lease_renewed", ns(1_000), "g", "T", 0, "a", 1, ns(1_000 + LEASE_MS)),
+        ("lease_released", ns(1_000), "g", "T", 0, "a", 1, None),
+        ("lease_granted", ns(1_000), "g", "T", 0, "b", 2, ns(1_000 + LEASE_MS)),
+    ]
+
+
+def test_a_lease_that_ends_by_itself_is_written_down_once(hand: Running, folder: Path) -> None:
+    hand.talk().lane_lock("a", millis=LEASE_MS)
+    hand.advance(LEASE_MS)
+    hand.advance(LEASE_MS)
+    assert lines(folder, "e", "member", "epoch")[1:] == [("lease_expired", "a", 1)]
+
+
+def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(hand: Running, folder: Path) -> None:
+    """Else the next owner would seem to come too early."""
+    talk = hand.talk()
+    talk.heartbeat("a", "g", {"T": "*"})
+    talk.lane_lock("a", millis=LEASE_MS)
+    talk.close()
+    for _ in range(int(WAIT * 100)):
+        if len(lines(folder, "e")) > 1:
+            break
+        threading.Event().wait(0.01)
+    assert lines(folder, "e", "epoch", "until")[1:] == [("lease_renewed", 1, ns(hand.options.disconnect_grace_ms))]
+
+
+def test_commits_are_written_down_as_they_were_judged(hand: Running, folder: Path) -> None:
+    talk = hand.talk()
+    talk.lane_lock("a", millis=LEASE_MS)
+    talk.commit(3, laneClient="a", laneEpoch="1")
+    talk.unlock("a", laneEpoch="1")
+    talk.lane_lock("b", millis=LEASE_MS)
+    talk.commit(4, laneClient="a", laneEpoch="1")
+    talk.commit(2, laneClient="b", laneEpoch="2")
+    talk.unlock("b", laneEpoch="2")
+    talk.commit(1)
+    told = [each for each in lines(folder, "e", "offset", "epoch", "reason") if not str(each[0]).startswith("lease")]
+    assert told == [
+        ("committed", 3, 1, None),
+        ("commit_refused", 4, 1, "the queue was granted to another member"),
+        ("reset", 1, None, "a stock client went back from 3"),
+    ]
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_a_reset_is_the_brokers_to_write_only_while_the_group_is_away(
+    hand: Running, folder: Path, online: bool
+) -> None:
+    talk = hand.talk()
+    talk.send("T", queue=0)
+    if online:
+        talk.heartbeat("a", "g", {"T": "*"})
+    ext = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "1", "queueId": "0", "isForce": "true"}
+    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
+    assert lines(folder, "e", "offset") == ([] if online else [("reset", 1)])
+
+
+def test_a_clean_restart_tells_the_offsets_and_leases_it_found(hand: Running, folder: Path) -> None:
+    talk = hand.talk()
+    talk.lane_lock("a", millis=LEASE_MS)
+    talk.commit(3, laneClient="a", laneEpoch="1")
+    before = len(lines(folder, "e"))
+    hand.restart()
+    found = lines(folder, "e", "epoch", "offset")[before:]
+    assert [each for each in found if each[0] != "lease_renewed"] == [("recovered", 0, 3)]
+    assert ("lease_renewed", 1, None) in found
+
+
+def test_a_crash_promises_nothing_about_the_last_offsets(hand: Running, start: Start, folder: Path) -> None:
+    hand.talk().commit(3)
+    hand.advance(1_000)
+    image = hand.crash_image(folder / "image")
+    start(image, clock=HandClock(), history=folder / "second" / "history")
+    assert lines(folder / "second", "e") == []
+
+
+def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None:
+    running = start(clock=HandClock())
+    running.talk().lock("a")
+    assert not running.broker._parts.recording.on
+    assert not (folder / "history").exists()
+
+
+# the checker reads it
+
+
+class Town:
+    """A broker and members in this process, all with histories."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "history"
+        self._ends = ExitStack()
+        options = BrokerOptions(folder / "data", listen=Address("127.0.0.1", 0), history=self.folder)
+        self.broker = self._ends.enter_context(EmbeddedBroker(options))
+        with Admin(self.broker.address) as admin:
+            admin.create_topic("orders", queues=4, ordered=True)
+
+    def send(self, count: int) -> None:
+        with Producer(self.broker.address) as producer:
+            producer.send_many("orders", [(f"k{n % 16}", n) for n in range(count)])
+
+    def member(self, name: str, seen: list[int]) -> App:
+        history = open_history(self.folder, name, time.monotonic_ns, role="consumer")
+        settings = {"client_id": name, "history": history, "rebalance_soon_ms": 50, "commit_every_ms": 50}
+        app = App(self.broker.address, group="g", **settings)
+
+        @app.ordered("orders")
+        def note(value: int, message: Message) -> None:
+            seen.append(value)
+
+        self._ends.callback(history.close)
+        self._ends.enter_context(app)
+        return app
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def judge(self, *require: str) -> Report:
+        self.close()
+        return check([self.folder], Options(require=require, foreign_producers=True))
+
+
+@pytest.fixture
+def town(folder: Path) -> Iterator[Town]:
+    made = Town(folder)
+    yield made
+    made.close()
+
+
+def wait_for(true: Any) -> None:
+    pause = threading.Event()
+    for _ in range(int(WAIT * 100)):
+        if true():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come true in time")
+
+
+def owned(app: App) -> int:
+    return sum(queue.topic == "orders" for queue in app.snapshot().queues)
+
+
+def lag(admin: Admin) -> int:
+    return sum(queue.end - (admin.committed("g", queue.queue) or 0) for queue in admin.describe_topic("orders").queues)
+
+
+def test_a_run_with_two_members_passes_with_the_brokers_word(town: Town) -> None:
+    seen: list[int] = []
+    town.send(200)
+    first = town.member("a", seen)
+    wait_for(lambda: len(seen) == 200)
+    second = town.member("b", seen)
+    wait_for(lambda: owned(first) == owned(second) == 2)
+    town.send(200)
+    wait_for(lambda: len(seen) == 400)
+    second.stop()
+    wait_for(lambda: owned(first) == 4)
+    report = town.judge("rebalance=4", "commits=8")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_a_reset_of_members_at_work_passes_and_is_seen(town: Town) -> None:
+    seen: list[int] = []
+    town.send(40)
+    town.member("a", seen)
+    with Admin(town.broker.address) as admin:
+        wait_for(lambda: lag(admin) == 0)
+        admin.reset_offsets("g", "orders", to="earliest")
+    wait_for(lambda: len(seen) == 80)
+    report = town.judge("resets=4")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_a_broker_that_gives_a_queue_away_too_early_is_found(
+    hand: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: without the broker's own lines nobody could tell when the lease really ended."""
+    monkeypatch.setattr(lock_table._Entry, "live", lambda self, now: False)
+    talk = hand.talk()
+    talk.lane_lock("a", millis=LEASE_MS)
+    hand.advance(1_000)
+    talk.lane_lock("b", millis=LEASE_MS)
+    report = check([folder / "history"], Options())
+    assert report.counts == {"C1": 1}
+    assert "4000.000 ms before the lease of a" in report.violations[0].text

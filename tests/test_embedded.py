@@ -1,0 +1,63 @@
+"""The embedded broker: with a clock and a disk of the test's own, and nothing left behind."""
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.broker.running import WALL, HandClock
+
+from lanemq import Admin, LaneError, Producer
+from lanemq.broker.config import BrokerOptions
+from lanemq.log.store import Store
+from lanemq.model.errors import LogInUse
+from lanemq.net.address import Address
+from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.faulty_disk import FaultyDisk
+
+
+def options(folder: Path) -> BrokerOptions:
+    return BrokerOptions(folder, listen=Address("127.0.0.1", 0))
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lanemq-embedded")]
+
+
+def test_the_tests_clock_is_the_brokers(tmp_path: Path) -> None:
+    clock = HandClock()
+    clock.passed = 5_000
+    with EmbeddedBroker(options(tmp_path), clock=clock) as broker, Producer(broker.address) as producer:
+        receipt = producer.send("t", b"x", key="k")
+        with Admin(broker.address) as admin:
+            assert admin.offset_at(receipt.queue, WALL + 5_001) == receipt.offset + 1  # type: ignore[arg-type]
+            assert admin.offset_at(receipt.queue, WALL + 5_000) == receipt.offset  # type: ignore[arg-type]
+
+
+def test_the_tests_disk_is_the_brokers(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    broker = EmbeddedBroker(options(tmp_path), open_store=partial(Store, disk=disk))
+    with broker, Producer(broker.address, timeout=0.5) as producer:
+        producer.send("t", b"x", key="k")
+        disk.failing_write = 1
+        with pytest.raises(LaneError):
+            producer.send("t", b"y", key="k")
+        assert broker.call(lambda: broker.broker.read_only)
+
+
+def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path) -> None:
+    with EmbeddedBroker(options(tmp_path)):
+        second = EmbeddedBroker(options(tmp_path))
+        with pytest.raises(LogInUse):
+            second.start()
+        assert len(threads()) == 1
+        second.stop()
+    assert threads() == []
+
+
+def test_a_broker_starts_again_on_its_data_and_port(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(options(tmp_path)).start()
+    address = broker.address
+    broker.stop()
+    with broker:
+        assert broker.address == address
