@@ -241,3 +241,9 @@ def topics_on_disk(broker: Running) -> set[str]:
 def outside(folder: Path) -> set[str]:
     """What lies beside the data folder, where a path trick would have put something."""
     return {path.name for path in folder.iterdir()} - {"data"}
+
+
+def test_refusal_is_worded_once(talk: Talk) -> None:
+    """The client says that the broker refused; said by both, it would stand in every message twice."""
+    refused = talk.pull("Nowhere")
+    assert (refused.code, refused.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic Nowhere does not exist")

@@ -120,6 +120,7 @@ def test_topic_whose_row_cannot_be_saved_takes_no_acknowledged_message(broker: R
 
 def test_epoch_that_cannot_be_saved_is_not_given_out(broker: Running) -> None:
     talk = broker.talk()
+    talk.create("T")
     state = broker.broker._parts.state
     works = state.save_leases
 

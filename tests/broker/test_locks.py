@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.running import Gate, HandClock, Running
-from tests.broker.talk import Talk, lock_body
+from tests.broker.talk import BROKER, Talk, lock_body
 
-from lanemq.wire.bodies import LockResponse
+from lanemq.wire.bodies import LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
 
 STOCK_LEASE = 60_000
@@ -102,6 +102,7 @@ def test_unlock_with_an_old_epoch_does_nothing(hand: Running) -> None:
 def test_grant_and_its_renewal_are_answered_after_they_are_on_disk(broker: Running) -> None:
     """A renewal names the same epoch: answered early, it gives out what a crash could give out again."""
     talk = broker.talk()
+    talk.create("T")
     gate = Gate(broker)
     grant = talk.post(RequestCode.LOCK_BATCH_MQ, {"laneLeaseMillis": "5000"}, lock_body("a", "T", (0,), "g"))
     renewal = talk.post(RequestCode.LOCK_BATCH_MQ, {"laneLeaseMillis": "5000"}, lock_body("a", "T", (0,), "g"))
@@ -249,6 +250,30 @@ def test_negative_commit_is_no_error_and_changes_nothing(hand: Running) -> None:
     talk.commit(4)
     assert talk.commit(-1).code == 0
     assert talk.committed() == 4
+
+
+@pytest.mark.parametrize(
+    ("topic", "broker", "queue"),
+    [("T", "", 0), ("T", "other", 0), ("Nowhere", "lanemq", 0), ("T", "lanemq", 4)],
+)
+@pytest.mark.parametrize("lane", [{}, {"laneLeaseMillis": "5000"}])
+def test_queue_that_is_not_the_brokers_is_left_out(
+    hand: Running, topic: str, broker: str, queue: int, lane: dict[str, str]
+) -> None:
+    """One queue under two names would get two owners, and invented ones would fill memory and disk."""
+    talk = hand.talk()
+    mine = [QueueBody(topic=topic, broker_name=broker, queue_id=queue), QueueBody(topic="T", broker_name=BROKER)]
+    body = LockRequest(client_id="a", consumer_group="g", mq_set=mine).encode()
+    reply = talk.ask(RequestCode.LOCK_BATCH_MQ, lane, body)
+    assert [each.queue for each in LockResponse.decode(reply.body).lock_ok_mq_set] == [("T", BROKER, 0)]
+    assert len(hand.broker._parts.state.leases()) == 1
+
+
+def test_retry_queue_of_a_group_can_be_locked(hand: Running) -> None:
+    """Stock members lock it with the others; their heartbeat has made it."""
+    talk = hand.talk()
+    talk.heartbeat("a", topics={"T": "*"})
+    assert owned(talk.lock("a", "%RETRY%g")) == [0]
 
 
 def test_locks_can_be_looked_at(hand: Running) -> None:

@@ -60,6 +60,7 @@ class FakeBroker:
         self.gaps: dict[MessageQueue, GapMap] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
         self.members: list[str] = []
+        self.last_pull: PullHeader | None = None
         self.first = 0
         """Everything before this offset was deleted."""
         self.noted: list[tuple[int, str, str, Any]] = []
@@ -149,6 +150,7 @@ class FakeCalls:
     async def pull(self, header: Any, broker: str) -> Pulled:
         where = MessageQueue(header.topic, broker, header.queue_id)
         self.broker.note(self.client_id, "pull", (where, header.queue_offset))
+        self.broker.last_pull = header
         stored = self.broker.messages[where]
         until = asyncio.get_running_loop().time() + header.suspend_timeout_millis / 1000
         while header.queue_offset >= len(stored) and asyncio.get_running_loop().time() < until:

@@ -23,6 +23,7 @@ from lanemq.model.errors import (
     MissingKey,
     NotAllowed,
     RequestTimedOut,
+    SequenceGap,
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.net.connection import open_connection
@@ -331,6 +332,26 @@ def test_forgotten_producer_starts_a_new_epoch_and_goes_on(broker: FakeBroker, k
     assert ".2." in broker.everything("orders")[-1].properties["LANE_STAMP"]
 
 
+def test_repeat_to_a_broker_that_forgot_the_producer_is_not_stored_again(broker: FakeBroker, kind: Open) -> None:
+    """The lost answer may have been "stored": doubt means no, and the caller is told."""
+
+    def forgetful(header: SendHeader, number: int) -> Fault | None:
+        if number == 3:  # the repetition of the second
+            broker.forget_producers()
+        return Fault.HANG_UP_AFTER if number == 2 else None
+
+    broker.faults = forgetful
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        with pytest.raises(SequenceGap, match="may be stored or not"):
+            producer.submit("orders", 1, key="k").result(5)
+        with pytest.raises(LaneFrozen):
+            producer.send("orders", 2, key="k")
+        producer.resume("orders", key="k")
+        receipt = producer.send("orders", 3, key="k")
+    assert texts(broker, "orders", receipt) == ["0", "1", "3"]
+
+
 # a broker that does not check stamps
 
 
@@ -404,6 +425,43 @@ def test_send_many_raises_the_first_failure(broker: FakeBroker, kind: Open) -> N
     broker.faults = once(Fault.REFUSE, 1)
     with kind(broker.address) as producer, pytest.raises(MessageRefused):
         producer.send_many("orders", [("k", n) for n in range(10)])
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_send_many_stores_nothing_behind_a_failure_and_stops_reading(
+    broker: FakeBroker, kind: Open, number: int
+) -> None:
+    """Its caller hears of the failure only when the call ends: what it hands over until then must not pass it."""
+    read = []
+
+    def source() -> Iterator[tuple[str, int]]:
+        for value in range(50_000):
+            read.append(value)
+            yield "k", value
+
+    broker.faults = once(Fault.REFUSE, number)
+    with kind(broker.address, buffer_bytes=1_000_000, max_body_bytes=10_000, window=1) as producer:
+        with pytest.raises(MessageRefused):
+            producer.send_many("orders", source())
+        stored = [message.text for message in broker.everything("orders")]
+        assert stored == [str(value) for value in range(len(stored))]
+        assert len(broker.requests) == number
+        assert len(read) < 50_000
+        receipts = producer.send_many("orders", [("k", b"later")])
+    assert texts(broker, "orders", receipts[0])[-1] == "later"
+
+
+def test_send_many_to_a_frozen_lane_sends_nothing_of_that_run(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.REFUSE, 1)
+    with kind(broker.address) as producer:
+        with pytest.raises(MessageRefused):
+            producer.submit("orders", 1, key="k").result(5)
+        with pytest.raises(LaneFrozen):
+            producer.send_many("orders", [("order-1", 2), ("k", 3)])
+        producer.flush()
+        assert broker.everything("orders") == []
+        with pytest.raises(LaneFrozen):
+            producer.send("orders", 4, key="k")
 
 
 def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:

@@ -5,11 +5,10 @@ import pytest
 from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text
 from lanemq.model.errors import MessageTooLarge
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.batch import split_batch
+from lanemq.wire.batch import encode_batch, split_batch
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.compression import decompress
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.properties import decode_properties
 from lanemq.wire.stamp import find_stamp
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -50,6 +49,14 @@ def test_several_messages_are_a_batch_with_consecutive_stamps() -> None:
     assert [item.body for item in items] == [b"x", b"y", b"z"]
     stamps = [find_stamp(item.properties_text) for item in items]
     assert [stamp and tuple(stamp) for stamp in stamps] == [("producer-1", 1, n) for n in (5, 6, 7)]
+
+
+def test_batch_is_the_bytes_that_the_plain_encoder_makes() -> None:
+    parcels = [parcel(b""), parcel("ä".encode() * 300), Parcel(b"z", properties_text("schlüssel", "B" * 32), "B" * 32)]
+    command = BUILDER.send(QUEUE, parcels, epoch=3, sequence=99, born=1)
+    stamps = [f"LANE_STAMP\x01producer-1.3.{number}\x02" for number in (99, 100, 101)]
+    items = [(0, each.body, each.properties + stamp) for each, stamp in zip(parcels, stamps, strict=True)]
+    assert command.body == encode_batch(items)
 
 
 def test_properties_over_the_limit_are_refused_at_call_time() -> None:

@@ -8,6 +8,7 @@ from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, re
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.message import Message
+from lanemq.client.pull_loop import LANE_PULL_BYTES
 from lanemq.core.flow_control import FlowLimits
 from lanemq.core.retry_policy import HoldQueue
 from lanemq.core.turns import Order
@@ -196,3 +197,17 @@ def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting()
             return list(seen)
 
     assert run_virtual(main) == []
+
+
+@pytest.mark.parametrize(("compat", "most"), [("auto", LANE_PULL_BYTES), ("rocketmq", None)])
+def test_only_a_lanemq_broker_is_asked_for_large_answers(compat: str, most: int | None) -> None:
+    async def main() -> int | None:
+        broker = FakeBroker([queue(0)])
+        broker.store(queue(0), record(0))
+        seen = Seen()
+        async with member(broker, "me", seen, compat=compat):
+            await until(lambda: seen)
+        assert broker.last_pull is not None
+        return broker.last_pull.lane_max_bytes
+
+    assert run_virtual(main) == most

@@ -12,6 +12,7 @@ from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.receipt import Receipt
 from lanemq.client.send_engine import SendEngine
 from lanemq.client.send_requests import Parcel, RequestBuilder
+from lanemq.client.send_tickets import Crowd, Ticket
 from lanemq.client.send_work import SendRequest, Work
 from lanemq.core.dedup import Duplicate, Fresh, Gap, ProducerTable
 from lanemq.model.errors import ConnectionLost, LaneError, LaneFrozen, RequestTimedOut
@@ -71,11 +72,11 @@ class Rig:
         self.producers = ProducerTable()
         self.sent = 0
 
-    def offer(self, count: int = 1, *, told: bool = False, key: str | None = "k") -> None:
-        parcels = []
+    def offer(self, count: int = 1, *, told: bool = False, key: str | None = "k", ticket: Ticket | None = None) -> None:
+        parcels, ticket = [], ticket or self.told
         for _ in range(count):
             body = str(self.sent).encode()
-            parcels.append(Parcel(body, "", "id", key, told=told, ticket=self.told, index=self.sent, size=100))
+            parcels.append(Parcel(body, "", "id", key, told=told, ticket=ticket, index=self.sent, size=100))
             self.sent += 1
         lane = self.engine.offer(QUEUE, parcels, checks_stamps=self.checks_stamps, hurry=told)
         self.wire += self.engine.pump(lane)
@@ -272,6 +273,52 @@ def test_lane_opens_itself_when_nobody_can_be_overtaken(told: bool, key: str | N
     assert rig.engine.frozen() == []
     rig.offer(told=told, key=key)
     assert rig.wire[-1].batch.epoch == 2
+
+
+class Call(Crowd):
+    """A call that sends many."""
+
+    def _completed(self) -> None:
+        pass
+
+
+def test_lane_of_a_failed_call_opens_when_the_call_ends() -> None:
+    rig, call, other = Rig(timeout=1.0), Call(), Call()
+    rig.offer(ticket=call)
+    rig.offer(ticket=other)
+    rig.connect()
+    rig.tick(1000)
+    with pytest.raises(LaneFrozen):
+        rig.offer(ticket=call)
+    rig.engine.call_ended(call)
+    assert rig.engine.frozen() == [QUEUE]
+    rig.engine.call_ended(other)
+    assert rig.engine.frozen() == []
+
+
+def test_failure_after_the_end_of_its_call_does_not_hold_the_lane() -> None:
+    """A call that was cut short, by its own iterable for example: nobody would ever end it again."""
+    rig, call = Rig(timeout=1.0), Call()
+    rig.offer(ticket=call)
+    rig.connect()
+    rig.engine.call_ended(call)
+    rig.tick(1000)
+    assert call.errors
+    assert rig.engine.frozen() == []
+
+
+def test_submit_turned_away_by_a_failed_call_keeps_the_lane_frozen() -> None:
+    """What its caller submits next would pass the one that was turned away."""
+    rig, call = Rig(timeout=1.0), Call()
+    rig.offer(ticket=call)
+    rig.connect()
+    rig.tick(1000)
+    with pytest.raises(LaneFrozen):
+        rig.offer()
+    rig.engine.call_ended(call)
+    assert rig.engine.frozen() == [QUEUE]
+    assert rig.engine.resume(QUEUE)
+    assert rig.engine.frozen() == []
 
 
 def test_late_answer_to_a_message_given_up_changes_nothing() -> None:

@@ -318,8 +318,28 @@ def test_restored_lease_of_a_lane_client_obeys_disconnect() -> None:
     assert table.disconnected("A", grace=at(1), now=at(0)) != ()
 
 
+def test_leases_of_a_deleted_topic_leave_nothing_but_their_height() -> None:
+    table = LockTable()
+    other = MessageQueue("bills", "a", 0)
+    take(table, "A", at(0))
+    take(table, "B", at(61))
+    take(table, "A", at(61), queue=other)
+    assert table.forget_topic("orders") == (LeaseRow("g", Q0, "B", Epoch(2), at(60), True),)
+    assert isinstance(table.verdict("g", Q0, "B", Epoch(2), now=at(62)), Stale)
+    assert table.verdict("g", other, "A", Epoch(1), now=at(62)) == Current(Epoch(1))
+    assert epoch_of(take(table, "B", at(62), group="another")) == 3, "whoever it is"
+    assert table.forget_topic("bills") != ()
+    assert table._groups.keys() == {"another"}
+
+
+def test_asking_for_nothing_leaves_nothing_behind() -> None:
+    table = LockTable()
+    table.acquire("g", [], "A", lease=None, now=at(0))
+    assert table._groups == {}
+
+
 class LockTableMachine(RuleBasedStateMachine):
-    """Any schedule of asking, releasing, losing connections, waiting and restarting the broker."""
+    """Any schedule of asking, releasing, losing connections, waiting, deleting the topic and restarting."""
 
     owners = st.sampled_from("ABC")
     queues = st.lists(st.sampled_from([Q0, Q1]), min_size=1, max_size=2, unique=True)
@@ -327,6 +347,7 @@ class LockTableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = LockTable()
+        self.floor = Epoch(0)
         self.now = Millis(0)
         self.disk: dict[tuple[str, MessageQueue], LeaseRow] = {}
         self.granted: dict[MessageQueue, list[tuple[Epoch, str]]] = {Q0: [], Q1: []}
@@ -375,7 +396,14 @@ class LockTableMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.table = LockTable()
-        self.table.restore(self.disk.values(), now=self.now)
+        self.table.restore(self.disk.values(), floor=self.floor, now=self.now)
+
+    @rule()
+    def delete_topic(self) -> None:
+        self.table.forget_topic("orders")
+        self.floor = self.table.floor
+        self.disk.clear()
+        assert all(self.table.holder("g", queue, now=self.now) is None for queue in (Q0, Q1))
 
     @invariant()
     def no_live_lease_without_a_deadline(self) -> None:

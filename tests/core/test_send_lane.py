@@ -37,6 +37,25 @@ def full(sender: SendLane[str], now: Millis = NOW) -> bool:
     return sender.take_batch(max_count=2, max_bytes=1_000, now=now) is None
 
 
+def test_messages_offered_together_are_as_if_offered_one_by_one() -> None:
+    sender = offered(1)
+    assert sender.offer_all(("m1", "m2", "m3"), (10, 2_000, 10), now=NOW) == 1
+    assert sender.offer("m4", 10, now=NOW) == 4
+    batches = []
+    while (batch := sender.take_batch(max_count=3, max_bytes=100, now=NOW)) is not None:
+        batches.append((batch.first_sequence, batch.messages, batch.size))
+        assert sender.acknowledged(batch)
+    assert batches == [(0, ("m0", "m1"), 20), (2, ("m2",), 2_000), (3, ("m3", "m4"), 20)]
+
+
+def test_frozen_lane_takes_none_of_many() -> None:
+    sender = offered(1)
+    sender.failed(take(sender), SendError.FATAL, now=NOW)
+    with pytest.raises(LaneFrozen):
+        sender.offer_all(("m1", "m2"), (1, 1), now=NOW)
+    assert sender.idle
+
+
 def test_sequences_are_given_once_in_the_order_of_the_offers() -> None:
     sender = lane()
     assert [sender.offer("m", 1, now=NOW) for _ in range(3)] == [0, 1, 2]

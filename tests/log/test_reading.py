@@ -8,7 +8,7 @@ from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, messa
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.index_files import IndexFiles, IndexLost
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import QueueIndex, pack_entry
+from lanemq.log.queue_index import QueueIndex, pack_entries, pack_entry
 from lanemq.log.reading import ReadStatus, verify
 from lanemq.log.time_search import Boundary
 from lanemq.model.errors import CorruptRecord
@@ -224,3 +224,9 @@ def test_an_intact_record_in_the_wrong_place_is_not_given_out(queue_id: int, off
     record = encode_record(topic="t", body=b"x", queue_id=0, queue_offset=7, position=500)
     assert verify(record, 0, [(500, len(record), 0, 0)], [7]) == []
     assert verify(record, queue_id, [(position, len(record), 0, 0)], [offset]) == [0]
+
+
+def test_entries_packed_together_are_those_packed_one_by_one() -> None:
+    facts = [(11, 100, 0), (111, 91, -7), (202, 4000, 2**31 - 1)]
+    positions, sizes, tags = (list(column) for column in zip(*facts, strict=True))
+    assert pack_entries(8, positions, sizes, tags) == b"".join(pack_entry(8 + i, *each) for i, each in enumerate(facts))

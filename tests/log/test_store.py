@@ -124,7 +124,7 @@ def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store:
     store = open_store()
     position = store.append("t", 0, [message("old", properties=keyed("k"))], store_time=1).positions[0]
     store.stage("t", 0, [message("staged")], store_time=1)
-    store.drop_topic("t")
+    store.state.drop_topic("t", store.drop_topic("t"))
     pending = store.take_pending()
     store.flush(pending)
     assert store.publish(pending) == []

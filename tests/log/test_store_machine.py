@@ -41,7 +41,7 @@ class Ledger:
             self.store.checkpoint()
             return
         if step == "drop":
-            self.store.drop_topic("t")
+            self.store.state.drop_topic("t", self.store.drop_topic("t"))
             self.acknowledged = {0: [], 1: [], 2: []}
             return
         if step == "stage and crash":

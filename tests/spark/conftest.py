@@ -23,13 +23,6 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 @pytest.fixture
-def own_broker() -> Iterator[EmbeddedBroker]:
-    """For tests that stop it."""
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture
 def topic(broker: EmbeddedBroker) -> str:
     """A topic of two queues that no other test knows."""
     name = f"t-{uuid.uuid4().hex[:12]}"

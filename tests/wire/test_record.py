@@ -17,6 +17,7 @@ from lanemq.wire.record import (
     encode_record,
     record_starts,
     seal_record,
+    seal_records,
 )
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -230,6 +231,40 @@ def test_random_bytes_raise_nothing_but_the_documented_error(junk: bytes, at: in
 def test_what_a_signed_length_cannot_hold_is_not_written(topic: bytes, properties: bytes) -> None:
     with pytest.raises(LocalProtocolError):
         build_tail(b"", topic, properties)
+    with pytest.raises(LocalProtocolError):
+        seal_records([(b"", properties, 0, 0, 0, 0, 0)], topic, 0, 0, 0, HOST, 0, HOST)
+
+
+NUMBER = st.integers(0, 2**31 - 1)
+PARTS = st.tuples(st.binary(max_size=40), st.text(max_size=20).map(str.encode), NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
+
+
+@settings(max_examples=60)
+@given(st.lists(PARTS, max_size=5), NUMBER, NUMBER)
+def test_records_sealed_together_are_those_sealed_one_by_one(
+    items: list[tuple[bytes, bytes, int, int, int, int, int]], offset: int, position: int
+) -> None:
+    """The quick way of the broker against the plain one, IPv6 flags of the sender included."""
+    expected = []
+    for number, (body, properties, _, flag, sys_flag, born, reconsumed) in enumerate(items):
+        expected.append(
+            encode_record(
+                topic="T1",
+                body=body,
+                properties_text=properties.decode(),
+                queue_id=3,
+                queue_offset=offset + number,
+                position=position + sum(map(len, expected)),
+                flag=flag,
+                sys_flag=sys_flag,
+                born_timestamp=born,
+                born_host=HOST,
+                store_timestamp=6,
+                store_host=HOST,
+                reconsume_times=reconsumed,
+            )
+        )
+    assert seal_records(items, b"T1", 3, offset, position, HOST, 6, HOST) == expected
 
 
 def test_ipv6_peer_is_written_as_a_placeholder_and_a_mapped_one_as_itself() -> None:

@@ -53,7 +53,7 @@ from lanemq.log.state import OffsetRow, ProducerRow, Sync
 from lanemq.log.store import Store
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.stamp import Stamp
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
 from lanemq.wire.command import Command
@@ -198,7 +198,7 @@ class Broker:
             OffsetHandler(parts),
             self._groups,
             RouteHandler(parts),
-            TopicHandler(parts),
+            TopicHandler(parts, self._pull.topic_deleted),
             RetryHandler(parts),
             QueryHandler(parts),
             StatsHandler(parts),
@@ -224,7 +224,8 @@ class Broker:
             (name, SubscriptionGroupConfig.decode(text.encode())) for name, text in state.groups().items()
         )
         parts.offsets.restore(restored_offset(row) for row in state.offsets())
-        parts.locks.restore((restored_lease(row) for row in state.leases()), now=self._clock.now())
+        leases, floor = map(restored_lease, state.leases()), Epoch(state.epoch_floor())
+        parts.locks.restore(leases, floor=floor, now=self._clock.now())
         parts.producers.restore(restored_producer(row) for row in state.producers())
         for level in range(1, MAX_LEVEL + 1):
             cursor = state.get(f"{DELAY_CURSOR}{level}")

@@ -89,6 +89,9 @@ def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
     check_topic(name)
     if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
         return parts.topics.existing(name)
+    if not header.default_topic and not name.startswith(RETRY_PREFIX):
+        # Its sender knows the topic and was promised its queues and its order: another one would break both.
+        return parts.topics.existing(name)
     queues = min(max(header.default_topic_queue_nums, 1), parts.options.default_queues)
     template = header.default_topic or DEFAULT_TOPIC
     return parts.topics.take(parts.topics.table.auto_create(name, template, queues))

@@ -40,6 +40,11 @@ class Recording:
         for row in rows:
             self._history.lease_released(_line(row.group, row.queue, owner, row.epoch))
 
+    def withdrawn(self, rows: Iterable[LeaseRow]) -> None:
+        """The leases of a topic that was deleted."""
+        for row in rows:
+            self._history.lease_released(_line(row.group, row.queue, row.owner, row.epoch))
+
     def expired(self, leases: Iterable[tuple[str, Lease]]) -> None:
         for group, lease in leases:
             self._history.lease_expired(_line(group, lease.queue, lease.owner, lease.epoch))

@@ -29,7 +29,8 @@ def answer_code(
 
 def answer_error(peer: Peer, request: Command, error: LaneError) -> None:
     """The response code a RocketMQ client understands best for this error."""
-    answer_code(peer, request, code_for(error), str(error))
+    remark = error.remark if isinstance(error, BrokerRefused) else str(error)
+    answer_code(peer, request, code_for(error), remark)
 
 
 def code_for(error: LaneError) -> int:

@@ -98,8 +98,9 @@ def _arriving(reader: Reader, ends: dict[MessageQueue, int]) -> Iterator[Message
             time.sleep(POLL_SECONDS)
 
 
-def _stored(message: Message) -> int:
-    return message.record.store_timestamp
+def _stored(message: Message) -> tuple[int, int]:
+    """Time, and within one millisecond the place in the log: the order in which a broker stored them."""
+    return message.record.store_timestamp, message.record.position
 
 
 def _line(message: Message) -> str:

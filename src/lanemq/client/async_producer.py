@@ -19,7 +19,7 @@ from lanemq.client.routes import TopicRoute
 from lanemq.client.send_engine import SendEngine
 from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
 from lanemq.client.send_requests import Parcel, RequestBuilder, extras_of, heartbeat
-from lanemq.client.send_tickets import AwaitedCrowd, LoopFuture
+from lanemq.client.send_tickets import AwaitedCrowd, Crowd, LoopFuture
 from lanemq.client.send_work import SendRequest, Work, not_reached
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
@@ -132,16 +132,24 @@ class AsyncProducer:
     async def send_many(self, topic: str, messages: Many) -> list[Receipt]:
         """Stores all messages, those of a key in the order given; the fast way for more than a few.
 
-        Raises the error of the first message that failed; others of the call may be stored.
+        Raises the error of the first message that failed; nothing behind it in its queue is stored, others of the
+        call may be. No more messages are read after a failure.
         """
         crowd = AwaitedCrowd()
         count = 0
-        for run in self._packer.runs(messages, crowd):
-            count += len(run)
-            await self._accept(topic, None, run, None)
-            await asyncio.sleep(0)  # a long iterable must not keep the loop from reading answers
-        crowd.close(count)
-        return await crowd.wait()
+        try:
+            try:
+                for run in self._packer.runs(messages, crowd):
+                    await self._accept(topic, None, run, None)
+                    count += len(run)
+                    await asyncio.sleep(0)  # a long iterable must not keep the loop from reading answers
+            except LaneError as error:
+                crowd.failed(count, error)  # it stands for its run; the caller hears of the earliest failure
+                count += 1
+            crowd.close(count)
+            return await crowd.wait()
+        finally:
+            self._engine.call_ended(crowd)
 
     def batch(self, topic: str) -> "AsyncBatch":
         """`async with producer.batch("orders") as batch: batch.add(value, key=...)`: sent when the block ends."""
@@ -218,15 +226,14 @@ class AsyncProducer:
             self._in_line -= 1
 
     def _offer(self, route: TopicRoute, value: object, run: Run, choice: Choice | None) -> None:
-        if choice is None:
-            placed = self._chooser.sort_out(route, run)
+        if isinstance(run[0][1].ticket, Crowd):
+            lanes = self._engine.offer_all(self._chooser.sort_out(route, run), route)
         else:
             ((key, parcel),) = run
-            placed = {self._chooser.choose(route, value, key, choice): [parcel]}
-        hurry = run[0][1].told
-        for queue, parcels in placed.items():
+            queue = self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
             stamps = route.is_lane(queue.broker)
-            lane = self._engine.offer(queue, parcels, checks_stamps=stamps, hurry=hurry)
+            lanes = [self._engine.offer(queue, (parcel,), checks_stamps=stamps, hurry=parcel.told)]
+        for lane in lanes:
             self._post(self._engine.pump(lane))
             if self._engine.needs_keeper(lane):
                 self._wake.set()

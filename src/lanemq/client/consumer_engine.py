@@ -201,14 +201,10 @@ class ConsumerEngine:
 
     def move(self, holding: Holding, offset: QueueOffset) -> None:
         """A person reset the group's offset: go on there."""
+        holding.moving = offset
         if holding.puller is not None:
             holding.puller.cancel()
-
-        async def move_and_pull() -> None:
-            await self.puller.move(holding, offset)
-            await self.puller.run(holding)
-
-        holding.puller = self._tasks.create_task(move_and_pull())
+        self._start_pulling(holding)
 
     def rebalance(self) -> None:
         """Look now who else there is."""
@@ -288,8 +284,7 @@ class ConsumerEngine:
     async def _leave(self, holding: Holding) -> None:
         if holding.hand_over is not None:
             await asyncio.wait([holding.hand_over])
-        if not await self.hand_over.give_up(holding, self.options.stop_ms):
-            log.warning("%s is left behind with its handler running; its lease ends by itself", holding)
+        await self.hand_over.give_up_at_last(holding)
 
     def _abandon(self, holding: Holding) -> None:
         holding.released = True

@@ -12,6 +12,7 @@ handler (A89), and other queues do not notice (A53).
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -20,10 +21,15 @@ from lanemq.client.holding import Holding, Holdings
 from lanemq.client.lock_keeper import LockKeeper
 from lanemq.client.offset_keeper import OffsetKeeper
 from lanemq.core.rebalance import Event, Stage, Step
+from lanemq.core.retry_policy import Backoff
 from lanemq.history import Lease
 from lanemq.model.errors import LaneError, LeaseLost
+from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
+
+LAST_COMMIT_BACKOFF = Backoff(Millis(100), 2.0, Millis(1_000))
+"""Between attempts to report a last offset; a broker that restarts is back within a few seconds."""
 
 _UNFINISHED = {Stage.DRAINING: Step.DRAIN, Stage.COMMITTING: Step.COMMIT}
 
@@ -69,6 +75,22 @@ class HandOver:
             if event is None or (holding.released and event is not Event.UNLOCKED):
                 return holding.released
             step = holding.life.happened(event, now=self._clock.now())
+
+    async def give_up_at_last(self, holding: Holding) -> bool:
+        """As `give_up`, when everything ends: no later round will report the offset, so it is tried again here."""
+        deadline = self._clock.now() + self._options.stop_ms
+        for failures in itertools.count(1):
+            if await self.give_up(holding, max(0, deadline - self._clock.now())):
+                break
+            pause = LAST_COMMIT_BACKOFF.delay(failures)
+            if holding.life.stage is not Stage.COMMITTING:
+                log.warning("%s is left behind with its handler running; its lease ends by itself", holding)
+                return False
+            if self._clock.now() + pause >= deadline:
+                log.error("%s is left behind: its last offset could not be reported, the rest repeats", holding)
+                return False
+            await asyncio.sleep(pause / 1000)
+        return True
 
     def call_off(self, holding: Holding) -> None:
         """The queue is wanted here again before it left."""

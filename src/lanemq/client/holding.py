@@ -48,6 +48,8 @@ class Holding:
         self.puller: asyncio.Task[None] | None = None
         self.hand_over: asyncio.Task[None] | None = None
         self.last_pull: Millis = Millis(0)
+        self.moving: QueueOffset | None = None
+        """Where a reset sends it, until it has arrived; what it did at the old place is not reported any more."""
         self.gaps = NO_GAPS
         """What is finished above the committable offset, as of the last look."""
         self.gaps_told = NO_GAPS

@@ -33,6 +33,7 @@ _SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
 _INT = Struct(">i").unpack_from
 _SHORT = Struct(">h").unpack_from
 _KEY_NAME = PropertyName.KEY.encode() + b"\x01"
+_KEY_NAME_BYTES = len(_KEY_NAME)
 _ENTRY_END = 2
 _PLAIN_MAGIC = MAGIC_V1 & 0xFF
 _V6_HOSTS = BORN_HOST_V6 | STORE_HOST_V6
@@ -190,7 +191,9 @@ def find_key(buffer: bytes, start: int) -> str | None:
         if at < 0:
             return None
         if at == first or buffer[at - 1] == _ENTRY_END:
-            value = buffer[at + len(_KEY_NAME) : end].partition(b"\x02")[0]
+            value_at = at + _KEY_NAME_BYTES
+            value_end = buffer.find(b"\x02", value_at, end)
+            value = buffer[value_at : end if value_end < 0 else value_end]
             if value:
                 return value.decode(errors="replace")
     return find_property(RecordView(buffer, start).properties_text, PropertyName.KEY)

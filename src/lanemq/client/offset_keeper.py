@@ -92,6 +92,9 @@ class OffsetKeeper:
 
     async def commit(self, holding: Holding) -> None:
         """Reports one queue and waits until the broker has it, or raises."""
+        if holding.moving is not None:
+            await self.move_to(holding, holding.moving)
+            return
         self._look(holding)
         if self._local is not None:
             self._save()
@@ -107,7 +110,7 @@ class OffsetKeeper:
         self.begin(holding, Start(offset))
 
     def _look(self, holding: Holding) -> None:
-        """The newest committable offset; nothing of a queue that is not ours any more (A99)."""
+        """The newest progress; nothing of a queue that is not ours any more (A99)."""
         if holding.released:
             return
         progress = holding.station.board.progress(holding.queue)
@@ -124,7 +127,7 @@ class OffsetKeeper:
             self._table.persisted(dirty)
 
     async def _try_commit(self, holding: Holding) -> None:
-        if holding.released:
+        if holding.released or holding.moving is not None:
             return
         try:
             await self._commit(holding)

@@ -134,15 +134,24 @@ class Producer:
     def send_many(self, topic: str, messages: Many) -> list[Receipt]:
         """Stores all messages, those of a key in the order given; the fast way for more than a few.
 
-        Raises the error of the first message that failed; others of the call may be stored.
+        Raises the error of the first message that failed; nothing behind it in its queue is stored, others of the
+        call may be. No more messages are read after a failure.
         """
         crowd = WaitingCrowd()
         count = 0
-        for run in self._packer.runs(messages, crowd):
-            count += len(run)
-            self._accept_run(topic, run)
-        crowd.close(count)
-        return crowd.wait()
+        try:
+            try:
+                for run in self._packer.runs(messages, crowd):
+                    self._accept_run(topic, run)
+                    count += len(run)
+            except LaneError as error:
+                crowd.failed(count, error)  # it stands for its run; the caller hears of the earliest failure
+                count += 1
+            crowd.close(count)
+            return crowd.wait()
+        finally:
+            with self._lock:
+                self._engine.call_ended(crowd)
 
     def batch(self, topic: str) -> "Batch":
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
@@ -222,10 +231,7 @@ class Producer:
         placed = self._chooser.sort_out(route, run)
         with self._lock:
             self._wait_for_space(sum([parcel.size for _, parcel in run]))
-            lanes = [
-                self._engine.offer(queue, parcels, checks_stamps=route.is_lane(queue.broker))
-                for queue, parcels in placed.items()
-            ]
+            lanes = self._engine.offer_all(placed, route)
             links = self._line_up([request for lane in lanes for request in self._engine.pump(lane)])
             wake = any([self._engine.needs_keeper(lane) for lane in lanes])
         self._write(links)

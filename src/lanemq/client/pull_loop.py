@@ -64,7 +64,10 @@ class Puller:
                 await asyncio.sleep(self._options.pull_retry_ms / 1000)
 
     async def _once(self, holding: Holding) -> None:
-        """One pull, or one wait for the right to make it."""
+        """One pull, or one wait for the right to make it; a move that was begun comes first."""
+        if holding.moving is not None:
+            await self.move(holding, holding.moving)
+            return
         if not holding.may_pull(now=self._clock.now()):
             await self._wait(holding, self._options.pull_retry_ms)
             return
@@ -99,6 +102,7 @@ class Puller:
     async def move(self, holding: Holding, offset: QueueOffset) -> None:
         """Goes on elsewhere in the queue. Handlers end first: two turns of a key must never overlap."""
         board, queue = holding.station.board, holding.queue
+        holding.moving = offset
         log.warning("%s goes on at offset %d instead of %s", queue, offset, board.next_offset(queue))
         board.drain(queue)
         while not await board.drained(queue, self._options.hand_over_ms):
@@ -111,6 +115,7 @@ class Puller:
         board.drop(queue)
         board.add(queue, offset, holding.usable_until)
         await self._offsets.move_to(holding, offset)
+        holding.moving = None
 
     def _take_in(self, holding: Holding, messages: list[Message], pulled: Pulled, pulled_from: QueueOffset) -> None:
         holding.station.board.put(holding.queue, messages, pulled.next_offset, pulled_from)

@@ -6,17 +6,19 @@ turns its batches into requests, and translates replies, lost connections and de
 
 After a failure that cannot be retried a lane is frozen: what was sent behind the failed message must not pass
 it. If everybody concerned is told before they can send anything else (they wait, or the messages have no key),
-the lane opens again by itself; otherwise it waits for `resume`.
+the lane opens again by itself, for a call that sends many when that call ends; otherwise it waits for `resume`.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lanemq.client.producer_options import ProducerOptions
+from lanemq.client.routes import TopicRoute
 from lanemq.client.send_history import SendHistory
-from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, stored_outcomes
+from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, forgotten, stored_outcomes
 from lanemq.client.send_requests import Parcel, RequestBuilder
+from lanemq.client.send_tickets import Crowd
 from lanemq.client.send_work import EngineLane, SendRequest, Work
 from lanemq.clock import Clock
 from lanemq.core.send_lane import Failed, SendBatch, SendError, SendLane, SendOptions
@@ -56,6 +58,8 @@ class SendEngine:
         self._lanes: dict[MessageQueue, EngineLane] = {}
         self._active: set[EngineLane] = set()
         self._brokers: dict[str, _Broker] = {}
+        # Frozen lanes that wait for the end of a call.
+        self._held: set[EngineLane] = set()
         self.buffered_bytes = 0
 
     # parcels in
@@ -66,6 +70,7 @@ class SendEngine:
         """Gives the parcels their places. `LaneFrozen` if nothing may be sent there; nothing has changed then."""
         lane = self._lanes.get(queue) or self._open_lane(queue, checks_stamps)
         if lane.sender.frozen is not None:
+            self._concern(lane, parcels)
             raise LaneFrozen(
                 f"an earlier message to queue {queue} failed ({lane.last_error or lane.sender.frozen.value}): "
                 f"decide what to do about it, then call resume({queue.topic!r}, key=...)"
@@ -94,6 +99,23 @@ class SendEngine:
         lane.gathered += len(parcels)
         lane.gathered_bytes += total
         self.buffered_bytes += total
+
+    def offer_all(self, placed: Mapping[MessageQueue, Sequence[Parcel]], route: TopicRoute) -> list[EngineLane]:
+        """All parcels of a run, or none: `LaneFrozen` if one of the lanes is."""
+        for queue, parcels in placed.items():
+            lane = self._lanes.get(queue)
+            if lane is not None and lane.sender.frozen is not None:
+                self.offer(queue, parcels, checks_stamps=lane.checks_stamps)  # says why, and raises
+        return [
+            self.offer(queue, parcels, checks_stamps=route.is_lane(queue.broker)) for queue, parcels in placed.items()
+        ]
+
+    def call_ended(self, crowd: Crowd) -> None:
+        """Its caller knows what became of the messages now; lanes that were frozen for that open again."""
+        crowd.over = True
+        for lane in tuple(self._held):
+            lane.waits_for.discard(crowd)
+            self._reopen(lane)
 
     def pump(self, lane: EngineLane) -> list[SendRequest]:
         """What may go out on this lane now."""
@@ -296,7 +318,11 @@ class SendEngine:
             lane.under_way.clear()
             lane.repeats = True  # all of them will be sent again, from the first
         elif kind is SendError.GAP and reply is not None and reply.ext.get(LANE_EXPECTED) == "0":
-            self._start_over(lane, failed)
+            if request.batch.attempt == 1:
+                self._start_over(lane, failed)
+            else:
+                self._give_up(lane, _doubtful(failed), forgotten(lane.queue), work)
+                lane.under_way.clear()
         else:
             self._give_up(lane, failed, problem, work)
             for sequence in [each for each in lane.under_way if each >= request.batch.first_sequence]:
@@ -305,7 +331,8 @@ class SendEngine:
     def _start_over(self, lane: EngineLane, failed: Failed[Parcel]) -> None:
         """The broker does not know this producer any more, and refused everything that was under way.
 
-        Nothing of it is stored, so all of it may go out again under a new epoch, from sequence 0.
+        The first batch was sent only once, and with it all behind it: nothing of them is stored, so all of it may
+        go out again under a new epoch, from sequence 0. An attempt before could have been stored and forgotten.
         """
         log.warning("queue %s: the broker has forgotten this producer, starting a new epoch", lane.queue)
         lane.under_way.clear()
@@ -323,16 +350,23 @@ class SendEngine:
         if self._history.on:
             self._history.given_up(lane.queue, failed)
         work.outcomes += failed_outcomes(lane.queue, failed, reason, self._options.timeout)
-        lane.opens_itself = all(parcel.told or parcel.key is None for parcel in parcels)
+        self._concern(lane, parcels)
         lane.gathered = lane.gathered_bytes = 0
 
+    def _concern(self, lane: EngineLane, parcels: Sequence[Parcel]) -> None:
+        lane.concern(parcels)
+        if lane.waits_for:
+            self._held.add(lane)
+
     def _reopen(self, lane: EngineLane) -> None:
-        if lane.opens_itself and lane.sender.idle:
-            lane.opens_itself = False
+        if lane.may_reopen:
             self._open_again(lane)
 
     def _open_again(self, lane: EngineLane) -> None:
         lane.sender.resume()
+        lane.waits_for.clear()
+        lane.needs_resume = False
+        self._held.discard(lane)
         lane.repeats = False
         lane.under_way.clear()
         lane.built.clear()
@@ -344,6 +378,11 @@ class SendEngine:
             return False
         oldest = min(request.sent_at for request in lane.under_way.values())
         return now - oldest >= self._options.request_timeout * 1000
+
+
+def _doubtful(failed: Failed[Parcel]) -> Failed[Parcel]:
+    """Refused now, but an attempt before may have been stored."""
+    return Failed(failed.error, unknown=(*failed.refused, *failed.unknown), blocked=failed.blocked)
 
 
 def _kind_of(problem: LaneError) -> SendError:

@@ -8,7 +8,7 @@ from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_requests import Parcel
 from lanemq.client.send_tickets import Crowd
 from lanemq.core.send_lane import Failed, SendError
-from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut
+from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.wire.command import Command
@@ -83,7 +83,9 @@ def failed_outcomes(
         unsent: LaneError = RequestTimedOut(f"{late}: the message was not sent{why}")
         blocked = _frozen(queue, unknown) if failed.unknown else unsent
     else:
-        unknown = blocked = _frozen(queue, reason)
+        blocked = _frozen(queue, reason)
+        # Doubt about the first of them is the reason itself; otherwise they were sent behind a refused one.
+        unknown = blocked if failed.refused or reason is None else reason
     if failed.refused:
         outcomes.append(NotStored(failed.refused, reason or _frozen(queue, None)))
     if failed.unknown:
@@ -91,6 +93,14 @@ def failed_outcomes(
     if failed.blocked:
         outcomes.append(NotStored(failed.blocked, blocked))
     return outcomes
+
+
+def forgotten(queue: MessageQueue) -> SequenceGap:
+    """Sent again to a broker that has forgotten this producer: it cannot tell a repeat any more."""
+    return SequenceGap(
+        f"the broker has forgotten this producer's messages to queue {queue}, and the answer to an earlier attempt "
+        f"was lost: the message may be stored or not; look for it by its id, then send it again or go on"
+    )
 
 
 def _frozen(queue: MessageQueue, reason: LaneError | None) -> LaneFrozen:

@@ -23,7 +23,7 @@ from lanemq.client.send_requests import (
     maybe_compressed,
     properties_text,
 )
-from lanemq.client.send_tickets import UNHEARD, Ticket
+from lanemq.client.send_tickets import UNHEARD, Crowd, Ticket
 from lanemq.core.sharding import Selector, pick_queue, round_robin
 from lanemq.model.errors import InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
 from lanemq.model.names import NOT_SENDABLE, check_topic
@@ -87,13 +87,18 @@ class Packer:
         text = key if key is None or isinstance(key, str) else str(key)
         properties = properties_text(text, message_id, extras)
         size = len(body) + len(properties) + PARCEL_OVERHEAD
-        return Parcel(body, properties, message_id, text, 0, False, True, ticket, index, size)
+        return Parcel(body, properties, message_id, text, 0, False, ticket is UNHEARD, ticket, index, size)
 
-    def runs(self, messages: Many, ticket: Ticket) -> Iterator[list[tuple[str | int | None, Parcel]]]:
-        """Keys and parcels, numbered for the ticket that collects their receipts, some hundred at a time."""
+    def runs(self, messages: Many, ticket: Crowd) -> Iterator[list[tuple[str | int | None, Parcel]]]:
+        """Keys and parcels, numbered for the ticket that collects their receipts, some hundred at a time.
+
+        Ends at the first failure: nothing is read any more, and what was read and not handed over is not sent.
+        """
         run: list[tuple[str | int | None, Parcel]] = []
-        plain, room = self.plain, RUN_BYTES
+        plain, room, failures = self.plain, RUN_BYTES, ticket.errors
         for index, message in enumerate(messages):
+            if failures:
+                return
             if type(message) is tuple:
                 key, value = message
                 parcel = plain(value, key, NO_EXTRAS, ticket, index)

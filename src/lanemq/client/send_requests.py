@@ -52,7 +52,8 @@ class Parcel(msgspec.Struct, gc=False):
     alone: bool = False
     """It cannot share a batch: compressed or delayed."""
     told: bool = True
-    """Its sender hears of a failure before sending anything else, or does not want to."""
+    """Its sender hears of a failure before sending anything else, or does not want to. Of a `Crowd` it is false:
+    its call goes on handing over messages until it ends."""
     ticket: Ticket = UNHEARD
     index: int = 0
     size: int = 0

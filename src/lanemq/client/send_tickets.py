@@ -141,8 +141,10 @@ class Crowd:
 
     def __init__(self) -> None:
         self._receipts: dict[int, Receipt] = {}
-        self._errors: dict[int, LaneError] = {}
+        self.errors: dict[int, LaneError] = {}
         self._expected: int | None = None
+        self.over = False
+        """The call has ended: whoever made it knows what there is to know."""
 
     def stored_all(self, indexes: Iterable[int], receipts: Iterable[Receipt]) -> None:
         """`stored` for each of them."""
@@ -156,7 +158,7 @@ class Crowd:
             self._look()
 
     def failed(self, index: int, error: LaneError) -> None:
-        self._errors[index] = error
+        self.errors[index] = error
         if self._expected is not None:
             self._look()
 
@@ -166,12 +168,12 @@ class Crowd:
 
     def result(self) -> list[Receipt]:
         """All receipts, or the error of the first message that has none."""
-        if self._errors:
-            raise self._errors[min(self._errors)]
+        if self.errors:
+            raise self.errors[min(self.errors)]
         return [self._receipts[index] for index in range(self._expected or 0)]
 
     def _look(self) -> None:
-        if len(self._receipts) + len(self._errors) == self._expected:
+        if len(self._receipts) + len(self.errors) == self._expected:
             self._completed()
 
     def _completed(self) -> None:

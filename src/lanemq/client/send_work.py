@@ -1,10 +1,12 @@
 """What the send engine hands to its shells, and what it remembers per queue."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lanemq.client.send_outcomes import Outcome
 from lanemq.client.send_requests import Parcel
+from lanemq.client.send_tickets import Crowd
 from lanemq.core.send_lane import SendBatch, SendLane
 from lanemq.model.errors import ConnectFailed, LaneError
 from lanemq.model.queue import MessageQueue
@@ -57,8 +59,25 @@ class EngineLane:
     """Batches wait to be sent again; they go before anything that gathered."""
     linger_until: int = 0
     last_error: LaneError | None = None
-    opens_itself: bool = False
-    """Frozen, but everybody concerned was told: opens as soon as nothing is unanswered."""
+    waits_for: set[Crowd] = field(default_factory=set)
+    """Frozen, and these calls have not ended: their callers do not know it yet."""
+    needs_resume: bool = False
+    """Frozen, and somebody may send on without knowing it: only a person opens the lane."""
+
+    def concern(self, parcels: Iterable[Parcel]) -> None:
+        """These were given up or turned away: notes who must hear of it before anything may pass them."""
+        for parcel in parcels:
+            if parcel.told or parcel.key is None:
+                continue
+            if not isinstance(parcel.ticket, Crowd):
+                self.needs_resume = True
+            elif not parcel.ticket.over:
+                self.waits_for.add(parcel.ticket)
+
+    @property
+    def may_reopen(self) -> bool:
+        """Frozen, but everybody concerned was told, and nothing is unanswered."""
+        return self.sender.frozen is not None and not (self.needs_resume or self.waits_for) and self.sender.idle
 
 
 def not_reached(broker: str, error: Exception) -> LaneError:

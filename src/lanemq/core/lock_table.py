@@ -8,7 +8,9 @@ When the epoch grows:
   1. the queue was never owned, or its last owner released it: the next owner gets a new epoch, even if it is
      the same client, so that a late release of the former lease cannot end the new one;
   2. another owner takes over an expired lease: new epoch;
-  3. the owner asks again, even late, and nobody came between: the epoch stays, its work is still its own.
+  3. the owner asks again, even late, and nobody came between: the epoch stays, its work is still its own;
+  4. a deleted topic's leases are forgotten (`forget_topic`), but not how high they were: whoever takes a queue of
+     a new topic of that name gets a higher epoch than anybody had in the old one.
 
 A lease is live while `now < expires_at`. Stock RocketMQ clients trust their lock for 30 s without asking, so
 theirs lives 60 s and survives a lost connection. LaneMQ clients ask for the lease they want and give it up
@@ -31,6 +33,7 @@ STOCK_LEASE_MS = Millis(60_000)
 """RocketMQ: `RebalanceLockManager`, `REBALANCE_LOCK_MAX_LIVE_TIME`."""
 
 NOBODY = ""
+NO_EPOCH = Epoch(0)
 
 
 class Lease(NamedTuple):
@@ -103,11 +106,11 @@ class _Entry:
 
     __slots__ = ("epoch", "expires_at", "group", "lease_ms", "owner", "queue", "stock", "wake_at")
 
-    def __init__(self, group: str, queue: MessageQueue) -> None:
+    def __init__(self, group: str, queue: MessageQueue, epoch: Epoch) -> None:
         self.group = group
         self.queue = queue
         self.owner = NOBODY
-        self.epoch = Epoch(0)
+        self.epoch = epoch
         self.expires_at = Millis(0)
         self.lease_ms = Millis(0)
         self.stock = False
@@ -129,6 +132,8 @@ class LockTable:
 
     def __init__(self, stock_lease_ms: int = STOCK_LEASE_MS) -> None:
         self._stock_lease_ms = Millis(stock_lease_ms)
+        self.floor = NO_EPOCH
+        """No forgotten lease had a higher epoch; every queue that is new here begins above it."""
         self._groups: dict[str, dict[MessageQueue, _Entry]] = {}
         # Exactly the entries whose `owner` it is, so that a disconnect touches nothing else.
         self._by_owner: dict[str, dict[tuple[str, MessageQueue], _Entry]] = {}
@@ -147,12 +152,15 @@ class LockTable:
         if lease is not None and lease <= 0:
             raise InvalidOption(f"a lease of {lease} ms was refused: ask for 1 ms or more")
         lease_ms = self._stock_lease_ms if lease is None else min(lease, self._stock_lease_ms)
-        held = self._groups.setdefault(group, {})
+        held = self._groups.get(group, {})
         granted: list[Lease] = []
         refused: list[Refusal] = []
         changes: list[LeaseRow] = []
         for queue in queues:
-            entry = held.get(queue) or held.setdefault(queue, _Entry(group, queue))
+            entry = held.get(queue)
+            if entry is None:
+                held = self._groups.setdefault(group, held)
+                entry = held[queue] = _Entry(group, queue, self.floor)
             if entry.owner != owner and entry.live(now):
                 refused.append(Refusal(queue, entry.owner, Millis(entry.expires_at - now)))
                 continue
@@ -184,6 +192,21 @@ class LockTable:
             entry.expires_at = min(entry.expires_at, now)
             released.append(entry.row())
         return tuple(released)
+
+    def forget_topic(self, topic: str) -> tuple[LeaseRow, ...]:
+        """End the leases of a deleted topic; its rows may go from the disk once `floor` is on it.
+
+        Its owners stand where the deleted queue ended: with the old epoch they would read on there in a new topic
+        of the same name, and pass over everything before.
+        """
+        gone = [entry for held in self._groups.values() for queue, entry in list(held.items()) if queue.topic == topic]
+        for entry in gone:
+            self._disown(entry)
+            self.floor = max(self.floor, entry.epoch)
+            del self._groups[entry.group][entry.queue]
+            if not self._groups[entry.group]:
+                del self._groups[entry.group]
+        return tuple(entry.row() for entry in gone if entry.owner != NOBODY)
 
     def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> tuple[tuple[str, Lease], ...]:
         """Let a LaneMQ owner's leases end `grace` from now at the latest; a renewal in time undoes it.
@@ -243,8 +266,10 @@ class LockTable:
         """When the next lease runs out."""
         while self._ends:
             wake_at, group, queue = self._ends[0]
-            entry = self._groups[group][queue]
-            if entry.wake_at != wake_at or entry.owner == NOBODY:
+            entry = self._groups.get(group, {}).get(queue)
+            if entry is None:
+                heappop(self._ends)
+            elif entry.wake_at != wake_at or entry.owner == NOBODY:
                 heappop(self._ends)
                 entry.wake_at = None if entry.wake_at == wake_at else entry.wake_at
             elif entry.expires_at > wake_at:
@@ -254,14 +279,16 @@ class LockTable:
                 return wake_at
         return None
 
-    def restore(self, rows: Iterable[LeaseRow], *, now: Millis) -> None:
+    def restore(self, rows: Iterable[LeaseRow], *, floor: Epoch = NO_EPOCH, now: Millis) -> None:
         """Load what was persisted and give every lease its full length again.
 
         Its owner may still be working and could not renew while the broker was away. Without this, the first
         asker after a restart would share the queue with it.
         """
+        self.floor = max(self.floor, floor)
         for row in rows:
-            entry = self._groups.setdefault(row.group, {}).setdefault(row.queue, _Entry(row.group, row.queue))
+            held = self._groups.setdefault(row.group, {})
+            entry = held.setdefault(row.queue, _Entry(row.group, row.queue, NO_EPOCH))
             self._disown(entry)
             entry.owner, entry.epoch = row.owner, max(entry.epoch, row.epoch)
             entry.lease_ms, entry.stock = row.lease_ms, row.stock

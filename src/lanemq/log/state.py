@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from lanemq.log.schema import SCHEMA, UPGRADES, VERSION
 from lanemq.model.errors import StorageError
 
+EPOCH_FLOOR = "epoch-floor"
+
 
 class Sync(enum.Enum):
     """How hard a transaction is pushed to the disk before the call returns."""
@@ -151,6 +153,16 @@ class State:
             rows,
             Sync.FULL,
         )
+
+    def forget_leases(self, topic: str, floor: int) -> None:
+        """One transaction: the rows may go only together with the promise that their epochs are not used again."""
+        with self._transaction(Sync.FULL) as db:
+            db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
+            db.execute("DELETE FROM leases WHERE topic = ?", (topic,))
+
+    def epoch_floor(self) -> int:
+        """No lease that was forgotten had a higher epoch."""
+        return int(self.get(EPOCH_FLOOR) or 0)
 
     # Producers, as of the checkpoint.
 

@@ -39,6 +39,9 @@ from lanemq.wire.record import HEAD_BYTES
 _FILTER_SCAN = 8192
 """Entries a filtered pull looks at before it answers, so that a rare tag does not cost a round trip per screen."""
 
+_FIRST_LOOK = 1024
+"""Entries a pull reads before it looks whether it needs more of them."""
+
 
 class Store:
     """The messages of one data folder. Open it, `recover()` once, use it, `close()` it.
@@ -173,7 +176,10 @@ class Store:
         answer = nothing_to_read(offset, first, end)
         if answer is not None or queue is None:
             return answer or ReadResult(ReadStatus.EMPTY, b"", 0, 0, 0, 0, [])
-        entries = self._entries(queue, offset, max_count, tag_filter)
+        if tag_filter is None:
+            entries = self._enough_entries(queue, offset, min(max_count, end - offset), max_bytes)
+        else:
+            entries = self._entries(queue, offset, min(max(max_count, _FILTER_SCAN), end - offset), tag_filter)
         lost = [i for i, entry in enumerate(entries) if entry[1] == 0]
         wanted: Sequence[int] = range(len(entries))
         if tag_filter is not None:
@@ -277,12 +283,16 @@ class Store:
             self._keys.forget(retired)
             self._log.close_retired(retired)
 
-    def drop_topic(self, topic: str) -> None:
-        """Makes everything stored or staged so far for a topic unreachable; a new topic of that name starts at 0."""
+    def drop_topic(self, topic: str) -> int:
+        """Makes everything stored or staged so far for a topic unreachable; a new topic of that name starts at 0.
+
+        Until the next restart: for longer, `state.drop_topic` must follow on the log thread with the position
+        returned, before anything about a new topic of that name is written there.
+        """
         position = self._appender.staged
         self._queues.drop(topic)
-        self.state.drop_topic(topic, position)
         self._dropped = {**self._dropped, topic: position}
+        return position
 
     def close(self, producers: Iterable[ProducerRow] = ()) -> None:
         """Stops cleanly, so that the next start needs no scan. Repeating it does nothing."""
@@ -306,11 +316,15 @@ class Store:
         clean = work._replace(mark=work.mark._replace(clean=True))
         self._checkpointer.write(clean, producers, ())
 
-    def _entries(
-        self, queue: QueueIndex, offset: int, max_count: int, tag_filter: frozenset[int] | None
-    ) -> list[Entry]:
-        count = max_count if tag_filter is None else max(max_count, _FILTER_SCAN)
-        raw = self._queues.raw_entries(queue, offset, min(count, queue.end - offset))
+    def _enough_entries(self, queue: QueueIndex, offset: int, count: int, max_bytes: int) -> list[Entry]:
+        """Not many more than fit: of large messages an answer holds fewer than were asked for."""
+        entries = self._entries(queue, offset, min(count, _FIRST_LOOK), None)
+        if count > _FIRST_LOOK and sum([entry[1] for entry in entries]) < max_bytes:
+            entries += self._entries(queue, offset + _FIRST_LOOK, count - _FIRST_LOOK, None)
+        return entries
+
+    def _entries(self, queue: QueueIndex, offset: int, count: int, tag_filter: frozenset[int] | None) -> list[Entry]:
+        raw = self._queues.raw_entries(queue, offset, count)
         # A record confirms its entry, except for two things the entry is believed about: how much to read first,
         # and which records to pass over because of their tag.
         believed = raw[:ENTRY_BYTES] if tag_filter is None else raw

@@ -73,9 +73,6 @@ class Brokers:
         """Where a queue is read."""
         return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), str(queue))
 
-    def is_lane(self, queue: MessageQueue) -> bool:
-        return self._ask(lambda: self._routes.get(queue.topic).is_lane(queue.broker), str(queue))
-
     def positions(self, place: Place, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
         """A place in every queue; a queue that JSON does not name begins at its first message, or ends at its last."""
         return {queue: self._position(place, queue, held) for queue, held in bounds.items()}

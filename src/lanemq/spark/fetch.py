@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import LaneError, RemoteProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -64,10 +63,9 @@ class QueueRange:
 class RangeReader:
     """One connection, one range at a time."""
 
-    def __init__(self, patience: Patience, *, fail_on_data_loss: bool = True, clock: Clock | None = None) -> None:
+    def __init__(self, patience: Patience, *, fail_on_data_loss: bool = True) -> None:
         self._patience = patience
         self._fail_on_data_loss = fail_on_data_loss
-        self._clock = clock or SystemClock()
         self._link: BlockingConnection | None = None
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class LockHandler:
         body = _decode(request.body)
         header = LockHeader.from_ext(request.ext)
         wish = header.lane_lease_millis
-        queues = [queue.queue for queue in body.mq_set]
+        queues = [queue for queue in (each.queue for each in body.mq_set) if self._exists(queue)]
         grant = self._parts.locks.acquire(
             body.consumer_group, queues, body.client_id, lease=self._lease(wish), now=self._parts.clock.now()
         )
@@ -76,6 +76,14 @@ class LockHandler:
         keys = [(group, lease.queue) for lease in grant.granted]
         rows = [self._unsaved[key] for key in keys if key in self._unsaved] if self._unsaved else []
         self._save(rows, lambda: answer(peer, request, {}, reply), lambda error: answer_error(peer, request, error))
+
+    def _exists(self, queue: MessageQueue) -> bool:
+        """Whether the queue is ours to lend. Another is left out of the answer, as one that somebody else holds:
+        kept, such leases would grow without bound, and one queue under two names could have two owners."""
+        topic = self._parts.topics.get(queue.topic)
+        if topic is None or queue.broker != self._parts.options.name:
+            return False
+        return 0 <= queue.queue_id < max(topic.read_queues, topic.write_queues)
 
     def _lease(self, wish: int | None) -> Millis | None:
         return None if wish is None else Millis(max(wish, self._parts.options.min_lane_lease_ms))

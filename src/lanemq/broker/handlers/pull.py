@@ -88,6 +88,12 @@ class PullHandler:
         self._parts.polls.forget(held)
         self._answer_held(held)
 
+    def topic_deleted(self, topic: str) -> None:
+        """Its waiting pulls must not find a new topic of that name at the place where the old one ended."""
+        held = [number for number, pull in self._held.items() if pull.header.topic == topic]
+        self._parts.polls.forget(held)
+        self._answer_held(held)
+
     def release_all(self) -> None:
         """The broker stops: nobody is left waiting."""
         held = tuple(self._held)
@@ -221,7 +227,10 @@ class PullHandler:
     def _answer_now(self, pull: _Pull) -> None:
         if not self._may_pull(pull):
             return
-        if pull.peer.choked:
+        if self._parts.topics.get(pull.header.topic) is None:
+            ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
+            answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
+        elif pull.peer.choked:
             # It does not read what it has already: it gets the data when it asks again.
             self._empty(pull)
         elif not self._was_moved(pull):

@@ -1,5 +1,11 @@
-"""Creating, changing, describing and deleting topics."""
+"""Creating, changing, describing and deleting topics.
 
+Whoever consumes a topic that is deleted must learn of it before a new one of that name exists: at the place where
+the old one ended it would pass over everything that the new one got before. So its leases end, and the pulls that
+wait are answered.
+"""
+
+from collections.abc import Callable
 from functools import partial
 
 from lanemq.broker.dispatch import Handler
@@ -21,8 +27,10 @@ GLOBAL_ORDER = "+lane.order=global"
 class TopicHandler:
     """Requests 17, 21, 215, 216, 351."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, deleted: Callable[[str], None]) -> None:
+        """`deleted` is told the name of every topic that was deleted."""
         self._parts = parts
+        self._deleted = deleted
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -64,17 +72,22 @@ class TopicHandler:
         parts = self._parts
         parts.appender.refuse_if_failed()
         parts.topics.delete(name)
-        position = parts.store.checkpoint_mark()
-        parts.store.drop_topic(name)
+        position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
         parts.offsets.forget(topic=name)
+        ended = parts.locks.forget_topic(name)
+        floor = parts.locks.floor
+        if parts.recording.on:
+            parts.recording.withdrawn(ended)
 
         def forget() -> None:
-            # Once more behind a checkpoint that may be under way: it could bring rows of the topic back.
+            # Behind a checkpoint that may be under way: it could bring rows of the topic back.
             parts.state.drop_topic(name, position)
             parts.state.delete_offsets(name)
+            parts.state.forget_leases(name, floor)
 
-        parts.thread.submit(forget, lambda _, error: _done(peer, request, error))
+        parts.topics.forget(name, forget, partial(_done, peer, request))
+        self._deleted(name)
 
     def _delete_route(self, peer: Peer, request: Command) -> None:
         """Routes follow topics here; RocketMQ's tools ask for both, and the second has nothing left to do."""

@@ -1,0 +1,240 @@
+"""What is finished above the offset: when a member reports it, to whom, and what it takes over."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from tests.client.consumer_fakes import FakeBroker, FakeCalls, member, no_answer, queue, record, until
+from tests.client.virtual_time import run_virtual
+
+from lanemq.client.message import Message
+from lanemq.core.gap_map import NO_GAPS, GapMap
+from lanemq.core.retry_policy import HoldQueue
+from lanemq.core.turns import Order
+from lanemq.model.units import QueueOffset
+
+Q = queue(0)
+COUNT = 10
+BEHIND = GapMap.of([(1, COUNT)])
+Handler = Callable[[Message], Coroutine[Any, Any, None]]
+
+
+def broker_with_messages(**options: Any) -> FakeBroker:
+    """The first message has the key "slow", all others "quick"."""
+    broker = FakeBroker([Q], **options)
+    broker.offsets[Q] = 0
+    broker.store(Q, record(0, key="slow"), *(record(n, key="quick") for n in range(1, COUNT)))
+    return broker
+
+
+def noting(seen: list[int]) -> Handler:
+    async def handler(message: Message) -> None:
+        seen.append(message.queue_offset)
+
+    return handler
+
+
+def stuck_with_slow(seen: list[int]) -> Handler:
+    async def handler(message: Message) -> None:
+        if message.key == "slow":
+            await asyncio.Event().wait()
+        seen.append(message.queue_offset)
+
+    return handler
+
+
+def failing_with_slow(seen: list[int]) -> Handler:
+    async def handler(message: Message) -> None:
+        if message.key == "slow":
+            raise ValueError("not yet")
+        seen.append(message.queue_offset)
+
+    return handler
+
+
+def asked_for_gaps(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
+    """What every lock request says about gaps, from now on."""
+    asked: list[bool | None] = []
+    real = FakeCalls.lock
+
+    async def lock(self: Any, broker: str, queues: Any, *, gaps: bool | None = None, **more: Any) -> Any:
+        asked.append(gaps)
+        return await real(self, broker, queues, gaps=gaps, **more)
+
+    monkeypatch.setattr(FakeCalls, "lock", lock)
+    return asked
+
+
+def test_gaps_are_reported_with_the_periodic_commit_and_only_when_they_changed() -> None:
+    async def main() -> tuple[GapMap, int, int]:
+        broker, seen = broker_with_messages(), list[int]()
+        async with member(broker, "a", stuck_with_slow(seen), stop_ms=10) as engine:
+            await until(lambda: broker.gaps.get(Q) == BEHIND)
+            reports = len(broker.what("commit"))
+            await asyncio.sleep(20)
+            later = len(broker.what("commit"))
+            engine.stop_now()
+        return broker.gaps[Q], reports, later
+
+    gaps, reports, later = run_virtual(main)
+    assert gaps == BEHIND
+    assert reports == later <= 2
+
+
+def test_after_a_crash_the_next_owner_runs_only_what_nobody_reported() -> None:
+    async def main() -> list[int]:
+        broker, seen = broker_with_messages(), list[int]()
+        async with member(broker, "a", stuck_with_slow([])) as engine:
+            await until(lambda: broker.gaps.get(Q) == BEHIND)
+            engine.stop_now()
+        broker.members.remove("a")
+        broker.store(Q, record(COUNT, key="quick"))
+        async with member(broker, "b", noting(seen)):
+            await until(lambda: COUNT in seen)
+        return seen
+
+    assert sorted(run_virtual(main)) == [0, COUNT]
+
+
+def test_a_hand_over_tells_what_is_finished_behind_a_held_key() -> None:
+    async def main() -> tuple[GapMap, list[int]]:
+        broker, first, seen = broker_with_messages(), list[int](), list[int]()
+        async with member(broker, "a", failing_with_slow(first), commit_every_ms=600_000):
+            await until(lambda: len(first) == COUNT - 1)
+        told = broker.gaps[Q]
+        async with member(broker, "b", noting(seen)):
+            await until(lambda: broker.offsets[Q] == COUNT)
+        return told, seen
+
+    assert run_virtual(main) == (BEHIND, [0])
+
+
+def test_gaps_that_were_not_confirmed_are_reported_again() -> None:
+    async def main() -> GapMap:
+        broker = broker_with_messages()
+        async with member(broker, "a", stuck_with_slow([])) as engine:
+            broker.faults.append(lambda member, name, about: no_answer() if name == "commit" else None)
+            await until(lambda: len(broker.what("commit")) > 2)
+            assert Q not in broker.gaps
+            broker.faults.clear()
+            await until(lambda: broker.gaps.get(Q) == BEHIND)
+            engine.stop_now()
+        return broker.gaps[Q]
+
+    assert run_virtual(main) == BEHIND
+
+
+def test_an_apache_broker_gets_offsets_only() -> None:
+    """It has no place for gaps; they stay in the member's memory and are repeated after a crash."""
+
+    async def main() -> tuple[set[GapMap], list[int]]:
+        broker, first, seen = broker_with_messages(lane=False), list[int](), list[int]()
+        async with member(broker, "a", stuck_with_slow(first)) as engine:
+            await until(lambda: len(first) == COUNT - 1)
+            await asyncio.sleep(5)
+            engine.stop_now()
+        broker.members.remove("a")
+        told = set(broker.gaps.values())
+        async with member(broker, "b", noting(seen)):
+            await until(lambda: len(seen) == COUNT)
+        return told, seen
+
+    told, seen = run_virtual(main)
+    assert told <= {NO_GAPS}
+    assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("plan", "first"), [({}, True), ({"order": Order.QUEUE, "policy": HoldQueue()}, None)], ids=["key", "queue"]
+)
+def test_gaps_are_asked_for_by_key_once_and_not_with_every_renewal(
+    monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], first: bool | None
+) -> None:
+    """Who works through the whole queue repeats what gaps cover, and must not ask: the broker forgets them then."""
+    asked = asked_for_gaps(monkeypatch)
+
+    async def main() -> None:
+        async with member(broker_with_messages(), "a", noting([]), plan=plan):
+            await asyncio.sleep(10)
+
+    run_virtual(main)
+    assert asked[0] is first
+    assert set(asked[1:]) == {False}
+
+
+def test_a_queue_that_moves_elsewhere_leaves_its_gaps_behind() -> None:
+    """A reset is an order to repeat: what was finished before it is to be done again."""
+
+    async def main() -> list[int]:
+        broker, seen = broker_with_messages(), list[int]()
+        broker.gaps[Q] = BEHIND
+        async with member(broker, "a", noting(seen)) as engine:
+            await until(lambda: broker.offsets[Q] == COUNT)
+            (holding,) = engine.holdings
+            engine.move(holding, QueueOffset(3))
+            await until(lambda: len(seen) == 1 + COUNT - 3)
+            assert holding.gaps == NO_GAPS
+        return seen
+
+    assert run_virtual(main) == [0, *range(3, COUNT)]
+
+
+def test_what_ends_while_a_queue_moves_is_not_reported() -> None:
+    """The broker would take it for progress made after the reset, and forget the reset."""
+
+    async def main() -> tuple[int, Any]:
+        broker, go = broker_with_messages(), asyncio.Event()
+
+        async def slow(message: Message) -> None:
+            await (go.wait() if message.key == "slow" else asyncio.sleep(3))
+
+        async with member(broker, "a", slow) as engine:
+            await until(lambda: len(broker.what("pull")) == 2)
+            (holding,) = engine.holdings
+            engine.move(holding, QueueOffset(7))
+            await asyncio.sleep(30)
+            during = len(broker.what("commit"))
+            go.set()
+            await until(lambda: broker.offsets[Q] == COUNT)
+            assert holding.moving is None
+            return during, broker.what("commit")[0][3]
+
+    assert run_virtual(main) == (0, (Q, 7))
+
+
+def test_a_move_that_is_interrupted_or_not_confirmed_is_made_all_the_same() -> None:
+    async def main() -> list[int]:
+        broker, seen = broker_with_messages(), list[int]()
+        async with member(broker, "a", noting(seen)) as engine:
+            await until(lambda: broker.offsets[Q] == COUNT)
+            broker.faults.append(lambda member, name, about: no_answer() if name == "commit" else None)
+            (holding,) = engine.holdings
+            engine.move(holding, QueueOffset(8))
+            await asyncio.sleep(10)
+            engine.move(holding, QueueOffset(7))
+            await asyncio.sleep(10)
+            assert seen == list(range(COUNT)), "nothing runs before the broker knows"
+            broker.faults.clear()
+            await until(lambda: len(seen) == COUNT + 3)
+        return seen
+
+    assert run_virtual(main)[COUNT:] == [7, 8, 9]
+
+
+def test_a_queue_handed_over_while_it_moves_is_handed_over_at_the_new_place() -> None:
+    async def main() -> int:
+        broker, go = broker_with_messages(), asyncio.Event()
+
+        async def slow(_: Message) -> None:
+            await go.wait()
+
+        async with member(broker, "a", slow) as engine:
+            await until(lambda: len(broker.what("pull")) == 2)
+            (holding,) = engine.holdings
+            engine.move(holding, QueueOffset(7))
+            await asyncio.sleep(1)
+            asyncio.get_running_loop().call_later(1, go.set)
+        return broker.offsets[Q]
+
+    assert run_virtual(main) == 7
