@@ -4,12 +4,20 @@ import sys
 
 from benchmarks import consume, footprint, pull, raw_send, send
 
+def _spark_read() -> None:
+    """Imported only when it is wanted: it needs pyspark and a Java runtime."""
+    from benchmarks import spark_read
+
+    spark_read.main()
+
+
 MEASUREMENTS = {
     "send": send.main,
     "raw_send": raw_send.main,
     "pull": pull.main,
     "consume": consume.main,
     "footprint": footprint.main,
+    "spark_read": _spark_read,
 }
 
 

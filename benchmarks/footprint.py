@@ -1,6 +1,8 @@
 """How long a broker takes to start and how much memory it holds: empty, and after a million messages.
 
     python -m benchmarks footprint
+
+Resident memory as the kernel counts it, pages of the program included.
 """
 
 import statistics

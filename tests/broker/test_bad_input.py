@@ -234,6 +234,16 @@ def test_too_large_body_or_properties_are_refused(start: Start) -> None:
     assert talk.send("T", bytes(100), properties={"k": "v" * 40}).code == 0
 
 
+@pytest.mark.parametrize("large", [(bytes(101), {"k": "v"}), (b"x", {"k": "v" * 60})])
+def test_batch_with_one_message_too_large_is_refused_as_a_whole(
+    start: Start, large: tuple[bytes, dict[str, str]]
+) -> None:
+    talk = start(max_body_bytes=100, max_properties_bytes=50).talk()
+    small = (b"x", {"k": "v"})
+    assert talk.send_batch("T", [small, large, small]).code == ResponseCode.MESSAGE_ILLEGAL
+    assert talk.send_batch("T", [small, small]).ext["queueOffset"] == "0"
+
+
 def topics_on_disk(broker: Running) -> set[str]:
     return set(broker.broker._parts.state.topics())
 

@@ -80,6 +80,22 @@ def test_what_was_acknowledged_before_a_fault_is_there_after_a_restart(start: St
     assert again.send("T").code == 0
 
 
+def test_after_a_full_disk_and_a_restart_a_lost_message_is_stored_when_it_comes_again(start: Start) -> None:
+    """The table of producers knows it as staged; kept, it would call the repeat a duplicate and lose it."""
+    disk = FaultyDisk()
+    running = start(disk=disk)
+    talk = running.talk()
+    assert talk.send("T", b"0", stamp="p.0.0").code == 0
+    disk.space = 10
+    refused = talk.send("T", b"1", stamp="p.0.1")
+    assert "restart the broker" in (refused.remark or "")
+    disk.space = None
+    running.restart()
+    talk = running.talk()
+    assert [talk.send("T", b"%d" % n, stamp=f"p.0.{n}").code for n in (1, 2)] == [0, 0]
+    assert bodies(talk.read("T")) == [b"0", b"1", b"2"]
+
+
 def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:
     """Control: with the sync error swallowed, the same scenario acknowledges what is not safe."""
 

@@ -171,5 +171,6 @@ def test_reset_survives_a_crash_and_is_told_by_the_next_pull(start: Start) -> No
     assert after.committed() == 2, "a commit from before the reset"
     moved = after.pull("T", 5)
     assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "2")
+    after.pull("T", 2)
     after.commit(3)
     assert after.committed() == 3

@@ -1,7 +1,6 @@
 """What a broker writes down: exact about leases and offsets, and enough for the checker to catch a broken broker."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from lanemq.client.admin import Admin
 from lanemq.client.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
+from lanemq.clock import SystemClock
 from lanemq.core import lock_table
 from lanemq.history import open_history
 from lanemq.net.address import Address
@@ -160,7 +160,7 @@ class Town:
             producer.send_many("orders", [(f"k{n % 16}", n) for n in range(count)])
 
     def member(self, name: str, seen: list[int]) -> App:
-        history = open_history(self.folder, name, time.monotonic_ns, role="consumer")
+        history = open_history(self.folder, name, SystemClock().now_ns, role="consumer")
         settings = {"client_id": name, "history": history, "rebalance_soon_ms": 50, "commit_every_ms": 50}
         app = App(self.broker.address, group="g", **settings)
 

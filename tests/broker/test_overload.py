@@ -5,7 +5,7 @@ import socket
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.running import Gate, Running
-from tests.broker.talk import Talk, pull_ext
+from tests.broker.talk import Talk, pull_ext, send_ext
 
 from lanemq.net import server
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -119,3 +119,37 @@ def test_silent_connection_is_closed(start: Start) -> None:
     talk.send("T")
     running.call(lambda: running.broker._server.close_idle(-1.0))
     assert talk.is_closed_by_broker()
+
+
+def test_unfinished_frames_are_bounded_over_all_connections(broker: Running) -> None:
+    """One peer may hold a whole frame; many of them together may not fill the memory. The largest goes."""
+    peers = {size: broker.talk() for size in (300_000, 500_000, 400_000)}
+    frames = {size: talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB)) for size, talk in peers.items()}
+    listening = broker.broker._server
+    listening._max_unfinished_bytes = MIB
+    sent = 0
+    for size, talk in peers.items():
+        talk.socket.sendall(frames[size][1][:size])
+        sent += size
+        while sent <= MIB and broker.call(lambda: listening.unfinished) < sent:
+            pass
+    assert peers[500_000].is_closed_by_broker()
+    assert broker.call(lambda: listening.unfinished) <= MIB
+    listening._max_unfinished_bytes = 4 * MIB
+    for size in (300_000, 400_000):
+        opaque, frame = frames[size]
+        peers[size].socket.sendall(frame[size:])
+        assert peers[size].answer(opaque).code == 0
+    assert broker.call(lambda: listening.unfinished) == 0
+
+
+def test_unfinished_frame_of_a_lost_connection_is_not_counted(broker: Running) -> None:
+    talk = broker.talk()
+    talk.socket.sendall(talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB))[1][:1000])
+    listening = broker.broker._server
+    while broker.call(lambda: listening.unfinished) < 1000:
+        pass
+    talk.close()
+    while broker.call(lambda: len(listening.peers)):
+        pass
+    assert broker.call(lambda: listening.unfinished) == 0

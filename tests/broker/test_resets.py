@@ -52,3 +52,27 @@ def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: Running, waiting: 
     broker.call(lambda: broker.broker._parts.offsets.reset_at_next_pull("g", "T", 0, 0))  # type: ignore[arg-type]
     waiting.send("T", b"next", queue=0)
     assert waiting.answer(pull).code == ResponseCode.PULL_OFFSET_MOVED
+
+
+def test_a_lost_answer_does_not_undo_a_reset(broker: Running, waiting: Talk) -> None:
+    """The member never saw it, and asks again from its old place over a new connection."""
+    waiting.post_pull("T", 3, hold=LONG)
+    _reset(broker, "g")
+    waiting.close()
+    again = broker.talk()
+    reply = again.pull("T", 3, hold=LONG)
+    assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+    again.commit(3)
+    assert again.committed() == 0
+    assert again.pull("T", 0, hold=LONG).code == 0
+    again.commit(1)
+    assert again.committed() == 1
+
+
+@pytest.mark.parametrize("queue", [2, 1_000_000])
+def test_reset_of_a_queue_that_does_not_exist_is_refused(broker: Running, waiting: Talk, queue: int) -> None:
+    ext = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "0", "queueId": str(queue), "isForce": "true"}
+    reply = waiting.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert "it has 2" in (reply.remark or "")
+    assert waiting.committed(queue=queue) is None

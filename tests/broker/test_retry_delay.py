@@ -2,12 +2,14 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.broker.conftest import Start
 from tests.broker.running import Gate, HandClock, Running
 from tests.broker.talk import Talk, bodies
 
+from lanemq.log.reading import ReadResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.message_id import decode_offset_id
@@ -201,3 +203,38 @@ def test_timer_and_transactional_messages_are_refused_with_a_reason(hand: Runnin
     half = talk.send("T", sys_flag=4)
     assert timer.code == half.code == ResponseCode.MESSAGE_ILLEGAL
     assert "delay level" in (timer.remark or "")
+
+
+def test_level_that_is_not_due_is_read_once_and_only_its_first_message(hand: Running) -> None:
+    """Every tick looks at every level: reading all that waits there would cost megabytes each time."""
+    talk = hand.talk()
+    store = hand.broker._parts.store
+    works, asked = store.read, list[tuple[int, int]]()
+
+    def noting(topic: str, queue_id: int, offset: int, most: int, *more: Any) -> ReadResult:
+        if topic == "SCHEDULE_TOPIC_XXXX":
+            asked.append((offset, most))
+        return works(topic, queue_id, offset, most, *more)
+
+    store.read = noting  # type: ignore[method-assign]
+    for n in range(5):
+        talk.send("T", b"%d" % n, properties={"DELAY": "3"})
+    for _ in range(8):
+        hand.advance(SECOND)
+    assert asked == [(0, 1)]
+    hand.advance(2 * SECOND)
+    assert bodies(talk.read("T")) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_message_of_a_waiting_level_comes_at_its_own_time(hand: Running) -> None:
+    """What is remembered is about the first one only, and ends with it."""
+    talk = hand.talk()
+    talk.send("T", b"0", properties={"DELAY": "3"})
+    hand.advance(4 * SECOND)
+    talk.send("T", b"1", properties={"DELAY": "3"})
+    hand.advance(6 * SECOND)
+    assert bodies(talk.read("T")) == [b"0"]
+    hand.advance(4 * SECOND - 1)
+    assert bodies(talk.read("T")) == [b"0"]
+    hand.advance(200)
+    assert bodies(talk.read("T")) == [b"0", b"1"]

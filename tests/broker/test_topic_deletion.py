@@ -70,6 +70,19 @@ def test_pull_that_waits_is_told_at_once(hand: Running, claim: dict[str, str], c
     assert reply.ext.get("nextBeginOffset", "0") == "0"
 
 
+def test_reader_that_lags_behind_is_told_too(hand: Running) -> None:
+    """To others that do not read their answers a pull ends empty, at the place where they are."""
+    talk = hand.talk()
+    talk.send("T")
+    held = talk.post_pull("T", 1, hold=LONG)
+    talk.bounds("T")
+    for peer in hand.broker._server.peers:
+        peer.choked = True
+    delete(hand)
+    reply = talk.answer(held)
+    assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+
+
 def test_pull_of_another_topic_goes_on_waiting(hand: Running) -> None:
     talk = hand.talk()
     talk.create("U", 1)

@@ -15,6 +15,7 @@ from lanemq.checker.verdict import Report
 from lanemq.client.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
+from lanemq.clock import SystemClock
 from lanemq.core.retry_policy import FailurePolicy
 from lanemq.core.sharding import pick_queue
 from lanemq.history import open_history
@@ -63,7 +64,7 @@ class Town:
         **options: Any,
     ) -> App:
         """A running member whose history is named after it."""
-        history = open_history(self._folder / "history", name, time.monotonic_ns, role="consumer")
+        history = open_history(self._folder / "history", name, SystemClock().now_ns, role="consumer")
         settings = {**SOON, "client_id": name, "history": history, **options}
         app = App(servers or self.address, group=GROUP, **settings)
 

@@ -29,6 +29,7 @@ from lanemq.client.identity import MessageIds
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
+from lanemq.clock import SystemClock
 from lanemq.core.queue_lease import LeaseTimes
 from lanemq.core.retry_policy import HoldKey, HoldQueue
 from lanemq.history import History, Place, open_history
@@ -73,7 +74,7 @@ class NamedAhead:
 
 def produce(settings: dict[str, Any]) -> None:
     """Sends `count` messages (0: until SIGTERM) over `keys` keys, `ahead` of them unanswered at most."""
-    history = open_history(Path(settings["history"]), settings["name"], time.monotonic_ns, role="producer")
+    history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="producer")
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     ids = NamedAhead()
@@ -147,7 +148,7 @@ class Sink:
 
 def consume(settings: dict[str, Any]) -> None:
     """Consumes in order until SIGTERM; each turn takes `work_ms`, those of the key `stuck` for ever."""
-    history = open_history(Path(settings["history"]), settings["name"], time.monotonic_ns, role="consumer")
+    history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="consumer")
     options = dict(settings["options"])
     if "lease" in settings:
         options["lease_times"] = LeaseTimes(*map(Millis, settings["lease"]))

@@ -20,6 +20,7 @@ from tests.chaos.roles import GROUP, TOPIC
 
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report
+from lanemq.clock import SystemClock
 from lanemq.history import Place, open_history
 from lanemq.log.store import Store
 from lanemq.wire.record import RecordView, record_starts
@@ -59,7 +60,7 @@ class Stage:
         self.events: list[Event] = []
         self._parts: list[Part] = []
         self._read: dict[Path, int] = {}
-        self._operator = open_history(self.history, "operator", time.monotonic_ns)
+        self._operator = open_history(self.history, "operator", SystemClock().now_ns)
 
     # who plays
 
@@ -182,7 +183,7 @@ class Stage:
         """Writes down every record of the log, for the checker. No broker may run."""
         store = Store(self.data)
         store.recover()
-        record = open_history(self.history, "dump", time.monotonic_ns)
+        record = open_history(self.history, "dump", SystemClock().now_ns)
         for number in range(64):
             for view in stored_records(store, number):
                 names = view.properties

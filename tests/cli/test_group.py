@@ -80,6 +80,13 @@ def test_unknown_group_is_an_error_and_not_an_empty_table(run: Run) -> None:
     assert "see lanemq group list" in result.stderr
 
 
+def test_reset_of_an_unknown_group_is_refused_and_makes_none(run: Run) -> None:
+    result = run("group", "reset", "raeders", "lines", "--to", "earliest")
+    assert result.exit_code == 1
+    assert "see lanemq group list" in result.stderr
+    assert "raeders" not in run("group", "list").stdout
+
+
 def test_dry_run_shows_the_change_and_makes_none(run: Run) -> None:
     result = run("group", "reset", "readers", "lines", "--to", "earliest", "--dry-run")
     assert result.exit_code == 0, result.output
@@ -105,7 +112,9 @@ def test_unused_retry_topic_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(("to", "offset"), [("latest", 10), ("7", 7), ("2999-01-01T00:00Z", 10), ("1h", 0)])
-def test_offline_group_is_moved(run: Run, to: str, offset: int) -> None:
+def test_offline_group_is_moved(run: Run, broker: EmbeddedBroker, to: str, offset: int) -> None:
+    with Admin(broker.address) as admin:
+        admin.reset_offsets("movers", "lines", to="earliest")
     result = run("group", "reset", "movers", "lines", "--to", to, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["changes"][0]["after"] == offset
@@ -115,9 +124,9 @@ def test_offline_group_is_moved(run: Run, to: str, offset: int) -> None:
 def test_one_queue_is_moved_alone(run: Run, producer: Producer, broker: EmbeddedBroker) -> None:
     with Admin(broker.address) as admin:
         admin.create_topic("pair", queues=2)
+        admin.reset_offsets("halves", "pair", to="earliest")
     for queue in (0, 1):
         producer.send("pair", "x", queue=queue)
-    run("group", "reset", "halves", "pair", "--to", "earliest")
     moved = json.loads(run("group", "reset", "halves", "pair", "--to", "latest", "--queue", "1", "--json").stdout)
     assert [each["queue"] for each in moved["changes"]] == [1]
     described = json.loads(run("group", "describe", "halves", "--json").stdout)

@@ -8,8 +8,8 @@ from tests.cli.conftest import Run
 
 from lanemq.cli.key import GroupOfKey
 from lanemq.cli.lag import Progress
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import GroupQueue
+from lanemq.client.admin import Admin, Place
+from lanemq.client.admin_views import AtOffset, GroupQueue
 from lanemq.client.consumer import Consumer
 from lanemq.client.producer import Producer
 from lanemq.core.sharding import pick_queue
@@ -57,8 +57,14 @@ def test_messages_of_the_key_and_of_no_other_are_listed(run: Run) -> None:
     ]
 
 
-def test_nobody_online_is_the_reason(run: Run) -> None:
-    run("group", "reset", "absent", "orders", "--to", "3", "--queue", str(HOME.queue_id))
+def put(broker: EmbeddedBroker, group: str, to: Place, queues: list[int] | None = None) -> None:
+    """A group that has never been online, at a place of its own."""
+    with Admin(broker.address) as admin:
+        admin.reset_offsets(group, "orders", to=to, queues=queues)
+
+
+def test_nobody_online_is_the_reason(run: Run, broker: EmbeddedBroker) -> None:
+    put(broker, "absent", AtOffset(QueueOffset(3)), [HOME.queue_id])
     (group,) = ask(run, "--group", "absent")["groups"]
     assert (group["done"], group["pending"]) == (1, [3, 4])
     assert group["waits_for"].startswith("a member: nobody of the group is online")
@@ -76,8 +82,8 @@ def test_members_without_an_owner_are_the_reason() -> None:
     assert waiting.waits_for.startswith("an owner: no member holds the queue")
 
 
-def test_everything_done_waits_for_nothing(run: Run) -> None:
-    run("group", "reset", "finished", "orders", "--to", "latest")
+def test_everything_done_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> None:
+    put(broker, "finished", "latest")
     (group,) = ask(run, "--group", "finished")["groups"]
     assert group["waits_for"] == "nothing: every message is done"
 
@@ -92,7 +98,7 @@ def test_messages_ahead_in_the_queue_are_counted(run: Run, broker: EmbeddedBroke
 
 
 def test_message_at_the_groups_offset_waits_for_its_own_turn(run: Run, broker: EmbeddedBroker) -> None:
-    run("group", "reset", "at-it", "orders", "--to", "2", "--queue", str(HOME.queue_id))
+    put(broker, "at-it", AtOffset(QueueOffset(2)), [HOME.queue_id])
     with Consumer(broker.address, group="at-it", topics="orders") as consumer:
         assert consumer.poll(10) is not None
         (group,) = ask(run, "--group", "at-it")["groups"]
@@ -107,8 +113,8 @@ def test_message_outside_its_home_queue_is_pointed_out(run: Run, producer: Produ
     assert "note: by its hash the key belongs to queue" in run("key", "stray", "--topic", "orders").stdout
 
 
-def test_people_get_both_tables(run: Run) -> None:
-    run("group", "reset", "shown", "orders", "--to", "earliest")
+def test_people_get_both_tables(run: Run, broker: EmbeddedBroker) -> None:
+    put(broker, "shown", "earliest")
     output = run("key", KEY, "--topic", "orders", "--group", "shown").stdout
     assert f"key {KEY}: queue {HOME.queue_id} of orders on lanemq, 3 messages" in output
     assert '{"state":"paid"}' in output

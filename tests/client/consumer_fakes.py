@@ -22,6 +22,7 @@ from lanemq.model.errors import LaneError, LeaseLost, RequestTimedOut, TopicNotF
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.address import Address
+from lanemq.wire.headers import PullHeader
 from lanemq.wire.properties import encode_properties
 from lanemq.wire.record import encode_record
 

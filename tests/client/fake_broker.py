@@ -193,6 +193,8 @@ class FakeBroker:
                 self._loop.call_later(self._late, lambda: peer.send(self._store(header, command)))
 
     def _store(self, header: SendHeader, command: Command) -> bytes:
+        if header.topic not in self.topics and not header.default_topic:
+            return encode_response(command.opaque, ResponseCode.TOPIC_NOT_EXIST, remark="no such topic")
         topic = self.topics.setdefault(header.topic, FakeTopic(header.default_topic_queue_nums))
         if header.batch:
             items = split_batch(command.body)

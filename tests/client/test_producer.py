@@ -24,6 +24,7 @@ from lanemq.model.errors import (
     NotAllowed,
     RequestTimedOut,
     SequenceGap,
+    TopicNotFound,
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.net.connection import open_connection
@@ -178,7 +179,7 @@ def test_properties_are_those_of_rocketmqs_producer(broker: FakeBroker, kind: Op
         "DELAY": "3",
     }
     header = message.request
-    assert (header.producer_group, header.topic, header.default_topic) == ("billing", "orders", "TBW102")
+    assert (header.producer_group, header.topic, header.default_topic) == ("billing", "orders", "")
     assert (header.default_topic_queue_nums, header.flag, header.sys_flag) == (4, 0, 0)
     assert (header.reconsume_times, header.unit_mode, header.broker_name) == (0, False, "fake")
     assert header.lane_client is not None
@@ -419,6 +420,25 @@ def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: O
         with pytest.raises(BrokerRefused):
             first.result(5)
         producer.submit("metrics", 2).result(5)
+
+
+def test_deleted_topic_does_not_come_back_by_a_send_that_still_knows_it(broker: FakeBroker, kind: Open) -> None:
+    """It would come back with other queues and without its order; the sender hears of it instead."""
+    with kind(broker.address) as producer:
+        producer.send("orders", 1, key="k")
+        del broker.topics["orders"]
+        with pytest.raises(TopicNotFound):
+            producer.send("orders", 2, key="k")
+        assert "orders" not in broker.topics
+        broker.create("orders", queues=1, ordered=True)
+        assert producer.send("orders", 3, key="k").queue.queue_id == 0  # the route was asked for again
+
+
+def test_unknown_topic_is_created_by_its_first_messages(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("fresh", 1, key="k")
+        producer.send_many("fresh", [("k", 2)])
+    assert {header.default_topic for header in broker.requests} == {"TBW102"}
 
 
 def test_send_many_raises_the_first_failure(broker: FakeBroker, kind: Open) -> None:

@@ -2,13 +2,30 @@
 
 import asyncio
 import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, SimEngine, no_answer, queue, record, sim_plan, until
+from tests.client.consumer_fakes import FakeBroker, SimEngine, message, no_answer, queue, record, sim_plan, until
 from tests.client.virtual_time import run_virtual
 
+from lanemq.client.admin import Admin
+from lanemq.client.async_consumer import AsyncConsumer
+from lanemq.client.consumer import Consumer
 from lanemq.client.message import Message
+from lanemq.client.open_turns import OpenTurns
+from lanemq.client.producer import Producer
+from lanemq.client.pull_consumer import PullConsumer
+from lanemq.core.turns import Finished, Why
+from lanemq.history import NO_HISTORY
+from lanemq.model.errors import LaneError, UsageError
+from lanemq.testing.embedded import EmbeddedBroker
 
 
 async def stopped(broker: FakeBroker, handler: Any, away_ms: int, **changes: Any) -> int:
@@ -86,3 +103,185 @@ def test_a_stop_that_leaves_a_handler_behind_says_that(caplog: pytest.LogCapture
         run_virtual(main)
     assert "left behind with its handler running" in caplog.text
     assert "could not be reported" not in caplog.text
+
+
+# --- SIGTERM
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        with Producer(running.address) as producer:
+            for topic in ("iterated", "awaited", "pushed"):
+                producer.send_many(topic, [("k", n) for n in range(3)])
+        yield running
+
+
+def committed(broker: EmbeddedBroker, topic: str) -> int:
+    with PullConsumer(broker.address, group=f"g-{topic}") as reader:
+        return sum(reader.committed(queue) or 0 for queue in reader.queues(topic))
+
+
+def owners(broker: EmbeddedBroker, topic: str) -> list[str | None]:
+    with Admin(broker.address) as admin:
+        return [each.owner for each in admin.locks(f"g-{topic}") if each.queue.topic == topic]
+
+
+def test_sigterm_ends_an_iteration_after_the_present_message_and_commits_it(real: EmbeddedBroker) -> None:
+    got = []
+    with Consumer(real.address, group="g-iterated", topics="iterated") as consumer:
+        for message in consumer:
+            os.kill(os.getpid(), signal.SIGTERM)
+            got.append(message.value())
+            assert consumer.done(message)
+            if len(got) == 3:
+                break
+    assert got == [0]
+    assert committed(real, "iterated") == 1
+    assert owners(real, "iterated") == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_ends_a_waiting_iteration(real: EmbeddedBroker) -> None:
+    with Consumer(real.address, group="g-waiting", topics="iterated") as consumer:
+        for number, message in enumerate(consumer):
+            consumer.done(message)
+            if number == 2:
+                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+
+def test_sigterm_ends_an_async_iteration_after_the_present_message(real: EmbeddedBroker) -> None:
+    async def main() -> list[object]:
+        got = []
+        async with AsyncConsumer(real.address, group="g-awaited", topics="awaited") as consumer:
+            async for message in consumer:
+                os.kill(os.getpid(), signal.SIGTERM)
+                got.append(message.value())
+                assert await consumer.done(message)
+                if len(got) == 3:
+                    break
+        return got
+
+    assert asyncio.run(main()) == [0]
+    assert committed(real, "awaited") == 1
+
+
+def test_a_program_that_listens_itself_is_left_alone(real: EmbeddedBroker) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with Consumer(real.address, group="g-own", topics="iterated") as consumer:
+            for number, message in enumerate(consumer):
+                os.kill(os.getpid(), signal.SIGTERM)
+                consumer.done(message)
+                if number == 2:
+                    break
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(heard) == 3
+
+
+PUSH = """
+import sys, threading
+from lanemq.client.consumer_options import StartFrom
+from lanemq.client.listener import OrderlyStatus
+from lanemq.client.push_consumer import PushConsumer
+
+def listener(messages, context):
+    print("begun", flush=True)
+    sys.stdin.readline()
+    print("ended", flush=True)
+    return OrderlyStatus.SUCCESS
+
+consumer = PushConsumer(sys.argv[1], group="g-pushed", start=StartFrom.FIRST)
+consumer.subscribe("pushed")
+consumer.register_orderly(listener)
+consumer.start()
+threading.Event().wait()
+"""
+
+
+def test_sigterm_lets_a_push_consumer_finish_before_it_ends_the_process(real: EmbeddedBroker) -> None:
+    command = [sys.executable, "-c", PUSH, real.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "ended\n"
+        process.stdin.close()
+        assert process.wait(10) == -signal.SIGTERM
+    assert committed(real, "pushed") >= 1
+    assert owners(real, "pushed") == []
+
+
+# --- messages in somebody's hands
+
+
+class Impatient:
+    """A board on which another thread decides about the first message just when the last one goes back."""
+
+    def __init__(self) -> None:
+        self.ended: list[Any] = []
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def finish(self, turn: Any, outcome: Any) -> Any:
+        self.ended.append(turn)
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return Finished(Why.DONE)
+
+
+def test_a_close_while_others_decide_ends_every_turn_once() -> None:
+    board = Impatient()
+    turns = OpenTurns(board, "g", NO_HISTORY)  # type: ignore[arg-type]
+    given = [turns.give_out(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
+    board.meanwhile.append(lambda: turns.done(given[1]))
+    turns.abandon()
+    assert sorted(turn.messages[0].offset for turn in board.ended) == [0, 1, 2, 3]
+    with pytest.raises(UsageError):
+        turns.done(given[0])
+
+
+# --- an end that nobody asked for
+
+
+def broken() -> None:
+    raise RuntimeError("nobody expects this")
+
+
+def test_a_consumer_that_dies_in_the_background_is_heard_of(
+    real: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(real.address, group="g-dying", topics="empty", commit_every_ms=10)
+    consumer.start()
+    consumer._thread.engine.offsets.commit_all = broken  # type: ignore[assignment]
+    with pytest.raises(LaneError, match="nobody expects this"):
+        consumer.poll(5)
+    with pytest.raises(LaneError, match="nobody expects this"):
+        next(iter(consumer))
+    with pytest.raises(LaneError, match="nobody expects this"):
+        consumer.snapshot()
+    with pytest.raises(ExceptionGroup):
+        consumer.close()
+    (critical,) = [each for each in caplog.records if each.levelno == logging.CRITICAL]
+    assert critical.exc_info is not None
+    assert "g-dying" in critical.getMessage()
+
+
+def test_an_async_consumer_that_dies_raises_where_it_is_asked(real: EmbeddedBroker) -> None:
+    async def main() -> None:
+        consumer = AsyncConsumer(real.address, group="g-dying-too", topics="empty", commit_every_ms=10)
+        await consumer.start()
+        assert consumer._engine is not None
+        consumer._engine.offsets.commit_all = broken  # type: ignore[assignment]
+        with pytest.raises(LaneError, match="nobody expects this"):
+            await consumer.poll(5)
+        with pytest.raises(LaneError, match="nobody expects this"):
+            consumer.snapshot()
+        with pytest.raises(ExceptionGroup):
+            await consumer.close()
+
+    asyncio.run(main())

@@ -27,6 +27,10 @@ def commit(
     return offsets.commit("g", "t", 0, QueueOffset(offset), kind=kind, gaps=gaps)
 
 
+def pull(offsets: GroupOffsets, pulled_from: int, *, decides: bool = False) -> QueueOffset | None:
+    return offsets.pending_reset("g", "t", 0, QueueOffset(pulled_from), decides=decides)
+
+
 def at_ten() -> GroupOffsets:
     offsets = GroupOffsets()
     commit(offsets, 10)
@@ -89,7 +93,7 @@ def test_reset_goes_back_by_name() -> None:
     offsets = at_ten()
     offsets.reset("g", "t", 0, QueueOffset(3))
     assert offsets.committed("g", "t", 0) == 3
-    assert offsets.take_pending_reset("g", "t", 0) is None
+    assert pull(offsets, 10) is None
     assert commit(offsets, 4) == Committed(QueueOffset(3))
 
 
@@ -98,16 +102,48 @@ def test_commits_from_before_a_pending_reset_are_ignored() -> None:
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     assert commit(offsets, 12, CommitKind.ANY_WAY) == Ignored(WhyIgnored.RESET_PENDING)
-    assert offsets.take_pending_reset("g", "t", 0) == 3
-    assert offsets.take_pending_reset("g", "t", 0) is None
+    assert pull(offsets, 12) == 3
+    assert pull(offsets, 3) is None
     assert commit(offsets, 4) == Committed(QueueOffset(3))
+
+
+def test_reset_is_told_again_until_a_pull_comes_from_its_place() -> None:
+    """The answer may be lost: a member that goes on at the old place would undo the reset."""
+    offsets = at_ten()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
+    assert [pull(offsets, 12), pull(offsets, 12)] == [3, 3]
+    assert commit(offsets, 13) == Ignored(WhyIgnored.RESET_PENDING)
+    assert [pull(offsets, 3), pull(offsets, 12)] == [None, None]
+
+
+def test_commit_at_the_place_of_a_reset_ends_the_waiting() -> None:
+    offsets = at_ten()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
+    assert commit(offsets, 3) == Ignored(WhyIgnored.RESET_PENDING), "nobody can know of it yet"
+    assert pull(offsets, 12) == 3
+    assert commit(offsets, 3) == Committed(QueueOffset(3))
+    assert pull(offsets, 4) is None
+
+
+def test_member_that_stands_there_by_chance_is_told_too() -> None:
+    """What it has pulled before it is not done, and would move the group behind its new place."""
+    offsets = at_ten()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(12))
+    assert [pull(offsets, 12), pull(offsets, 12)] == [12, None]
+
+
+def test_reader_that_decides_for_itself_is_told_once() -> None:
+    offsets = at_ten()
+    offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
+    assert [pull(offsets, 12, decides=True), pull(offsets, 12, decides=True)] == [3, None]
+    assert commit(offsets, 13) == Committed(QueueOffset(3))
 
 
 def test_plain_reset_replaces_a_pending_one() -> None:
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     offsets.reset("g", "t", 0, QueueOffset(7))
-    assert offsets.take_pending_reset("g", "t", 0) is None
+    assert pull(offsets, 10) is None
     assert commit(offsets, 8) == Committed(QueueOffset(7))
 
 
@@ -124,7 +160,7 @@ def test_reset_to_a_negative_offset_is_refused() -> None:
         with pytest.raises(InvalidOption, match="use 0 or more"):
             reset("g", "t", 0, QueueOffset(-1))
     assert offsets.committed("g", "t", 0) == 10
-    assert offsets.take_pending_reset("g", "t", 0) is None
+    assert pull(offsets, 10) is None
 
 
 def test_pending_reset_survives_a_restart() -> None:
@@ -133,7 +169,7 @@ def test_pending_reset_survives_a_restart() -> None:
     restarted = GroupOffsets()
     restarted.restore(offsets.dirty())
     assert restarted.dirty() == ()
-    assert restarted.take_pending_reset("g", "t", 0) == 3
+    assert [pull(restarted, 10), pull(restarted, 3)] == [3, None]
     assert restarted.dirty() == (OffsetRow("g", "t", 0, QueueOffset(3), False),)
 
 
@@ -237,9 +273,9 @@ def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished() -> None
     """A power cut may take messages back that were consumed; others get their offsets."""
     offsets = at_ten_with_gaps()
     offsets.saved(offsets.dirty())
-    offsets.cut_gaps(lambda topic, queue_id: 21)
+    offsets.cut_at_end(lambda topic, queue_id: 21)
     assert offsets.dirty() == ()
-    offsets.cut_gaps(lambda topic, queue_id: 13)
+    offsets.cut_at_end(lambda topic, queue_id: 13)
     assert gaps(offsets) == [(12, 13)]
     assert len(offsets.dirty()) == 1
 
@@ -279,7 +315,7 @@ def test_without_a_reset_the_offset_never_falls(schedule: list[tuple[str, int]])
                 offsets.reset_at_next_pull("g", "t", 0, offset)
                 highest = number
             case "pull":
-                offsets.take_pending_reset("g", "t", 0)
+                pull(offsets, number)
             case "save" | "restart":
                 rows = offsets.dirty()
                 disk.update({row[:3]: row for row in rows})
@@ -292,3 +328,12 @@ def test_without_a_reset_the_offset_never_falls(schedule: list[tuple[str, int]])
         assert (-1 if now is None else now) >= highest
         highest = -1 if now is None else now
         offsets._check()
+
+
+def test_an_offset_beyond_the_end_of_its_queue_is_cut_after_a_restart() -> None:
+    """A power cut without durable writes shortens the log; new messages get the offsets that were lost."""
+    offsets = GroupOffsets()
+    offsets.commit("g", "t", 0, QueueOffset(9), kind=CommitKind.FORWARD)
+    offsets.commit("g", "t", 1, QueueOffset(3), kind=CommitKind.FORWARD)
+    offsets.cut_at_end(lambda topic, queue_id: 5)
+    assert offsets.of_group("g") == {("t", 0): 5, ("t", 1): 3}

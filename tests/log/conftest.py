@@ -14,7 +14,7 @@ from lanemq.log.staging import NewRecord
 from lanemq.log.store import Store
 from lanemq.wire.record import RecordView, record_starts
 
-SMALL = StoreOptions(segment_bytes=4096, resume_free_bytes=0)
+SMALL = StoreOptions(segment_bytes=4096)
 
 OpenStore = Callable[..., Store]
 

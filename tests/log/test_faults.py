@@ -29,20 +29,20 @@ def test_a_full_disk_refuses_and_leaves_no_half_record(open_store: OpenStore, di
         send(store, "also refused")
 
 
-def test_writing_resumes_when_there_is_space_again(open_store: OpenStore, disk: FaultyDisk) -> None:
-    store = open_store(options=StoreOptions(segment_bytes=4096, resume_free_bytes=1000), disk=disk)
+def test_a_full_disk_is_final_until_a_restart(open_store: OpenStore, disk: FaultyDisk) -> None:
+    """Space alone is not enough: others count on what was staged and lost, and only a start tells them."""
+    store = open_store(disk=disk)
     send(store, "before")
     disk.space = 10
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFull, match="restart the broker"):
         send(store, "lost")
-    disk.space, disk.free = None, 999
-    assert not store.try_resume()
-    disk.free = 1000
-    assert store.try_resume()
+    disk.space = None
+    with pytest.raises(DiskFull):
+        send(store, "refused")
+    crash(store)
+    store = open_store()
     send(store, "after")
     assert read_all(store) == (["before", "after"], [])
-    crash(store)
-    assert read_all(open_store()) == (["before", "after"], [])
 
 
 def test_what_was_staged_behind_a_full_disk_is_forgotten(open_store: OpenStore, disk: FaultyDisk) -> None:
@@ -57,7 +57,8 @@ def test_what_was_staged_behind_a_full_disk_is_forgotten(open_store: OpenStore, 
     disk.space = None
     with pytest.raises(DiskFull):
         store.flush(store.take_pending())
-    assert store.try_resume()
+    crash(store)
+    store = open_store()
     assert store.append("t", 0, [message("third")], store_time=1).first_offset == 0
     assert read_all(store) == (["third"], [])
 
@@ -69,8 +70,8 @@ def test_a_full_disk_undoes_a_new_segment_too(open_store: OpenStore, disk: Fault
     with pytest.raises(DiskFull):
         send(store, *["y" * 1500] * 3)
     assert sum(path.stat().st_size for path in log_files(tmp_path / "data")) == store.log_end
-    disk.space = None
-    assert store.try_resume()
+    crash(store)
+    store = open_store()
     send(store, "z" * 3000)
     assert [text[0] for text in read_all(store)[0]] == ["x", "z"]
     crash(store)
@@ -83,8 +84,7 @@ def test_a_disk_that_cannot_be_cut_back_is_given_up(open_store: OpenStore, disk:
     disk.space, disk.truncate_fails = 10, True
     with pytest.raises(WriteFailed):
         send(store, "lost")
-    disk.space, disk.truncate_fails = None, False
-    assert not store.try_resume()
+    assert isinstance(store.failed, WriteFailed)
 
 
 def test_a_failed_write_is_final(open_store: OpenStore, disk: FaultyDisk) -> None:
@@ -94,7 +94,6 @@ def test_a_failed_write_is_final(open_store: OpenStore, disk: FaultyDisk) -> Non
     with pytest.raises(WriteFailed):
         send(store, "lost")
     assert isinstance(store.failed, WriteFailed)
-    assert not store.try_resume()
     with pytest.raises(WriteFailed):
         store.stage("t", 0, [message("refused")], store_time=1)
     assert read_all(store) == (["kept"], [])
@@ -112,7 +111,6 @@ def test_a_failed_sync_is_final_and_never_tried_again(open_store: OpenStore, dis
         store.sync()
     with pytest.raises(WriteFailed):
         store.flush(store.take_pending())
-    assert not store.try_resume()
     store.close()
     assert disk.calls["fdatasync"] == asked
     assert read_all(open_store())[0][:1] == ["kept"]

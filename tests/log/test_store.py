@@ -13,6 +13,7 @@ from lanemq.log.schema import SCHEMA
 from lanemq.log.state import LeaseRow, OffsetRow, ProducerRow, State
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
+from lanemq.wire.record import RecordView
 
 
 def keyed(key: str, unique: str = "") -> str:
@@ -35,6 +36,30 @@ def test_arrivals_say_which_queues_have_news(open_store: OpenStore) -> None:
     store.flush(pending)
     arrivals = {(a.topic, a.queue_id): (a.max_offset, a.tag_codes) for a in store.publish(pending)}
     assert arrivals == {("a", 0): (2, {5, 6}), ("b", 3): (1, {0})}
+
+
+def test_batch_that_outgrows_its_segment_goes_on_in_the_next(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    texts = [f"{number:02d}" + "x" * 400 for number in range(30)]
+    send(store, "first")
+    staged = store.append("t", 0, [message(text) for text in texts], store_time=1)
+    sizes = [path.stat().st_size for path in log_files(tmp_path / "data")]
+    assert len(sizes) > 3
+    assert max(sizes) <= SMALL.segment_bytes
+    assert [RecordView(store.read_at(at)).body.decode() for at in staged.positions] == texts
+    crash(store)
+    assert read_all(open_store()) == (["first", *texts], [])
+
+
+def test_pull_of_many_small_messages_gets_all_that_fit(open_store: OpenStore) -> None:
+    """More entries than a first look takes in."""
+    store = open_store(options=StoreOptions())
+    store.append("t", 0, [message("x")] * 3000, store_time=1)
+    assert store.read("t", 0, 0, 2500, 2**20).count == 2500
+    few = store.read("t", 0, 5, 2500, 10_000)
+    assert 0 < few.count < 1024
+    assert len(few.data) <= 10_000
+    assert few.next_offset == 5 + few.count
 
 
 def test_a_checkpoint_waits_until_its_mark_is_published(open_store: OpenStore) -> None:
@@ -135,6 +160,21 @@ def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store:
         assert store.query("t", "k", 10, 0, 10) == []
         with pytest.raises(CorruptRecord):
             store.read_at(position)
+        crash(store)
+        store = open_store()
+
+
+def test_records_at_the_positions_of_lost_ones_of_a_deleted_topic_are_kept(open_store: OpenStore) -> None:
+    """What was staged when the topic was deleted never reached the disk: its positions are given out again."""
+    store = open_store()
+    store.stage("t", 0, [message("staged" * 100)], store_time=1)
+    store.state.drop_topic("t", store.drop_topic("t"))
+    crash(store)
+    store = open_store()
+    position = store.append("t", 0, [message("new", properties=keyed("k"))], store_time=1).positions[0]
+    for _ in range(2):
+        assert read_all(store) == (["new"], [])
+        assert store.read_at(position)
         crash(store)
         store = open_store()
 

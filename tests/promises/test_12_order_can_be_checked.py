@@ -3,7 +3,6 @@
 import ast
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.chaos.stage import GROUP, TOPIC, complaint
 from lanemq import checker
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report, Verdict
+from lanemq.clock import SystemClock
 from lanemq.history import open_history
 
 Lines = list[dict[str, Any]]
@@ -23,7 +23,7 @@ Lines = list[dict[str, Any]]
 @pytest.fixture
 def lines(town: Town, tmp_path: Path) -> Lines:
     """What a real consumer wrote down about 40 messages of 4 keys."""
-    sent = open_history(tmp_path / "history", "p", time.monotonic_ns, role="producer")
+    sent = open_history(tmp_path / "history", "p", SystemClock().now_ns, role="producer")
     for number in range(40):
         receipt = town.producer.send(TOPIC, number, key=f"k{number % 4}")
         sent.send(TOPIC, receipt.key or "", receipt.message_id)
@@ -99,7 +99,7 @@ def test_counting_messages_would_not_see_an_inversion(lines: Lines) -> None:
 
 def test_a_run_that_shows_nothing_is_not_a_pass(tmp_path: Path) -> None:
     """An empty history proves nothing; the verdict is unknown, not good."""
-    open_history(tmp_path, "idle", time.monotonic_ns).close()
+    open_history(tmp_path, "idle", SystemClock().now_ns).close()
     assert check([tmp_path]).verdict is Verdict.UNKNOWN
 
 

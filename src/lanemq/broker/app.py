@@ -232,7 +232,7 @@ class Broker:
             if cursor is not None:
                 parts.delays.restore([(level, QueueOffset(int(cursor)))])
         report = parts.store.recover(self._replay, self._stamps_to_save)
-        parts.offsets.cut_gaps(lambda topic, queue_id: parts.store.bounds(topic, queue_id)[1])
+        parts.offsets.cut_at_end(lambda topic, queue_id: parts.store.bounds(topic, queue_id)[1])
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())
             self._recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)

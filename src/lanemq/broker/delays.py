@@ -10,7 +10,7 @@ from functools import partial
 
 from lanemq.broker.appender import Done
 from lanemq.broker.parts import Parts
-from lanemq.core.delay import MAX_LEVEL, due
+from lanemq.core.delay import MAX_LEVEL, due, due_at
 from lanemq.log.reading import ReadStatus
 from lanemq.log.staging import NewRecord
 from lanemq.model.errors import BrokerBusy, StorageError
@@ -35,6 +35,8 @@ class DelayDelivery:
         self._parts = parts
         self._under_way: dict[int, QueueOffset] = {}
         """Level → the offset behind the last message handed to the log and not yet on disk."""
+        self._not_before: dict[int, tuple[QueueOffset, Millis]] = {}
+        """Level → the message that waits there first, and the wall time until which nobody need look at it."""
 
     def tick(self) -> None:
         for level in range(1, MAX_LEVEL + 1):
@@ -49,15 +51,26 @@ class DelayDelivery:
         offset = cursors.next_offset(level)
         if offset >= high:
             return
-        result = store.read(SCHEDULE_TOPIC, level - 1, offset, AT_A_TIME, AT_A_TIME_BYTES)
+        wall = self._parts.clock.wall()
+        waiting, until = self._not_before.get(level, (None, Millis(0)))
+        if waiting == offset and wall < until:
+            return
+        # One first: most of the time a whole screen would be read only to learn that it is too early.
+        for first in self._read(level, offset, 1):
+            until = due_at(level, Millis(first.store_timestamp))
+            self._not_before[level] = (offset, until)
+            if wall >= until:
+                records = self._read(level, offset, AT_A_TIME)
+                self._append(level, [each for each in records if due(level, Millis(each.store_timestamp), wall)])
+
+    def _read(self, level: int, offset: QueueOffset, most: int) -> list[RecordView]:
+        """Messages of a level from an offset on; where none can be read the cursor moves past the place."""
+        result = self._parts.store.read(SCHEDULE_TOPIC, level - 1, offset, most, AT_A_TIME_BYTES)
         for damaged in result.damaged:
             log.error("the delayed message %s of level %s is damaged and lost", damaged, level)
         if result.status is not ReadStatus.FOUND:
-            cursors.skip_to(level, QueueOffset(result.next_offset))
-            return
-        wall = self._parts.clock.wall()
-        records = [RecordView(result.data, start) for start in record_starts(result.data)]
-        self._append(level, [record for record in records if due(level, Millis(record.store_timestamp), wall)])
+            self._parts.delays.skip_to(level, QueueOffset(result.next_offset))
+        return [RecordView(result.data, start) for start in record_starts(result.data)]
 
     def _append(self, level: int, ready: list[RecordView]) -> None:
         """Hands over as many as the log takes now; the cursor follows each of them to the disk."""

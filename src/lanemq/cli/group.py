@@ -2,9 +2,9 @@
 
 import click
 
-from lanemq.cli.lag import Progress, progress_of
+from lanemq.cli.lag import Progress, known_group, progress_of
 from lanemq.cli.locks import seconds
-from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.options import asks_server
 from lanemq.cli.output import Grid, plural, show
 from lanemq.cli.reset import reset
 from lanemq.client.admin import Admin
@@ -68,14 +68,6 @@ def describe(name: str, server: str, as_json: bool) -> None:
         ),
         *([found.note] if found.note else []),
     )
-
-
-def known_group(admin: Admin, name: str) -> GroupDescription:
-    """The group, or an error: brokers describe groups they have never heard of as empty ones."""
-    found = admin.describe_group(name)
-    if not found.members and not found.queues and name not in admin.groups():
-        raise Failed(f"group {name!r} is not known: no member is online and it has no offsets; see lanemq group list")
-    return found
 
 
 _COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time", "owner", "epoch", "lease left")

@@ -8,11 +8,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from lanemq.cli.options import Failed
 from lanemq.cli.reading import Reader
+from lanemq.client.admin import Admin
 from lanemq.client.admin_views import GroupDescription, GroupQueue, LeaseView
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+
+
+def known_group(admin: Admin, name: str) -> GroupDescription:
+    """The group, or an error: brokers describe groups they have never heard of as empty ones."""
+    found = admin.describe_group(name)
+    if not found.members and not found.queues and name not in admin.groups():
+        raise Failed(f"group {name!r} is not known: no member is online and it has no offsets; see lanemq group list")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """`lanemq group reset`: puts a group at another place, after showing what that means.
 
 Going back repeats messages and going forward skips them, so nothing is moved that was not shown first, and a
-group with members at work is moved only when the caller insists.
+group with members at work is moved only when the caller insists. A group that nobody knows is a typing error: moved,
+it would exist from then on, and the one that was meant would stay where it is.
 """
 
 import click
 
+from lanemq.cli.lag import known_group
 from lanemq.cli.options import Failed, Misused, asks_server, moment
 from lanemq.cli.output import Grid, plural, show
 from lanemq.client.admin import Admin, Place
@@ -27,10 +29,10 @@ def reset(
     """Put GROUP at another place in TOPIC. Going back repeats messages, going forward skips them."""
     place, queues = _place(to), None if number is None else [number]
     with Admin(server) as admin:
+        members = len(known_group(admin, group).members)
         plan = admin.reset_offsets(group, topic, to=place, queues=queues, dry_run=True)
         if not plan:
             raise Misused(f"topic {topic} has no queue {number}; see lanemq topic describe {topic}")
-        members = len(admin.describe_group(group).members)
         if members and not dry_run and not yes:
             raise Failed(
                 f"group {group} has {plural(members, 'member')} at work, whose messages may be done twice: stop them "

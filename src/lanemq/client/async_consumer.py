@@ -4,6 +4,8 @@ async with AsyncConsumer("localhost:9876", group="audit", topics=["orders"]) as 
     async for message in consumer:
         ...
         await consumer.done(message)
+
+SIGTERM ends the iteration after the present message, and leaving the block commits and unlocks.
 """
 
 import asyncio
@@ -13,9 +15,11 @@ from typing import Any
 from lanemq.client.consumer_engine import ConsumerEngine
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
+from lanemq.client.engine_thread import ended_by
 from lanemq.client.lane_board import LoopBoard
 from lanemq.client.message import Message
 from lanemq.client.open_turns import OpenTurns, plans_for
+from lanemq.client.termination import TERMINATION
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.retry_policy import FailurePolicy
 from lanemq.core.turns import Why
@@ -42,6 +46,8 @@ class AsyncConsumer:
         self._turns = OpenTurns(self._board, group, self.options.history)
         self._engine: ConsumerEngine | None = None
         self._running: asyncio.Task[None] | None = None
+        self._term: object | None = None
+        self._ending = False
 
     async def start(self) -> None:
         """Returns when the first queues were asked for; raises what made that impossible."""
@@ -60,11 +66,19 @@ class AsyncConsumer:
         self._turns.abandon()
         if self._engine is not None and self._running is not None:
             (self._engine.stop_now if now else self._engine.stop)()
-            await self._running
+            try:
+                await self._running
+            finally:
+                TERMINATION.forget(self._term)
 
     async def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if none came in `timeout` seconds, or the consumer was closed."""
+        """The next message; None if none came in `timeout` seconds, or the consumer was closed.
+
+        Raises what ended the consumer, if nobody asked it to end.
+        """
         turn = await self._board.take_async(timeout)
+        if turn is None and self._engine is not None and self._engine.failure is not None:
+            raise ended_by(self._engine.failure)
         return None if turn is None else self._turns.give_out(turn)
 
     async def done(self, message: Message) -> bool:
@@ -86,10 +100,17 @@ class AsyncConsumer:
         return take_snapshot(self._require_engine())
 
     def __aiter__(self) -> AsyncIterator[Message]:
+        if self._term is None:
+            self._loop = asyncio.get_running_loop()
+            self._term = TERMINATION.listen(self._end_iteration, again=False)
         return self
 
+    def _end_iteration(self) -> None:
+        self._ending = True
+        self._loop.call_soon_threadsafe(self._board.close)
+
     async def __anext__(self) -> Message:
-        message = await self.poll()
+        message = None if self._ending else await self.poll()
         if message is None:
             raise StopAsyncIteration
         return message
@@ -104,6 +125,8 @@ class AsyncConsumer:
     def _require_engine(self) -> ConsumerEngine:
         if self._engine is None:
             raise Closed("this consumer is not running: start it first")
+        if self._engine.failure is not None:
+            raise ended_by(self._engine.failure)
         return self._engine
 
 

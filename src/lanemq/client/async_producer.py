@@ -6,6 +6,7 @@ otherwise a later message could take its place before an earlier one.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,14 +17,15 @@ from lanemq.client.producer_options import ProducerOptions, ProducerSettings
 from lanemq.client.receipt import Receipt
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.routes import TopicRoute
+from lanemq.client.send_batch import AsyncBatch
 from lanemq.client.send_engine import SendEngine
-from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
+from lanemq.client.send_packing import Choice, Many, Packer, QueueChooser, check_sendable, choice_of
 from lanemq.client.send_requests import Parcel, RequestBuilder, extras_of, heartbeat
 from lanemq.client.send_tickets import AwaitedCrowd, Crowd, LoopFuture
-from lanemq.client.send_work import SendRequest, Work, not_reached
+from lanemq.client.send_work import SendRequest, Work, closed, not_reached
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
-from lanemq.model.errors import Closed, LaneError, LaneFrozen, RequestTimedOut
+from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_addresses
 from lanemq.net.connection import Connection, open_connection
@@ -33,6 +35,7 @@ from lanemq.wire.command import Command
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+CLOSE_SPARE_SECONDS = 1.0
 HEARTBEAT_MILLIS = 30_000
 """As in `producer`."""
 
@@ -58,7 +61,7 @@ class AsyncProducer:
         self._in_line = 0
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
-        self._closed = False
+        self._closing = self._closed = False
         self._next_heartbeat = 0
         self._keeper: asyncio.Task[None] | None = None
 
@@ -151,16 +154,17 @@ class AsyncProducer:
         finally:
             self._engine.call_ended(crowd)
 
-    def batch(self, topic: str) -> "AsyncBatch":
+    def batch(self, topic: str) -> AsyncBatch:
         """`async with producer.batch("orders") as batch: batch.add(value, key=...)`: sent when the block ends."""
         return AsyncBatch(self, topic)
 
     # life
 
     async def flush(self) -> None:
-        """Waits until everything accepted so far is settled, one way or the other."""
+        """Waits until everything accepted so far is settled, one way or the other; not for what comes later."""
         self._post(self._engine.hurry())
-        await self._wait_until(lambda: self._engine.is_idle)
+        mark = self._engine.mark()
+        await self._wait_until(lambda: mark.settled)
 
     async def resume(
         self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None
@@ -175,10 +179,14 @@ class AsyncProducer:
             self._engine.resume(each)
 
     async def close(self) -> None:
-        """Settles what was accepted (at most `timeout` seconds), then ends connections and tasks."""
-        if self._closed:
+        """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and tasks."""
+        if self._closing:
             return
-        await self.flush()
+        self._closing = True
+        self._settled.set()  # whoever waits for space waits in vain
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.timeout + CLOSE_SPARE_SECONDS):
+                await self.flush()
         self._closed = True
         self._wake.set()
         if self._keeper is not None:
@@ -207,8 +215,8 @@ class AsyncProducer:
         return self._routes.cached(topic) or await self._routes.get(check_sendable(topic), provisional=True)
 
     async def _accept(self, topic: str, value: object, run: Run, choice: Choice | None) -> None:
-        if self._closed:
-            raise Closed("this producer is closed: make a new one")
+        if self._closing:
+            raise closed()
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
         size = sum([parcel.size for _, parcel in run])
@@ -226,13 +234,15 @@ class AsyncProducer:
             self._in_line -= 1
 
     def _offer(self, route: TopicRoute, value: object, run: Run, choice: Choice | None) -> None:
+        if self._closing:
+            raise closed()
         if isinstance(run[0][1].ticket, Crowd):
             lanes = self._engine.offer_all(self._chooser.sort_out(route, run), route)
         else:
             ((key, parcel),) = run
             queue = self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
-            stamps = route.is_lane(queue.broker)
-            lanes = [self._engine.offer(queue, (parcel,), checks_stamps=stamps, hurry=parcel.told)]
+            stamps, creates = route.is_lane(queue.broker), route.provisional
+            lanes = [self._engine.offer(queue, (parcel,), checks_stamps=stamps, creates=creates, hurry=parcel.told)]
         for lane in lanes:
             self._post(self._engine.pump(lane))
             if self._engine.needs_keeper(lane):
@@ -246,7 +256,7 @@ class AsyncProducer:
             return
         try:
             async with asyncio.timeout(self._options.timeout):
-                await self._wait_until(lambda: self._has_space(size))
+                await self._wait_until(lambda: self._has_space(size) or self._closing)
         except TimeoutError:
             raise RequestTimedOut(
                 f"the buffer of {self._options.buffer_bytes} bytes stayed full for {self._options.timeout:g} s: "
@@ -340,31 +350,3 @@ class AsyncProducer:
         if self._links.get(broker) is link:
             self._engine.disconnected(broker)
         self._wake.set()
-
-
-class AsyncBatch:
-    """Collects messages and sends them when the block ends; nothing is sent if it ends with an error."""
-
-    def __init__(self, producer: AsyncProducer, topic: str) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._messages: list[Outgoing] = []
-        self.receipts: list[Receipt] = []
-
-    def add(
-        self,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        self._messages.append(Outgoing(value, key, tag, keys, properties))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.receipts = await self._producer.send_many(self._topic, self._messages)

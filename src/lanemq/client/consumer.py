@@ -6,10 +6,12 @@
             consumer.done(message)
 
 Messages of a key come in order: the next one only after `done` (or `dead`) of the one before; `retry` brings the
-same one again. Messages of other keys may be taken meanwhile.
+same one again. Messages of other keys may be taken meanwhile. SIGTERM ends the iteration after the present message,
+and `close` commits and unlocks.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,8 +21,10 @@ from lanemq.client.engine_thread import EngineThread
 from lanemq.client.message import Message
 from lanemq.client.open_turns import OpenTurns, plans_for
 from lanemq.client.station import make_board
+from lanemq.client.termination import TERMINATION
 from lanemq.core.retry_policy import FailurePolicy
 from lanemq.core.turns import Why
+from lanemq.model.errors import Closed
 
 
 class Consumer:
@@ -41,6 +45,8 @@ class Consumer:
         board = make_board(plans[0], self.options.clock)
         self._turns = OpenTurns(board, group, self.options.history)
         self._thread = EngineThread(self.options, plans, board)
+        self._term: object | None = None
+        self._ending = False
 
     def start(self) -> None:
         self._thread.start()
@@ -48,12 +54,21 @@ class Consumer:
     def close(self, *, now: bool = False) -> None:
         """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
         self._turns.abandon()
-        self._thread.stop(now=now)
+        try:
+            self._thread.stop(now=now)
+        finally:
+            TERMINATION.forget(self._term)
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if none came in `timeout` seconds, or the consumer was closed."""
+        """The next message; None if none came in `timeout` seconds, or the consumer was closed.
+
+        Raises what ended the consumer, if nobody asked it to end.
+        """
         turn = self._turns.board.take(timeout)
-        return None if turn is None else self._turns.give_out(turn)
+        if turn is None:
+            self._thread.check()
+            return None
+        return self._turns.give_out(turn)
 
     def done(self, message: Message) -> bool:
         """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
@@ -74,10 +89,17 @@ class Consumer:
         return take_snapshot(self._thread.engine)
 
     def __iter__(self) -> Iterator[Message]:
+        if self._term is None:
+            self._term = TERMINATION.listen(self._end_iteration, again=False)
         return self
 
+    def _end_iteration(self) -> None:
+        self._ending = True
+        with contextlib.suppress(RuntimeError, Closed):  # ended already
+            self._thread.loop.call_soon_threadsafe(self._turns.board.close)
+
     def __next__(self) -> Message:
-        message = self.poll()
+        message = None if self._ending else self.poll()
         if message is None:
             raise StopIteration
         return message

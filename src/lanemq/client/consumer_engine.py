@@ -77,6 +77,8 @@ class ConsumerEngine:
         self._stopping = asyncio.Event()
         self._now = asyncio.Event()
         self._broken: BaseException | None = None
+        self.failure: Exception | None = None
+        """What ended it, if nobody asked it to end."""
 
     async def run(self) -> None:
         """Works until stopped; raises if a handler ended its worker instead of returning or failing."""
@@ -93,6 +95,9 @@ class ConsumerEngine:
                 await self._shut_down()
                 for loop in loops:
                     loop.cancel()
+        except Exception as error:
+            self.failure = error  # before the boards close: whoever wakes there asks why
+            raise
         finally:
             for station in self.stations.values():
                 station.board.close()

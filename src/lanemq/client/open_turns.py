@@ -4,6 +4,7 @@ The common part of both iterators. Every message given out is remembered until d
 end goes back to its lane, uncommitted, and will be delivered again.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 from lanemq.client.attempts import Stop
@@ -49,10 +50,11 @@ class OpenTurns:
         return self._take_back(message, stop), TurnEnd(stop, 0)
 
     def abandon(self) -> None:
-        """Everything undecided goes back to its lane."""
-        for turn in self._open.values():
-            self.board.finish(turn, STOPPED)
-        self._open.clear()
+        """Everything undecided goes back to its lane; other threads may be deciding meanwhile, each turn ends once."""
+        with contextlib.suppress(KeyError):  # empty
+            while True:
+                _, turn = self._open.popitem()
+                self.board.finish(turn, STOPPED)
 
     def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
         turn = self._take_back(message, stop)

@@ -18,14 +18,15 @@ from lanemq.client.producer_options import ProducerOptions, ProducerSettings
 from lanemq.client.receipt import Receipt
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
+from lanemq.client.send_batch import Batch
 from lanemq.client.send_engine import SendEngine
-from lanemq.client.send_packing import Choice, Many, Outgoing, Packer, QueueChooser, check_sendable, choice_of
+from lanemq.client.send_packing import Choice, Many, Packer, QueueChooser, check_sendable, choice_of
 from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, extras_of, heartbeat
 from lanemq.client.send_tickets import UNHEARD, SubmittedFuture, Ticket, WaitingCrowd, WaitingThread
-from lanemq.client.send_work import SendRequest, Work, not_reached
+from lanemq.client.send_work import SendRequest, Work, closed, not_reached
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
-from lanemq.model.errors import Closed, LaneError, LaneFrozen, RequestTimedOut
+from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
@@ -36,11 +37,21 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 """How exact deadlines are. Idle ticks cost nothing worth counting; waking the keeper for every send would."""
 
+CLOSE_SPARE_SECONDS = 1.0
+"""How long `close` waits beyond the deadline of the youngest message: the keeper is not that exact."""
+
 HEARTBEAT_MILLIS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
 
 Told: TypeAlias = tuple[Ticket, bool]
 """Whom to tell, and whether they hear of a failure before they send anything else."""
+
+
+class _Here(threading.local):
+    """What the present thread is doing."""
+
+    is_telling = False
+    """Callers' callbacks run now; nothing is settled on this thread before they return."""
 
 
 class Producer:
@@ -59,7 +70,8 @@ class Producer:
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
-        self._closed = False
+        self._closing = self._closed = False
+        self._here = _Here()
         self._wake = threading.Event()
         self._next_heartbeat = 0
         self._keeper = threading.Thread(target=self._keep, name="lanemq-producer", daemon=True)
@@ -82,6 +94,7 @@ class Producer:
         queue: int | MessageQueue | None = None,
     ) -> Receipt:
         """Stores one message and returns where it is; raises when it is not known to be stored."""
+        self._check_may_wait("send")
         ticket = WaitingThread()
         extras = extras_of(tag, keys, properties, delay_level)
         self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, True))
@@ -137,6 +150,7 @@ class Producer:
         Raises the error of the first message that failed; nothing behind it in its queue is stored, others of the
         call may be. No more messages are read after a failure.
         """
+        self._check_may_wait("send_many")
         crowd = WaitingCrowd()
         count = 0
         try:
@@ -153,19 +167,24 @@ class Producer:
             with self._lock:
                 self._engine.call_ended(crowd)
 
-    def batch(self, topic: str) -> "Batch":
+    def batch(self, topic: str) -> Batch:
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
         return Batch(self, topic)
 
     # life
 
     def flush(self) -> None:
-        """Waits until everything accepted so far is settled, one way or the other."""
+        """Waits until everything accepted so far is settled, one way or the other; not for what comes later."""
+        self._check_may_wait("flush")
+        self._settle(None)
+
+    def _settle(self, seconds: float | None) -> None:
         with self._lock:
             links = self._line_up(self._engine.hurry())
+            mark = self._engine.mark()
         self._write(links)
         with self._changed:
-            self._wait_until(lambda: self._engine.is_idle)
+            self._wait_until(lambda: mark.settled, seconds)
 
     def resume(self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None) -> None:
         """Opens the frozen lane of a key (or a queue) again; without either, all frozen lanes of the topic."""
@@ -179,11 +198,16 @@ class Producer:
                 self._engine.resume(each)
 
     def close(self) -> None:
-        """Settles what was accepted (at most `timeout` seconds), then ends connections and threads."""
-        if self._closed:
-            return
-        self.flush()
-        self._closed = True
+        """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and threads."""
+        self._check_may_wait("close")
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()  # whoever waits for space waits in vain
+        self._settle(self._options.timeout + CLOSE_SPARE_SECONDS)
+        with self._lock:
+            self._closed = True
         self._wake.set()
         self._keeper.join()
         for link in tuple(self._links.values()):
@@ -202,9 +226,16 @@ class Producer:
 
     # inside: taking parcels in
 
+    def _check_may_wait(self, call: str) -> None:
+        if self._here.is_telling:
+            raise UsageError(
+                f"{call}() inside a callback of submit() would wait for the thread it runs on: use submit() there, "
+                f"or leave it to another thread"
+            )
+
     def _route(self, topic: str) -> TopicRoute:
-        if self._closed:
-            raise Closed("this producer is closed: make a new one")
+        if self._closing:
+            raise closed()
         return self._routes.cached(topic) or self._routes.get(check_sendable(topic), provisional=True)
 
     def _accept(
@@ -217,7 +248,10 @@ class Producer:
         with self._lock:
             if engine.buffered_bytes + parcel.size > self._options.buffer_bytes:
                 self._wait_for_space(parcel.size)
-            lane = engine.offer(queue, (parcel,), checks_stamps=route.is_lane(queue.broker), hurry=parcel.told)
+            if self._closing:
+                raise closed()
+            stamps, creates = route.is_lane(queue.broker), route.provisional
+            lane = engine.offer(queue, (parcel,), checks_stamps=stamps, creates=creates, hurry=parcel.told)
             requests = engine.pump(lane)
             links = self._line_up(requests) if requests else ()
             wake = engine.needs_keeper(lane)
@@ -231,6 +265,8 @@ class Producer:
         placed = self._chooser.sort_out(route, run)
         with self._lock:
             self._wait_for_space(sum([parcel.size for _, parcel in run]))
+            if self._closing:
+                raise closed()
             lanes = self._engine.offer_all(placed, route)
             links = self._line_up([request for lane in lanes for request in self._engine.pump(lane)])
             wake = any([self._engine.needs_keeper(lane) for lane in lanes])
@@ -239,11 +275,11 @@ class Producer:
             self._wake.set()
 
     def _wait_for_space(self, size: int) -> None:
-        """With the lock held. The library's own threads never wait: nobody else could make room."""
+        """With the lock held. A callback never waits: it runs on the thread that makes room."""
         engine, free = self._engine, self._options.buffer_bytes - size
-        if engine.buffered_bytes <= free or threading.current_thread().name.startswith("lanemq-"):
+        if engine.buffered_bytes <= free or self._here.is_telling:
             return
-        if not self._wait_until(lambda: engine.buffered_bytes <= free, self._options.timeout):
+        if not self._wait_until(lambda: engine.buffered_bytes <= free or self._closing, self._options.timeout):
             raise RequestTimedOut(
                 f"the buffer of {self._options.buffer_bytes} bytes stayed full for {self._options.timeout:g} s: "
                 f"the broker is slower than this producer"
@@ -281,8 +317,13 @@ class Producer:
             self._wake.set()  # something is to be tried again later
 
     def _finish(self, work: Work) -> None:
-        for outcome in work.outcomes:
-            outcome.tell()
+        here = self._here
+        was_telling, here.is_telling = here.is_telling, True
+        try:
+            for outcome in work.outcomes:
+                outcome.tell()
+        finally:
+            here.is_telling = was_telling
         for topic in work.stale_topics:
             self._routes.stale(topic)
         for broker in work.hang_up:
@@ -339,9 +380,12 @@ class Producer:
         link.post_oneway(heartbeat(self._client_id, self._options.group))
         with self._lock:
             self._links[broker] = link
-            links = self._line_up(self._engine.connected(broker))
+            too_late = self._closed  # else `close` finds it among the links
+            links = () if too_late else self._line_up(self._engine.connected(broker))
             if not link.is_open:  # lost before it was ours, so `_lost` did not know it
                 self._engine.disconnected(broker)
+        if too_late:
+            link.close()
         self._write(links)
 
     def _lost(self, broker: str, link: DuplexConnection) -> None:
@@ -349,31 +393,3 @@ class Producer:
             if self._links.get(broker) is link:
                 self._engine.disconnected(broker)
         self._wake.set()
-
-
-class Batch:
-    """Collects messages and sends them when the block ends; nothing is sent if it ends with an error."""
-
-    def __init__(self, producer: Producer, topic: str) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._messages: list[Outgoing] = []
-        self.receipts: list[Receipt] = []
-
-    def add(
-        self,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        self._messages.append(Outgoing(value, key, tag, keys, properties))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.receipts = self._producer.send_many(self._topic, self._messages)

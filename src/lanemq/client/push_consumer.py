@@ -71,13 +71,13 @@ class PushConsumer:
         return isinstance(self._attempt, OrderlyAttempt)
 
     def start(self) -> None:
-        """Once; a second start is refused."""
+        """Once; a second start is refused. On the main thread: SIGTERM shuts down before it ends the process."""
         self._not_started()
         if self._attempt is None:
             raise InvalidOption("no listener: call register_orderly or register_concurrent first")
         thread = EngineThread(self.options, [self._plan(topic, tags) for topic, tags in self._topics.items()])
         self._thread = thread
-        thread.start()
+        thread.start(finish_on_sigterm=True)
 
     def shutdown(self, *, now: bool = False) -> None:
         """Finishes what runs, commits, unlocks, says goodbye."""

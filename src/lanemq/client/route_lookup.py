@@ -135,6 +135,7 @@ class BlockingRoutes:
         self._book = RouteBook()
         self._asking = threading.Lock()
         self._connections: dict[Address, BlockingConnection] = {}
+        self._closed = False
 
     def cached(self, topic: str) -> TopicRoute | None:
         """The route if it needs no asking."""
@@ -169,7 +170,9 @@ class BlockingRoutes:
             return self._ask_in_turn(command)
 
     def close(self) -> None:
+        """A question still under way is answered, and its connection closed."""
         with self._asking:
+            self._closed = True
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
@@ -207,7 +210,10 @@ class BlockingRoutes:
         except BaseException:
             connection.close()
             raise
-        self._connections[address] = connection
+        if self._closed:
+            connection.close()
+        else:
+            self._connections[address] = connection
         return reply
 
 

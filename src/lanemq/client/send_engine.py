@@ -11,15 +11,14 @@ the lane opens again by itself, for a call that sends many when that call ends; 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.routes import TopicRoute
 from lanemq.client.send_history import SendHistory
-from lanemq.client.send_outcomes import NotStored, Outcome, failed_outcomes, forgotten, stored_outcomes
+from lanemq.client.send_outcomes import NotStored, Outcome, doubtful, failed_outcomes, forgotten, stored_outcomes
 from lanemq.client.send_requests import Parcel, RequestBuilder
 from lanemq.client.send_tickets import Crowd
-from lanemq.client.send_work import EngineLane, SendRequest, Work
+from lanemq.client.send_work import EngineLane, KnownBroker, Mark, SendRequest, Work
 from lanemq.clock import Clock
 from lanemq.core.send_lane import Failed, SendBatch, SendError, SendLane, SendOptions
 from lanemq.model.errors import BrokerRefused, Closed, LaneError, LaneFrozen, SequenceGap
@@ -38,15 +37,6 @@ DIAL_BACKOFF_MILLIS = (0, 50, 100, 200, 500, 1000)
 """How long to wait before the next attempt to connect, by failures in a row; the last one repeats."""
 
 
-@dataclass(slots=True)
-class _Broker:
-    topic: str
-    connected: bool = False
-    failures: int = 0
-    dialing: bool = False
-    dial_at: int = 0
-
-
 class SendEngine:
     """All lanes of one producer. Not thread-safe: the shell guards it."""
 
@@ -57,7 +47,7 @@ class SendEngine:
         self._history = SendHistory(options.history)
         self._lanes: dict[MessageQueue, EngineLane] = {}
         self._active: set[EngineLane] = set()
-        self._brokers: dict[str, _Broker] = {}
+        self._brokers: dict[str, KnownBroker] = {}
         # Frozen lanes that wait for the end of a call.
         self._held: set[EngineLane] = set()
         self.buffered_bytes = 0
@@ -65,7 +55,13 @@ class SendEngine:
     # parcels in
 
     def offer(
-        self, queue: MessageQueue, parcels: Sequence[Parcel], *, checks_stamps: bool, hurry: bool = True
+        self,
+        queue: MessageQueue,
+        parcels: Sequence[Parcel],
+        *,
+        checks_stamps: bool,
+        creates: bool = False,
+        hurry: bool = True,
     ) -> EngineLane:
         """Gives the parcels their places. `LaneFrozen` if nothing may be sent there; nothing has changed then."""
         lane = self._lanes.get(queue) or self._open_lane(queue, checks_stamps)
@@ -75,12 +71,13 @@ class SendEngine:
                 f"an earlier message to queue {queue} failed ({lane.last_error or lane.sender.frozen.value}): "
                 f"decide what to do about it, then call resume({queue.topic!r}, key=...)"
             )
-        now = self._clock.now()
+        now, lane.creates = self._clock.now(), creates
         if hurry:
             lane.linger_until = 0
         elif not lane.gathered and self._options.linger_ms:
             lane.linger_until = now + self._options.linger_ms
         self._place(lane, parcels, now)
+        lane.accepted += len(parcels)
         if self._history.on:
             self._history.taken(queue, parcels)
         self._active.add(lane)
@@ -107,7 +104,8 @@ class SendEngine:
             if lane is not None and lane.sender.frozen is not None:
                 self.offer(queue, parcels, checks_stamps=lane.checks_stamps)  # says why, and raises
         return [
-            self.offer(queue, parcels, checks_stamps=route.is_lane(queue.broker)) for queue, parcels in placed.items()
+            self.offer(queue, parcels, checks_stamps=route.is_lane(queue.broker), creates=route.provisional)
+            for queue, parcels in placed.items()
         ]
 
     def call_ended(self, crowd: Crowd) -> None:
@@ -259,6 +257,9 @@ class SendEngine:
     def is_idle(self) -> bool:
         return not self._active
 
+    def mark(self) -> Mark:
+        return Mark(self._active)
+
     def abandon(self) -> list[Outcome]:
         """The producer is closed: whatever is left is told so."""
         closed = Closed("the producer was closed before the broker answered: the message may be stored or not")
@@ -277,7 +278,7 @@ class SendEngine:
         options = SendOptions(window, Millis(round(self._options.timeout * 1000)))
         lane = EngineLane(queue, checks_stamps, SendLane(options, epoch=FIRST_EPOCH))
         self._lanes[queue] = lane
-        self._brokers.setdefault(queue.broker, _Broker(queue.topic))
+        self._brokers.setdefault(queue.broker, KnownBroker(queue.topic))
         return lane
 
     def _lanes_of(self, broker: str) -> list[EngineLane]:
@@ -286,7 +287,12 @@ class SendEngine:
     def _request(self, lane: EngineLane, batch: SendBatch[Parcel], now: Millis) -> SendRequest:
         before = lane.built.get(batch.first_sequence)
         command = before or self._builder.send(
-            lane.queue, batch.messages, epoch=batch.epoch, sequence=batch.first_sequence, born=self._clock.wall()
+            lane.queue,
+            batch.messages,
+            epoch=batch.epoch,
+            sequence=batch.first_sequence,
+            born=self._clock.wall(),
+            creates=lane.creates,
         )
         lane.built[batch.first_sequence] = command
         request = lane.under_way[batch.first_sequence] = SendRequest(lane, batch, command, now)
@@ -321,7 +327,7 @@ class SendEngine:
             if request.batch.attempt == 1:
                 self._start_over(lane, failed)
             else:
-                self._give_up(lane, _doubtful(failed), forgotten(lane.queue), work)
+                self._give_up(lane, doubtful(failed), forgotten(lane.queue), work)
                 lane.under_way.clear()
         else:
             self._give_up(lane, failed, problem, work)
@@ -378,11 +384,6 @@ class SendEngine:
             return False
         oldest = min(request.sent_at for request in lane.under_way.values())
         return now - oldest >= self._options.request_timeout * 1000
-
-
-def _doubtful(failed: Failed[Parcel]) -> Failed[Parcel]:
-    """Refused now, but an attempt before may have been stored."""
-    return Failed(failed.error, unknown=(*failed.refused, *failed.unknown), blocked=failed.blocked)
 
 
 def _kind_of(problem: LaneError) -> SendError:

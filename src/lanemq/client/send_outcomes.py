@@ -95,6 +95,11 @@ def failed_outcomes(
     return outcomes
 
 
+def doubtful(failed: Failed[Parcel]) -> Failed[Parcel]:
+    """Refused now, but an attempt before may have been stored."""
+    return Failed(failed.error, unknown=(*failed.refused, *failed.unknown), blocked=failed.blocked)
+
+
 def forgotten(queue: MessageQueue) -> SequenceGap:
     """Sent again to a broker that has forgotten this producer: it cannot tell a repeat any more."""
     return SequenceGap(

@@ -135,24 +135,37 @@ class RequestBuilder:
         self._client_id = client_id
         self._producer_id = producer_id
 
-    def send(self, queue: MessageQueue, parcels: Sequence[Parcel], *, epoch: int, sequence: int, born: int) -> Command:
-        """One request for parcels with consecutive sequences; if several, none of them is `alone`."""
+    def send(
+        self,
+        queue: MessageQueue,
+        parcels: Sequence[Parcel],
+        *,
+        epoch: int,
+        sequence: int,
+        born: int,
+        creates: bool = True,
+    ) -> Command:
+        """One request for parcels with consecutive sequences; if several, none of them is `alone`.
+
+        `creates`: the topic may come into being by it. Not where the topic is known to exist: if it was deleted
+        meanwhile, an ordered one would come back unordered, and nobody would notice.
+        """
         stamp = f"{LANE_STAMP}\x01{self._producer_id}.{epoch}."
         if len(parcels) == 1:
             parcel = parcels[0]
             text = f"{parcel.properties}{stamp}{sequence}\x02"
-            ext = self._ext(queue, parcel.sys_flag, born, text)
+            ext = self._ext(queue, parcel.sys_flag, born, text, creates)
             return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=parcel.body)
         body = _batch_body(parcels, stamp, sequence)
-        ext = self._ext(queue, 0, born, "")  # each message has its own; what stands here is added to all of them
+        ext = self._ext(queue, 0, born, "", creates)  # each has its own; what stands here is added to all
         ext["m"] = "true"
         return Command(RequestCode.SEND_BATCH_MESSAGE, 0, ext=ext, body=body)
 
-    def _ext(self, queue: MessageQueue, sys_flag: int, born: int, properties: str) -> dict[str, str]:
+    def _ext(self, queue: MessageQueue, sys_flag: int, born: int, properties: str, creates: bool) -> dict[str, str]:
         return {
             "a": self._group,
             "b": queue.topic,
-            "c": DEFAULT_TOPIC,
+            "c": DEFAULT_TOPIC if creates else "",
             "d": "4",
             "e": str(queue.queue_id),
             "f": str(sys_flag),

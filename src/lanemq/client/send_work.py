@@ -8,7 +8,7 @@ from lanemq.client.send_outcomes import Outcome
 from lanemq.client.send_requests import Parcel
 from lanemq.client.send_tickets import Crowd
 from lanemq.core.send_lane import SendBatch, SendLane
-from lanemq.model.errors import ConnectFailed, LaneError
+from lanemq.model.errors import Closed, ConnectFailed, LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.wire.command import Command
@@ -41,6 +41,18 @@ class Work:
     """Brokers that do not answer: close the connection, which sends everything again over a new one."""
 
 
+@dataclass(slots=True)
+class KnownBroker:
+    """What the engine knows of a connection; the shell makes and ends it."""
+
+    topic: str
+    """One whose route knows the broker."""
+    connected: bool = False
+    failures: int = 0
+    dialing: bool = False
+    dial_at: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class EngineLane:
     """One queue: its lane, and what the engine remembers beside it."""
@@ -59,6 +71,10 @@ class EngineLane:
     """Batches wait to be sent again; they go before anything that gathered."""
     linger_until: int = 0
     last_error: LaneError | None = None
+    creates: bool = False
+    """Its newest route is provisional: the topic comes into being by the first message."""
+    accepted: int = 0
+    """How many messages it was ever given."""
     waits_for: set[Crowd] = field(default_factory=set)
     """Frozen, and these calls have not ended: their callers do not know it yet."""
     needs_resume: bool = False
@@ -78,6 +94,21 @@ class EngineLane:
     def may_reopen(self) -> bool:
         """Frozen, but everybody concerned was told, and nothing is unanswered."""
         return self.sender.frozen is not None and not (self.needs_resume or self.waits_for) and self.sender.idle
+
+
+class Mark:
+    """Everything that had been accepted when it was made; what came later does not count."""
+
+    def __init__(self, lanes: Iterable[EngineLane]) -> None:
+        self._lanes = [(lane, lane.accepted) for lane in lanes]
+
+    @property
+    def settled(self) -> bool:
+        return all(lane.accepted - lane.sender.open_span >= accepted for lane, accepted in self._lanes)
+
+
+def closed() -> Closed:
+    return Closed("this producer is closed: make a new one")
 
 
 def not_reached(broker: str, error: Exception) -> LaneError:

@@ -5,8 +5,9 @@ the queue (or where nobody does): RocketMQ lets any client set any offset and on
 rely on going back where they alone are responsible. What a stale owner sends never undoes the progress of
 the new one.
 
-A reset can be left pending: until the group's next pull of that queue every commit is ignored, because it
-stems from before the reset, and that pull is answered "offset moved" with the reset offset.
+A reset can be left pending: pulls of that queue are answered "offset moved" with the reset offset until one
+comes from there, since any of these answers may be lost. Commits are ignored meanwhile, because they stem from
+before the reset; the first at the reset offset itself ends the waiting too.
 
 Offsets are the next one to read. This table does not know who owns what: `kind_of` translates the lock
 table's verdict.
@@ -95,7 +96,7 @@ class GroupOffsets:
         self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
         # Only keys that have an offset, in all three. Gaps as text above that offset, never an empty one.
         self._gaps: dict[OffsetKey, str] = {}
-        self._pending: set[OffsetKey] = set()
+        self._pending: dict[OffsetKey, bool] = {}  # whether anybody was told of it
         self._dirty: set[OffsetKey] = set()
 
     def commit(
@@ -114,16 +115,14 @@ class GroupOffsets:
             return Ignored(WhyIgnored.NEGATIVE)
         if kind is CommitKind.FENCED:
             return Ignored(WhyIgnored.FENCED)
-        if key in self._pending:
-            return Ignored(WhyIgnored.RESET_PENDING)
         stored = self.committed(group, topic, queue_id)
+        if key in self._pending and not self._has_arrived(key, offset):
+            return Ignored(WhyIgnored.RESET_PENDING)
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
             return Backward(stored)
         before = self._gaps.get(key, "")
-        if gaps is not None:
-            after = gaps.lowest(MAX_GAPS).encode(offset)
-        else:
-            after = before if offset == stored else ""
+        kept = before if offset == stored else ""
+        after = kept if gaps is None else gaps.lowest(MAX_GAPS).encode(offset)
         if offset != stored or after != before:
             self._put(key, offset, after)
         return Committed(stored)
@@ -144,8 +143,16 @@ class GroupOffsets:
         if self._gaps.pop((group, topic, queue_id), None) is not None:
             self._dirty.add((group, topic, queue_id))
 
-    def cut_gaps(self, end_of: Callable[[str, int], int]) -> None:
-        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut."""
+    def cut_at_end(self, end_of: Callable[[str, int], int]) -> None:
+        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut.
+
+        The end moves back only without durable writes; the offsets above it will be given to other messages.
+        """
+        for group, held in self._groups.items():
+            for (topic, queue_id), offset in list(held.items()):
+                end = QueueOffset(end_of(topic, queue_id))
+                if offset > end:
+                    self._put((group, topic, queue_id), end)
         for key, text in list(self._gaps.items()):
             group, topic, queue_id = key
             offset = self._groups[group][topic, queue_id]
@@ -157,22 +164,26 @@ class GroupOffsets:
     def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Set the offset, in either direction, for a group whose members are away or told by other means."""
         self._refuse_negative(offset)
-        self._pending.discard((group, topic, queue_id))
+        self._pending.pop((group, topic, queue_id), None)
         self._put((group, topic, queue_id), offset)
 
     def reset_at_next_pull(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Set the offset and ignore commits until the running members have learned of it by a pull."""
         self._refuse_negative(offset)
-        self._pending.add((group, topic, queue_id))
+        self._pending[group, topic, queue_id] = False
         self._put((group, topic, queue_id), offset)
 
-    def take_pending_reset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """Called by every pull: the offset to answer "moved" with, once; None in the normal case."""
+    def pending_reset(
+        self, group: str, topic: str, queue_id: int, pulled_from: QueueOffset, *, decides: bool = False
+    ) -> QueueOffset | None:
+        """Called by every pull: the offset to answer "moved" with; None in the normal case.
+
+        Whoever `decides` for itself where it reads is told once, and may go on elsewhere.
+        """
         key = (group, topic, queue_id)
-        if key not in self._pending:
+        if key not in self._pending or self._has_arrived(key, pulled_from, decides=decides):
             return None
-        self._pending.discard(key)
-        self._dirty.add(key)
+        self._pending[key] = True
         return self.committed(*key)
 
     def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
@@ -199,9 +210,9 @@ class GroupOffsets:
             del self._groups[name][held_topic, queue_id]
             if not self._groups[name]:
                 del self._groups[name]
-        self._pending.difference_update(gone)
         self._dirty.difference_update(gone)
         for key in gone:
+            self._pending.pop(key, None)
             self._gaps.pop(key, None)
         return tuple(gone)
 
@@ -220,9 +231,20 @@ class GroupOffsets:
         for row in rows:
             self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
             if row.reset_pending:
-                self._pending.add(row[:3])
+                self._pending[row[:3]] = False
             if row.gaps:
                 self._gaps[row[:3]] = row.gaps
+
+    def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
+        """Ends a pending reset once a member that was told of it is where it should be.
+
+        One that was not told may stand there by chance, with messages from before in its hands.
+        """
+        if not self._pending[key] or not (decides or offset == self.committed(*key)):
+            return False
+        del self._pending[key]
+        self._dirty.add(key)
+        return True
 
     def _put(self, key: OffsetKey, offset: QueueOffset, gaps: str = "") -> None:
         group, topic, queue_id = key
@@ -244,7 +266,7 @@ class GroupOffsets:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
 
     def _check(self) -> None:
-        for group, topic, queue_id in self._pending | self._dirty | self._gaps.keys():
+        for group, topic, queue_id in self._pending.keys() | self._dirty | self._gaps.keys():
             assert self.committed(group, topic, queue_id) is not None
         assert all(self._gaps.values())
         assert all(self._groups.values())

@@ -234,9 +234,10 @@ class KeyedQueue(LaneQueue[M]):
             return
         lanes = self._lanes
         for message in messages:
-            lane = lanes.get(message.key)
+            key = message.key
+            lane = lanes.get(key)
             if lane is None:
-                lane = lanes[message.key] = Lane(message.key, [message])
+                lane = lanes[key] = Lane(key, [message])
                 self.ready.append(lane)
             else:
                 lane.pending.append(message)

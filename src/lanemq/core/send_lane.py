@@ -125,6 +125,13 @@ class SendLane(Generic[M]):
         """Nothing waits and nothing is unanswered."""
         return not self._pending and not self._unanswered
 
+    @property
+    def open_span(self) -> int:
+        """How many were offered since the oldest that is neither acknowledged nor given up, itself included."""
+        if self._unanswered:
+            return self._next_sequence - self._unanswered[0].first_sequence
+        return len(self._pending)
+
     def offer(self, message: M, size: int, *, now: Millis) -> int:
         """Queue a message; its sequence number in the present epoch.
 

@@ -4,7 +4,8 @@ Guards the promise "acknowledged is on disk": offsets and positions are given ou
 disk in `flush`, and only `publish`, after a flush that succeeded, lets anybody see them. A flush that failed
 stops all further ones: what was staged behind it counts on positions that do not exist.
 
-A full disk can be left again with `try_resume`; any other failure is final until a restart.
+Every failure is final until a restart, a full disk too: what was staged and lost is known to others already, to
+the table of producers for one, and only a start builds all of that from the log.
 """
 
 from collections.abc import Sequence
@@ -116,27 +117,6 @@ class Appender:
                 arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end, codes))
         self.published = pending.end
         return arrivals
-
-    def try_resume(self) -> bool:
-        """On the loop, with no flush under way: whether writing works again after the disk was full.
-
-        Everything staged and not published is forgotten; its senders must have been told that it failed.
-        """
-        if self.failed is None:
-            return True
-        if not isinstance(self.failed, DiskFull) or self._log.free_bytes() < self._options.resume_free_bytes:
-            return False
-        try:
-            if self._log.end != self.published or not self._log.clean_tail():
-                return False
-        except WriteFailed as error:
-            self.failed = error
-            return False
-        except OSError:
-            return False
-        self.failed = None
-        self.reset()
-        return True
 
     def _refuse_if_failed(self) -> None:
         # A new error each time: raising the kept one again would lengthen its traceback for ever.

@@ -93,7 +93,7 @@ class CommitLog:
         except OSError as error:
             if error.errno in _NO_SPACE:
                 self.cut(position)
-                raise DiskFull(f"no space left in {self.folder}: free some, then sends work again") from error
+                raise DiskFull(f"no space left in {self.folder}: free some, then restart the broker") from error
             raise WriteFailed(f"writing to {self.folder} failed: {error}; replace the disk, restart") from error
 
     def sync(self) -> None:
@@ -134,22 +134,6 @@ class CommitLog:
                 self._disk.drop_cache(segment.fd)
         except OSError as error:
             raise StorageError(f"cannot settle {self.folder}: {error}; the disk is failing") from error
-
-    def clean_tail(self) -> bool:
-        """Whether the last file ends exactly where the log does; it and its name are synced then."""
-        segments = self.segments
-        if not segments:
-            return True
-        last = segments[-1]
-        if self._disk.size(last.fd) != last.size:
-            return False
-        self._unsynced = [last]
-        self.sync()
-        self._disk.fsync_dir(self.folder)
-        return True
-
-    def free_bytes(self) -> int:
-        return self._disk.free_bytes(self.folder)
 
     def total_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)

@@ -54,8 +54,6 @@ class Disk(Protocol):
 
     def rename(self, old: Path, new: Path) -> None: ...
 
-    def free_bytes(self, path: Path) -> int: ...
-
 
 class RealDisk:
     """The operating system's own files."""
@@ -109,10 +107,6 @@ class RealDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
-
-    def free_bytes(self, path: Path) -> int:
-        facts = os.statvfs(path)
-        return facts.f_bavail * facts.f_frsize
 
 
 def write_fully(disk: Disk, fd: int, data: bytes | bytearray, offset: int) -> None:

@@ -23,9 +23,6 @@ class StoreOptions:
     most_open_indexes: int = 256
     """Index files kept open for reading. Fewer costs an open per pull once more queues than this are read."""
 
-    resume_free_bytes: int = 64 * _MIB
-    """After the disk was full, writing resumes when this much is free. Too small and it is full again at once."""
-
     retention_ms: int = 72 * 3_600_000
     """Records are kept at least this long (RocketMQ's fileReservedTime); whole segments are deleted."""
 
@@ -39,7 +36,6 @@ class StoreOptions:
                 ("segment_bytes", self.segment_bytes, 4 * _KIB),
                 ("relaxed_sync_ms", self.relaxed_sync_ms, 0),
                 ("most_open_indexes", self.most_open_indexes, 1),
-                ("resume_free_bytes", self.resume_free_bytes, 0),
                 ("retention_ms", self.retention_ms, 1),
                 ("retention_bytes", self.retention_bytes, self.segment_bytes),
             )

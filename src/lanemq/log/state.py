@@ -181,6 +181,10 @@ class State:
         """Topic to log position: its records below that belong to a deleted topic and stay unreachable."""
         return dict(self._rows("SELECT topic, position FROM dropped"))
 
+    def cut_dropped(self, end: int) -> None:
+        """A topic was deleted with records that never reached the disk; others will be written at their positions."""
+        self._write("UPDATE dropped SET position = ?1 WHERE position > ?1", [(end,)], Sync.FULL)
+
     def checkpoint(self) -> Checkpoint | None:
         """The last one, or None for a folder that never had one."""
         rows = self._rows("SELECT position, last_store_time, clean FROM checkpoint")

@@ -82,6 +82,9 @@ class Store:
         stamps would otherwise be known to nobody after a second crash.
         """
         report = self._startup.run(on_record)
+        if any(position > self._log.end for position in self._dropped.values()):
+            self.state.cut_dropped(self._log.end)
+            self._dropped = self.state.dropped_topics()
         self._appender.last_store_time = report.last_store_time
         self._appender.reset()
         self._checkpointer.note_damage(report.damage)
@@ -139,10 +142,6 @@ class Store:
     def sync(self) -> None:
         """See `Appender.sync`."""
         self._appender.sync()
-
-    def try_resume(self) -> bool:
-        """See `Appender.try_resume`."""
-        return self._appender.try_resume()
 
     def append(self, topic: str, queue_id: int, items: Sequence[RecordParts], *, store_time: int) -> Staged:
         """All three steps on one thread, for tools and tests."""

@@ -26,6 +26,10 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 """Above this much unsent output a peer's requests wait: a slow reader slows only itself."""
 
+MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
+"""Of frames that have begun and not ended, over all peers: each may hold a whole one, and nobody knows how many
+peers there will be. Above it the largest goes."""
+
 CLOSE_SECONDS = 5.0
 """How long a closing connection may take to read its last answers; then it is cut off."""
 
@@ -64,6 +68,8 @@ class Peer(asyncio.Protocol):
         """True while the peer does not read its answers fast enough: give it no more than it must get."""
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
+        self.unfinished = 0
+        """Bytes of a frame that has not ended yet."""
         self._transport: asyncio.Transport | None = None
         self._incoming: deque[Frame] = deque()
         self._outgoing: list[bytes] = []
@@ -89,7 +95,7 @@ class Peer(asyncio.Protocol):
             return
         log.info("closing %s: %s", self, reason)
         self._closing = True
-        self._incoming.clear()
+        self._let_go()
         self._flush()
         self._transport.close()
         self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
@@ -98,6 +104,17 @@ class Peer(asyncio.Protocol):
         """Takes no more requests from this peer; answers still leave."""
         self._held_up = True
         self._read_or_wait()
+
+    def _let_go(self) -> None:
+        """What was received and not handed over is of no use any more."""
+        self._incoming.clear()
+        self._decoder = FrameDecoder(self._server.max_frame_bytes)
+        self._count_unfinished()
+
+    def _count_unfinished(self) -> None:
+        before, self.unfinished = self.unfinished, self._decoder.pending
+        if self.unfinished != before:
+            self._server.count_unfinished(self.unfinished - before)
 
     def _flush(self) -> None:
         if self._outgoing and self._transport is not None:
@@ -120,9 +137,12 @@ class Peer(asyncio.Protocol):
         self._server.adopt(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
         self.last_seen = self._server.loop.time()
         try:
             self._incoming.extend(self._decoder.feed(data))
+            self._count_unfinished()
             self._work()
         except ProtocolError as error:
             self.close(f"not RocketMQ's protocol: {error}")
@@ -181,7 +201,7 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
-        self._incoming.clear()
+        self._let_go()
         self._outgoing.clear()
         self._server.forget(self)
 
@@ -195,9 +215,13 @@ class Server:
         *,
         max_connections: int = 10_000,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
     ) -> None:
         self.dispatcher = dispatcher
         self.max_frame_bytes = max_frame_bytes
+        self.unfinished = 0
+        """Bytes of frames that have begun and not ended, over all peers."""
+        self._max_unfinished_bytes = max_unfinished_bytes
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
         self.refused = 0
@@ -292,6 +316,18 @@ class Server:
             return
         self.peers.add(peer)
         self.dispatcher.connected(peer)
+
+    def count_unfinished(self, more: int) -> None:
+        """Keeps the sum; the peer that holds most of it goes when that is too much."""
+        self.unfinished += more
+        while self.unfinished > self._max_unfinished_bytes:
+            largest = max(self.peers, key=lambda peer: peer.unfinished, default=None)
+            if largest is None or not largest.unfinished:
+                return
+            largest.close(
+                f"its unfinished frame takes {largest.unfinished} of the {self.unfinished} bytes that all of them take "
+                f"together, and {self._max_unfinished_bytes} are allowed"
+            )
 
     def forget(self, peer: Peer) -> None:
         self._turned_away.discard(peer)

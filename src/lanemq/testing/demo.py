@@ -25,6 +25,7 @@ from rich.table import Table
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.client.admin import Admin
+from lanemq.clock import SystemClock
 from lanemq.history import open_history
 from lanemq.model.errors import LaneError
 
@@ -157,7 +158,7 @@ def _progress(admin: Admin) -> tuple[int, int]:
 
 def _kill_one(run: Run, progress: Progress) -> None:
     victim = run.processes["consumer-1"]
-    record = open_history(run.history, "operator", time.monotonic_ns)
+    record = open_history(run.history, "operator", SystemClock().now_ns)
     record.fault("kill -9", "consumer-1", "start")
     victim.send_signal(signal.SIGKILL)
     record.fault("kill -9", "consumer-1", "end")

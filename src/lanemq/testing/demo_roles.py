@@ -1,7 +1,6 @@
 """The parts of the main job that run in processes of their own: `produce` and `consume`."""
 
 import os
-import time
 from pathlib import Path
 
 import click
@@ -9,6 +8,7 @@ import click
 from lanemq.client.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
+from lanemq.clock import SystemClock
 from lanemq.history import open_history
 from lanemq.testing.demo import GROUP, KEYS, TOPIC
 
@@ -27,7 +27,7 @@ def roles() -> None:
 @click.argument("count", type=int)
 def produce(address: str, history: Path, number: int, count: int) -> None:
     """Sends `count` messages over this producer's share of the keys, pipelined."""
-    record = open_history(history, f"producer-{number}", time.monotonic_ns, role="producer")
+    record = open_history(history, f"producer-{number}", SystemClock().now_ns, role="producer")
     steps: dict[int, int] = {}
     with Producer(address, history=record) as producer:
         waiting = []
@@ -50,7 +50,7 @@ def produce(address: str, history: Path, number: int, count: int) -> None:
 @click.argument("history", type=click.Path(path_type=Path))
 def consume(address: str, history: Path) -> None:
     """Consumes in order until it is told to stop, or killed."""
-    record = open_history(history, f"consumer-{os.getpid()}", time.monotonic_ns, role="consumer")
+    record = open_history(history, f"consumer-{os.getpid()}", SystemClock().now_ns, role="consumer")
     app = App(address, group=GROUP, history=record)
 
     @app.ordered(TOPIC)

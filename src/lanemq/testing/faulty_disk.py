@@ -25,8 +25,6 @@ class FaultyDisk(RealDisk):
         """The fdatasync that fails with EIO, counted from now. Like a real one, only that one fails."""
         self.space: int | None = None
         """Bytes that can still be written; then a short write, then ENOSPC."""
-        self.free: int | None = None
-        """What the disk claims to have free."""
         self.longest_write: int | None = None
         """No write takes more bytes than this."""
         self.truncate_fails = False
@@ -63,9 +61,6 @@ class FaultyDisk(RealDisk):
         if self.truncate_fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().truncate(fd, size)
-
-    def free_bytes(self, path: Path) -> int:
-        return super().free_bytes(path) if self.free is None else self.free
 
     def _fail_or_count(self, fault: str) -> None:
         left = getattr(self, fault)

@@ -252,7 +252,14 @@ class PullHandler:
     def _was_moved(self, pull: _Pull) -> bool:
         """Whether the group was reset meanwhile; then the pull is answered with the new place."""
         header = pull.header
-        offset = self._parts.offsets.take_pending_reset(header.consumer_group, header.topic, header.queue_id)
+        offset = self._parts.offsets.pending_reset(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            QueueOffset(header.queue_offset),
+            # Consumers wait for messages; who only reads a range has chosen it.
+            decides=not header.sys_flag & PULL_SUSPEND,
+        )
         if offset is None:
             return False
         low, high = self._parts.store.bounds(header.topic, header.queue_id)

@@ -1,7 +1,7 @@
 """Moving a group's position by hand, and asking its members about themselves.
 
 A reset works whether or not the group is online: the stored offset is replaced, commits that stem from before
-are ignored, and the next pull of each queue, or the one that waits there, is answered "offset moved".
+are ignored, and pulls of each queue, also one that waits there, are answered "offset moved" until one obeys.
 """
 
 from collections.abc import Callable, Container
@@ -52,6 +52,11 @@ class ResetHandler:
         group = check_group(header.group)
         topic = self._parts.topics.existing(header.topic)
         wanted = header.queue_id if header.queue_id is not None and header.queue_id >= 0 else None
+        if wanted is not None and wanted >= topic.read_queues:
+            raise BrokerRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
+            )
         online = bool(self._parts.members.members(group))
         table: dict[MessageQueue, int] = {}
         for queue_id in range(topic.read_queues) if wanted is None else (wanted,):

@@ -1,0 +1,172 @@
+"""The end of a producer: it refuses what is new, settles what it took, and leaves nothing behind."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault
+from tests.client.producers import Blocking, OnALoop
+
+from lanemq.client.producer import Producer
+from lanemq.model.errors import Closed, UsageError
+from lanemq.wire.headers import SendHeader
+
+Open = Callable[..., Blocking | OnALoop]
+
+
+@pytest.fixture(params=[Blocking, OnALoop])
+def kind(request: pytest.FixtureRequest) -> Open:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as fake:
+        fake.create("orders", queues=1, ordered=True)
+        yield fake
+
+
+class Restless:
+    """Somebody who submits one more message whenever one has arrived, so that the producer is never idle."""
+
+    def __init__(self, producer: Blocking | OnALoop) -> None:
+        self._producer = producer
+        self.submitted = 0
+        self.resting = False
+        self.refused: Closed | None = None
+
+    def __call__(self, header: SendHeader, number: int) -> Fault | None:
+        if not self.resting and self.refused is None:
+            try:
+                self._producer.submit("orders", number, key="k")
+                self.submitted += 1
+            except Closed as error:
+                self.refused = error
+        return None
+
+
+def in_time(call: Callable[[], None]) -> bool:
+    """Whether it returned; one that never does must fail its test, not hang it."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(5)
+    return not thread.is_alive()
+
+
+def test_close_ends_while_others_keep_submitting_and_they_are_refused(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        broker.faults = restless = Restless(producer)
+        first = producer.submit("orders", 0, key="k")
+        try:
+            assert in_time(producer.close)
+        finally:
+            restless.resting = True
+        assert first.result(1).offset == 0
+    assert isinstance(restless.refused, Closed)
+    assert len(broker.stored("orders", 0)) == restless.submitted + 1
+
+
+def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, kind: Open) -> None:
+    answer = threading.Event()
+    broker.faults = lambda header, number: None if answer.wait(10) else Fault.REFUSE
+    with kind(broker.address) as producer:
+        accepted = [producer.submit("orders", 0, key="k")]
+        closing = threading.Thread(target=producer.close, daemon=True)
+        closing.start()
+        deadline = time.monotonic() + 5
+        with pytest.raises(Closed):
+            while time.monotonic() < deadline:
+                accepted.append(producer.submit("orders", len(accepted), key="k"))
+        assert closing.is_alive()
+        answer.set()
+        closing.join(5)
+        assert [each.result(1).offset for each in accepted] == list(range(len(accepted)))
+
+
+def test_flush_does_not_wait_for_what_came_after_it(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        broker.faults = restless = Restless(producer)
+        first = producer.submit("orders", 0, key="k")
+        try:
+            assert in_time(producer.flush)
+        finally:
+            restless.resting = True
+        assert first.result(0.5).offset == 0
+
+
+def test_connection_that_comes_after_the_close_is_ended_at_once(broker: FakeBroker) -> None:
+    """A slow dial may outlast the producer; nobody would ever close what it opened."""
+    producer = Producer(str(broker.address))
+    producer.send("orders", 1, key="k")
+    producer.close()
+    producer._routes.stale("orders")
+    producer._dial("fake", "orders")
+    assert [link.is_open for link in producer._links.values()] == [False]
+    assert not producer._routes._connections
+    assert not [each for each in threading.enumerate() if each.name == f"lanemq-reader-{broker.address}"]
+
+
+@pytest.mark.parametrize("call", ["send", "send_many", "flush", "close"])
+def test_call_that_waits_is_refused_inside_a_callback(broker: FakeBroker, call: str) -> None:
+    """It would wait for an answer that its own thread has to read."""
+    calls: dict[str, Callable[[Producer], object]] = {
+        "send": lambda producer: producer.send("orders", 2, key="k"),
+        "send_many": lambda producer: producer.send_many("orders", [("k", 2)]),
+        "flush": Producer.flush,
+        "close": Producer.close,
+    }
+    ready, told = threading.Event(), threading.Event()
+    problems: list[Exception] = []
+    with Producer(str(broker.address), timeout=2.0) as producer:
+        producer.send("orders", 0, key="k")
+        broker.faults = lambda header, number: None if ready.wait(5) else Fault.REFUSE
+
+        def callback(_: object) -> None:
+            try:
+                calls[call](producer)
+            except UsageError as error:
+                problems.append(error)
+            told.set()
+
+        producer.submit("orders", 1, key="k").add_done_callback(callback)
+        ready.set()
+        assert told.wait(5)
+    assert "use submit() there" in str(problems[0])
+
+
+def test_submit_inside_a_callback_is_fine(broker: FakeBroker) -> None:
+    ready, told = threading.Event(), threading.Event()
+    with Producer(str(broker.address)) as producer:
+        broker.faults = lambda header, number: None if ready.wait(5) else Fault.REFUSE
+
+        def callback(_: object) -> None:
+            producer.submit("orders", 2, key="k").add_done_callback(lambda _: told.set())
+
+        producer.submit("orders", 1, key="k").add_done_callback(callback)
+        ready.set()
+        assert told.wait(5)
+        producer.send("orders", 3, key="k")  # this thread is nobody's callback
+    assert broker.stored("orders", 0) == ["1", "2", "3"]
+
+
+def test_close_refuses_a_sender_who_waits_for_space(broker: FakeBroker, kind: Open) -> None:
+    """It was not accepted before, and taking it now could keep the producer open."""
+    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 1.0}
+    with kind(broker.address, **settings) as producer:
+        first = producer.submit("orders", b"x" * 3000, key="k")
+        refused: list[Exception] = []
+
+        def wait_for_space() -> None:
+            try:
+                producer.submit("orders", b"x" * 3000, key="k").result(5)
+            except Exception as error:  # noqa: BLE001 - looked at below
+                refused.append(error)
+
+        waiting = threading.Thread(target=wait_for_space)
+        waiting.start()
+        producer.close()
+        waiting.join(5)
+    assert isinstance(refused[0], Closed)
+    assert first.exception(0) is not None

@@ -1,0 +1,27 @@
+"""Which clock leases are measured on."""
+
+import sys
+import time
+
+import pytest
+
+from lanemq.clock import SystemClock
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a clock that says whether it slept")
+def test_leases_run_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner that wakes from a suspend must see that its lease is over; CLOCK_MONOTONIC would not tell it."""
+    hours = {time.CLOCK_BOOTTIME: 0}
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: hours[clock] * 3_600 * 10**9)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 0)
+    clock = SystemClock()
+    before, before_ns = clock.now(), clock.now_ns()
+    hours[time.CLOCK_BOOTTIME] += 8
+    assert clock.now() - before == 8 * 3_600_000
+    assert clock.now_ns() - before_ns == 8 * 3_600 * 10**9
+
+
+def test_now_never_goes_back() -> None:
+    clock = SystemClock()
+    seen = [clock.now_ns() for _ in range(100)]
+    assert seen == sorted(seen)
