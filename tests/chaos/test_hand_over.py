@@ -62,7 +62,14 @@ def test_a_renewal_is_written_down_before_its_turns() -> None:
     order: list[str] = []
     history = SimpleNamespace(on=True, lease_renewed=lambda *_, **__: order.append("history"))
     board = SimpleNamespace(set_usable_until=lambda *_: order.append("gate"))
-    holding = SimpleNamespace(queue=QUEUE, epoch=1, wake=asyncio.Event(), station=SimpleNamespace(board=board))
+    holding = SimpleNamespace(
+        queue=QUEUE,
+        epoch=1,
+        wake=asyncio.Event(),
+        station=SimpleNamespace(board=board),
+        usable_until=5,
+        times=SimpleNamespace(client_lease=3),
+    )
     clock = SimpleNamespace(now=lambda: 4)
     engine = SimpleNamespace(options=SimpleNamespace(history=history, clock=clock), _lease=lambda _: None)
     ConsumerEngine._gate(engine, holding, 5)  # type: ignore[arg-type]

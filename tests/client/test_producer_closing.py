@@ -75,9 +75,13 @@ def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, k
         closing = threading.Thread(target=producer.close, daemon=True)
         closing.start()
         deadline = time.monotonic() + 5
-        with pytest.raises(Closed):
+
+        def submit_on() -> None:
             while time.monotonic() < deadline:
                 accepted.append(producer.submit("orders", len(accepted), key="k"))
+
+        with pytest.raises(Closed):
+            submit_on()
         assert closing.is_alive()
         answer.set()
         closing.join(5)

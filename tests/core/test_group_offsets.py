@@ -273,9 +273,9 @@ def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished() -> None
     """A power cut may take messages back that were consumed; others get their offsets."""
     offsets = at_ten_with_gaps()
     offsets.saved(offsets.dirty())
-    offsets.cut_at_end(lambda topic, queue_id: 21)
+    offsets.cut_gaps(lambda topic, queue_id: 21)
     assert offsets.dirty() == ()
-    offsets.cut_at_end(lambda topic, queue_id: 13)
+    offsets.cut_gaps(lambda topic, queue_id: 13)
     assert gaps(offsets) == [(12, 13)]
     assert len(offsets.dirty()) == 1
 
@@ -335,5 +335,5 @@ def test_an_offset_beyond_the_end_of_its_queue_is_cut_after_a_restart() -> None:
     offsets = GroupOffsets()
     offsets.commit("g", "t", 0, QueueOffset(9), kind=CommitKind.FORWARD)
     offsets.commit("g", "t", 1, QueueOffset(3), kind=CommitKind.FORWARD)
-    offsets.cut_at_end(lambda topic, queue_id: 5)
+    offsets.cut_offsets(lambda topic, queue_id: 5)
     assert offsets.of_group("g") == {("t", 0): 5, ("t", 1): 3}

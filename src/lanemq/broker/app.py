@@ -232,7 +232,9 @@ class Broker:
             if cursor is not None:
                 parts.delays.restore([(level, QueueOffset(int(cursor)))])
         report = parts.store.recover(self._replay, self._stamps_to_save)
-        parts.offsets.cut_at_end(lambda topic, queue_id: parts.store.bounds(topic, queue_id)[1])
+        if not report.clean:
+            parts.offsets.cut_offsets(self._end_of)
+        parts.offsets.cut_gaps(self._end_of)
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())
             self._recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)
@@ -243,6 +245,9 @@ class Broker:
             )  # fmt: skip
         for place in report.damage:
             log.error("the log is damaged at %s (%s bytes): %s", place.position, place.length, place.reason)
+
+    def _end_of(self, topic: str, queue_id: int) -> int:
+        return self._parts.store.bounds(topic, queue_id)[1]
 
     def _stamps_to_save(self) -> list[ProducerRow]:
         return [producer_row(row) for row in self._parts.producers.dirty().rows]

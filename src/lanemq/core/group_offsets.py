@@ -143,16 +143,19 @@ class GroupOffsets:
         if self._gaps.pop((group, topic, queue_id), None) is not None:
             self._dirty.add((group, topic, queue_id))
 
-    def cut_at_end(self, end_of: Callable[[str, int], int]) -> None:
-        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut.
+    def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
+        """After a crash: offsets beyond a queue's end will be given to other messages, which must not be skipped.
 
-        The end moves back only without durable writes; the offsets above it will be given to other messages.
+        Only a power cut without durable writes moves an end back.
         """
         for group, held in self._groups.items():
             for (topic, queue_id), offset in list(held.items()):
                 end = QueueOffset(end_of(topic, queue_id))
                 if offset > end:
                     self._put((group, topic, queue_id), end)
+
+    def cut_gaps(self, end_of: Callable[[str, int], int]) -> None:
+        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut."""
         for key, text in list(self._gaps.items()):
             group, topic, queue_id = key
             offset = self._groups[group][topic, queue_id]
