@@ -4,6 +4,7 @@ import sys
 
 from benchmarks import consume, footprint, pull, raw_send, send
 
+
 def _spark_read() -> None:
     """Imported only when it is wanted: it needs pyspark and a Java runtime."""
     from benchmarks import spark_read
