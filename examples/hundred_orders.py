@@ -6,7 +6,7 @@ only. Each order's messages arrive in the order they were sent, whatever else ha
     python examples/hundred_orders.py localhost:9876
 """
 
-import sys
+import argparse
 from collections import defaultdict
 
 from lanemq import Admin, Consumer, Producer, Receipt, StartFrom, by_int_modulo
@@ -58,4 +58,7 @@ def main(servers: str = "localhost:9876", topic: str = "TopicTest") -> dict[str,
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Send 100 messages of 10 orders and receive them in order.")
+    parser.add_argument("servers", nargs="?", default="localhost:9876", help="host:port of the broker")
+    parser.add_argument("topic", nargs="?", default="TopicTest")
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,7 @@
 """The examples run as shipped, and show what they claim."""
 
 import importlib.util
+import runpy
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_committed_offsets_pass_messages_that_nobody_wants(broker: EmbeddedBroke
     with Admin(broker.address) as admin:
         lags = {each.queue.queue_id: each.lag for each in admin.describe_group("hundred-orders").queues}
     assert lags == dict.fromkeys(range(4), 0)
+
+
+def test_hundred_orders_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["hundred_orders.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "hundred_orders.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert "host:port of the broker" in capsys.readouterr().out
 
 
 @pytest.mark.row("A101")

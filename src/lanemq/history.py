@@ -10,6 +10,7 @@ Off costs one attribute check: `if history.on: history.turn(...)`.
 The checker reads this format with definitions of its own and never imports this module.
 """
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -44,7 +45,9 @@ class History:
         self.now = now_ns
         self._n = 0
         self._lock = Lock()
-        self._file: BinaryIO | None = cast(BinaryIO, path.open("ab", buffering=0))
+        file = cast(BinaryIO, path.open("ab", buffering=0))
+        weakref.finalize(self, file.close).atexit = False  # one that nobody closes ends with its last user
+        self._file: BinaryIO | None = file
         self._write("begin", {"name": process, "role": role, "run": run})
 
     def close(self) -> None:

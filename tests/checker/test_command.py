@@ -59,3 +59,21 @@ def test_requirement_not_met_is_unknown(folder: Path) -> None:
 def test_unknown_requirement_names_the_choices(folder: Path) -> None:
     result = CliRunner().invoke(check, ["--require", "luck", str(folder / "good.jsonl")])
     assert "cannot require 'luck': choose from turns, redelivery" in result.output
+
+
+def test_folder_without_history_is_told_as_such(folder: Path) -> None:
+    """Beside a good one too: what was to be judged is not there."""
+    (folder / "nothing").mkdir()
+    for words in ([], [str(folder / "good.jsonl")]):
+        result = CliRunner().invoke(check, [*words, str(folder / "nothing")])
+        assert result.exit_code == 2
+        assert f"no history files in {folder / 'nothing'}" in result.output
+
+
+@pytest.mark.parametrize("text", ["# Title\n\nWords.\n", "Words without an end", '{"json": "of another kind"}\n'])
+def test_file_of_another_kind_is_not_a_history(tmp_path: Path, text: str) -> None:
+    (tmp_path / "README.md").write_text(text * 3)
+    result = CliRunner().invoke(check, [str(tmp_path / "README.md")])
+    assert result.exit_code == 2
+    assert result.output.count("README.md") == 1, "said once, not for every line"
+    assert "README.md is not a history" in result.output

@@ -12,6 +12,12 @@ from lanemq.testing.embedded import EmbeddedBroker
 Run = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests ask where nobody listens; what waiting is for has tests of its own."""
+    monkeypatch.setattr("lanemq.cli.patience.PATIENCE_SECONDS", 0)
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker() as running:

@@ -74,6 +74,18 @@ def test_locks_of_nobody_are_an_empty_list(run: Run) -> None:
     assert "no queue is owned" in run("locks", "--group", "readers").stdout
 
 
+def test_empty_answer_about_locks_speaks_of_what_was_asked(run: Run, broker: EmbeddedBroker) -> None:
+    """Another group is online all the while; nothing may be said about that one."""
+    with Consumer(broker.address, group="elsewhere", topics="lines") as consumer:
+        assert consumer.poll(10) is not None
+        of_group = run("locks", "--group", "nope").stdout
+        of_topic = run("locks", "--topic", "other").stdout
+        of_both = run("locks", "--group", "elsewhere", "--topic", "other").stdout
+    assert of_group.startswith("no queue is owned by group nope: none of its members is online")
+    assert of_topic == "no queue of topic other is owned: no member of an ordered group that reads it is online\n"
+    assert of_both.startswith("no queue of topic other is owned by group elsewhere: none of its members reads it")
+
+
 def test_unknown_group_is_an_error_and_not_an_empty_table(run: Run) -> None:
     result = run("group", "describe", "nobody")
     assert result.exit_code == 1
@@ -111,7 +123,10 @@ def test_unused_retry_topic_is_not_shown() -> None:
     assert shown("lines", 0)
 
 
-@pytest.mark.parametrize(("to", "offset"), [("latest", 10), ("7", 7), ("2999-01-01T00:00Z", 10), ("1h", 0)])
+@pytest.mark.parametrize(
+    ("to", "offset"),
+    [("latest", 10), ("last", 10), ("first", 0), ("7", 7), ("2999-01-01T00:00Z", 10), ("1h", 0), ("1h ago", 0)],
+)
 def test_offline_group_is_moved(run: Run, broker: EmbeddedBroker, to: str, offset: int) -> None:
     with Admin(broker.address) as admin:
         admin.reset_offsets("movers", "lines", to="earliest")

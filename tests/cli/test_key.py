@@ -92,9 +92,18 @@ def test_messages_ahead_in_the_queue_are_counted(run: Run, broker: EmbeddedBroke
     with Consumer(broker.address, group="behind", topics="orders") as consumer:
         assert consumer.poll(10) is not None
         (group,) = ask(run, "--group", "behind")["groups"]
-    assert group["waits_for"] == "at most 2 messages ahead of it in the queue"
+    assert "at most 2 messages ahead of it in the queue: in queue order those run first" in group["waits_for"]
     assert group["owner"] is not None
     assert group["lease_ms"] > 0
+
+
+def test_messages_of_other_keys_ahead_are_not_named_as_the_only_reason(run: Run, broker: EmbeddedBroker) -> None:
+    """In key order they hold back the commit and nothing else: the key's own turn may be what fails."""
+    with Consumer(broker.address, group="behind-too", topics="orders") as consumer:
+        assert consumer.poll(10) is not None
+        (group,) = ask(run, "--group", "behind-too")["groups"]
+    assert group["waits_for"].startswith("its own turn, or at most 2 messages")
+    assert "in key order only those of its key do" in group["waits_for"]
 
 
 def test_message_at_the_groups_offset_waits_for_its_own_turn(run: Run, broker: EmbeddedBroker) -> None:

@@ -156,6 +156,8 @@ def test_loopback_needs_no_warning(tmp_path: Path) -> None:
         assert "warning" not in result.stderr
 
 
-def test_unknown_host_is_told_as_such(tmp_path: Path) -> None:
-    error = _start_failed(socket.gaierror(-2, "Name or service not known"), BrokerOptions(tmp_path))
+@pytest.mark.parametrize("kind", [socket.gaierror, OSError], ids=["asyncio", "uvloop"])
+def test_unknown_host_is_told_as_such(tmp_path: Path, kind: type[OSError]) -> None:
+    error = _start_failed(kind(socket.EAI_NONAME, "Name or service not known"), BrokerOptions(tmp_path))
     assert "the host is not known" in str(error)
+    assert "Errno" not in str(error)

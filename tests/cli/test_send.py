@@ -1,12 +1,19 @@
 """`lanemq send`: what is stored, what is said about it, and what is refused."""
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Run
 
 from lanemq.cli.reading import Reader
+from lanemq.cli.send import Line, Sending, Stopped
+from lanemq.client.receipt import Receipt
+from lanemq.model.errors import LaneError, RequestTimedOut
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
 
 
@@ -66,7 +73,60 @@ def test_stdin_lines_may_bring_their_keys(run: Run, broker: EmbeddedBroker) -> N
 def test_line_without_key_is_named(run: Run) -> None:
     result = run("send", "keyed-badly", "--file", "-", "--key-separator", ":", stdin="a:1\nnothing\n")
     assert result.exit_code == 2
-    assert "line 2 has no key" in result.stderr
+    assert "line 2: there is no key" in result.stderr
+
+
+def test_bad_line_says_what_is_stored_and_where_to_go_on(run: Run, broker: EmbeddedBroker) -> None:
+    """Sent again from there, the file is stored once and whole."""
+    lines = ["a:1", "", "b:2", "nothing", "a:3"]
+    result = run("send", "go-on", "--file", "-", "--key-separator", ":", stdin="\n".join(lines))
+    assert "2 lines stored: go on from line 4" in result.stderr
+    assert sorted(stored(broker, "go-on"), key=str) == [("a", b"1"), ("b", b"2")]
+
+
+def test_bad_line_is_told_to_programs_too(run: Run) -> None:
+    words = ("send", "go-on-json", "--file", "-", "--key-separator", ":", "--json")
+    result = run(*words, stdin="a:1\n\nb:2\nnothing\n")
+    assert result.exit_code == 2
+    told = json.loads(result.stdout)
+    assert (told["stored"], told["go_on_from"], told["stored_after"]) == (2, 4, [])
+    assert "there is no key" in told["error"]
+    assert [(each["number"], each["key"]) for each in told["receipts"]] == [(1, "a"), (3, "b")]
+
+
+class Slow(Future[Receipt]):
+    """Its result is there only for who waits, so every message is under way before the first one is settled."""
+
+    def done(self) -> bool:
+        return False
+
+
+class Unreliable:
+    """A producer that fails for one body, whatever else is under way."""
+
+    def __init__(self, bad: bytes, error: LaneError) -> None:
+        self._bad = bad
+        self._error = error
+
+    def submit(self, topic: str, body: bytes, **more: object) -> "Future[Receipt]":
+        future = Slow()
+        if body == self._bad:
+            future.set_exception(self._error)
+        else:
+            future.set_result(Receipt(MessageQueue(topic, "b", 0), QueueOffset(0), "id"))
+        return future
+
+
+def test_lines_stored_behind_a_failed_one_are_told() -> None:
+    """Other keys do not wait for it; who repeats the rest of the file would store theirs twice."""
+    producer: Any = Unreliable(b"2", RequestTimedOut("no answer"))
+    lines = [Line(number, str(number).encode(), None) for number in (1, 2, 3, 4)]
+    with pytest.raises(Stopped) as caught:
+        Sending(producer, "t", "line").send(iter(lines), None, {})
+    assert caught.value.document()["stored_after"] == [3, 4]
+    message = caught.value.told().message
+    assert "3 lines stored, perhaps line 2 too: go on from line 2" in message
+    assert "leave out 2 lines stored behind it" in message
 
 
 def test_count_numbers_the_messages(run: Run, broker: EmbeddedBroker) -> None:
@@ -110,7 +170,8 @@ def test_failure_in_the_middle_says_how_much_is_stored(run: Run, broker: Embedde
     too_large = "x" * (5 * 1024 * 1024)
     result = run("send", "halfway", "--file", "-", "--key", "k", stdin=f"one\n{too_large}\nthree\n")
     assert result.exit_code == 2
-    assert "message 2, after 1 stored message: the body has" in result.stderr
+    assert "line 2: the body has" in result.stderr
+    assert "1 line stored: go on from line 2" in result.stderr
     assert stored(broker, "halfway") == [("k", b"one")]
 
 

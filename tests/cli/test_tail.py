@@ -31,6 +31,13 @@ def test_from_first_shows_everything(run: Run) -> None:
     assert sorted(numbers(run("tail", "letters", "--from", "first", "--json").stdout)) == list(range(30))
 
 
+@pytest.mark.parametrize(("word", "same"), [("earliest", "first"), ("latest", "last"), ("1h ago", "1h")])
+def test_words_of_reset_are_understood_too(run: Run, word: str, same: str) -> None:
+    told = numbers(run("tail", "letters", "--from", word, "--json").stdout)
+    assert told == numbers(run("tail", "letters", "--from", same, "--json").stdout)
+    assert len(told) == (10 if same == "last" else 30)
+
+
 def test_messages_of_a_key_come_in_order(run: Run) -> None:
     assert numbers(run("tail", "letters", "--from", "first", "--key", "b", "--json").stdout) == list(range(1, 30, 3))
 

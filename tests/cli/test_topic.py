@@ -2,15 +2,17 @@
 
 import json
 
+import pytest
 from tests.cli.conftest import Run
 
 from lanemq.client.producer import Producer
+from lanemq.testing.embedded import EmbeddedBroker
 
 
 def test_created_topic_is_listed_and_described(run: Run, producer: Producer) -> None:
     created = run("topic", "create", "orders", "--queues", "3", "--ordered", "--json")
     assert created.exit_code == 0, created.output
-    assert json.loads(created.stdout) == {"topic": "orders", "queues": 3, "ordered": True}
+    assert json.loads(created.stdout) == {"topic": "orders", "queues": 3, "ordered": True, "globally_ordered": False}
     producer.send("orders", 1, key="a")
     (listed,) = [each for each in json.loads(run("topic", "list", "--json").stdout) if each["topic"] == "orders"]
     assert listed == {"topic": "orders", "queues": 3, "ordered": True, "messages": 1}
@@ -38,6 +40,21 @@ def test_queue_count_of_an_ordered_topic_stays(run: Run) -> None:
     assert run("topic", "create", "fixed", "--queues", "2", "--ordered").exit_code == 0
 
 
+@pytest.mark.row("A1")
+def test_globally_ordered_topic_has_one_queue(run: Run, broker: EmbeddedBroker) -> None:
+    assert run("topic", "create", "whole", "--globally-ordered").stdout == "topic whole: 1 queue, globally ordered\n"
+    described = json.loads(run("topic", "describe", "whole", "--json").stdout)
+    assert (described["ordered"], described["queues"]) == (True, 1)
+
+
+@pytest.mark.row("A1")
+def test_globally_ordered_topic_with_more_queues_is_refused(run: Run) -> None:
+    result = run("topic", "create", "torn", "--globally-ordered", "--queues", "2")
+    assert result.exit_code == 2
+    assert "--globally-ordered means 1 queue" in result.stderr
+    assert run("topic", "describe", "torn").exit_code == 1
+
+
 def test_deleted_topic_is_gone(run: Run, producer: Producer) -> None:
     producer.send("old", 1, key="a")
     result = run("topic", "delete", "old", "--yes", "--json")
@@ -57,6 +74,31 @@ def test_delete_without_anybody_to_ask_changes_nothing(run: Run) -> None:
     run("topic", "create", "kept")
     assert run("topic", "delete", "kept", stdin="").exit_code == 1
     assert run("topic", "describe", "kept").exit_code == 0
+
+
+def test_deleting_what_does_not_exist_does_not_advise_to_create_it(run: Run) -> None:
+    result = run("topic", "delete", "nowhere", "--yes")
+    assert result.exit_code == 1
+    assert "topic 'nowhere' does not exist, nothing was deleted; see lanemq topic list" in result.stderr
+    assert "create" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("topic", "describe", "bad name!"),
+        ("topic", "delete", "bad name!", "--yes"),
+        ("tail", "bad name!"),
+        ("send", "bad name!", "x"),
+        ("key", "k", "--topic", "bad name!"),
+    ],
+    ids=lambda words: words[0] + words[1][:4],
+)
+def test_illegal_name_is_never_advised(run: Run, words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "use 1 to 127 of the characters" in result.stderr
+    assert "topic create" not in result.stderr
 
 
 def test_unknown_topic_names_the_fix(run: Run) -> None:

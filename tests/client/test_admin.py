@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
@@ -12,7 +13,8 @@ from lanemq.client.admin_views import AtOffset, AtTime
 from lanemq.client.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
-from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotFound
+from lanemq.core.topic_table import TopicOrder
+from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotFound, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import parse_address
@@ -62,6 +64,28 @@ def fill(broker: EmbeddedBroker, topic: str, count: int) -> None:
         producer.send_many(topic, [("k", number) for number in range(count)])
 
 
+@contextmanager
+def stock_cluster(*names: str) -> Iterator[tuple[FakeBroker, list[Command]]]:
+    """Apache brokers of these names, all at one address, and the create requests they got."""
+    created: list[Command] = []
+
+    def create(command: Command) -> tuple[int, dict[str, str], bytes]:
+        created.append(command)
+        return 0, {}, b""
+
+    with FakeBroker(lane=False) as stock:
+        address = {0: str(stock.address)}
+        table = {name: BrokerData(broker_name=name, broker_addrs=address) for name in names}
+        stock.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda _: (
+            0,
+            {},
+            ClusterInfo(broker_addr_table=table).encode(),
+        )
+        stock.answers[RequestCode.UPDATE_AND_CREATE_TOPIC] = create
+        stock.answers[RequestCode.PUT_KV_CONFIG] = lambda _: (0, {}, b"")
+        yield stock, created
+
+
 def test_created_topic_has_its_queues_and_its_order(admin: Admin) -> None:
     admin.create_topic("a-orders", 3, ordered=True)
     admin.create_topic("a-plain", 2)
@@ -69,6 +93,54 @@ def test_created_topic_has_its_queues_and_its_order(admin: Admin) -> None:
     assert (described.ordered, len(described.queues)) == (True, 3)
     assert not admin.describe_topic("a-plain").ordered
     assert {"a-orders", "a-plain"} <= set(admin.topics())
+
+
+def test_topic_has_eight_queues_unless_told_otherwise(admin: Admin) -> None:
+    """As many as `lanemq topic create` gives it."""
+    admin.create_topic("a-default")
+    assert len(admin.describe_topic("a-default").queues) == 8
+
+
+@pytest.mark.row("A1")
+def test_globally_ordered_topic_is_one_for_the_broker_too(admin: Admin, broker: EmbeddedBroker) -> None:
+    admin.create_topic("a-global", ordered="global")
+    assert len(admin.describe_topic("a-global").queues) == 1
+    topics = broker.broker._parts.topics
+    assert broker.call(lambda: topics.existing("a-global")).order is TopicOrder.GLOBAL
+
+
+@pytest.mark.row("A1")
+def test_globally_ordered_topic_with_two_queues_is_refused(admin: Admin) -> None:
+    with pytest.raises(InvalidOption, match="a globally ordered topic has 1"):
+        admin.create_topic("a-torn", 2, ordered="global")
+    assert "a-torn" not in admin.topics()
+
+
+@pytest.mark.row("A1")
+def test_globally_ordered_topic_on_two_brokers_is_refused() -> None:
+    """One queue each would be two, and between them there is no order."""
+    with (
+        stock_cluster("one", "two") as (stock, created),
+        Admin(str(stock.address)) as admin,
+        pytest.raises(UsageError, match="cannot be globally ordered on 2 brokers"),
+    ):
+        admin.create_topic("a-torn", ordered="global")
+    assert created == []
+
+
+def test_apache_broker_is_not_sent_attributes_it_would_refuse() -> None:
+    with stock_cluster("one") as (stock, created), Admin(str(stock.address)) as admin:
+        admin.create_topic("a-global", ordered="global")
+    (request,) = created
+    assert (request.ext["order"], request.ext["readQueueNums"]) == ("true", "1")
+    assert "attributes" not in request.ext
+
+
+def test_illegal_topic_name_is_refused_before_anybody_is_asked(admin: Admin) -> None:
+    with pytest.raises(InvalidName):
+        admin.describe_topic("bad name!")
+    with pytest.raises(InvalidName):
+        admin.reset_offsets("g", "bad name!", to="earliest")
 
 
 def test_deleted_topic_is_gone(admin: Admin) -> None:

@@ -1,13 +1,15 @@
 """Whole members on virtual time, sharing one broker: how queues come, stay and go."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, refuse, until
-from tests.client.virtual_time import run_virtual
+from tests.client.virtual_time import ManualClock, run_virtual
 
 from lanemq.client.message import Message
+from lanemq.client.seldom import Seldom
 from lanemq.core.queue_lease import ROCKETMQ_TIMES
 from lanemq.core.retry_policy import HoldQueue
 from lanemq.core.turns import Order
@@ -540,3 +542,42 @@ def test_a_queue_wanted_again_while_its_offset_cannot_be_stored_is_put_back_to_w
         return seen
 
     assert run_virtual(main) == [0, 1]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("asked", ["members", "lock", "committed"])
+def test_what_keeps_a_topic_away_is_told_once_a_minute(asked: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried twice a second; a log full of one line hides every other."""
+
+    async def main() -> None:
+        broker = FakeBroker([queue(0)], lane=False)
+        broker.faults.append(lambda _, name, about: no_answer() if name == asked else None)
+        async with member(broker, "me", nothing):
+            await asyncio.sleep(90)
+
+    run_virtual(main)
+    told = [each for each in warnings(caplog) if "no answer from the fake broker" in each]
+    assert len(told) == len(set(told)) * 2 > 0
+
+
+def test_another_reason_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    seldom = Seldom(logging.getLogger("lanemq"), clock)
+    for clock.at, about, text in ((0, "a", "x"), (1, "a", "x"), (2, "a", "y"), (3, "b", "x"), (60_000, "a", "x")):
+        seldom.warn(about, text)
+    assert warnings(caplog) == ["x", "y", "x", "x"]
+
+
+def test_a_warning_names_no_retry_topic(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        broker = FakeBroker([queue(0)])
+        broker.faults.append(lambda _, name, about: no_answer() if name == "members" else None)
+        async with member(broker, "me", nothing):
+            await asyncio.sleep(5)
+
+    run_virtual(main)
+    assert warnings(caplog)
+    assert [each for each in warnings(caplog) if "%RETRY%" in each] == []

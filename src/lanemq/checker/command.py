@@ -9,6 +9,7 @@ import msgspec
 from lanemq.checker.checking import COVERAGE, Options
 from lanemq.checker.checking import check as check_files
 from lanemq.checker.explain import describe
+from lanemq.checker.reading import find_files
 
 
 @click.command()
@@ -39,6 +40,9 @@ def check(
     the run exercised too little.
     """
     options = Options(require, drained, foreign_producers, not repeats_allowed, int(slack_ms * 1e6))
+    for path in history:
+        if not find_files([path]):
+            raise click.UsageError(f"no history files in {path}: a broker writes *.jsonl there with --history")
     try:
         report = check_files(history, options)
     except ValueError as error:

@@ -113,10 +113,21 @@ class _FileReader:
             self._tail += data
             return
         lines, self._tail = self._tail + whole, rest
+        if self._process is NOBODY and not _is_event(lines.lstrip().partition(b"\n")[0]):
+            self._refuse()
+            return
         self._buffer = self._check(self._decode(lines))
+
+    def _refuse(self) -> None:
+        """One problem for the whole file: a complaint for each line would say less."""
+        self._tail = b""
+        self.close()
+        self._reading.problem(f"{self._path.name} is not a history: its first line is no event; give what was recorded")
 
     def _drop_torn_line(self) -> None:
         """A line without its end at the end of a file was being written when the process died."""
+        if self._process is NOBODY and self._tail and not self._tail.lstrip().startswith(b"{"):
+            self._refuse()
         if self._tail:
             try:
                 self._buffer = self._check([_DECODER.decode(self._tail)])
@@ -161,3 +172,11 @@ class _FileReader:
             self._reading.problem(f"{self._path.name}: history lost: n={next_n} expected, n={event.n} found")
         if event.t < last_t:
             self._reading.problem(f"{self._path.name}: time went back by {last_t - event.t} ns at n={event.n}")
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True

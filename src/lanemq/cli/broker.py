@@ -30,6 +30,9 @@ BIND_ERRORS = {
     errno.EACCES: "the system reserves this port: choose one above 1023",
 }
 
+UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
+"""The faster event loop tells these as plain numbers of an OSError."""
+
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Where to accept.")
@@ -105,7 +108,7 @@ def _usable_folder(path: Path) -> Path:
 
 
 def _start_failed(error: OSError, options: BrokerOptions) -> Failed:
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_HOST:
         return Failed(f"--listen {options.listen}: the host is not known; use an address of this machine")
     if error.errno in BIND_ERRORS:
         return Failed(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")

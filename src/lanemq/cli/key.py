@@ -22,6 +22,7 @@ from lanemq.core.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 
 SHOWN_CHARS = 60
+OWN_TURN = "its own turn: it runs, is about to be tried again, or is held after a failure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,11 @@ class GroupOfKey:
             return "an owner: no member holds the queue (an unordered group never does; else a hand-over is under way)"
         ahead = self.pending[0] - self.progress.at.offset
         if ahead > 0:
-            return f"at most {plural(ahead, 'message')} ahead of it in the queue"
-        return "its own turn: it runs, is about to be tried again, or is held after a failure"
+            return (
+                f"its own turn, or at most {plural(ahead, 'message')} ahead of it in the queue: in queue order those "
+                f"run first, in key order only those of its key do, the others hold back no more than its commit"
+            )
+        return OWN_TURN
 
 
 @click.command()

@@ -27,9 +27,18 @@ def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> N
         Grid(
             ("group", "topic", "queue", "owner", "epoch", "lease left"),
             rows,
-            "no queue is owned: no member of an ordered group is online",
+            _nothing_held(group, topic),
         ),
     )
+
+
+def _nothing_held(group: str | None, topic: str | None) -> str:
+    """Says no more than was asked: other groups may be online, and other topics owned."""
+    where = f"no queue of topic {topic} is owned" if topic else "no queue is owned"
+    if group is None:
+        return f"{where}: no member of an ordered group {'that reads it ' if topic else ''}is online"
+    online = "reads it" if topic else "is online"
+    return f"{where} by group {group}: none of its members {online}, or it is not ordered; see lanemq group list"
 
 
 def seconds(millis: int | None) -> str | None:

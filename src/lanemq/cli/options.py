@@ -3,17 +3,20 @@
 0: done. 1: refused or failed. 2: the command line itself is wrong. Scripts depend on these numbers.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from lanemq.cli.output import harmless
+from lanemq.cli.patience import wait_for_broker
 from lanemq.clock import SystemClock
 from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
 from lanemq.model.units import Millis
+from lanemq.net.address import parse_addresses
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +27,11 @@ _FIXES: dict[type[LaneError], str] = {
 }
 """What the library cannot know: how its errors are put right from a shell."""
 
-_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+FIRST = frozenset({"first", "earliest"})
+LAST = frozenset({"last", "latest"})
+"""Both pairs are in use: the library's `StartFrom` has one, RocketMQ's tools the other. Every command takes either."""
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)(?:\s+ago)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -60,7 +67,13 @@ class Nouns(click.Group):
 
 
 def asks_server(command: F) -> F:
-    """Adds `--server` and `--json`; the command gets `server` and `as_json`."""
+    """Adds `--server` and `--json`; the command gets `server` and `as_json`, once a broker can be reached."""
+
+    @functools.wraps(command)
+    def patient(*args: Any, server: str, **options: Any) -> Any:
+        wait_for_broker(parse_addresses(server))
+        return command(*args, server=server, **options)
+
     server = click.option(
         "--server",
         default=DEFAULT_SERVER,
@@ -70,14 +83,14 @@ def asks_server(command: F) -> F:
         metavar="HOST:PORT",
         help="A LaneMQ broker or RocketMQ name servers; several joined by ';'.",
     )
-    return json_option(server(command))
+    return cast(F, json_option(server(patient)))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
 def moment(text: str, option: str) -> Millis:
-    """A time as people write it: ISO 8601 (local unless it says otherwise), or `10m`, `2h`, `1d` for "ago"."""
+    """A time as people write it: ISO 8601 (local unless it says otherwise), or `10m`, `2h ago`."""
     if ago := _AGO.fullmatch(text):
         return Millis(SystemClock().wall() - int(float(ago[1]) * _SECONDS[ago[2]] * 1000))
     try:

@@ -7,6 +7,7 @@ from lanemq.client.codec import BytesCodec
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
+from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.address import Address, parse_addresses
@@ -43,7 +44,7 @@ class Reader:
         self._routes = BlockingRoutes(parse_addresses(servers))
         self._connections: dict[Address, BlockingConnection] = {}
         try:
-            self.route: TopicRoute = self._routes.get(topic)
+            self.route: TopicRoute = self._routes.get(check_topic(topic))
         except BaseException:
             self._routes.close()
             raise

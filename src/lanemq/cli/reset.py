@@ -8,7 +8,7 @@ it would exist from then on, and the one that was meant would stay where it is.
 import click
 
 from lanemq.cli.lag import known_group
-from lanemq.cli.options import Failed, Misused, asks_server, moment
+from lanemq.cli.options import FIRST, LAST, Failed, Misused, asks_server, moment
 from lanemq.cli.output import Grid, plural, show
 from lanemq.client.admin import Admin, Place
 from lanemq.client.admin_views import AtOffset, AtTime, OffsetChange
@@ -18,7 +18,12 @@ from lanemq.model.units import QueueOffset
 @click.command()
 @click.argument("group")
 @click.argument("topic")
-@click.option("--to", required=True, metavar="earliest|latest|TIME|OFFSET", help="TIME is ISO 8601, or 10m ago.")
+@click.option(
+    "--to",
+    required=True,
+    metavar="first|last|TIME|OFFSET",
+    help="Where to go, also earliest|latest; TIME is ISO 8601, or 10m for ten minutes ago.",
+)
 @click.option("--queue", "number", type=click.IntRange(0), help="Only this queue.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @click.option("--yes", is_flag=True, help="Move the group although members are at work.")
@@ -44,15 +49,13 @@ def reset(
 
 
 def _place(text: str) -> Place:
-    match text:
-        case "earliest":
-            return "earliest"
-        case "latest":
-            return "latest"
-        case _ if text.isdecimal():
-            return AtOffset(QueueOffset(int(text)))
-        case _:
-            return AtTime(moment(text, "--to"))
+    if text in FIRST:
+        return "earliest"
+    if text in LAST:
+        return "latest"
+    if text.isdecimal():
+        return AtOffset(QueueOffset(int(text)))
+    return AtTime(moment(text, "--to"))
 
 
 def _show(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from lanemq.cli.options import asks_server, moment
+from lanemq.cli.options import FIRST, LAST, asks_server, moment
 from lanemq.cli.output import body_for_json, cell, harmless, to_json
 from lanemq.cli.reading import Reader
 from lanemq.client.message import Message
@@ -29,7 +29,11 @@ Wanted = Callable[[Message], bool]
 @click.option("--key", "-k", help="Only messages of this key.")
 @click.option("--tag", "-t", default="*", help="Only messages with this tag; several joined by '||'.")
 @click.option(
-    "--from", "start", default="last", metavar="first|last|TIME", help="Where to begin; TIME is ISO 8601, or 10m ago."
+    "--from",
+    "start",
+    default="last",
+    metavar="first|last|TIME",
+    help="Where to begin, also earliest|latest; TIME is ISO 8601, or 10m for ten minutes ago.",
 )
 @click.option("--count", "-n", type=click.IntRange(1), help="End after so many; with --from last: the newest ones.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new messages until Ctrl-C.")
@@ -44,10 +48,10 @@ def tail(
     stored.
     """
     wanted = _wanted(key, tag)
-    since = None if start in ("first", "last") else moment(start, "--from")
+    since = None if start in FIRST | LAST else moment(start, "--from")
     with Reader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
         ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
-        if start == "last":
+        if start in LAST:
             messages = _newest(reader, ends, wanted, LOOK_BACK if follow or count is None else count)
         else:
             messages = filter(wanted, _between(reader, _starts(reader, since), ends))

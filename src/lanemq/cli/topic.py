@@ -2,10 +2,11 @@
 
 import click
 
-from lanemq.cli.options import asks_server
+from lanemq.cli.options import Failed, asks_server
 from lanemq.cli.output import Grid, plural, show, wall_time
-from lanemq.client.admin import Admin
+from lanemq.client.admin import DEFAULT_QUEUES, Admin
 from lanemq.client.admin_views import QueueBounds, TopicDescription
+from lanemq.model.errors import TopicNotFound
 
 
 @click.group()
@@ -16,18 +17,28 @@ def topic() -> None:
 @topic.command()
 @click.argument("name")
 @click.option(
-    "--queues", type=click.IntRange(1), default=8, show_default=True, help="Most consumers that can share it."
+    "--queues", type=click.IntRange(1), help=f"Most consumers that can share it; {DEFAULT_QUEUES} unless told."
 )
 @click.option("--ordered", is_flag=True, help="Every message needs a key; the queue count is fixed for good.")
+@click.option("--globally-ordered", "as_a_whole", is_flag=True, help="All keys in one line: 1 queue, one at a time.")
 @asks_server
-def create(name: str, queues: int, ordered: bool, server: str, as_json: bool) -> None:
+def create(name: str, queues: int | None, ordered: bool, as_a_whole: bool, server: str, as_json: bool) -> None:
     """Create topic NAME. Creating it again with the same settings changes nothing."""
+    if as_a_whole and queues not in (None, 1):
+        raise click.UsageError(f"--globally-ordered means 1 queue: leave --queues {queues} out, or use --ordered")
+    count = 1 if as_a_whole else queues or DEFAULT_QUEUES
     with Admin(server) as admin:
-        admin.create_topic(name, queues=queues, ordered=ordered)
+        admin.create_topic(name, queues=count, ordered="global" if as_a_whole else ordered)
+    order = ", globally ordered" if as_a_whole else ", ordered by key" if ordered else ""
     show(
         as_json,
-        lambda: {"topic": name, "queues": queues, "ordered": ordered},
-        f"topic {name}: {plural(queues, 'queue')}{', ordered by key' if ordered else ''}",
+        lambda: {
+            "topic": name,
+            "queues": count,
+            "ordered": ordered or as_a_whole,
+            "globally_ordered": as_a_whole,
+        },
+        f"topic {name}: {plural(count, 'queue')}{order}",
     )
 
 
@@ -76,7 +87,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
 def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
     """Delete topic NAME with all its messages and every group's offsets in it."""
     with Admin(server) as admin:
-        messages = _messages(admin.describe_topic(name))
+        messages = _messages(_existing(admin, name))
         if not yes:
             click.confirm(
                 f"Delete topic {name} with {plural(messages, 'message')}? (--yes does not ask)", abort=True, err=True
@@ -87,6 +98,14 @@ def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
         lambda: {"topic": name, "deleted": True, "messages": messages},
         f"topic {name} is deleted, {plural(messages, 'message')} with it",
     )
+
+
+def _existing(admin: Admin, name: str) -> TopicDescription:
+    """The topic to be deleted. That one can be created is no advice for who wants it gone."""
+    try:
+        return admin.describe_topic(name)
+    except TopicNotFound as error:
+        raise Failed(f"topic {name!r} does not exist, nothing was deleted; see lanemq topic list") from error
 
 
 def _messages(found: TopicDescription) -> int:

@@ -58,6 +58,10 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Where RocketMQ's name servers keep the order configuration of topics (NamesrvUtil)."""
 
 FOREVER = Millis(2**62)
+DEFAULT_QUEUES = 8
+
+GLOBAL_ORDER = "+lane.order=global"
+"""Attribute of a create request that LaneMQ brokers know. Apache brokers refuse attributes they do not know."""
 
 _AS_LANE = {LANE_CLIENT: "admin"}
 """With it a LaneMQ broker says what it has, and not where RocketMQ would let a new group begin."""
@@ -100,18 +104,23 @@ class Admin:
 
     # topics
 
-    def create_topic(self, name: str, queues: int = 4, *, ordered: bool = False) -> None:
-        """Creates the topic on every broker, or changes it. `queues` is the number per broker.
+    def create_topic(self, name: str, queues: int | None = None, *, ordered: bool | Literal["global"] = False) -> None:
+        """Creates the topic on every broker, or changes it. `queues` is the number per broker, 8 if not given.
 
-        Changing the number of queues of an ordered topic moves keys to other queues.
+        A LaneMQ broker refuses to change the number of queues of an ordered topic. An Apache broker does it, and
+        keys move to other queues, past messages that wait in the old ones.
+
+        With `ordered="global"` all messages stay in line, not only those of a key: one queue on one broker.
         """
         check_topic(name)
-        if queues < 1:
-            raise InvalidOption(f"queues is {queues}, a topic needs at least 1")
-        header = CreateTopicHeader(topic=name, read_queue_nums=queues, write_queue_nums=queues, order=ordered)
+        queues = _queue_count(queues, ordered)
         masters = self._calls.masters()
-        for address, _ in masters.values():
-            self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        if ordered == "global" and len(masters) > 1:
+            raise UsageError(f"topic {name!r} cannot be globally ordered on {len(masters)} brokers: order it by key")
+        header = CreateTopicHeader(topic=name, read_queue_nums=queues, write_queue_nums=queues, order=bool(ordered))
+        for address, is_lane in masters.values():
+            as_a_whole = {"attributes": GLOBAL_ORDER} if is_lane and ordered == "global" else None
+            self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, lane=as_a_whole)
         if ordered:
             conf = ";".join(f"{broker}:{queues}" for broker in masters)
             kv = KvHeader(namespace=ORDER_NAMESPACE, key=name, value=conf)
@@ -140,7 +149,7 @@ class Admin:
     def describe_topic(self, name: str) -> TopicDescription:
         """The topic's queues and what is in them."""
         bounds: list[QueueBounds] = []
-        for _, address in self._calls.masters_of(name):
+        for _, address in self._calls.masters_of(check_topic(name)):
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
             for queue, each in TopicStatsTable.decode(reply.body).offset_table.items():
                 first, end = QueueOffset(max(0, each.min_offset)), QueueOffset(each.max_offset)
@@ -184,7 +193,7 @@ class Admin:
         """
         check_group(group)
         changes: list[OffsetChange] = []
-        for name, address in self._calls.masters_of(topic):
+        for name, address in self._calls.masters_of(check_topic(topic)):
             here = [
                 OffsetChange(queue, self.committed(group, queue), self._place(queue, to))
                 for queue in self._calls.routes.get(topic).subscribe
@@ -333,6 +342,16 @@ class Admin:
         matches = _has_id if by_unique_id else _has_key
         matching = [each for each in found if matches(each.properties, key)]
         return sorted(matching, key=lambda each: (each.store_timestamp, each.position))[:limit]
+
+
+def _queue_count(queues: int | None, ordered: bool | str) -> int:
+    """The number to ask for. Between two queues there is no order, so a globally ordered topic has one."""
+    count = (1 if ordered == "global" else DEFAULT_QUEUES) if queues is None else queues
+    if count < 1:
+        raise InvalidOption(f"queues is {count}, a topic needs at least 1")
+    if ordered == "global" and count > 1:
+        raise InvalidOption(f"queues is {count}, a globally ordered topic has 1: leave it out, or use ordered=True")
+    return count
 
 
 def _time_of(to: Place, group: str, *, all_queues: bool) -> int:

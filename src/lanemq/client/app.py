@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from lanemq.client.attempts import async_attempt_of, attempt_of
 from lanemq.client.consumer_engine import ConsumerEngine
-from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.engine_thread import EngineThread
 from lanemq.client.handler_call import handler_call
+from lanemq.client.keyword_options import consumer_options
 from lanemq.client.signals import stop_on_signals
 from lanemq.client.station import DEFAULT_WORKERS, StationPlan
 from lanemq.core.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
@@ -34,10 +34,10 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class App:
-    """One member of a group, with a handler per topic. Options are those of `ConsumerOptions`."""
+    """One member of a group, with a handler per topic. Options are those of `ConsumerOptions`: docs/options.md."""
 
     def __init__(self, servers: str, *, group: str, **options: Any) -> None:
-        self.options = ConsumerOptions(servers=servers, group=group, **options)
+        self.options = consumer_options(servers, group, options)
         self._plans: list[StationPlan] = []
         self._thread: EngineThread | None = None
         self._engine: ConsumerEngine | None = None

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from lanemq.client.consumer_engine import ConsumerEngine
-from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.engine_thread import ended_by
+from lanemq.client.keyword_options import consumer_options
 from lanemq.client.lane_board import LoopBoard
 from lanemq.client.message import Message
 from lanemq.client.open_turns import OpenTurns, plans_for
@@ -39,7 +39,7 @@ class AsyncConsumer:
         on_fail: FailurePolicy | None = None,
         **options: Any,
     ) -> None:
-        self.options = ConsumerOptions(servers=servers, group=group, **options)
+        self.options = consumer_options(servers, group, options)
         self._plans = plans_for(topics, tags, on_fail)
         first = self._plans[0]
         self._board = LoopBoard(LaneScheduler(first.lanes), first.order, self.options.clock)

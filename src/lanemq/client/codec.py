@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from lanemq.model.errors import CodecError
+from lanemq.model.errors import CodecError, InvalidOption
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ def codec_named(codec: "str | Codec") -> Codec:
         return JsonCodec()
     if codec == "bytes":
         return BytesCodec()
-    if isinstance(codec, str):
-        raise CodecError(f"unknown codec {codec!r}: use 'json', 'bytes' or an object with encode and decode")
+    if isinstance(codec, str) or not hasattr(codec, "encode") or not hasattr(codec, "decode"):
+        raise InvalidOption(f"codec={codec!r} is unknown: use 'json', 'bytes' or an object with encode and decode")
     return codec
 
 

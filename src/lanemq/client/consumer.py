@@ -15,9 +15,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.engine_thread import EngineThread
+from lanemq.client.keyword_options import consumer_options
 from lanemq.client.message import Message
 from lanemq.client.open_turns import OpenTurns, plans_for
 from lanemq.client.station import make_board
@@ -40,7 +40,7 @@ class Consumer:
         on_fail: FailurePolicy | None = None,
         **options: Any,
     ) -> None:
-        self.options = ConsumerOptions(servers=servers, group=group, **options)
+        self.options = consumer_options(servers, group, options)
         plans = plans_for(topics, tags, on_fail)
         board = make_board(plans[0], self.options.clock)
         self._turns = OpenTurns(board, group, self.options.history)

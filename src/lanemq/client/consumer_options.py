@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from lanemq.client.codec import Codec
+from lanemq.client.codec import Codec, codec_named
+from lanemq.client.option_kinds import wrong_kinds
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
 from lanemq.core.flow_control import FlowLimits
@@ -123,7 +124,7 @@ class ConsumerOptions:
     """Where to write down what happens, for the checker."""
 
     def __post_init__(self) -> None:
-        problems = [
+        problems = wrong_kinds(self, _KINDS) or [
             f"{name}={getattr(self, name)!r} must be at least {least}"
             for name, least in _LEAST.items()
             if (getattr(self, name) if getattr(self, name) is not None else least) < least
@@ -132,10 +133,11 @@ class ConsumerOptions:
             problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
         if isinstance(self.allocation, str) and self.allocation not in STRATEGIES:
             problems.append(f"allocation={self.allocation!r} must be one of {', '.join(STRATEGIES)}, or a function")
-        if self.start is StartFrom.TIMESTAMP and self.start_timestamp_ms <= 0:
+        if not problems and self.start is StartFrom.TIMESTAMP and self.start_timestamp_ms <= 0:
             problems.append("start=TIMESTAMP needs start_timestamp_ms: milliseconds since 1970")
         if problems:
             raise InvalidOption("; ".join(problems))
+        codec_named(self.codec)
         check_group(self.group)
         parse_addresses(self.servers)
 
@@ -188,4 +190,11 @@ _LEAST = {
     "hand_over_ms": 1,
     "stop_ms": 0,
     "consume_timeout_ms": 1,
+}
+
+_KINDS: dict[str, object] = {
+    **dict.fromkeys((*_LEAST, "start_timestamp_ms"), int),
+    "pull_batch": int | None,
+    "sharing": Sharing,
+    "start": StartFrom,
 }

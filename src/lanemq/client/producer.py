@@ -14,7 +14,8 @@ from functools import partial
 from typing import Self, TypeAlias, Unpack
 
 from lanemq.client.identity import new_client_id, new_producer_id
-from lanemq.client.producer_options import ProducerOptions, ProducerSettings
+from lanemq.client.keyword_options import producer_options
+from lanemq.client.producer_options import ProducerSettings
 from lanemq.client.receipt import Receipt
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
@@ -58,12 +59,12 @@ class Producer:
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
 
     def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
-        self._options = ProducerOptions(**settings)
         self._clock = clock or SystemClock()
+        self._client_id = new_client_id()
+        self._options = producer_options(self._clock, self._client_id, **settings)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock)
         self._packer = Packer(self._options)
         self._chooser = QueueChooser()
-        self._client_id = new_client_id()
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock)
         self._lock = threading.Lock()

@@ -1,9 +1,11 @@
 """A producer's settings, checked once when it is made."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 from lanemq.client.codec import Codec
+from lanemq.client.option_kinds import wrong_kinds
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
@@ -43,7 +45,7 @@ class ProducerOptions:
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        problems = [text for wrong, text in self._rules() if wrong]
+        problems = wrong_kinds(self, _KINDS) or [text for wrong, text in self._rules() if wrong]
         if problems:
             raise InvalidOption("producer options: " + "; ".join(problems))
 
@@ -72,6 +74,19 @@ class ProducerOptions:
         )
 
 
+_KINDS = {
+    "linger_ms": int,
+    "window": int,
+    "max_batch_messages": int,
+    "max_batch_bytes": int,
+    "buffer_bytes": int,
+    "timeout": float,
+    "request_timeout": float,
+    "compress_above": int,
+    "max_body_bytes": int,
+}
+
+
 class ProducerSettings(TypedDict, total=False):
     """The fields of `ProducerOptions` as keyword arguments of a producer."""
 
@@ -86,4 +101,4 @@ class ProducerSettings(TypedDict, total=False):
     request_timeout: float
     compress_above: int
     max_body_bytes: int
-    history: History
+    history: History | str | Path

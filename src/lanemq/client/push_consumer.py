@@ -9,9 +9,10 @@ consumer.start()
 from typing import Any
 
 from lanemq.client.attempts import Attempt, ConcurrentAttempt, OrderlyAttempt
-from lanemq.client.consumer_options import ConsumerOptions, StartFrom
+from lanemq.client.consumer_options import StartFrom
 from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.engine_thread import EngineThread
+from lanemq.client.keyword_options import consumer_options
 from lanemq.client.listener import ConcurrentListener, OrderlyListener
 from lanemq.client.station import DEFAULT_WORKERS, StationPlan
 from lanemq.core.retry_policy import RETRY_FOREVER, SUSPEND_DEFAULT, DeadLetter, FailurePolicy, HoldQueue, SendBack
@@ -42,7 +43,7 @@ class PushConsumer:
         and 16 otherwise.
         """
         options.setdefault("start", StartFrom.LAST)
-        self.options = ConsumerOptions(servers=servers, group=group, **options)
+        self.options = consumer_options(servers, group, options)
         self._threads = consume_threads
         self._batch_size = consume_message_batch_max_size
         self._max_reconsume = max_reconsume_times

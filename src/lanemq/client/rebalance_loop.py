@@ -19,6 +19,7 @@ from lanemq.client.lock_keeper import LockKeeper
 from lanemq.client.offset_keeper import OffsetKeeper
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.routes import TopicRoute
+from lanemq.client.seldom import Seldom
 from lanemq.client.station import Station
 from lanemq.core.queue_lease import QueueLease
 from lanemq.core.rebalance import Stage, plan
@@ -62,6 +63,7 @@ class Rebalancer:
         self._hand_over = hand_over
         self._holdings = holdings
         self._asked = asyncio.Event()
+        self._seldom = Seldom(log, options.clock)
         # By topic: the division that was logged last, so that an unchanged one is not logged again (A54).
         self._told: dict[str, tuple[int, int, list[MessageQueue]]] = {}
 
@@ -92,14 +94,20 @@ class Rebalancer:
         try:
             return await self._topic(topic)
         except TopicNotFound as error:
-            # A group's retry topic appears with its first heartbeat, some brokers announce it later.
-            level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
-            log.log(level, "waiting for topic %s: %s", topic, error)
+            self._warn(topic, f"waiting for topic {topic}: {error}")
         except LaneError as error:
-            log.warning("queues of topic %s stay as they are: %s", topic, error)
+            self._warn(topic, f"queues of topic {topic} stay as they are: {error}")
         except Exception:
             log.exception("rebalancing topic %s failed; queues stay as they are", topic)
         return topic.startswith(RETRY_PREFIX)
+
+    def _warn(self, topic: str, text: str) -> None:
+        """Of a group's retry topic nobody needs to know: it appears with the group's first heartbeat or later, and
+        what keeps it away keeps the subscribed topics away too."""
+        if topic.startswith(RETRY_PREFIX):
+            log.debug("%s", text)
+        else:
+            self._seldom.warn(topic, text)
 
     async def _topic(self, topic: str) -> bool:
         route = await self._routes.get(topic)
@@ -186,7 +194,7 @@ class Rebalancer:
                 by_key = station.plan.order is Order.KEY
                 leases = dict(await self._keeper.acquire(broker, queues, times, lane=lane, gaps=by_key))
             except LaneError as error:
-                log.warning("queues of %s at %s cannot be taken yet: %s", route.topic, broker, error)
+                self._warn(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet: {error}")
                 return 0
         return sum(await asyncio.gather(*(self._begin(queue, *given, lane) for queue, given in leases.items())))
 
@@ -199,7 +207,7 @@ class Rebalancer:
             else:
                 start = Start(await self._offsets.start_of(queue))
         except LaneError as error:
-            log.warning("%s cannot be taken yet, where to start is not known: %s", queue, error)
+            self._warn(queue.topic, f"{queue} cannot be taken yet, where to start is not known: {error}")
             if lease is not None:
                 await self._keeper.give_back(queue, lease.epoch)
             return False

@@ -63,7 +63,7 @@ def read_route(reply: Command) -> TopicRouteData | None:
 def no_such_topic(topic: str) -> TopicNotFound:
     return TopicNotFound(
         ResponseCode.TOPIC_NOT_EXIST,
-        f"topic {topic!r} does not exist; create it with: lanemq topic create {topic}",
+        f"topic {topic!r} does not exist; create it with: lanemq topic create {topic} --ordered",
     )
 
 

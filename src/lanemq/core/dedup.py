@@ -60,6 +60,9 @@ class Fenced:
     current_epoch: int
 
 
+_FRESH = Fresh()
+"""The usual judgement, made once: a broker asks for it with every send."""
+
 Judgement: TypeAlias = Fresh | Duplicate | Gap | Fenced
 
 
@@ -140,12 +143,12 @@ class ProducerTable:
         if known is not None and first.epoch < known.epoch:
             return Fenced(known.epoch)
         if known is None or first.epoch > known.epoch:
-            return Fresh() if first.sequence == 0 else Gap(0)
+            return _FRESH if first.sequence == 0 else Gap(0)
         if first.sequence > known.next_sequence:
             return Gap(known.next_sequence)
         skip = known.next_sequence - first.sequence
         if skip == 0:
-            return Fresh()
+            return _FRESH
         offset = known.offset_of(first.sequence)
         return Duplicate(offset) if skip >= count else Fresh(skip, offset)
 
@@ -160,7 +163,7 @@ class ProducerTable:
         stored_at: Millis,
     ) -> None:
         """Remember what was just staged. `first` is the first stamp stored, after the skipped ones."""
-        if self.judge(topic, queue_id, first, count) != Fresh():
+        if self.judge(topic, queue_id, first, count) is not _FRESH:
             raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
         self._remember((topic, queue_id, first.producer), first, count, first_offset, stored_at)
 

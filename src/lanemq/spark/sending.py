@@ -122,7 +122,7 @@ class TaskSender:
     def _send(self, queue: MessageQueue, lane: _Lane) -> None:
         parcels = lane.parcels
         command = self._requests.send(
-            queue, parcels, epoch=self._epoch, sequence=lane.sequence, born=self._clock.wall()
+            queue, parcels, epoch=self._epoch, sequence=lane.sequence, born=self._clock.wall(), creates=False
         )
         self._patience.run(lambda: self._ask(queue, command), str(queue))
         lane.sequence += len(parcels)

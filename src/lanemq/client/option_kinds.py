@@ -1,0 +1,30 @@
+"""Options of the wrong kind, in words: text where a number belongs would otherwise fail in the middle of a rule."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    int | None: "a whole number, or None",
+    float: "a number of seconds",
+}
+
+
+def wrong_kinds(options: object, kinds: Mapping[str, Any]) -> list[str]:
+    """What is said about each option that is not of its kind."""
+    given = {name: getattr(options, name) for name in kinds}
+    return [
+        f"{name}={value!r} must be {_WORDS.get(kinds[name]) or _one_of(kinds[name])}"
+        for name, value in given.items()
+        if not _is(value, kinds[name])
+    ]
+
+
+def _is(value: object, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _one_of(choices: Any) -> str:
+    return " or ".join(f"{choices.__name__}.{each}" for each in choices.__members__)
