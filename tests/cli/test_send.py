@@ -1,6 +1,7 @@
 """`lanemq send`: what is stored, what is said about it, and what is refused."""
 
 import json
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,13 @@ class Slow(Future[Receipt]):
 class Unreliable:
     """A producer that fails for one body, whatever else is under way."""
 
-    def __init__(self, bad: bytes, error: LaneError) -> None:
+    def __init__(self, bad: bytes, error: LaneError, answer: Callable[[], "Future[Receipt]"] = Future) -> None:
         self._bad = bad
         self._error = error
+        self._answer = answer
 
     def submit(self, topic: str, body: bytes, **more: object) -> "Future[Receipt]":
-        future = Slow()
+        future = self._answer()
         if body == self._bad:
             future.set_exception(self._error)
         else:
@@ -119,7 +121,7 @@ class Unreliable:
 
 def test_lines_stored_behind_a_failed_one_are_told() -> None:
     """Other keys do not wait for it; who repeats the rest of the file would store theirs twice."""
-    producer: Any = Unreliable(b"2", RequestTimedOut("no answer"))
+    producer: Any = Unreliable(b"2", RequestTimedOut("no answer"), Slow)
     lines = [Line(number, str(number).encode(), None) for number in (1, 2, 3, 4)]
     with pytest.raises(Stopped) as caught:
         Sending(producer, "t", "line").send(iter(lines), None, {})
@@ -127,6 +129,16 @@ def test_lines_stored_behind_a_failed_one_are_told() -> None:
     message = caught.value.told().message
     assert "3 lines stored, perhaps line 2 too: go on from line 2" in message
     assert "leave out 2 lines stored behind it" in message
+
+
+def test_failure_known_at_once_sends_nothing_more() -> None:
+    producer: Any = Unreliable(b"2", RequestTimedOut("no answer"))
+    lines = iter([Line(number, str(number).encode(), None) for number in (1, 2, 3)])
+    with pytest.raises(Stopped) as caught:
+        Sending(producer, "t", "line").send(lines, None, {})
+    assert isinstance(caught.value.error, RequestTimedOut)
+    assert caught.value.document()["go_on_from"] == 2
+    assert next(lines).number == 3
 
 
 def test_count_numbers_the_messages(run: Run, broker: EmbeddedBroker) -> None:

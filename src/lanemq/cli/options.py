@@ -12,11 +12,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from lanemq.cli.output import harmless
-from lanemq.cli.patience import wait_for_broker
 from lanemq.clock import SystemClock
 from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
 from lanemq.model.units import Millis
-from lanemq.net.address import parse_addresses
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,6 +69,10 @@ def asks_server(command: F) -> F:
 
     @functools.wraps(command)
     def patient(*args: Any, server: str, **options: Any) -> Any:
+        # Here and not above: `lanemq --version` needs no network.
+        from lanemq.cli.patience import wait_for_broker
+        from lanemq.net.address import parse_addresses
+
         wait_for_broker(parse_addresses(server))
         return command(*args, server=server, **options)
 

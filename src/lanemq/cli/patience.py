@@ -28,5 +28,5 @@ def _refuses(address: Address) -> bool:
     try:
         connect(address).close()
     except ConnectFailed as error:
-        return True
+        return isinstance(error.__cause__, ConnectionRefusedError)
     return False

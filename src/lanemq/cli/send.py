@@ -88,7 +88,7 @@ class BadLine(UsageError):
         super().__init__(problem)
 
 
-class Stopped(Exception):
+class Stopped(LaneError):
     """Sending ended early. What is stored is told, so that a second call neither repeats nor leaves out anything."""
 
     def __init__(self, noun: str, number: int, error: LaneError, stored: dict[int, Receipt]) -> None:
@@ -136,6 +136,8 @@ class Sending:
                 future = self._submit(line.body, key=line.key, tag=tag, properties=properties)
                 self._under_way.append((line, future))
                 self._settle(keep=UNDER_WAY)
+        except Stopped:
+            raise
         except LaneError as error:
             self._settle(keep=0)
             raise self._stopped(error.number if isinstance(error, BadLine) else number, error) from error

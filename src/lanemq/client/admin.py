@@ -47,7 +47,7 @@ from lanemq.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-from lanemq.wire.lane_fields import LANE_CLIENT
+from lanemq.wire.lane_fields import GLOBAL_ORDER, LANE_CLIENT
 from lanemq.wire.message_id import decode_offset_id
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView, record_starts
@@ -60,8 +60,6 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 FOREVER = Millis(2**62)
 DEFAULT_QUEUES = 8
 
-GLOBAL_ORDER = "+lane.order=global"
-"""Attribute of a create request that LaneMQ brokers know. Apache brokers refuse attributes they do not know."""
 
 _AS_LANE = {LANE_CLIENT: "admin"}
 """With it a LaneMQ broker says what it has, and not where RocketMQ would let a new group begin."""

@@ -124,7 +124,15 @@ class ConsumerOptions:
     """Where to write down what happens, for the checker."""
 
     def __post_init__(self) -> None:
-        problems = wrong_kinds(self, _KINDS) or [
+        problems = wrong_kinds(self, _KINDS) or self._problems()
+        if problems:
+            raise InvalidOption("; ".join(problems))
+        codec_named(self.codec)
+        check_group(self.group)
+        parse_addresses(self.servers)
+
+    def _problems(self) -> list[str]:
+        problems = [
             f"{name}={getattr(self, name)!r} must be at least {least}"
             for name, least in _LEAST.items()
             if (getattr(self, name) if getattr(self, name) is not None else least) < least
@@ -133,13 +141,9 @@ class ConsumerOptions:
             problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
         if isinstance(self.allocation, str) and self.allocation not in STRATEGIES:
             problems.append(f"allocation={self.allocation!r} must be one of {', '.join(STRATEGIES)}, or a function")
-        if not problems and self.start is StartFrom.TIMESTAMP and self.start_timestamp_ms <= 0:
+        if self.start is StartFrom.TIMESTAMP and self.start_timestamp_ms <= 0:
             problems.append("start=TIMESTAMP needs start_timestamp_ms: milliseconds since 1970")
-        if problems:
-            raise InvalidOption("; ".join(problems))
-        codec_named(self.codec)
-        check_group(self.group)
-        parse_addresses(self.servers)
+        return problems
 
     @property
     def addresses(self) -> tuple[Address, ...]:

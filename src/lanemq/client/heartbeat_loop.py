@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from lanemq.client.consumer_calls import ConsumerCalls
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.client.seldom import Seldom
 from lanemq.client.tag_filter import TagFilter
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
@@ -38,6 +39,7 @@ class Heartbeat:
         self.subscriptions: dict[str, TagFilter] = {}
         """What is wanted, by topic; the group's retry topic included."""
         self._options = options
+        self._seldom = Seldom(log, options.clock)
         self._calls = calls
         self._pool = pool
         self._routes = routes
@@ -89,7 +91,7 @@ class Heartbeat:
         try:
             await self.tell(address)
         except LaneError as error:
-            log.warning("no heartbeat to %s: %s", address, error)
+            self._seldom.warn(str(address), f"no heartbeat to {address}: {error}")
 
     def _body(self) -> bytes:
         consumer = ConsumerData(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from lanemq.client.consumer_calls import ConsumerCalls, Granted
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.holding import Holding, Holdings
+from lanemq.client.seldom import Seldom
 from lanemq.core.queue_lease import Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
@@ -41,6 +42,7 @@ class LockKeeper:
         self._gate = gate
         self._lose = lose
         self._urgent = asyncio.Event()
+        self._seldom = Seldom(log, options.clock)
 
     async def run(self) -> None:
         """Never ends, whatever a renewal meets: leases that are not renewed are lost (A23)."""
@@ -106,7 +108,7 @@ class LockKeeper:
             # The gaps are known here already; asking for none at all would make the broker forget them.
             granted = await self._calls.lock(broker, [each.queue for each in held], lease=lease, gaps=False)
         except LaneError as error:
-            log.warning("leases at %s could not be renewed, they end as planned: %s", broker, error)
+            self._seldom.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
             return
         for holding in held:
             if not holding.released:

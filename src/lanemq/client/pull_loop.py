@@ -15,6 +15,7 @@ from lanemq.client.holding import Holding
 from lanemq.client.lock_keeper import Lose
 from lanemq.client.message import Message, read_messages
 from lanemq.client.offset_keeper import OffsetKeeper
+from lanemq.client.seldom import Seldom
 from lanemq.core.flow_control import WaitFor, verdict
 from lanemq.core.turns import Order
 from lanemq.history import Place
@@ -51,6 +52,7 @@ class Puller:
         self._lose = lose
         self._clock = options.clock
         self._loop = asyncio.get_running_loop()
+        self._seldom = Seldom(log, options.clock)
 
     async def run(self, holding: Holding) -> None:
         """Ends when the holding does; any other trouble is tried again after a pause."""
@@ -60,7 +62,7 @@ class Puller:
             except LeaseLost as error:
                 self._lose(holding, f"the broker refused its pull: {error}")
             except LaneError as error:
-                log.warning("pull of %s failed, trying again: %s", holding, error)
+                self._seldom.warn(str(holding), f"pull of {holding} failed, trying again: {error}")
                 await asyncio.sleep(self._options.pull_retry_ms / 1000)
 
     async def _once(self, holding: Holding) -> None:

@@ -19,9 +19,7 @@ from lanemq.wire import route_bodies
 from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, TopicHeader
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-
-GLOBAL_ORDER = "+lane.order=global"
-"""In the attributes of a create request: the topic is ordered as a whole, not by key."""
+from lanemq.wire.lane_fields import GLOBAL_ORDER
 
 
 class TopicHandler:
