@@ -1,11 +1,11 @@
 """The promises of the lane scheduler, under random pulls, outcomes, leases, drops and re-gains."""
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.core.bench import Msg, Q, R
 
 from lanemq.core.flow_control import Cached
 from lanemq.core.lane_scheduler import LaneScheduler
@@ -25,16 +25,6 @@ from lanemq.core.turns import (
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-
-Q = MessageQueue("orders", "broker-a", 0)
-R = MessageQueue("orders", "broker-a", 1)
-
-
-@dataclass(frozen=True)
-class Msg:
-    queue_offset: int
-    key: str | None = None
-    size: int = 1
 
 
 class Promises(RuleBasedStateMachine):

@@ -1,10 +1,8 @@
 """Turns, gates, fairness and hand-over of the lane scheduler."""
 
-from dataclasses import dataclass
-
 import pytest
+from tests.core.bench import Bench, Msg, Q, R, offsets
 
-from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
 from lanemq.core.turns import (
     COMMIT,
@@ -19,68 +17,10 @@ from lanemq.core.turns import (
     Outcome,
     Suspend,
     Turn,
-    Wait,
     Why,
 )
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-
-Q = MessageQueue("orders", "broker-a", 0)
-R = MessageQueue("orders", "broker-a", 1)
-
-
-@dataclass(frozen=True)
-class Msg:
-    queue_offset: int
-    key: str | None = None
-    size: int = 1
-
-
-class Bench:
-    """A scheduler with a clock that the test moves by hand."""
-
-    def __init__(self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object) -> None:
-        self.order = order
-        self.now = Millis(0)
-        self.scheduler: LaneScheduler[Msg] = LaneScheduler(
-            LaneOptions(policy=policy or HoldQueue(), **options)  # type: ignore[arg-type]
-        )
-
-    def hold(self, queue: MessageQueue, *keys: str | None, start: int = 0) -> None:
-        self.scheduler.add(queue, QueueOffset(start), self.order, usable_until=NO_LEASE_NEEDED)
-        self.put(queue, *keys)
-
-    def put(self, queue: MessageQueue, *keys: str | None) -> None:
-        start = self.scheduler.next_offset(queue)
-        assert start is not None
-        messages = [Msg(start + i, key) for i, key in enumerate(keys)]
-        end = QueueOffset(start + len(keys))
-        assert self.scheduler.put(queue, messages, end, pulled_from=start)
-
-    def turn(self) -> Turn[Msg]:
-        turn = self.scheduler.next_turn(now=self.now)
-        assert isinstance(turn, Turn), turn
-        return turn
-
-    def idle(self) -> Wait:
-        wait = self.scheduler.next_turn(now=self.now)
-        assert isinstance(wait, Wait), offsets(wait)
-        return wait
-
-    def finish(self, turn: Turn[Msg], outcome: Outcome, done: int = 0):  # type: ignore[no-untyped-def]
-        return self.scheduler.finish(turn, outcome, done=done, now=self.now)
-
-    def sent_back(self, turn: Turn[Msg], *ok: bool):  # type: ignore[no-untyped-def]
-        return self.scheduler.sent_back(turn, ok, now=self.now)
-
-    def pass_time(self, span: int) -> None:
-        self.now = Millis(self.now + span)
-
-
-def offsets(turn: Turn[Msg]) -> list[int]:
-    return [message.queue_offset for message in turn.messages]
-
 
 ONE = {"run_limit": 1}
 

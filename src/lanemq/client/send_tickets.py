@@ -6,6 +6,7 @@ caller waits: `send` waits for one, `send_many` for all of its messages, `submit
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Protocol
@@ -132,7 +133,7 @@ class LoopFuture:
             self.future.set_exception(error)
 
 
-class Crowd:
+class Crowd(ABC):
     """Receipts of many messages, in the order in which they were given; done when all are settled.
 
     How many there are is known only at `close`, since the first are settled while later ones are still read.
@@ -176,8 +177,8 @@ class Crowd:
         if len(self._receipts) + len(self.errors) == self._expected:
             self._completed()
 
-    def _completed(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _completed(self) -> None: ...
 
 
 class WaitingCrowd(Crowd):

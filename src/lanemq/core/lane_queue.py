@@ -7,6 +7,7 @@ remembers the finished offsets above the first unfinished one (the gaps).
 A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.process_queue import ProcessQueue
 from lanemq.core.turns import Gate, M, Order, Turn
+from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -52,7 +54,7 @@ class Lane(Generic[M]):
         self.busy_since: Millis | None = None
 
 
-class LaneQueue(Gate, Generic[M]):
+class LaneQueue(Gate, ABC, Generic[M]):
     """What both kinds share."""
 
     def __init__(self, queue: MessageQueue, order: Order, usable_until: Millis) -> None:
@@ -72,39 +74,40 @@ class LaneQueue(Gate, Generic[M]):
         self.reported = QueueOffset(-1)
 
     @property
-    def next_offset(self) -> QueueOffset:
-        raise NotImplementedError
+    @abstractmethod
+    def next_offset(self) -> QueueOffset: ...
 
     @property
-    def committable(self) -> QueueOffset:
-        raise NotImplementedError
+    @abstractmethod
+    def committable(self) -> QueueOffset: ...
 
-    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None: ...
 
-    def take(self, lane: Lane[M], limit: int) -> list[M]:
-        raise NotImplementedError
+    @abstractmethod
+    def take(self, lane: Lane[M], limit: int) -> list[M]: ...
 
+    @abstractmethod
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
         """End the lane's turn: its first `upto` messages are done, those in `gone` too, the rest returns.
 
         Returns whether the lane has, or may have, more to run.
         """
-        raise NotImplementedError
 
     def roll_back(self, lane: Lane[M]) -> None:
-        raise NotImplementedError
+        """Everything taken and not committed returns; a meaning it has only where a queue is one lane."""
+        raise UsageError(f"queue {self.queue} is not committed by hand: roll back needs the order of a whole queue")
 
-    def cached(self) -> Cached:
-        raise NotImplementedError
+    @abstractmethod
+    def cached(self) -> Cached: ...
 
     def gaps(self) -> GapMap:
         """Finished offsets above the committable one."""
         return NO_GAPS
 
+    @abstractmethod
     def forgive(self, lane: Lane[M]) -> None:
         """Count the lane's failures from zero again."""
-        raise NotImplementedError
 
     def view(self, held: tuple[tuple[str | None, Millis], ...]) -> QueueView:
         return QueueView(
