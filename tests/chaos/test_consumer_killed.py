@@ -1,8 +1,11 @@
 """A consumer dies in the middle of its work, and nobody may notice more than a short pause."""
 
+import pytest
 from tests.chaos.stage import Stage, complaint
 
 from lanemq.checker.verdict import Verdict
+
+pytestmark = pytest.mark.slow
 
 TAKE_OVER_SECONDS = 3.0
 

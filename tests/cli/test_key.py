@@ -134,3 +134,23 @@ def test_unknown_group_names_the_fix(run: Run) -> None:
     result = run("key", KEY, "--topic", "orders", "--group", "nobody")
     assert result.exit_code == 1
     assert "lanemq group list" in result.stderr
+
+
+def test_the_topic_is_found_when_only_one_has_the_key(run: Run) -> None:
+    result = run("key", KEY, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["topic"] == "orders"
+
+
+def test_a_key_that_nobody_sent_needs_a_topic(run: Run) -> None:
+    result = run("key", "never-sent-anywhere")
+    assert result.exit_code == 1
+    assert "--topic" in result.stderr
+
+
+def test_a_key_in_two_topics_asks_which(run: Run, producer: Producer) -> None:
+    for topic in ("one-of-two", "two-of-two"):
+        producer.send(topic, b"x", key="twice")
+    result = run("key", "twice")
+    assert result.exit_code == 1
+    assert "one-of-two, two-of-two" in result.stderr

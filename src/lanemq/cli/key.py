@@ -56,11 +56,12 @@ class GroupOfKey:
 
 @click.command()
 @click.argument("key")
-@click.option("--topic", required=True, help="Where to look.")
+@click.option("--topic", help="Where to look; without it, in the one topic that has messages of the key.")
 @click.option("--group", help="Only this group; without it, every group that reads the topic.")
 @asks_server
-def key(key: str, topic: str, group: str | None, server: str, as_json: bool) -> None:
+def key(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
     """Show where the messages of KEY are, who holds its queue, and what it waits for."""
+    topic = topic or _topic_of(key, server)
     with Reader(server, topic) as reader:
         hashed = pick_queue(key, reader.route.publish)
         messages = reader.find(key)
@@ -74,6 +75,16 @@ def key(key: str, topic: str, group: str | None, server: str, as_json: bool) -> 
     if group and not groups:
         raise Failed(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
     _show(key, queue, hashed, messages, groups, as_json)
+
+
+def _topic_of(key: str, server: str) -> str:
+    with Admin(server) as admin:
+        topics = [topic for topic in admin.topics() if admin.find_key(topic, key, limit=1)]
+    if not topics:
+        raise Failed(f"no topic has messages of key {key!r}; with --topic you see which queue they would go to")
+    if len(topics) > 1:
+        raise Failed(f"several topics have messages of key {key!r}: choose one with --topic ({', '.join(topics)})")
+    return topics[0]
 
 
 def _group_of_key(
