@@ -6,7 +6,7 @@ as well as the object's text in quotes.
 """
 
 from collections.abc import Mapping
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from msgspec import Raw, field
 
@@ -35,6 +35,9 @@ def decode_queue_table(kind: type[T], table: object) -> dict[MessageQueue, T]:
 class QueueTableBody(Body):
     """A body whose first member is such a table; `table_name` is what the wire calls it."""
 
+    value_type: ClassVar[type[object]] = object
+    """What the table maps queues to."""
+
     @classmethod
     def table_name(cls) -> str:
         return cls.__struct_encode_fields__[0]
@@ -54,13 +57,8 @@ class QueueTableBody(Body):
             raise BodyError(f"body is no {cls.__name__}: it is no JSON object")
         table = members.pop(cls.table_name(), None)
         body = convert(cls, members)
-        setattr(body, cls.__struct_fields__[0], decode_queue_table(cls.value_type(), table))
+        setattr(body, cls.__struct_fields__[0], decode_queue_table(cls.value_type, table))
         return body
-
-    @classmethod
-    def value_type(cls) -> type[object]:
-        """What the table maps queues to."""
-        raise NotImplementedError
 
 
 class TopicOffset(Body):
@@ -75,9 +73,7 @@ class TopicStatsTable(QueueTableBody):
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
 
-    @classmethod
-    def value_type(cls) -> type[object]:
-        return TopicOffset
+    value_type = TopicOffset
 
 
 class ConsumeOffset(Body):
@@ -95,9 +91,7 @@ class ConsumeStats(QueueTableBody):
     offset_table: dict[MessageQueue, ConsumeOffset] = field(default_factory=dict)
     consume_tps: float = 0.0
 
-    @classmethod
-    def value_type(cls) -> type[object]:
-        return ConsumeOffset
+    value_type = ConsumeOffset
 
 
 class ResetOffsetBody(QueueTableBody):
@@ -105,9 +99,7 @@ class ResetOffsetBody(QueueTableBody):
 
     offset_table: dict[MessageQueue, int] = field(default_factory=dict)
 
-    @classmethod
-    def value_type(cls) -> type[object]:
-        return int
+    value_type = int
 
 
 class ConsumerStatusBody(QueueTableBody):
@@ -115,9 +107,7 @@ class ConsumerStatusBody(QueueTableBody):
 
     message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
 
-    @classmethod
-    def value_type(cls) -> type[object]:
-        return int
+    value_type = int
 
 
 class ProcessQueueInfo(Body):
@@ -156,9 +146,7 @@ class ConsumerRunningInfo(QueueTableBody):
     status_table: dict[str, ConsumeStatus] = field(default_factory=dict)
     subscription_set: list[Subscription] = field(default_factory=list)
 
-    @classmethod
-    def value_type(cls) -> type[object]:
-        return ProcessQueueInfo
+    value_type = ProcessQueueInfo
 
 
 class Connection(Body):
