@@ -18,4 +18,4 @@ fi
 mkdir -p var
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "setting up $venv (once)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,fast,spark]"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,fast,spark,postgres,plots]"

@@ -1,18 +1,12 @@
-"""A broker per test that needs one, and one Spark session for the whole run."""
+"""A broker for all tests here, and a topic and a group for each."""
 
-import os
-import sys
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from lanemq.client.admin import Admin
-from lanemq.spark import recommended, register
 from lanemq.testing.embedded import EmbeddedBroker
-
-os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 @pytest.fixture(scope="session")
@@ -34,20 +28,3 @@ def topic(broker: EmbeddedBroker) -> str:
 @pytest.fixture
 def group() -> str:
     return f"g-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    builder = recommended().master("local[2]").appName("lanemq-tests")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "ERROR",
-    }.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    register(session)
-    yield session
-    session.stop()

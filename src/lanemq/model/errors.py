@@ -20,10 +20,13 @@ LaneError
 │   ├── SequenceGap          the broker misses an earlier message of this producer
 │   ├── ProducerFenced       a newer producer with this id exists
 │   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it
-│   └── LeaseLost            the queue belongs to another member now
+│   ├── LeaseLost            the queue belongs to another member now
+│   └── SinkFenced           a newer run of this pipeline writes to the sink now
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
 └── StorageError
     ├── CorruptRecord · DiskFull · WriteFailed · LogInUse
+    ├── CheckpointInUse      another run of the pipeline works on this checkpoint
+    └── StateLost            a pipeline's state does not fit its checkpoint
 
 Retry loops ask `error.retriable`, never for a list of codes.
 """
@@ -168,6 +171,10 @@ class LeaseLost(OrderError):
     """The queue belongs to another member now."""
 
 
+class SinkFenced(OrderError):
+    """A newer run of this pipeline writes to the sink; this one must stop."""
+
+
 class CodecError(LaneError):
     """A value that cannot be encoded or decoded."""
 
@@ -195,3 +202,11 @@ class WriteFailed(StorageError):
 
 class LogInUse(StorageError):
     """Another broker uses this data folder."""
+
+
+class CheckpointInUse(StorageError):
+    """Another run of the pipeline works on this checkpoint; two would apply events twice."""
+
+
+class StateLost(StorageError):
+    """The state that a batch starts from is missing or belongs to another checkpoint."""

@@ -1,0 +1,1 @@
+"""Pipelines on Spark: messages in, rows in a table out, every key in order, every effect once."""

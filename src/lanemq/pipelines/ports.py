@@ -1,0 +1,91 @@
+"""What a pipeline is made of: a stage turns messages into rows, a sink applies rows once.
+
+Order of events for a batch, guarded by the runner: the stage fixes the batch's rows and makes its own state durable;
+the dead-letter sink and the sink apply them under the batch's name; Spark notes the batch as done. A crash between any
+two of them repeats the batch, and whoever has it already does nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from lanemq.model.units import Millis
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.rows import Rows
+
+SEQUENCE, DELETED = "_sequence", "_deleted"
+"""Columns of rows that are merged: what is newer (compared with >), and whether the newest is a deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Every row is added, in the order of its shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """At most one row per key; it replaces an older one of the key. Rows have the columns SEQUENCE and DELETED."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a stage made of one batch."""
+
+    outputs: Rows
+    dead: Rows | None = None
+    """Messages set aside for good, with the columns of `dead_letters.SCHEMA`; None if there are none."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """For progress and summaries: events, repeats, gaps, held, parked, dead ..."""
+
+
+class Stage(Protocol):
+    """Turns the messages of a batch into rows; pure in (messages, own state before the batch)."""
+
+    columns: tuple[str, ...]
+    """Columns of the source that are needed."""
+    schema: StructType
+    """Columns of the outputs."""
+    how: Append | Merge
+
+    def open(self, spark: SparkSession, place: Path) -> None:
+        """Before the first batch of a run. `place` is a folder inside the checkpoint, the stage's own."""
+
+    def run(self, messages: DataFrame, batch: Batch) -> Results:
+        """The rows of a batch; the same again when the batch is repeated."""
+
+    def due(self, wall: Millis) -> Millis | None:
+        """How long until a pass without new messages is wanted (0: now); None: nothing waits."""
+
+    def run_pass(self, batch: Batch) -> Results | None:
+        """Tries again what waits. None: nothing was due. The same again when the pass is repeated."""
+
+    def unfinished_pass(self) -> int | None:
+        """The number of a pass that a crash interrupted, to be run again before anything else."""
+
+    def finished(self, batch: Batch) -> None:
+        """The sinks have it: files that only they needed may go."""
+
+
+class Sink(Protocol):
+    """Applies batches, each once, and refuses runs that were replaced."""
+
+    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+        """Before the first batch of a run. From now on lower epochs of this query are refused with `FencedSink`.
+
+        Refuses here what could only fail later: columns that do not fit the table, a table of another kind.
+        """
+
+    def applied(self) -> int | None:
+        """The highest number of a batch of this query that is in; None: none yet."""
+
+    def write(self, rows: Rows, batch: Batch) -> bool:
+        """Rows and the batch's name in one commit. False: the batch was there already, nothing was done."""
+
+    def close(self) -> None:
+        """Connections end; what was applied stays."""

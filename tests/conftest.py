@@ -1,0 +1,29 @@
+"""One Spark session for the whole run: starting a second one costs as much as all its tests."""
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    from lanemq.spark import recommended, register
+
+    builder = recommended().master("local[2]").appName("lanemq-tests")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.log.level": "ERROR",
+    }.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    register(session)
+    yield session
+    session.stop()
