@@ -1,7 +1,7 @@
 """What every measurement shares: a broker in a process of its own, rounds, and one JSON line per figure.
 
-Wall time on a shared machine says little, so each line also carries the CPU time per message of both sides and
-the load average. Only medians are called `value`; the best round stands beside it.
+Wall time on a shared machine says little, so each line also carries the CPU time per message of both sides, whether
+the compiled twins ran (`variant`) and the load average. Only medians are called `value`; the best round stands beside.
 """
 
 import json
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from lanemq._fast import VARIANT
 from lanemq.client.admin import Admin
 
 KEYS, QUEUES, TOPIC = 100, 4, "bench"
@@ -55,6 +56,10 @@ class BrokerProcess:
     def create_topic(self, name: str = TOPIC, queues: int = QUEUES) -> None:
         with Admin(self.address) as admin:
             admin.create_topic(name, queues, ordered=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -98,7 +103,7 @@ def report_rounds(name: str, rounds: list[Round], *, unit: str = "msg/s", scale:
 
 
 def report(name: str, value: float, unit: str, **more: Any) -> None:
-    line = {"name": name, "value": _rounded(value), "unit": unit, **more}
+    line = {"name": name, "value": _rounded(value), "unit": unit, **more, "variant": VARIANT}
     print(json.dumps({**line, "commit": commit(), "load": round(os.getloadavg()[0], 1)}), flush=True)
 
 

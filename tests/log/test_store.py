@@ -8,6 +8,7 @@ import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 
 from lanemq.log.options import StoreOptions
+from lanemq.log.parked_rows import ParkedRows
 from lanemq.log.retention import SegmentFacts, expired_segments
 from lanemq.log.schema import SCHEMA
 from lanemq.log.state import LeaseRow, OffsetRow, ProducerRow, State
@@ -285,7 +286,8 @@ def test_a_database_of_another_version_is_not_misread(tmp_path: Path) -> None:
 def test_a_database_of_the_version_before_gaps_is_taken_over(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "state.db")
     for statement in SCHEMA:
-        db.execute(statement.replace(" gaps TEXT NOT NULL DEFAULT '',", ""))
+        if "TABLE parked_" not in statement:
+            db.execute(statement.replace(" gaps TEXT NOT NULL DEFAULT '',", ""))
     db.execute("INSERT INTO offsets VALUES ('g', 't', 0, 5, 0)")
     db.execute("PRAGMA user_version = 1")
     db.commit()
@@ -293,6 +295,22 @@ def test_a_database_of_the_version_before_gaps_is_taken_over(tmp_path: Path) -> 
     for _ in range(2):
         state = State(tmp_path / "state.db")
         assert state.offsets() == [OffsetRow("g", "t", 0, 5)]
+        state.close()
+
+
+def test_a_database_of_the_version_before_parked_lanes_is_taken_over(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "state.db")
+    for statement in SCHEMA:
+        if "TABLE parked_" not in statement:
+            db.execute(statement)
+    db.execute("INSERT INTO offsets VALUES ('g', 't', 0, 5, 0, '3,2')")
+    db.execute("PRAGMA user_version = 2")
+    db.commit()
+    db.close()
+    for _ in range(2):
+        state = State(tmp_path / "state.db")
+        assert state.offsets() == [OffsetRow("g", "t", 0, 5, gaps="3,2")]
+        assert ParkedRows(state).lanes() == []
         state.close()
 
 

@@ -12,14 +12,10 @@ from struct import Struct
 from sys import byteorder
 from zlib import crc32
 
+from lanemq.log.key_scan import HASH_BYTES, key_hash
+
 _HEAD = Struct(">8sQQQI")
 _MAGIC = b"LANEKEY1" if byteorder == "big" else b"LANEKEYL"
-_HASH_BYTES = 4
-
-
-def key_hash(topic: str, key: str) -> int:
-    """Scoped by topic, so that equal keys of different topics do not meet."""
-    return crc32(f"{topic}#{key}".encode())
 
 
 class KeyArrays:
@@ -33,17 +29,22 @@ class KeyArrays:
 
     def add(self, topic: str, keys: Iterable[str], position: int) -> None:
         for key in keys:
-            self._hashes += key_hash(topic, key).to_bytes(_HASH_BYTES, "big")
+            self._hashes += key_hash(topic, key).to_bytes(HASH_BYTES, "big")
             self._positions.append(position)
+
+    def extend(self, hashes: bytes, positions: bytes) -> None:
+        """The same for what `scan_keys` found."""
+        self._hashes += hashes
+        self._positions.frombytes(positions)
 
     def newest_first(self, wanted: int) -> Iterator[int]:
         """Positions of records that may have the key."""
-        needle = wanted.to_bytes(_HASH_BYTES, "big")
+        needle = wanted.to_bytes(HASH_BYTES, "big")
         at = self._hashes.rfind(needle)
         while at >= 0:
-            if at % _HASH_BYTES == 0:
-                yield self._positions[at // _HASH_BYTES]
-            at = self._hashes.rfind(needle, 0, at + _HASH_BYTES - 1)
+            if at % HASH_BYTES == 0:
+                yield self._positions[at // HASH_BYTES]
+            at = self._hashes.rfind(needle, 0, at + HASH_BYTES - 1)
 
     def to_bytes(self) -> bytes:
         body = bytes(self._hashes) + self._positions.tobytes()
@@ -58,4 +59,4 @@ def load_arrays(data: bytes, start: int, end: int) -> KeyArrays | None:
     magic, its_start, its_end, count, check = _HEAD.unpack_from(data)
     if (magic, its_start, its_end) != (_MAGIC, start, end) or check != crc32(body):
         return None
-    return KeyArrays(start, end, body[: count * _HASH_BYTES], body[count * _HASH_BYTES :])
+    return KeyArrays(start, end, body[: count * HASH_BYTES], body[count * HASH_BYTES :])

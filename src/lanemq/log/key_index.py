@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import Disk, write_fully
-from lanemq.log.key_arrays import KeyArrays, key_hash, load_arrays
+from lanemq.log.key_arrays import KeyArrays, load_arrays
+from lanemq.log.key_scan import key_hash, keys_of, scan_keys
 from lanemq.log.record_bytes import facts_of, size_at, store_time_at
 from lanemq.log.recovery import Found, scan
 from lanemq.log.segment import Segment
-from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES
 
 
@@ -44,6 +44,9 @@ class KeyIndex:
             self._growing = None
             return True
         limit = min(segment.end, growing.end + max(1, most_bytes))
+        if self._take_records(growing, limit):
+            self._finish_if_full(growing, segment)
+            return True
         for part in scan(self._log, growing.end, window=min(max(most_bytes, 1 << 16), 1 << 22)):
             if part.position >= limit:
                 break
@@ -52,6 +55,13 @@ class KeyIndex:
             growing.end = part.position + (part.size if isinstance(part, Found) else part.length)
         self._finish_if_full(growing, segment)
         return True
+
+    def _take_records(self, growing: KeyArrays, limit: int) -> bool:
+        """The usual case: intact records one behind the other. False if the next one is damaged, or too long."""
+        hashes, positions, size = scan_keys(self._log.read(growing.end, limit - growing.end), growing.end)
+        growing.extend(hashes, positions)
+        growing.end += size
+        return size > 0
 
     def query(self, topic: str, key: str, limit: int, begin: int, end: int, *, oldest: int = 0) -> list[bytes]:
         """The newest `limit` records with this key, stored from `begin` to `end`, not below position `oldest`."""
@@ -160,13 +170,3 @@ class KeyIndex:
 
     def _path(self, start: int) -> Path:
         return self._folder / f"{start:020d}.keys"
-
-
-def keys_of(properties: str) -> set[str]:
-    """What a message can be found by: each word of its keys, its unique id, its sharding key."""
-    keys = set((find_property(properties, PropertyName.KEYS) or "").split())
-    for name in (PropertyName.UNIQUE_ID, PropertyName.KEY):
-        value = find_property(properties, name)
-        if value:
-            keys.add(value)
-    return keys

@@ -13,6 +13,8 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 
+from lanemq._fast import compiled
+
 ENTRY = struct.Struct(">qiiI")
 ENTRY_BYTES = ENTRY.size
 _FACTS = struct.Struct(">qii")
@@ -85,6 +87,7 @@ def pack_entry(offset: int, position: int, size: int, tag_code: int) -> bytes:
     return facts + _CHECK.pack(zlib.crc32(facts, offset & 0xFFFFFFFF))
 
 
+@compiled
 def pack_entries(offset: int, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> bytes:
     """Entries of records that follow one another in a queue."""
     parts: list[bytes] = []

@@ -30,7 +30,7 @@ class QueueTable:
         self._log = log
         self._files = files
         self._queues: dict[tuple[str, int], QueueIndex] = {}
-        self._dirty: set[QueueIndex] = set()
+        self._dirty: dict[QueueIndex, None] = {}
         self._next_number = 0
 
     def __iter__(self) -> Iterator[QueueIndex]:
@@ -66,16 +66,16 @@ class QueueTable:
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues.pop(key)
             queue.dropped = True
-            self._dirty.discard(queue)
+            self._dirty.pop(queue, None)
             self._files.delete_all(queue.number)
 
     def publish(self, queue: QueueIndex, entries: bytes) -> None:
         queue.publish(entries)
-        self._dirty.add(queue)
+        self._dirty[queue] = None
 
     def touch(self, queue: QueueIndex) -> None:
         """Marks a queue whose entries changed outside `publish`."""
-        self._dirty.add(queue)
+        self._dirty[queue] = None
 
     def first(self, queue: QueueIndex) -> int:
         """The queue's smallest offset that still has a place in the log."""
@@ -100,7 +100,7 @@ class QueueTable:
     def take_parts(self) -> list[IndexPart]:
         """What is not in the files yet; a queue that changes meanwhile becomes dirty again."""
         parts = [self._part(queue) for queue in self._dirty]
-        self._dirty = set()
+        self._dirty = {}
         return parts
 
     def finish_parts(self, parts: Iterable[IndexPart]) -> None:
@@ -111,7 +111,7 @@ class QueueTable:
 
     def give_back(self, parts: Iterable[IndexPart]) -> None:
         """The parts could not be written; they are taken again next time."""
-        self._dirty.update(part.queue for part in parts if not part.queue.dropped)
+        self._dirty.update(dict.fromkeys(part.queue for part in parts if not part.queue.dropped))
 
     def _part(self, queue: QueueIndex) -> IndexPart:
         first = self.first(queue)

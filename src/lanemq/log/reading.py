@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 from zlib import crc32
 
+from lanemq._fast import compiled
 from lanemq.log.queue_index import Entry
 from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, PROOF
 
@@ -129,6 +130,7 @@ def runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
     return [*found, (begin, len(entries))]
 
 
+@compiled
 def verify(data: bytes, queue_id: int, entries: Sequence[Entry], offsets: Sequence[int]) -> list[int]:
     """Indexes of records that are not exactly what was stored at this place in queue and log."""
     bad = []

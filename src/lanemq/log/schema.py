@@ -1,6 +1,14 @@
 """The tables of `state.db`. A change here needs a new `VERSION`: an older broker must not misread a newer file."""
 
-VERSION = 2
+VERSION = 3
+
+_PARKED = (
+    "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
+    " attempts INTEGER NOT NULL, since INTEGER NOT NULL, status TEXT NOT NULL, through INTEGER NOT NULL,"
+    " PRIMARY KEY (grp, topic, queue_id, key)) WITHOUT ROWID",
+    "CREATE TABLE parked_messages (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
+    " record BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, value))",
+)
 
 SCHEMA = (
     "CREATE TABLE topics (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
@@ -20,9 +28,11 @@ SCHEMA = (
     "CREATE TABLE checkpoint (id INTEGER PRIMARY KEY CHECK (id = 0), position INTEGER NOT NULL,"
     " last_store_time INTEGER NOT NULL, clean INTEGER NOT NULL)",
     "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    *_PARKED,
 )
 
 UPGRADES = {
     1: ("ALTER TABLE offsets ADD COLUMN gaps TEXT NOT NULL DEFAULT ''",),
+    2: _PARKED,
 }
 """Version of a file → what makes it the next version."""

@@ -108,7 +108,7 @@ class State:
     # Topics and groups: a name and the settings as text.
 
     def topics(self) -> dict[str, str]:
-        return dict(self._rows("SELECT name, settings FROM topics"))
+        return dict(self.rows("SELECT name, settings FROM topics"))
 
     def save_topic(self, name: str, settings: str) -> None:
         self._write("REPLACE INTO topics VALUES (?, ?)", [(name, settings)], Sync.FULL)
@@ -117,21 +117,21 @@ class State:
         self._write("DELETE FROM topics WHERE name = ?", [(name,)], Sync.FULL)
 
     def groups(self) -> dict[str, str]:
-        return dict(self._rows("SELECT name, settings FROM groups"))
+        return dict(self.rows("SELECT name, settings FROM groups"))
 
     def save_group(self, name: str, settings: str) -> None:
         self._write("REPLACE INTO groups VALUES (?, ?)", [(name, settings)], Sync.FULL)
 
     def delete_group(self, name: str) -> None:
         """Forgets the group and its offsets; its epochs stay, since epochs only grow."""
-        with self._transaction(Sync.FULL) as db:
+        with self.transaction(Sync.FULL) as db:
             db.execute("DELETE FROM groups WHERE name = ?", (name,))
             db.execute("DELETE FROM offsets WHERE grp = ?", (name,))
 
     # Consumer positions and lease epochs.
 
     def offsets(self) -> list[OffsetRow]:
-        rows = self._rows("SELECT grp, topic, queue_id, value, reset_pending, gaps FROM offsets")
+        rows = self.rows("SELECT grp, topic, queue_id, value, reset_pending, gaps FROM offsets")
         return [OffsetRow._make((*row[:4], bool(row[4]), row[5])) for row in rows]
 
     def save_offsets(self, rows: Iterable[OffsetRow], sync: Sync = Sync.NORMAL) -> None:
@@ -141,7 +141,7 @@ class State:
         self._write("DELETE FROM offsets WHERE topic = ?", [(topic,)], Sync.FULL)
 
     def leases(self) -> list[LeaseRow]:
-        rows = self._rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")
+        rows = self.rows("SELECT grp, topic, broker, queue_id, owner, epoch, lease_ms, stock FROM leases")
         return [LeaseRow._make((*row[:7], bool(row[7]))) for row in rows]
 
     def save_leases(self, rows: Iterable[LeaseRow]) -> None:
@@ -156,7 +156,7 @@ class State:
 
     def forget_leases(self, topic: str, floor: int) -> None:
         """One transaction: the rows may go only together with the promise that their epochs are not used again."""
-        with self._transaction(Sync.FULL) as db:
+        with self.transaction(Sync.FULL) as db:
             db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
             db.execute("DELETE FROM leases WHERE topic = ?", (topic,))
 
@@ -167,19 +167,19 @@ class State:
     # Producers, as of the checkpoint.
 
     def producers(self) -> list[ProducerRow]:
-        return [ProducerRow(*row) for row in self._rows("SELECT topic, queue_id, producer, state FROM producers")]
+        return [ProducerRow(*row) for row in self.rows("SELECT topic, queue_id, producer, state FROM producers")]
 
     # What the log itself needs.
 
     def queues(self) -> list[QueueRow]:
-        return [QueueRow(*row) for row in self._rows("SELECT number, topic, queue_id, first, end FROM queues")]
+        return [QueueRow(*row) for row in self.rows("SELECT number, topic, queue_id, first, end FROM queues")]
 
     def damage(self) -> list[DamageRow]:
-        return [DamageRow(*r) for r in self._rows("SELECT position, length, reason FROM damage ORDER BY 1")]
+        return [DamageRow(*r) for r in self.rows("SELECT position, length, reason FROM damage ORDER BY 1")]
 
     def dropped_topics(self) -> dict[str, int]:
         """Topic to log position: its records below that belong to a deleted topic and stay unreachable."""
-        return dict(self._rows("SELECT topic, position FROM dropped"))
+        return dict(self.rows("SELECT topic, position FROM dropped"))
 
     def cut_dropped(self, end: int) -> None:
         """A topic was deleted with records that never reached the disk; others will be written at their positions."""
@@ -187,7 +187,7 @@ class State:
 
     def checkpoint(self) -> Checkpoint | None:
         """The last one, or None for a folder that never had one."""
-        rows = self._rows("SELECT position, last_store_time, clean FROM checkpoint")
+        rows = self.rows("SELECT position, last_store_time, clean FROM checkpoint")
         return Checkpoint(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
 
     def save_checkpoint(
@@ -199,7 +199,7 @@ class State:
         damage: Iterable[DamageRow] = (),
     ) -> None:
         """One transaction, because the position is a promise about all the rows beside it."""
-        with self._transaction(Sync.FULL if mark.clean else Sync.NORMAL) as db:
+        with self.transaction(Sync.FULL if mark.clean else Sync.NORMAL) as db:
             db.executemany("REPLACE INTO queues VALUES (?, ?, ?, ?, ?)", queues)
             db.executemany("REPLACE INTO producers VALUES (?, ?, ?, ?)", producers)
             db.executemany("DELETE FROM producers WHERE topic = ? AND queue_id = ? AND producer = ?", gone_producers)
@@ -211,7 +211,7 @@ class State:
         self._write("UPDATE checkpoint SET clean = ?", [(0,)], Sync.FULL)
 
     def drop_topic(self, topic: str, position: int) -> None:
-        with self._transaction(Sync.FULL) as db:
+        with self.transaction(Sync.FULL) as db:
             db.execute("REPLACE INTO dropped VALUES (?, ?)", (topic, position))
             db.execute("DELETE FROM queues WHERE topic = ?", (topic,))
             db.execute("DELETE FROM producers WHERE topic = ?", (topic,))
@@ -219,7 +219,7 @@ class State:
     # Anything else the broker wants to find again.
 
     def get(self, name: str) -> str | None:
-        rows = self._rows("SELECT value FROM kv WHERE name = ?", (name,))
+        rows = self.rows("SELECT value FROM kv WHERE name = ?", (name,))
         return str(rows[0][0]) if rows else None
 
     def put(self, name: str, value: str) -> None:
@@ -235,12 +235,12 @@ class State:
         if version not in (0, VERSION, *UPGRADES):
             raise StorageError(f"it was written by another version of LaneMQ (layout {version}, not {VERSION})")
         if version != VERSION:
-            with self._transaction(Sync.FULL) as db:
+            with self.transaction(Sync.FULL) as db:
                 for statement in SCHEMA if version == 0 else _upgrade(version):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
 
-    def _rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._turn:
             try:
                 return self._db.execute(query, values).fetchall()
@@ -248,11 +248,11 @@ class State:
                 raise self._failed(error) from error
 
     def _write(self, statement: str, rows: Iterable[Sequence[object]], sync: Sync) -> None:
-        with self._transaction(sync) as db:
+        with self.transaction(sync) as db:
             db.executemany(statement, rows)
 
     @contextmanager
-    def _transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:
+    def transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:
         with self._turn:
             try:
                 self._db.execute(f"PRAGMA synchronous = {sync.value}")

@@ -50,14 +50,20 @@ class Store:
     restores its producer table from it and then gets every later record through `on_record`.
     """
 
-    def __init__(self, folder: Path, options: StoreOptions | None = None, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: StoreOptions | None = None,
+        disk: Disk | None = None,
+        open_state: Callable[[Path], State] = State,
+    ) -> None:
         self.options = options or StoreOptions()
         disk = disk or RealDisk()
         disk.make_dir(folder)
         self._lock = DataLock(folder)
         try:
             self._log = CommitLog(folder / "log", disk)
-            self.state = _open_state(folder / "state.db", self._log)
+            self.state = _open_state(folder / "state.db", self._log, open_state)
         except (OSError, StorageError):
             self._lock.close()
             raise
@@ -353,11 +359,11 @@ class Store:
         return facts
 
 
-def _open_state(path: Path, log: CommitLog) -> State:
+def _open_state(path: Path, log: CommitLog, open_state: Callable[[Path], State]) -> State:
     if log.segments and not path.exists():
         log.close()
         raise StorageError(
             f"{path} is missing, but the log beside it holds messages: restore the file from a backup, or move "
             f"the whole data folder away to start empty; without it every group would lose its position"
         )
-    return State(path)
+    return open_state(path)

@@ -156,9 +156,10 @@ async def open_connection(
 ) -> Connection:
     """Connects, or raises `ConnectFailed` saying to what and why."""
     loop = asyncio.get_running_loop()
-    connecting = loop.create_connection(lambda: Connection(address, on_request, on_lost), *address)
     try:
-        _, connection = await asyncio.wait_for(connecting, timeout)
+        # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the result.
+        async with asyncio.timeout(timeout):
+            _, connection = await loop.create_connection(lambda: Connection(address, on_request, on_lost), *address)
     except (OSError, TimeoutError) as error:
         reason = str(error) or f"no answer in {timeout:g} s"
         raise ConnectFailed(f"cannot connect to {address}: {reason}; is a broker running there?") from error

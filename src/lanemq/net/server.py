@@ -10,6 +10,7 @@ import itertools
 import logging
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError
@@ -38,6 +39,10 @@ ACCEPT_PAUSE_SECONDS = 0.1
 
 BACKLOG = 1024
 """Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
+
+
+Together = Callable[["Peer", deque[Frame]], int]
+"""Handles several frames in one go: how many from the first on; 0 if the first has to be handed over by itself."""
 
 
 class Dispatcher(Protocol):
@@ -70,6 +75,8 @@ class Peer(asyncio.Protocol):
         self._decoder = FrameDecoder(server.max_frame_bytes)
         self.unfinished = 0
         """Bytes of a frame that has not ended yet."""
+        self.apart = 0
+        """For whoever handles frames together: how many to leave alone before looking for company again."""
         self._transport: asyncio.Transport | None = None
         self._incoming: deque[Frame] = deque()
         self._outgoing: list[bytes] = []
@@ -149,8 +156,13 @@ class Peer(asyncio.Protocol):
 
     def _work(self) -> None:
         """Hands over what was received, as long as the peer reads its answers."""
-        received, incoming = self._server.dispatcher.received, self._incoming
+        server, incoming = self._server, self._incoming
+        received, together = server.dispatcher.received, server.together
         while incoming and not self._waits:
+            if together is not None and len(incoming) > 1 and (taken := together(self, incoming)):
+                for _ in range(min(taken, len(incoming))):  # a peer that was closed meanwhile has none left
+                    incoming.popleft()
+                continue
             frame = incoming.popleft()
             try:
                 command = decode_command(frame)
@@ -216,14 +228,17 @@ class Server:
         max_connections: int = 10_000,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        together: Together | None = None,
     ) -> None:
         self.dispatcher = dispatcher
+        self.together = together
         self.max_frame_bytes = max_frame_bytes
         self.unfinished = 0
         """Bytes of frames that have begun and not ended, over all peers."""
         self._max_unfinished_bytes = max_unfinished_bytes
         self.loop = asyncio.get_running_loop()
-        self.peers: set[Peer] = set()
+        self.peers: dict[Peer, None] = {}
+        """In the order of their coming, so that a run can be repeated exactly."""
         self.refused = 0
         self._max_connections = max_connections
         self._listener: socket.socket | None = None
@@ -314,7 +329,7 @@ class Server:
             most = f"already {self._max_connections} connections; raise max_connections"
             peer.close("the broker is stopping" if self._stopping else most)
             return
-        self.peers.add(peer)
+        self.peers[peer] = None
         self.dispatcher.connected(peer)
 
     def count_unfinished(self, more: int) -> None:
@@ -332,7 +347,7 @@ class Server:
     def forget(self, peer: Peer) -> None:
         self._turned_away.discard(peer)
         if peer in self.peers:
-            self.peers.discard(peer)
+            del self.peers[peer]
             self.dispatcher.closed(peer)
         if not self.peers and not self._turned_away:
             self._nobody.set()

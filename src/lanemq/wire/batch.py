@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple
 
+from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES
 
@@ -59,6 +60,12 @@ def split_batch(body: bytes) -> list[BatchItem]:
 
 def split_batch_raw(body: bytes) -> BatchColumns:
     """The same without decoding: a broker stores the properties without a look."""
+    return BatchColumns(*batch_parts(body))
+
+
+@compiled
+def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
+    """Flags, bodies and properties of a batch."""
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
@@ -83,7 +90,26 @@ def split_batch_raw(body: bytes) -> BatchColumns:
         position = next_at
     if position != end or not flags:
         raise _damaged(position, end, "the last message is cut off" if flags else "it holds no message")
-    return BatchColumns(flags, bodies, texts)
+    return flags, bodies, texts
+
+
+DELAYED, TAGGED = 1, 2
+"""Bits of `weigh`: properties that somebody has to look at."""
+
+
+@compiled
+def weigh(bodies: list[bytes], properties: list[bytes]) -> tuple[int, int, int, int]:
+    """Bytes of all, of the largest body and of the longest properties; and which names are among the properties.
+
+    `DELAYED` if one begins an entry that could ask for a delay, `TAGGED` if one begins a tag: hardly any message of
+    a producer has them, so all are asked at once.
+    """
+    every = b"\x02" + b"\x02".join(properties)
+    found = DELAYED if b"\x02DELAY\x01" in every or b"\x02TIMER_" in every else 0
+    if b"\x02TAGS\x01" in every:
+        found |= TAGGED
+    sizes, lengths = list(map(len, bodies)), list(map(len, properties))
+    return sum(sizes) + sum(lengths), max(sizes, default=0), max(lengths, default=0), found
 
 
 def _prove_text(properties: bytes, position: int, end: int) -> None:

@@ -135,6 +135,8 @@ class LaneLease(Body):
     """What is finished above the offset, as `core/gap_map` writes it."""
     lease_millis: int = 0
     offset: int = -1
+    parked: int = 0
+    """Grows when people change the queue's parked lanes; 0: it never had any (see `parked_bodies`)."""
     queue_id: int = 0
     topic: str = ""
 

@@ -121,6 +121,13 @@ class RequestCode(IntEnum):
 
     # LaneMQ's own.
     LANE_LOCKS = 4201
+    LANE_PARK = 4202
+    LANE_PARK_NEXT = 4203
+    LANE_PARKED = 4204
+    LANE_PARKED_SHOW = 4205
+    LANE_PARKED_REDRIVE = 4206
+    LANE_PARKED_DISCARD = 4207
+    LANE_STATE = 4208  # relayed to the client
 
 
 class ResponseCode(IntEnum):

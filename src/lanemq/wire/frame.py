@@ -10,6 +10,7 @@ limit, and nothing that is not a frame gets further than this module. What a hea
 from struct import Struct
 from typing import NamedTuple
 
+from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -70,24 +71,31 @@ class FrameDecoder:
 
     def _take_frames(self, data: bytes, frames: list[Frame]) -> int:
         """Append the whole frames of `data`, return where the unfinished one begins."""
-        position, end = 0, len(data)
-        while end - position >= 8:
-            length, mark = _LENGTHS.unpack_from(data, position)
-            body_at = position + 8 + (mark & 0xFFFFFF)
-            next_at = position + 4 + length
-            if next_at - position > self._limit or body_at > next_at or mark & 0xFEFFFFFF > MAX_HEADER_BYTES:
-                _refuse(length, mark, self._limit)
-            if next_at > end:
-                self._needed = next_at - position
-                return position
-            frames.append(Frame(mark >> 24, data[position + 8 : body_at], data[body_at:next_at]))
-            position = next_at
-        self._needed = 8
-        if end - position >= 4:
-            (length,) = _LENGTH.unpack_from(data, position)
-            if length < 4 or length + 4 > self._limit:
-                _refuse(length, 0, self._limit)
+        whole, position, self._needed = split_frames(data, self._limit, Frame)
+        frames += whole
         return position
+
+
+@compiled
+def split_frames(data: bytes, limit: int, kind: type[Frame]) -> tuple[list[Frame], int, int]:
+    """The whole frames of `data`, where the unfinished one begins, and how many bytes it needs at least."""
+    frames: list[Frame] = []
+    position, end = 0, len(data)
+    while end - position >= 8:
+        length, mark = _LENGTHS.unpack_from(data, position)
+        body_at = position + 8 + (mark & 0xFFFFFF)
+        next_at = position + 4 + length
+        if next_at - position > limit or body_at > next_at or mark & 0xFEFFFFFF > MAX_HEADER_BYTES:
+            _refuse(length, mark, limit)
+        if next_at > end:
+            return frames, position, next_at - position
+        frames.append(kind(mark >> 24, data[position + 8 : body_at], data[body_at:next_at]))
+        position = next_at
+    if end - position >= 4:
+        (length,) = _LENGTH.unpack_from(data, position)
+        if length < 4 or length + 4 > limit:
+            _refuse(length, 0, limit)
+    return frames, position, 8
 
 
 def pack_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:

@@ -247,6 +247,22 @@ class LockHeader(Header, frozen=True, kw_only=True):
     lane_gaps: bool | None = None
 
 
+class ParkHeader(Header, frozen=True, kw_only=True):
+    """LANE_PARK (4202), LANE_PARK_NEXT (4203): the owner of a queue speaks, under its lease."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    lane_client: str
+    lane_epoch: Int64
+
+
+class ParkNextResponse(Header, frozen=True, kw_only=True):
+    """Answers LANE_PARK_NEXT; the record is in the body."""
+
+    lane_parked: str
+
+
 def _text(value: object) -> str:
     if value is True:
         return "true"

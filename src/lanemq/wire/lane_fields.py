@@ -35,8 +35,12 @@ knows nothing of gaps, and those of a queue that becomes its own are void. In th
 finished above the offset."""
 LANE_REFUSED: Final = "laneRefused"
 """Members of the lock response: the granted leases with epochs, and who holds the refused queues."""
+LANE_PARKED: Final = "laneParked"
+"""In the answer to LANE_PARK_NEXT: `redriving`, `parked`, or nothing when the lane is an ordinary one again."""
 
 FEATURE_LEASES: Final = 1
 """The broker gives leases with epochs and checks them on pull and offset update."""
 FEATURE_STAMPS: Final = 2
 """The broker judges stamps: repeats are answered, gaps refused."""
+FEATURE_PARKING: Final = 4
+"""The broker keeps parked lanes (requests 4202 to 4207)."""

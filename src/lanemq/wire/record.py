@@ -17,6 +17,7 @@ from struct import Struct, error
 from typing import Final, NoReturn
 from zlib import crc32
 
+from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 from lanemq.wire.hosts import NO_HOST, unpack_host
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
@@ -113,6 +114,7 @@ def seal_record(
     return head + _CHECKSUM.pack(crc32(tail, crc32(head))) + tail
 
 
+@compiled
 def seal_records(
     items: Iterable[tuple[bytes, bytes, int, int, int, int, int]],
     topic: bytes,
@@ -195,6 +197,7 @@ def checksum_of(whole: memoryview, start: int, end: int) -> int:
     return crc32(whole[start + HEAD_BYTES : end], crc32(whole[start : start + CHECKSUM_AT]))
 
 
+@compiled
 def record_starts(buffer: Buffer) -> list[int]:
     """Where each record of a pull's body begins; the sizes must fill the buffer exactly."""
     starts: list[int] = []

@@ -1,0 +1,102 @@
+"""Builds the compiled twins in `src/lanemq/_fast` where that is possible, and says in one line where it is not.
+
+Runs with every wheel and every editable install (the files then lie beside their sources, ignored by git), or by hand:
+
+    python hatch_build.py
+
+The rule guarded here: an install never fails for want of a compiler, of Python's headers or of Cython. It has the same
+functions without them, only slower.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # by hand, where hatchling is not installed
+    BuildHookInterface = object
+
+HERE = Path(__file__).resolve().parent
+FOLDER = "src/lanemq/_fast"
+SECONDS = 300
+"""A compiler that takes longer hangs."""
+
+
+class CompiledTwins(BuildHookInterface):  # type: ignore[misc]
+    """What hatchling calls."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        built = build(Path(self.root))
+        if built:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["artifacts"] += [f"/{FOLDER}/{path.name}" for path in built]
+
+
+def build(root: Path) -> list[Path]:
+    """The modules that were built: all of them or none."""
+    built: list[Path] = []
+    sources = sorted((root / FOLDER).glob("*.pyx"))
+    with tempfile.TemporaryDirectory(prefix="lanemq-build-") as scratch:
+        try:
+            made = [_compile(source, Path(scratch)) for source in sources]
+        except (OSError, subprocess.SubprocessError) as error:
+            _say(f"pure Python, nothing compiled: {_reason(error)}")
+            for source in sources:  # what an earlier build left does not belong to these sources
+                (source.parent / _module_name(source)).unlink(missing_ok=True)
+            return built
+        for source, module in zip(sources, made, strict=True):
+            target = source.with_name(module.name)
+            ready = target.with_suffix(".new")
+            ready.write_bytes(module.read_bytes())
+            os.replace(ready, target)  # noqa: PTH105 - a running process keeps the file that it has open
+            built.append(target)
+    _say(f"compiled {', '.join(source.stem for source in sources)}")
+    return built
+
+
+def source_mark(folder: Path, name: str) -> str:
+    """Names the sources that a module was built from, so that a stale one can be told."""
+    parts = [folder / f"{name}.pyx", folder / "bytes.h", folder / "bytes.pxd"]
+    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
+
+
+def _compile(source: Path, scratch: Path) -> Path:
+    """C from Cython, a module from C."""
+    text, module = scratch / f"{source.stem}.c", scratch / _module_name(source)
+    _run([sys.executable, "-m", "cython", "-3", "-I", str(source.parent.parent), "-o", str(text), str(source)])
+    linker = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
+    include = sysconfig.get_paths()["include"], str(source.parent)
+    mark = source_mark(source.parent, source.stem)
+    flags = ["-O3", "-fPIC", "-DNDEBUG", "-fno-strict-aliasing", f'-DLANEMQ_SOURCES="{mark}"', "-w"]
+    _run([*linker, *flags, *(f"-I{folder}" for folder in include), str(text), "-o", str(module)])
+    return module
+
+
+def _module_name(source: Path) -> str:
+    return f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+
+
+def _reason(error: Exception) -> str:
+    """The last line says most."""
+    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+    return lines[-1] if lines else repr(error)
+
+
+def _say(text: str) -> None:
+    print(f"lanemq: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if build(HERE) else 1)

@@ -1,0 +1,180 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, binding=False
+"""Twins for what arrives at a broker: frames, batches, and the stamps of messages that follow one another.
+
+The references are in `wire/frame.py`, `wire/batch.py` and `wire/stamp.py`, with what everything means. Every length
+is compared with what is left before a byte is read, as if each frame came from an enemy.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject, PyTypeObject
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport getenv
+from libc.string cimport memchr, memcmp
+
+from lanemq._fast.bytes cimport lane_get16, lane_get32
+
+from lanemq._fast import references
+
+cdef extern from *:
+    const char *LANEMQ_SOURCES
+
+cdef const char *_pure = getenv(b"LANEMQ_PURE")
+if _pure != NULL and _pure[0] not in (0, 48):
+    raise ImportError("LANEMQ_PURE is set")
+
+SOURCES = LANEMQ_SOURCES.decode()
+
+cdef enum:
+    MOST_HEADER = 262144
+    BATCH_HEAD = 20
+    BATCH_FRAME = 22
+    NUMBER_ROOM = 24
+
+ctypedef const unsigned char *Bytes
+
+
+# frames
+
+
+def split_frames(data, limit, kind):
+    """Twin of `wire.frame.split_frames`."""
+    found = _split_frames(data, limit, kind) if type(data) is bytes and type(limit) is int else None
+    return references["split_frames"](data, limit, kind) if found is None else found
+
+
+cdef tuple _split_frames(bytes data, uint64_t limit, object kind):
+    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(data), body_at, next_at
+    cdef uint64_t length
+    cdef uint32_t mark
+    cdef list frames = []
+    cdef tuple parts
+    while end - position >= 8:
+        length = lane_get32(whole + position)
+        mark = lane_get32(whole + position + 4)
+        if length + 4 > limit or 4 + (mark & 0xFFFFFF) > length or (mark & 0xFEFFFFFF) > MOST_HEADER:
+            return None
+        next_at = position + 4 + <Py_ssize_t>length
+        if next_at > end:
+            return frames, position, next_at - position
+        body_at = position + 8 + (mark & 0xFFFFFF)
+        parts = (
+            <int>(mark >> 24),
+            PyBytes_FromStringAndSize(<char *>whole + position + 8, body_at - position - 8),
+            PyBytes_FromStringAndSize(<char *>whole + body_at, next_at - body_at),
+        ),
+        frames.append((<PyTypeObject *>tuple).tp_new(kind, <PyObject *>parts, NULL))
+        position = next_at
+    if end - position >= 4:
+        length = lane_get32(whole + position)
+        if length < 4 or length + 4 > limit:
+            return None
+    return frames, position, 8
+
+
+# batches
+
+
+def batch_parts(body):
+    """Twin of `wire.batch.batch_parts`."""
+    found = _batch_parts(body) if type(body) is bytes else None
+    return references["batch_parts"](body) if found is None else found
+
+
+cdef tuple _batch_parts(bytes body):
+    cdef Bytes whole = <Bytes>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(body), text_at
+    cdef int64_t size, length, text_length
+    cdef list flags = [], bodies = [], texts = []
+    while position + BATCH_FRAME <= end:
+        size = <int32_t>lane_get32(whole + position)
+        length = <int32_t>lane_get32(whole + position + 16)
+        if length < 0 or size > end - position or BATCH_FRAME + length > size:
+            return None
+        text_at = position + BATCH_FRAME + <Py_ssize_t>length
+        text_length = <short>lane_get16(whole + text_at - 2)
+        if BATCH_FRAME + length + text_length != size or not _is_ascii(whole + text_at, <Py_ssize_t>text_length):
+            return None
+        flags.append(<int32_t>lane_get32(whole + position + 12))
+        bodies.append(PyBytes_FromStringAndSize(<char *>whole + position + BATCH_HEAD, <Py_ssize_t>length))
+        texts.append(PyBytes_FromStringAndSize(<char *>whole + text_at, <Py_ssize_t>text_length))
+        position += <Py_ssize_t>size
+    return (flags, bodies, texts) if position == end and flags else None
+
+
+cdef inline bint _is_ascii(Bytes at, Py_ssize_t size) noexcept:
+    cdef unsigned char seen = 0
+    cdef Py_ssize_t i
+    for i in range(size):
+        seen |= at[i]
+    return seen < 0x80
+
+
+def weigh(list bodies not None, list properties not None):
+    """Twin of `wire.batch.weigh`."""
+    cdef Py_ssize_t total = 0, largest = 0, longest = 0, size
+    cdef int apart = 0
+    for body in bodies:
+        if type(body) is not bytes:
+            return references["weigh"](bodies, properties)
+        size = PyBytes_GET_SIZE(body)
+        total += size
+        largest = max(largest, size)
+    for text in properties:
+        if type(text) is not bytes:
+            return references["weigh"](bodies, properties)
+        size = PyBytes_GET_SIZE(text)
+        total += size
+        longest = max(longest, size)
+        apart |= _apart(<Bytes>PyBytes_AS_STRING(text), size)
+    return total, largest, longest, apart
+
+
+cdef int _apart(Bytes at, Py_ssize_t size) noexcept:
+    """Looks at the begin of every entry."""
+    cdef Bytes end = at + size
+    cdef Bytes next_at
+    cdef int found = 0
+    while at < end:
+        if at[0] == b"T" or at[0] == b"D":
+            if end - at >= 5 and not memcmp(at, b"TAGS\x01", 5):
+                found |= 2
+            elif end - at >= 6 and not (memcmp(at, b"DELAY\x01", 6) and memcmp(at, b"TIMER_", 6)):
+                found |= 1
+        next_at = <Bytes>memchr(at, 2, end - at)
+        if next_at == NULL:
+            break
+        at = next_at + 1
+    return found
+
+
+# stamps
+
+
+def count_stamped(texts, start, bytes prefix not None, sequence):
+    """Twin of `wire.stamp.count_stamped`."""
+    if type(texts) is not list or not 0 <= start <= len(<list>texts) or not 0 <= sequence < 1 << 60:
+        return references["count_stamped"](texts, start, prefix, sequence)
+    return _count_stamped(texts, start, prefix, sequence)
+
+
+cdef Py_ssize_t _count_stamped(list texts, Py_ssize_t start, bytes prefix, int64_t sequence) except -1:
+    cdef Bytes begin = <Bytes>PyBytes_AS_STRING(prefix)
+    cdef Bytes text
+    cdef Py_ssize_t prefix_size = PyBytes_GET_SIZE(prefix), size, digits, at
+    cdef char number[NUMBER_ROOM]
+    for at in range(start, PyList_GET_SIZE(texts)):
+        each = texts[at]
+        if type(each) is not bytes:
+            return at - start
+        text, size = <Bytes>PyBytes_AS_STRING(each), PyBytes_GET_SIZE(each)
+        digits = snprintf(number, NUMBER_ROOM, b"%lld\x02", <long long>(sequence + at - start))
+        if (size < prefix_size + digits or memcmp(text + size - digits, number, digits)
+                or memcmp(text + size - digits - prefix_size, begin, prefix_size)):
+            return at - start
+    return PyList_GET_SIZE(texts) - start
+
+
+TWINS = {each.__name__: each for each in (split_frames, batch_parts, weigh, count_stamped)}

@@ -1,0 +1,215 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, binding=False
+"""Twins for stored records: sealing them, finding them in a pull's body, proving them, and their index entries.
+
+The references are in `wire/record.py`, `log/queue_index.py` and `log/reading.py`, with what everything means.
+Every length is compared with what is left before a byte is read, as if each record came from an enemy.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport getenv
+from libc.string cimport memcpy
+
+from lanemq._fast.bytes cimport (
+    lane_crc, lane_crc_prepare, lane_get16, lane_get32, lane_get64, lane_put16, lane_put32, lane_put64,
+)
+
+from lanemq._fast import references
+
+cdef extern from *:
+    const char *LANEMQ_SOURCES
+
+cdef const char *_pure = getenv(b"LANEMQ_PURE")
+if _pure != NULL and _pure[0] not in (0, 48):
+    raise ImportError("LANEMQ_PURE is set")
+
+SOURCES = LANEMQ_SOURCES.decode()
+lane_crc_prepare()
+
+cdef enum:
+    HEAD = 84
+    SMALLEST = 91
+    CHECKSUM_AT = 76
+    MOST_TOPIC = 127
+    MOST_PROPERTIES = 32767
+    ENTRY = 20
+
+cdef uint32_t MAGIC_V1 = 0xDAA320A7
+cdef uint32_t MAGIC_V2 = 0xDAA320AB
+cdef int64_t INT_MOST = 0x7FFFFFFF
+
+
+cdef inline bint _is_int(int64_t number) noexcept:
+    return -INT_MOST - 1 <= number <= INT_MOST
+
+
+def crc(const unsigned char[::1] data not None, uint32_t before=0):
+    """For the tests: must be zlib's."""
+    return lane_crc(&data[0], data.shape[0], before) if data.shape[0] else before
+
+
+def seal_records(items, bytes topic not None, int64_t queue_id, int64_t queue_offset, int64_t position,
+                 bytes born_host not None, int64_t store_timestamp, bytes store_host not None):
+    """Twin of `wire.record.seal_records`."""
+    records = _seal_all(items, topic, queue_id, queue_offset, position, born_host, store_timestamp, store_host)
+    if records is None:
+        return references["seal_records"](
+            items, topic, queue_id, queue_offset, position, born_host, store_timestamp, store_host
+        )
+    return records
+
+
+cdef list _seal_all(object items, bytes topic, int64_t queue_id, int64_t queue_offset, int64_t position,
+                    bytes born_host, int64_t store_timestamp, bytes store_host):
+    """None for what the reference has to look at."""
+    cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
+    cdef list records
+    cdef bytes record
+    if (topic_size > MOST_TOPIC or PyBytes_GET_SIZE(born_host) != 8 or PyBytes_GET_SIZE(store_host) != 8
+            or not _is_int(queue_id) or type(items) not in (list, tuple)):
+        return None
+    records = []
+    for item in items:
+        if type(item) is not tuple or len(<tuple>item) != 7:
+            return None
+        record = _seal(<tuple>item, topic, topic_size, queue_id, queue_offset, position, born_host, store_timestamp,
+                       store_host)
+        if record is None:
+            return None
+        records.append(record)
+        queue_offset += 1
+        position += PyBytes_GET_SIZE(record)
+    return records
+
+
+cdef bytes _seal(tuple item, bytes topic, Py_ssize_t topic_size, int64_t queue_id, int64_t queue_offset,
+                 int64_t position, bytes born_host, int64_t store_timestamp, bytes store_host):
+    body, properties = <object>PyTuple_GET_ITEM(item, 0), <object>PyTuple_GET_ITEM(item, 1)
+    if type(body) is not bytes or type(properties) is not bytes:
+        return None
+    cdef int64_t flag, sys_flag, born, reconsumed
+    try:
+        flag, sys_flag, born, reconsumed = item[3], item[4], item[5], item[6]
+    except (OverflowError, TypeError):
+        return None
+    cdef Py_ssize_t body_size = PyBytes_GET_SIZE(body), text_size = PyBytes_GET_SIZE(properties)
+    if (text_size > MOST_PROPERTIES or body_size > INT_MOST - 65536
+            or not (_is_int(flag) and _is_int(sys_flag) and _is_int(reconsumed))):
+        return None
+    cdef Py_ssize_t size = SMALLEST + body_size + topic_size + text_size
+    cdef bytes record = PyBytes_FromStringAndSize(NULL, size)
+    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(record)
+    cdef unsigned char *tail = at + HEAD
+    lane_put32(at, <uint32_t>size)
+    lane_put32(at + 4, MAGIC_V1)
+    lane_put32(at + 8, lane_crc(<unsigned char *>PyBytes_AS_STRING(body), body_size, 0) & 0x7FFFFFFF)
+    lane_put32(at + 12, <uint32_t>queue_id)
+    lane_put32(at + 16, <uint32_t>flag)
+    lane_put64(at + 20, <uint64_t>queue_offset)
+    lane_put64(at + 28, <uint64_t>position)
+    lane_put32(at + 36, <uint32_t>sys_flag & ~<uint32_t>0x30)
+    lane_put64(at + 40, <uint64_t>born)
+    memcpy(at + 48, PyBytes_AS_STRING(born_host), 8)
+    lane_put64(at + 56, <uint64_t>store_timestamp)
+    memcpy(at + 64, PyBytes_AS_STRING(store_host), 8)
+    lane_put32(at + 72, <uint32_t>reconsumed)
+    lane_put32(tail, <uint32_t>body_size)
+    memcpy(tail + 4, PyBytes_AS_STRING(body), body_size)
+    tail += 4 + body_size
+    tail[0] = <unsigned char>topic_size
+    memcpy(tail + 1, PyBytes_AS_STRING(topic), topic_size)
+    tail += 1 + topic_size
+    lane_put16(tail, <unsigned short>text_size)
+    memcpy(tail + 2, PyBytes_AS_STRING(properties), text_size)
+    lane_put64(at + CHECKSUM_AT, lane_crc(at + HEAD, size - HEAD, lane_crc(at, CHECKSUM_AT, 0)))
+    return record
+
+
+def record_starts(buffer):
+    """Twin of `wire.record.record_starts`."""
+    if type(buffer) is not bytes:
+        return references["record_starts"](buffer)
+    cdef const unsigned char *data = <const unsigned char *>PyBytes_AS_STRING(buffer)
+    cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(buffer)
+    cdef int32_t size
+    cdef uint32_t magic
+    cdef list starts = []
+    while position + SMALLEST <= end:
+        size = <int32_t>lane_get32(data + position)
+        magic = lane_get32(data + position + 4)
+        if size < SMALLEST or (magic != MAGIC_V1 and magic != MAGIC_V2):
+            return references["record_starts"](buffer)
+        starts.append(position)
+        position += size
+    return starts if position == end else references["record_starts"](buffer)
+
+
+def pack_entries(offset, positions, sizes, tag_codes):
+    """Twin of `log.queue_index.pack_entries`."""
+    packed = None
+    if type(positions) is list and type(sizes) is list and type(tag_codes) is list:
+        try:
+            packed = _pack_entries(offset & 0xFFFFFFFF, positions, sizes, tag_codes)
+        except (OverflowError, TypeError):
+            packed = None
+    return references["pack_entries"](offset, positions, sizes, tag_codes) if packed is None else packed
+
+
+cdef bytes _pack_entries(uint32_t offset, list positions, list sizes, list tag_codes):
+    cdef Py_ssize_t count = PyList_GET_SIZE(positions), i
+    cdef int64_t size, tag_code, position
+    if PyList_GET_SIZE(sizes) != count or PyList_GET_SIZE(tag_codes) != count:
+        return None
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, count * ENTRY)
+    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(packed)
+    for i in range(count):
+        position, size, tag_code = positions[i], sizes[i], tag_codes[i]
+        if not (_is_int(size) and _is_int(tag_code)):
+            return None
+        lane_put64(at, <uint64_t>position)
+        lane_put32(at + 8, <uint32_t>size)
+        lane_put32(at + 12, <uint32_t>tag_code)
+        lane_put32(at + 16, lane_crc(at, 16, offset + <uint32_t>i))
+        at += ENTRY
+    return packed
+
+
+def verify(bytes data not None, queue_id, entries, offsets):
+    """Twin of `log.reading.verify`."""
+    if type(entries) is not list or type(offsets) is not list or len(<list>offsets) < len(<list>entries):
+        return references["verify"](data, queue_id, entries, offsets)
+    bad = _verify(data, queue_id, entries, offsets)
+    return references["verify"](data, queue_id, entries, offsets) if bad is None else bad
+
+
+cdef list _verify(bytes data, int64_t queue_id, list entries, list offsets):
+    cdef const unsigned char *whole = <const unsigned char *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(data), i
+    cdef int64_t base = 0, position, size, start, offset
+    cdef list bad = []
+    cdef tuple entry
+    for i in range(PyList_GET_SIZE(entries)):
+        entry = entries[i]
+        position, size, offset = entry[0], entry[1], offsets[i]
+        if i == 0:
+            base = position
+        start = position - base
+        if start < 0 or size < HEAD or start > length or size > length - start:
+            bad.append(i)
+            continue
+        if not _is_record(whole + start, size, queue_id, offset, position):
+            bad.append(i)
+    return bad
+
+
+cdef bint _is_record(const unsigned char *at, int64_t size, int64_t queue_id, int64_t offset, int64_t position) noexcept:
+    """Whether these bytes, which are there, are exactly what was stored at this place in queue and log."""
+    return (lane_get32(at) == <uint32_t>size and lane_get32(at + 4) == MAGIC_V1
+            and <int32_t>lane_get32(at + 12) == queue_id and <int64_t>lane_get64(at + 20) == offset
+            and <int64_t>lane_get64(at + 28) == position
+            and lane_get64(at + CHECKSUM_AT) == lane_crc(at + HEAD, size - HEAD, lane_crc(at, CHECKSUM_AT, 0)))
+
+
+TWINS = {each.__name__: each for each in (seal_records, record_starts, pack_entries, verify)}

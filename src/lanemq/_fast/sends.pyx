@@ -1,0 +1,357 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, binding=False
+"""Twins for single sends that arrive together: reading a run of them, and its answers.
+
+The references are in `wire/send_runs.py`, with what everything means. The first send is read by the reference; the
+others must be the same bytes except for three values, which is why no JSON has to be understood here.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport getenv
+from libc.string cimport memcmp, memcpy
+
+from lanemq._fast.bytes cimport lane_put32
+
+from lanemq._fast import references
+
+cdef extern from *:
+    const char *LANEMQ_SOURCES
+
+cdef const char *_pure = getenv(b"LANEMQ_PURE")
+if _pure != NULL and _pure[0] not in (0, 48):
+    raise ImportError("LANEMQ_PURE is set")
+
+SOURCES = LANEMQ_SOURCES.decode()
+
+cdef enum:
+    MOST_HEADER = 262144
+    QUOTE = 34
+    BACKSLASH = 92
+    DIGIT = 48
+    MOST_DIGITS = 18
+    NUMBER_ROOM = 24
+
+ctypedef const unsigned char *Bytes
+
+
+cdef struct Span:
+    Py_ssize_t start
+    Py_ssize_t end
+
+
+# runs of single sends
+
+
+cdef struct Shape:
+    # Where the three values lie in a header that differ from send to send, in the order in which they come.
+    Span spans[3]
+    int names[3]
+
+
+cdef enum:
+    OPAQUE = 0
+    BORN = 1
+    PROPERTIES = 2
+
+
+cdef unsigned char _scratch[MOST_HEADER]
+# The properties of one send, for the moment between reading and copying them; the interpreter's lock guards it.
+
+
+def read_sends(list frames not None, Py_ssize_t start):
+    """Twin of `wire.send_runs.read_sends`: the reference reads the first send, the others are compared with it."""
+    first = references["read_sends"](frames[start:start + 1], 0)
+    if first is None or len(frames) - start < 2:
+        return first
+    known = _read_alike(frames, start, first, _scratch)
+    return references["read_sends"](frames, start) if known is None else known
+
+
+cdef object _read_alike(list frames, Py_ssize_t start, object first, unsigned char *scratch):
+    """The run, or None where the first header is not written in the plainest way."""
+    cdef Shape shape
+    cdef bytes model = frames[start][1], header
+    cdef Bytes text
+    cdef int64_t opaque = 0, born = 0
+    cdef Py_ssize_t i, length
+    if PyBytes_GET_SIZE(model) > MOST_HEADER or not _find_shape(model, &shape):
+        return None
+    cdef list opaques = first[1], bodies = first[2], properties = first[3], borns = first[4]
+    for i in range(start + 1, PyList_GET_SIZE(frames)):
+        kind, part, body = frames[i]
+        if kind != 0 or type(part) is not bytes or PyBytes_GET_SIZE(part) > MOST_HEADER:
+            break
+        header = part
+        length = _compare(model, header, &shape, scratch, &opaque, &born)
+        if length < 0:
+            break
+        opaques.append(opaque)
+        bodies.append(body)
+        properties.append(PyBytes_FromStringAndSize(<char *>scratch, length))
+        borns.append(born)
+    return first
+
+
+cdef Py_ssize_t _compare(bytes model, bytes header, Shape *shape, unsigned char *scratch, int64_t *opaque,
+                         int64_t *born) noexcept:
+    """The length of the properties put into `scratch`; -1 if the headers differ in more than the three values."""
+    cdef Bytes mine = <Bytes>PyBytes_AS_STRING(model), other = <Bytes>PyBytes_AS_STRING(header)
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(header), model_end = PyBytes_GET_SIZE(model)
+    cdef Py_ssize_t at = 0, model_at = 0, same, stop, length = -1
+    cdef int part
+    for part in range(3):
+        same = shape.spans[part].start - model_at
+        if end - at < same or memcmp(mine + model_at, other + at, same):
+            return -1
+        at += same
+        if shape.names[part] == PROPERTIES:
+            stop = _unescape(other, at, end, scratch, &length)
+        elif shape.names[part] == BORN:
+            stop = _number(other, at, end, born)
+        else:
+            stop = _number(other, at, end, opaque)
+        if stop < 0:
+            return -1
+        at = stop
+        model_at = shape.spans[part].end
+    if opaque[0] > 0x7FFFFFFF or end - at != model_end - model_at or memcmp(mine + model_at, other + at, end - at):
+        return -1
+    return length
+
+
+cdef Py_ssize_t _number(Bytes text, Py_ssize_t at, Py_ssize_t end, int64_t *number) noexcept:
+    """Where the number that begins here ends; -1 for anything but digits written the usual way."""
+    cdef Py_ssize_t start = at
+    number[0] = 0
+    while at < end and DIGIT <= text[at] <= DIGIT + 9:
+        number[0] = number[0] * 10 + text[at] - DIGIT
+        at += 1
+        if at - start > MOST_DIGITS:
+            return -1
+    if at == start or (text[start] == DIGIT and at - start > 1):
+        return -1
+    return at
+
+
+cdef Py_ssize_t _unescape(Bytes text, Py_ssize_t at, Py_ssize_t end, unsigned char *to, Py_ssize_t *length) noexcept:
+    """Where the text that begins here ends (at its quote), its plain bytes in `to`; -1 for all but ASCII."""
+    cdef Py_ssize_t put = 0
+    cdef unsigned char byte
+    cdef int code
+    while at < end:
+        byte = text[at]
+        if byte == QUOTE:
+            length[0] = put
+            return at
+        if byte < 0x20 or byte >= 0x80:
+            return -1
+        at += 1
+        if byte == BACKSLASH:
+            if at >= end:
+                return -1
+            if text[at] == b"u":
+                code = _hex4(text, at + 1, end)
+                if code < 0 or code >= 0x80:
+                    return -1
+                byte = <unsigned char>code
+                at += 5
+            else:
+                byte = _escaped(text[at])
+                if byte == 0:
+                    return -1
+                at += 1
+        to[put] = byte
+        put += 1
+    return -1
+
+
+cdef inline unsigned char _escaped(unsigned char byte) noexcept:
+    if byte == QUOTE or byte == BACKSLASH or byte == b"/":
+        return byte
+    if byte == b"n":
+        return 10
+    if byte == b"t":
+        return 9
+    if byte == b"r":
+        return 13
+    if byte == b"b":
+        return 8
+    return 12 if byte == b"f" else 0
+
+
+cdef int _hex4(Bytes text, Py_ssize_t at, Py_ssize_t end) noexcept:
+    cdef int code = 0, i
+    cdef unsigned char byte
+    if end - at < 4:
+        return -1
+    for i in range(4):
+        byte = text[at + i]
+        if DIGIT <= byte <= DIGIT + 9:
+            code = code * 16 + byte - DIGIT
+        elif b"a" <= byte | 32 <= b"f":
+            code = code * 16 + (byte | 32) - 87
+        else:
+            return -1
+    return code
+
+
+cdef bint _find_shape(bytes header, Shape *shape) noexcept:
+    """Walks the members of a header that `read_sends` understood; false unless each of the three is there once."""
+    cdef Bytes text = <Bytes>PyBytes_AS_STRING(header)
+    cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(header), key, key_end
+    cdef int found = 0, depth = 0, name
+    cdef Span span
+    while at < end:
+        if text[at] == b"{":
+            depth += 1
+            at += 1
+        elif text[at] == b"}":
+            depth -= 1
+            at += 1
+            if depth == 0:
+                return at == end and found == 3 and _all_three(shape)
+            continue
+        elif text[at] == b"," and depth:
+            at += 1
+        else:
+            return False
+        if at < end and text[at] == b"}":
+            continue
+        if depth > 2 or at >= end or text[at] != QUOTE:
+            return False
+        key = at + 1
+        key_end = _string_end(text, key, end)
+        if key_end < 0 or end - key_end < 3 or text[key_end + 1] != b":":
+            return False
+        at = key_end + 2
+        if text[at] == b"{":
+            if depth != 1 or key_end - key != 9 or memcmp(text + key, b"extFields", 9):
+                return False
+            continue
+        name = _name_of(text, key, key_end - key, depth)
+        if name >= 0:
+            if found == 3:
+                return False
+            shape.names[found] = name
+        at = _skip_value(text, at, end, name, &span)
+        if at < 0:
+            return False
+        if name >= 0:
+            shape.spans[found] = span
+            found += 1
+    return False
+
+
+cdef inline bint _all_three(Shape *shape) noexcept:
+    return shape.names[0] + shape.names[1] + shape.names[2] == 3 and shape.names[0] != shape.names[1] != shape.names[2] \
+        and shape.names[0] != shape.names[2]
+
+
+cdef int _name_of(Bytes text, Py_ssize_t key, Py_ssize_t size, int depth) noexcept:
+    if depth == 1 and size == 6 and not memcmp(text + key, b"opaque", 6):
+        return OPAQUE
+    if depth == 2 and size == 1 and text[key] == b"g":
+        return BORN
+    if depth == 2 and size == 1 and text[key] == b"i":
+        return PROPERTIES
+    return -1
+
+
+cdef Py_ssize_t _string_end(Bytes text, Py_ssize_t at, Py_ssize_t end) noexcept:
+    """The quote that ends a text; -1 unless it is all ASCII and without escapes, except for pairs."""
+    while at < end:
+        if text[at] == QUOTE:
+            return at
+        if text[at] < 0x20 or text[at] >= 0x80:
+            return -1
+        at += 2 if text[at] == BACKSLASH else 1
+    return -1
+
+
+cdef Py_ssize_t _skip_value(Bytes text, Py_ssize_t at, Py_ssize_t end, int name, Span *span) noexcept:
+    """Behind the value; the span is that of its inside. The opaque is a number, the two others are texts."""
+    cdef Py_ssize_t start = at
+    if text[at] == QUOTE:
+        if name == OPAQUE:
+            return -1
+        at = _string_end(text, at + 1, end)
+        if at < 0:
+            return -1
+        span.start, span.end = start + 1, at
+        return at + 1
+    if name > OPAQUE:
+        return -1
+    while at < end and text[at] != b"," and text[at] != b"}":
+        if text[at] == b"{" or text[at] == b"[" or text[at] == QUOTE:
+            return -1
+        at += 1
+    span.start, span.end = start, at
+    return at
+
+
+# answers
+
+
+def encode_send_answers(opaques, prefix, positions, queue_id, first_offset, stored):
+    """Twin of `wire.send_runs.encode_send_answers`."""
+    cdef bytes before, after
+    if (type(opaques) is not list or type(positions) is not list or len(opaques) != len(positions)
+            or not prefix.isascii() or not prefix.isalnum() or not stored.isascii() or not stored.isalnum()
+            or len(prefix) > 64 or len(stored) > 16):
+        return references["encode_send_answers"](opaques, prefix, positions, queue_id, first_offset, stored)
+    before = b'{"code":0,"extFields":{"msgId":"' + prefix.encode()
+    after = f'"}},"flag":1,"language":"PYTHON","opaque":'.encode()
+    middle = f'","queueId":"{queue_id}","queueOffset":"'.encode()
+    rest = f'","MSG_REGION":"DefaultRegion","TRACE_ON":"true","laneStored":"{stored}'.encode() + after
+    last = b',"serializeTypeCurrentRPC":"JSON","version":473}'
+    return _answers(opaques, positions, first_offset, before, middle, rest, last)
+
+
+cdef bytes _answers(list opaques, list positions, int64_t offset, bytes before, bytes middle, bytes rest, bytes last):
+    cdef Py_ssize_t fixed = 8 + len(before) + 16 + len(middle) + len(rest) + len(last), count = len(opaques), i
+    cdef unsigned char *buffer = <unsigned char *>PyMem_Malloc(count * (fixed + 2 * NUMBER_ROOM) + 1)
+    cdef unsigned char *at = buffer
+    cdef unsigned char *start
+    cdef uint64_t position
+    cdef int64_t opaque
+    if buffer == NULL:
+        raise MemoryError
+    try:
+        for i in range(count):
+            start = at
+            position, opaque = positions[i], opaques[i]
+            at = _put(at + 8, before)
+            at = _put_hex(at, position)
+            at = _put(at, middle)
+            at = _put_number(at, offset + i)
+            at = _put(at, rest)
+            at = _put_number(at, opaque)
+            at = _put(at, last)
+            lane_put32(start, <uint32_t>(at - start - 4))
+            lane_put32(start + 4, <uint32_t>(at - start - 8))
+        return PyBytes_FromStringAndSize(<char *>buffer, at - buffer)
+    finally:
+        PyMem_Free(buffer)
+
+
+cdef inline unsigned char *_put(unsigned char *at, bytes text) noexcept:
+    memcpy(at, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    return at + PyBytes_GET_SIZE(text)
+
+
+cdef inline unsigned char *_put_hex(unsigned char *at, uint64_t number) noexcept:
+    cdef int i
+    for i in range(15, -1, -1):
+        at[i] = b"0123456789ABCDEF"[number & 15]
+        number >>= 4
+    return at + 16
+
+
+cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexcept:
+    return at + snprintf(<char *>at, NUMBER_ROOM, b"%lld", <long long>number)
+
+
+TWINS = {each.__name__: each for each in (read_sends, encode_send_answers)}

@@ -1,0 +1,105 @@
+"""Building and choosing: an install never fails for want of a compiler, and nobody runs twins of other sources."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fast.both import needs_twins
+
+from lanemq._fast import PARTS, VARIANT, references, twins
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "src" / "lanemq" / "_fast"
+
+
+@pytest.fixture
+def hook() -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The sources of the twins alone, with something that an earlier build left."""
+    folder = tmp_path / "src" / "lanemq" / "_fast"
+    folder.mkdir(parents=True)
+    for source in FOLDER.glob("[a-z]*.p*"):
+        shutil.copy(source, folder)
+    (folder / f"records{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"stale")
+    return tmp_path
+
+
+@pytest.mark.parametrize("missing", ["compiler", "Cython"])
+def test_without_its_tools_an_install_is_pure_and_says_so_in_one_line(
+    hook: Any, copy: Path, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str]) -> None:
+        if ("cython" in command) == (missing == "Cython"):
+            subprocess.run(["lanemq-no-such-program"], check=True)
+
+    monkeypatch.setattr(hook, "_run", run)
+    assert hook.build(copy) == []
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(copy.rglob("*.so")) == []
+
+
+def test_a_source_that_does_not_compile_leaves_the_references(hook: Any, copy: Path) -> None:
+    """All or none: twins of one source beside none of another would be half a build."""
+    (copy / "src" / "lanemq" / "_fast" / "sends.pyx").write_text("this is no Cython", "utf-8")
+    assert hook.build(copy) == []
+    assert list(copy.rglob("*.so")) == []
+
+
+def test_every_source_is_loaded() -> None:
+    assert sorted(PARTS) == sorted(path.stem for path in FOLDER.glob("*.pyx"))
+
+
+@needs_twins
+@pytest.mark.parametrize("part", PARTS)
+def test_what_runs_was_built_from_these_sources(hook: Any, part: str) -> None:
+    """If this fails, build again: python hatch_build.py"""
+    assert hook.source_mark(FOLDER, part) == import_module(f"lanemq._fast.{part}").SOURCES
+
+
+@needs_twins
+def test_every_twin_has_a_reference_and_every_reference_a_twin() -> None:
+    pytest.importorskip("pyarrow")
+    for home in ("layout", "property_columns", "stamp_columns"):
+        import_module(f"lanemq.spark.{home}")
+    assert sorted(twins) == sorted(references)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", "pure"), ("0", VARIANT), ("", VARIANT)])
+def test_the_environment_can_ask_for_the_references(value: str, expected: str) -> None:
+    if value != "1" and VARIANT == "pure":
+        pytest.skip("nothing is compiled here")
+    code = "from lanemq._fast import VARIANT; print(VARIANT)"
+    environment = {"LANEMQ_PURE": value, "PYTHONPATH": str(ROOT / "src")}
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == expected
+
+
+@needs_twins
+@pytest.mark.slow
+def test_the_tests_of_hot_modules_hold_without_twins() -> None:
+    """The same tests for both: they have run with the twins, so here they run without."""
+    folders = ["tests/wire", "tests/log", "tests/broker/test_dedup.py", "tests/broker/test_send_runs.py", "tests/fast"]
+    folders += [
+        "tests/client/test_send_engine.py",
+        "tests/client/test_send_packing.py",
+        "tests/client/test_producer.py",
+    ]
+    environment = {"LANEMQ_PURE": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *folders]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]

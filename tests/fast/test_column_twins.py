@@ -1,0 +1,89 @@
+"""Compiled twins of what makes Spark's columns give what their references give, on sound and on damaged bytes."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fast.both import damaged, needs_twins, outcome
+from tests.fast.test_key_twins import LOGS, log_of
+
+from lanemq._fast import references, twins
+from lanemq.spark import layout, property_columns, stamp_columns
+
+pytestmark = needs_twins
+HOMES = layout, property_columns, stamp_columns
+"""Imported here and not in `both`: the extra `lanemq[spark]` may be missing."""
+
+
+def plain(result: Any) -> Any:
+    if isinstance(result, tuple) and all(isinstance(each, np.ndarray) for each in result):
+        return [(each.tolist(), each.dtype) for each in result]
+    return result.to_pylist() if isinstance(result, pa.Array) else result
+
+
+def alike(name: str, *arguments: Any) -> Any:
+    expected = plain(outcome(references[name], *arguments))
+    assert plain(outcome(twins[name], *arguments)) == expected
+    return expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(LOGS | damaged(LOGS) | st.binary(max_size=150), st.integers(0, 4), st.integers(0, 5))
+def test_records_are_measured_alike(body: bytes, low: int, high: int) -> None:
+    alike("record_spans", body, low, high)
+
+
+@settings(deadline=None, max_examples=100)
+@given(LOGS.filter(bool), st.sampled_from([0x10, 0x20, 0x30]), st.booleans())
+def test_other_layouts_are_measured_alike(body: bytes, flags: int, second: bool) -> None:
+    """IPv6 hosts shift everything, the second magic lengthens the topic's length; here mostly nonsense."""
+    changed = bytearray(body)
+    changed[39] = flags
+    if second:
+        changed[7] = 0xAB
+    alike("record_spans", bytes(changed), 0, 9)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.text(st.sampled_from("ab\x01\x02"), max_size=9), min_size=1, max_size=5))
+def test_entries_are_found_alike(texts: list[str]) -> None:
+    offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+    alike("entry_spans", np.frombuffer("".join(texts).encode(), np.uint8), offsets)
+
+
+STAMPS = ["p.1.2", "p.0.0", "p.01.2", "p.1.2.", ".1.2", "p..2", "p.1", "", "a" * 65 + ".1.2", "é.1.2", "A-z_9.12345.9"]
+STAMPS += ["p.1.9223372036854775807", "p.1.9223372036854775808", "p.1.99999999999999999999", "p.1.2\n", " p.1.2"]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.sampled_from([*STAMPS, None]) | st.text(st.sampled_from("p.01"), max_size=8), max_size=6))
+def test_stamps_are_cut_alike(texts: list[str | None]) -> None:
+    alike("stamp_column", pa.array(texts, pa.string()))
+    if texts:
+        alike("stamp_column", pa.array(["x", *texts], pa.string())[1:])
+
+
+def test_a_column_of_stamps_has_the_type_that_spark_expects() -> None:
+    assert twins["stamp_column"](pa.array(["p.1.2"])).type == stamp_columns.STAMP_TYPE
+
+
+def test_an_offset_outside_of_the_text_reads_nothing() -> None:
+    with pytest.raises(IndexError):
+        twins["entry_spans"](np.frombuffer(b"a\x01b", np.uint8), np.array([0, 9]))
+
+
+@pytest.mark.parametrize("at", [84, 92, 94], ids=["body", "topic", "properties"])
+@pytest.mark.parametrize("more", [1, 100])
+def test_a_part_longer_than_its_record_is_refused_alike(at: int, more: int) -> None:
+    whole = log_of([("T", b"body", "k\x01v\x02")])
+    damaged_record = bytearray(whole)
+    last = {84: 87, 92: 92, 94: 95}[at]
+    damaged_record[last] += more
+    refused = alike("record_spans", bytes(damaged_record) + log_of([("T", b"next", "")]), 0, 9)
+    assert refused[0].__name__ == "RemoteProtocolError"

@@ -1,0 +1,72 @@
+"""Compiled twins of what a broker reads give what their references give, on sound and on damaged bytes."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fast.both import damaged, needs_twins, same
+
+from lanemq._fast import references, twins
+from lanemq.wire.batch import encode_batch
+from lanemq.wire.frame import Frame, pack_frame
+
+pytestmark = needs_twins
+
+FRAMES = st.lists(st.builds(pack_frame, st.integers(0, 1), st.binary(max_size=20), st.binary(max_size=20)), max_size=4)
+TEXTS = st.text(st.sampled_from("aT\x01\x02é"), max_size=12)
+BATCHES = st.lists(st.tuples(st.integers(-5, 5), st.binary(max_size=12), TEXTS), min_size=1, max_size=4).map(
+    encode_batch
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(damaged(FRAMES.map(b"".join)) | st.binary(max_size=60), st.sampled_from([40, 16 * 2**20]))
+def test_frames_are_cut_alike(data: bytes, limit: int) -> None:
+    same("split_frames", data, limit, Frame)
+
+
+def test_a_frame_has_its_names() -> None:
+    frames, position, needed = twins["split_frames"](pack_frame(1, b"head", b"body") + b"\0\0", 1000, Frame)
+    assert (frames[0].serialize_type, frames[0].header, frames[0].body) == (1, b"head", b"body")
+    assert (position, needed) == (16, 8)
+
+
+@settings(deadline=None, max_examples=200)
+@given(damaged(BATCHES) | st.binary(max_size=60))
+def test_batches_are_cut_alike(body: bytes) -> None:
+    same("batch_parts", body)
+
+
+PIECES = [b"TAGS\x01x", b"DELAY\x013", b"TIMER_DELAY_MS\x015", b"MYTAGS\x01y", b"DELAYED\x011", b"T", b"D", b"k\x01v"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.binary(max_size=5), max_size=4),
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map(b"\x02".join), max_size=4),
+)
+def test_messages_are_weighed_alike(bodies: list[bytes], properties: list[bytes]) -> None:
+    same("weigh", bodies, properties)
+
+
+PREFIX = b"\x02LANE_STAMP\x01p.1."
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.sampled_from([b"", b"a\x01b", b"k\x01v\x02x\x01y"]), max_size=6),
+    st.integers(0, 12),
+    st.integers(0, 2**63 - 20),
+    st.sets(st.integers(0, 6)),
+)
+def test_stamps_are_counted_alike(texts: list[bytes], start: int, sequence: int, odd: set[int]) -> None:
+    stamped = [text + PREFIX + b"%d\x02" % (sequence + at + (at in odd)) for at, text in enumerate(texts)]
+    start = min(start, len(stamped))
+    same("count_stamped", stamped, start, PREFIX, sequence + start)
+    same("count_stamped", [*stamped, b"short"], start, PREFIX, sequence + start)
+
+
+def test_a_text_shorter_than_its_stamp_is_not_read_beyond() -> None:
+    texts: list[Any] = [b"", b"7\x02", PREFIX[1:] + b"7\x02", PREFIX + b"7"]
+    for text in texts:
+        assert twins["count_stamped"]([text], 0, PREFIX, 7) == references["count_stamped"]([text], 0, PREFIX, 7) == 0

@@ -1,0 +1,80 @@
+"""Compiled twins of what looks into every record give what their references give, on sound and on damaged bytes."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fast.both import damaged, needs_twins, outcome, same
+
+from lanemq._fast import references, twins
+from lanemq.client.codec import BytesCodec
+from lanemq.client.message import Message, Source
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch
+from lanemq.wire.record import encode_record
+
+pytestmark = needs_twins
+
+NAMES = st.sampled_from(["__SHARDINGKEY", "UNIQ_KEY", "KEYS", "X__SHARDINGKEY", "TAGS", ""])
+TEXTS = st.lists(
+    st.tuples(NAMES, st.sampled_from(["", "a", "b c", "ключ", "__SHARDINGKEY", "a\x01b"])), max_size=5
+).map(lambda entries: "".join(f"{name}\x01{value}\x02" for name, value in entries))
+MESSAGES = st.lists(st.tuples(st.sampled_from(["T", "Тема"]), st.binary(max_size=8), TEXTS), max_size=4)
+
+
+def log_of(messages: list[tuple[str, bytes, str]], position: int = 100) -> bytes:
+    data = b""
+    for number, (topic, body, text) in enumerate(messages):
+        data += encode_record(
+            topic=topic, body=body, properties_text=text, queue_id=0, queue_offset=number, position=position + len(data)
+        )
+    return data
+
+
+LOGS = MESSAGES.map(log_of)
+
+
+@settings(deadline=None, max_examples=200)
+@given(LOGS | damaged(LOGS) | st.binary(max_size=100))
+def test_keys_are_scanned_alike(log: bytes) -> None:
+    same("scan_keys", log, 100)
+
+
+def test_a_record_at_another_place_is_no_record() -> None:
+    log = log_of([("T", b"", "UNIQ_KEY\x01a\x02")])
+    assert same("scan_keys", log, 100)[2] == len(log)
+    assert same("scan_keys", log, 101) == (b"", b"", 0)
+
+
+@settings(deadline=None, max_examples=200)
+@given(MESSAGES.filter(bool).map(log_of), st.integers(-1, 3))
+def test_keys_are_found_alike(log: bytes, number: int) -> None:
+    starts = references["record_starts"](log)
+    same("find_key", log, starts[min(number, len(starts) - 1)])
+
+
+@settings(deadline=None, max_examples=200)
+@given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(0, 150))
+def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
+    """Damaged records reach no consumer, so the two may differ here; the twin must only end, one way or the other."""
+    found = outcome(twins["find_key"], log, start)
+    assert found is None or isinstance(found, str | tuple)
+
+
+SOURCE = Source(MessageQueue("T", "b", 0), BytesCodec(), Epoch(1))
+
+
+def seen(messages: Any) -> Any:
+    if isinstance(messages, tuple):
+        return messages
+    return [(type(each), *[getattr(each, name) for name in Message.__slots__]) for each in messages]
+
+
+@settings(deadline=None, max_examples=100)
+@given(LOGS | damaged(LOGS))
+def test_messages_are_laid_alike(body: bytes) -> None:
+    arguments = Message, SOURCE, body, "unread"
+    compiled, reference = outcome(twins["lay_messages"], *arguments), outcome(references["lay_messages"], *arguments)
+    for each in reference if isinstance(reference, list) else ():
+        each._key = "unread"
+    assert seen(compiled) == seen(reference)

@@ -1,0 +1,124 @@
+"""Compiled twins of what handles stored records give what their references give, on sound and on damaged bytes."""
+
+from typing import Any
+from zlib import crc32
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fast.both import damaged, needs_twins, outcome, same
+
+from lanemq._fast import references, twins
+from lanemq.wire.hosts import pack_host
+
+pytestmark = needs_twins
+
+HOST = pack_host("127.0.0.1", 10911)
+INTS = st.integers(-(2**31), 2**31 - 1)
+LONGS = st.integers(0, 2**62)
+ITEMS = st.tuples(st.binary(max_size=60), st.binary(max_size=40), INTS, INTS, INTS, LONGS, INTS)
+
+
+def sealed(items: list[Any], queue_id: int = 1, offset: int = 5, position: int = 1000) -> list[bytes]:
+    records: list[bytes] = references["seal_records"](items, b"topic", queue_id, offset, position, HOST, 7, HOST)
+    return records
+
+
+BODIES = st.lists(ITEMS, max_size=5).map(lambda items: b"".join(sealed(items)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=300), st.integers(0, 2**32 - 1))
+def test_the_checksum_is_zlibs(data: bytes, before: int) -> None:
+    from lanemq._fast import records
+
+    assert records.crc(data, before) == crc32(data, before)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(ITEMS, max_size=5), st.binary(max_size=130), INTS, LONGS, LONGS, LONGS)
+def test_records_are_sealed_alike(
+    items: list[Any], topic: bytes, queue_id: int, offset: int, position: int, time: int
+) -> None:
+    same("seal_records", items, topic, queue_id, offset, position, HOST, time, HOST)
+
+
+def test_what_does_not_fit_into_a_record_is_refused_alike() -> None:
+    plain = (b"body", b"", 0, 0, 0, 0, 0)
+    for bad in (
+        (b"body", b"p" * 32768, 0, 0, 0, 0, 0),
+        (b"body", b"", 0, 2**31, 0, 0, 0),
+        (b"body", b"", 0, 0, 0, 2**63, 0),
+        (b"body", b"", 0, 0, 0, 0, -(2**31) - 1),
+        (b"body", b"", 0, "flag", 0, 0, 0),
+        ("body", b"", 0, 0, 0, 0, 0),
+        (bytearray(b"body"), b"", 0, 0, 0, 0, 0),
+        (b"body",),
+    ):
+        same("seal_records", [plain, bad], b"T", 0, 0, 0, HOST, 0, HOST)
+    for topic, host in ((b"t" * 128, HOST), (b"t", b"short")):
+        same("seal_records", [plain], topic, 0, 0, 0, host, 0, HOST)
+
+
+@settings(deadline=None, max_examples=200)
+@given(damaged(BODIES) | st.binary(max_size=200))
+def test_starts_are_found_alike(body: bytes) -> None:
+    same("record_starts", body)
+
+
+def test_other_buffers_than_bytes_serve_as_well() -> None:
+    body = b"".join(sealed([(b"a", b"", 0, 0, 0, 0, 0)] * 3))
+    assert same("record_starts", memoryview(body).tobytes()) == twins["record_starts"](memoryview(body))
+
+
+@settings(deadline=None, max_examples=60)
+@given(LONGS, st.lists(st.tuples(LONGS, INTS, INTS), max_size=6))
+def test_entries_are_packed_alike(offset: int, entries: list[tuple[int, int, int]]) -> None:
+    same("pack_entries", offset, *(list(column) for column in zip(*entries, strict=True)) if entries else ([], [], []))
+
+
+def test_an_entry_that_does_not_fit_is_refused_alike() -> None:
+    same("pack_entries", 0, [1], [2**31], [0])
+    same("pack_entries", 0, [2**63], [1], [0])
+    same("pack_entries", 0, [1, 2], [1], [0, 0])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(ITEMS, min_size=1, max_size=4), st.data())
+def test_records_are_proven_alike(items: list[Any], data: st.DataObject) -> None:
+    records = sealed(items)
+    entries, at = [], 1000
+    for record in records:
+        entries.append((at, len(record), 0, 0))
+        at += len(record)
+    whole = data.draw(st.just(b"".join(records)) | damaged(st.just(b"".join(records))))
+    offsets = list(range(5, 5 + len(items)))
+    bad = same("verify", whole, 1, entries, offsets)
+    assert bad == [] or whole != b"".join(records)
+    assert same("verify", whole, 2, entries, offsets) == list(range(len(items)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=200), st.lists(st.tuples(st.integers(-50, 250), INTS, INTS, INTS), min_size=1, max_size=4))
+def test_entries_that_point_anywhere_read_nothing_outside(data: bytes, entries: list[Any]) -> None:
+    same("verify", data, 0, entries, list(range(len(entries))))
+
+
+def test_any_changed_byte_is_noticed() -> None:
+    (record,) = sealed([(b"body", b"properties", 0, 0, 0, 0, 0)])
+    entry = [(1000, len(record), 0, 0)]
+    for at in range(len(record)):
+        changed = bytes([*record[:at], record[at] ^ 1, *record[at + 1 :]])
+        assert outcome(twins["verify"], changed, 1, entry, [5]) == [0]
+
+
+def test_a_size_too_small_for_a_record_is_refused_alike() -> None:
+    (record,) = sealed([(b"body", b"", 0, 0, 0, 0, 0)])
+    small = (50).to_bytes(4, "big") + record[4:50]
+    assert same("record_starts", small + record)[0].__name__ == "RemoteProtocolError"
+
+
+def test_a_record_that_ends_behind_its_bytes_is_not_proven() -> None:
+    """Its last byte is the one that lies behind any bytes in memory: only the length can tell."""
+    (record,) = sealed([(b"body", b"\0", 0, 0, 0, 0, 0)])
+    assert same("verify", record, 1, [(1000, len(record), 0, 0)], [5]) == []
+    assert same("verify", record[:-1], 1, [(1000, len(record), 0, 0)], [5]) == [0]
