@@ -21,6 +21,7 @@ from lanemq.client.producer import Producer
 from lanemq.clock import SystemClock
 from lanemq.core import lock_table
 from lanemq.history import open_history
+from lanemq.model.errors import StorageError
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode
@@ -62,6 +63,14 @@ def test_a_lease_is_written_down_from_grant_to_release(hand: Running, folder: Pa
         ("lease_released", ns(1_000), "g", "T", 0, "a", 1, None),
         ("lease_granted", ns(1_000), "g", "T", 0, "b", 2, ns(1_000 + LEASE_MS)),
     ]
+
+
+def test_a_deleted_topic_is_written_down_after_its_leases(hand: Running, folder: Path) -> None:
+    """Then the same offsets may be used again, and the checker must know why."""
+    talk = hand.talk()
+    talk.lane_lock("a", millis=LEASE_MS)
+    talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert lines(folder, "e", "topic")[1:] == [("lease_released", "T"), ("topic_deleted", "T")]
 
 
 def test_a_lease_that_ends_by_itself_is_written_down_once(hand: Running, folder: Path) -> None:
@@ -243,3 +252,20 @@ def test_a_broker_that_gives_a_queue_away_too_early_is_found(
     report = check([folder / "history"], Options())
     assert report.counts == {"C1": 1}
     assert "4000.000 ms before the lease of a" in report.violations[0].text
+
+
+def test_a_grant_that_is_not_on_disk_is_not_written_down(hand: Running, folder: Path) -> None:
+    """A crash takes it, and the same epoch goes to another: nobody was ever told of the first."""
+    talk, state = hand.talk(), hand.broker._parts.state
+    works = state.save_leases
+
+    def refuse(rows: object) -> None:
+        raise StorageError("the state database failed: disk I/O error")
+
+    state.save_leases = refuse  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        talk.lane_lock("a", millis=LEASE_MS)
+    assert lines(folder, "e") == []
+    state.save_leases = works  # type: ignore[method-assign]
+    talk.lane_lock("a", millis=LEASE_MS)
+    assert lines(folder, "e", "member", "epoch") == [("lease_granted", "a", 1)]

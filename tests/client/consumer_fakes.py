@@ -18,10 +18,11 @@ from lanemq.client.routes import BrokerRoute, TopicRoute
 from lanemq.client.station import StationPlan
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lock_table import LockTable
-from lanemq.model.errors import LaneError, LeaseLost, RequestTimedOut, TopicNotFound
+from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.address import Address
+from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
 from lanemq.wire.properties import encode_properties
 from lanemq.wire.record import encode_record
@@ -102,6 +103,9 @@ class FakeCalls:
 
     def address(self, topic: str, broker: str) -> Address:
         return HERE
+
+    async def ask(self, address: Address, command: Any, timeout: float | None = None) -> Any:
+        raise BrokerRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request {command.code} is not known here")
 
     async def members(self, topic: str, broker: str) -> list[str]:
         self.broker.note(self.client_id, "members", topic)

@@ -88,3 +88,13 @@ def test_late_confirmation_does_not_revive_a_removed_queue() -> None:
     table.persisted(sent)
     table.advance(Q, at(9))
     assert table.dirty() == {Q: 9}
+
+
+def test_what_a_broker_may_have_lost_is_told_again() -> None:
+    """It confirmed 9 and crashed before that was on disk: without new progress nobody would repeat it."""
+    table = OffsetTable()
+    table.advance(Q, at(9))
+    table.persisted({Q: at(9)})
+    table.doubt(Q)
+    table.doubt(R)
+    assert table.dirty() == {Q: 9}

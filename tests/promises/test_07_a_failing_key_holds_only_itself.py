@@ -4,10 +4,14 @@ import threading
 
 import pytest
 from tests.chaos.members import Town, key_in, until
-from tests.chaos.stage import TOPIC
+from tests.chaos.stage import GROUP, TOPIC
 
+from lanemq.checker.verdict import Verdict
+from lanemq.client.admin import Admin
 from lanemq.client.message import Message
+from lanemq.client.parked_admin import ParkedAdmin
 from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue
+from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
 BAD = key_in(0)
@@ -62,6 +66,26 @@ def test_a_key_whose_retries_are_used_up_still_lets_nobody_pass(town: Town) -> N
     broken.mended.set()
     assert app.resume(TOPIC, BAD)
     until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4])
+
+
+def test_a_parked_key_is_set_aside_in_order_and_redriven_before_what_is_newer(town: Town) -> None:
+    """ "The failed message and everything behind it ... on disk before the member lets the commit pass them.\""""
+    send_both(town)
+    broken = Broken()
+    town.member("a", broken.handle, on_fail=HoldKey(retries=0))
+    queue = MessageQueue(TOPIC, "lanemq", 0)
+    with ParkedAdmin(town.address) as parked, Admin(town.address) as admin:
+        until("the commit has passed them", lambda: admin.committed(GROUP, queue) == 6)
+        (lane,) = parked.lanes(GROUP)
+        assert [record.queue_offset for record in parked.messages(lane)] == [0, 2, 4]
+        town.producer.send(TOPIC, 3, key=BAD, queue=0)
+        until("the newer one joined", lambda: parked.lanes(GROUP)[0].messages == 4)
+        assert done(town, BAD) == []
+        broken.mended.set()
+        assert parked.redrive(lane)
+        until("the bad key is through, in order", lambda: done(town, BAD) == [0, 2, 4, 6])
+        until("nothing is parked any more", lambda: not parked.lanes(GROUP))
+    assert town.judge("parked=4", "redriven").verdict is Verdict.PASS
 
 
 def test_hold_queue_holds_everything_behind_the_failure(town: Town) -> None:

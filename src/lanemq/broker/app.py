@@ -24,6 +24,8 @@ from lanemq.broker.dispatch import Dispatch
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
+from lanemq.broker.handlers.park import ParkHandler
+from lanemq.broker.handlers.parked import ParkedHandler
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.handlers.queries import QueryHandler
 from lanemq.broker.handlers.resets import ResetHandler
@@ -35,8 +37,10 @@ from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.log_thread import LogThread
 from lanemq.broker.notices import Notices
+from lanemq.broker.parking import Parking
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
+from lanemq.broker.send_runs import SendRuns
 from lanemq.broker.topic_keeper import TopicKeeper
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.dedup import ProducerTable
@@ -88,12 +92,12 @@ class Broker:
     async def start(self) -> None:
         """Recovers what is on disk, then listens; returns when clients can connect."""
         store = self._open_store(self.options.data, _store_options(self.options))
-        self._thread = LogThread(asyncio.get_running_loop())
+        self._thread = self._new_thread()
         try:
             self._recording = self._open_history()
             self._parts = self._assemble(store)
             self._recover()
-            self._server = Server(self, max_connections=self.options.max_connections)
+            self._server = self._new_server()
             self.address = await self._server.listen(self.options.listen)
             self._parts.advertised = Address(self.options.advertised_host, self.address.port)
             self._parts.appender.store_host = pack_host(*self._parts.advertised)
@@ -182,6 +186,7 @@ class Broker:
             polls=LongPolls(capacity=options.max_held_pulls),
             delays=DelayQueueCursors(),
             recording=self._recording,
+            parking=Parking(options, store.state, self._thread, self._recording, clock.wall()),
         )
         self._add_handlers(parts)
         self._housekeeping = Housekeeping(parts, self._pull, Checkpoints(parts), DelayDelivery(parts))
@@ -191,11 +196,14 @@ class Broker:
         self._pull = PullHandler(parts)
         self._groups = GroupHandler(parts)
         self._resets = ResetHandler(parts, self._pull.group_moved)
+        self._runs = SendRuns(parts, self._dispatch)
         for handler in (
             SendHandler(parts),
             self._pull,
             LockHandler(parts),
             OffsetHandler(parts),
+            ParkHandler(parts),
+            ParkedHandler(parts),
             self._groups,
             RouteHandler(parts),
             TopicHandler(parts, self._pull.topic_deleted),
@@ -208,6 +216,14 @@ class Broker:
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         self._pull.arrived(arrivals)
+
+    def _new_thread(self) -> LogThread:
+        """A simulation brings one that needs no thread."""
+        return LogThread(asyncio.get_running_loop())
+
+    def _new_server(self) -> Server:
+        """A simulation brings one that needs no sockets."""
+        return Server(self, max_connections=self.options.max_connections, together=self._runs.take)
 
     def _open_history(self) -> Recording:
         options = self.options
@@ -235,6 +251,7 @@ class Broker:
         if not report.clean:
             parts.offsets.cut_offsets(self._end_of)
         parts.offsets.cut_gaps(self._end_of)
+        parts.parking.recover(self._end_of)
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())
             self._recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)

@@ -71,6 +71,16 @@ class BrokerOptions:
     max_held_pulls: int = 100_000
     """Long polls held at once; beyond it a pull is answered empty at once."""
 
+    max_parked_lane: int = 10_000
+    """Messages parked in one lane. Beyond it newer messages of the key stay with their consumer, which then cannot
+    commit past them; very many make one redrive long."""
+
+    max_parked_messages: int = 200_000
+    """Messages parked by one group, all lanes together. Each costs the broker about 100 bytes of memory."""
+
+    max_parked_bytes: int = 1024 * MEBIBYTE
+    """Bytes parked by one group. They lie in state.db, which does not shrink by itself when they leave."""
+
     stock_lease_ms: int = 60_000
     """Queue lock of a client that does not ask for a lease (RocketMQ: RebalanceLockManager). Below 30 s a
     stock client could still trust its lock when another already has it."""
@@ -134,6 +144,9 @@ _LEAST = {
     "max_pull_messages": 1,
     "max_pull_bytes": 1,
     "max_held_pulls": 0,
+    "max_parked_lane": 0,
+    "max_parked_messages": 0,
+    "max_parked_bytes": 0,
     "stock_lease_ms": 30_000,
     "min_lane_lease_ms": 100,
     "disconnect_grace_ms": 0,

@@ -28,7 +28,7 @@ class LogThread:
         """Runs `job` on the log thread, then `done` on the loop with its result or its storage error."""
 
         def run() -> None:
-            result, error = _outcome(job)
+            result, error = outcome_of(job)
             self._loop.call_soon_threadsafe(finished, result, error)
 
         def finished(result: G | None, error: StorageError | None) -> None:
@@ -68,7 +68,8 @@ class LogThread:
             job()
 
 
-def _outcome(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
+def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
+    """What a job gave, or why it failed."""
     try:
         return job(), None
     except StorageError as error:

@@ -9,6 +9,7 @@ from lanemq.broker.appender import Appender
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.log_thread import LogThread
 from lanemq.broker.notices import Notices
+from lanemq.broker.parking import Parking
 from lanemq.broker.recording import Recording
 from lanemq.broker.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
@@ -44,5 +45,6 @@ class Parts:
     polls: LongPolls[int]
     delays: DelayQueueCursors
     recording: Recording
+    parking: Parking
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     """Settings of groups that were ever configured; every other group has RocketMQ's defaults."""

@@ -5,6 +5,7 @@ retry or to the dead letters is a copy: the stamp of the original would make it 
 """
 
 import random
+import re
 from typing import NamedTuple
 
 from lanemq.broker.parts import Parts
@@ -26,6 +27,8 @@ from lanemq.wire.stamp import LANE_STAMP
 
 _DELAY = PropertyName.DELAY + "\x01"
 _TIMER = "TIMER_"
+_NUMBER = re.compile("-?[0-9]{1,9}")
+"""Of a delay level. Python calls more a digit than it can read as a number."""
 
 
 class Placed(NamedTuple):
@@ -134,4 +137,4 @@ def _level(properties: str) -> int:
             "timer messages are not supported by LaneMQ; use a delay level (1 to 18)",
         )
     text = find_property(properties, PropertyName.DELAY)
-    return capped(int(text)) if text is not None and text.lstrip("-").isdigit() else 0
+    return capped(int(text)) if text is not None and _NUMBER.fullmatch(text) else 0

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from lanemq.core.group_offsets import Commit, Committed, Ignored, OffsetRow, WhyIgnored
 from lanemq.core.lock_table import Lease, LeaseRow
+from lanemq.core.parked_lanes import LaneName
 from lanemq.history import History, Place
 from lanemq.history import Lease as LeaseLine
 from lanemq.model.queue import MessageQueue
@@ -45,6 +46,10 @@ class Recording:
         for row in rows:
             self._history.lease_released(_line(row.group, row.queue, row.owner, row.epoch))
 
+    def deleted(self, topic: str) -> None:
+        """After what was told of its leases: from here on the name may stand for another topic."""
+        self._history.topic_deleted(topic)
+
     def expired(self, leases: Iterable[tuple[str, Lease]]) -> None:
         for group, lease in leases:
             self._history.lease_expired(_line(group, lease.queue, lease.owner, lease.epoch))
@@ -58,6 +63,18 @@ class Recording:
                 self._history.committed(place, epoch=epoch or 0)
             case Ignored(WhyIgnored.FENCED):
                 self._history.commit_refused(place, WhyIgnored.FENCED.value, epoch=epoch or 0)
+
+    def parked(self, name: LaneName, offsets: Iterable[int]) -> None:
+        """On disk, and not yet answered."""
+        for offset in offsets:
+            self._history.parked(Place(*name.place, offset), name.key or "")
+
+    def redriven(self, name: LaneName, first: int) -> None:
+        self._history.redriven(Place(*name.place, first), name.key or "")
+
+    def discarded(self, name: LaneName, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self._history.discarded(Place(*name.place, offset), name.key or "")
 
     def moved(self, group: str, queues: Mapping[MessageQueue, int]) -> None:
         """A reset of a group that is away."""

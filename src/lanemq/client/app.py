@@ -53,8 +53,9 @@ class App:
     ) -> Callable[[H], H]:
         """Registers a handler that gets the messages of each key in order, one at a time.
 
-        `on_fail` says who waits after a failure: `HoldKey` (default) the key, `HoldQueue` the whole queue, as in
-        RocketMQ; `DeadLetter(skip=True)` sets the message aside in the end and lets its successors pass.
+        `on_fail` says who waits after a failure: `HoldKey` (default) the key, which is parked in the end with all
+        behind it; `HoldQueue` the whole queue, as in RocketMQ; `DeadLetter(skip=True)` sets the message aside in
+        the end and lets its successors pass.
         `lanes` is how many keys are worked on at once. With `batch_size` above 1 the handler gets lists.
         """
         policy = on_fail or HoldKey()
@@ -108,7 +109,10 @@ class App:
         return take_snapshot(engine)
 
     def resume(self, topic: str, key: str | None = None) -> bool:
-        """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; whether there was one."""
+        """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; whether there was one here.
+
+        A lane that the broker keeps is redriven, as `lanemq parked redrive` would: this call does not wait for it.
+        """
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None or topic not in engine.stations:
             raise Closed(f"this app does not consume {topic!r} at the moment")

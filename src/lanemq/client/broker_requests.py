@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from lanemq.client.consume_directly import consume_directly
+from lanemq.client.lane_state import lane_state
 from lanemq.client.member import Member
 from lanemq.client.running_info import running_info
 from lanemq.model.errors import LaneError, ProtocolError
@@ -29,6 +30,7 @@ class BrokerRequests:
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._info,
+            RequestCode.LANE_STATE: self._lane_state,
         }
 
     def received(self, connection: Connection, request: Command) -> None:
@@ -74,6 +76,9 @@ class BrokerRequests:
 
     def _info(self, request: Command) -> bytes:
         return running_info(self._member).encode()
+
+    def _lane_state(self, request: Command) -> bytes:
+        return lane_state(self._member, request.body).encode()
 
     async def _consume(self, connection: Connection, request: Command) -> None:
         """One message by hand, outside of every lane: a person's tool for a look, no part of the order."""

@@ -54,6 +54,8 @@ class Granted(NamedTuple):
     """Where the group stands, read under the lease; None if the broker did not say."""
     gaps: GapMap = NO_GAPS
     """What former owners finished above that; told only when asked."""
+    parked: int = 0
+    """Changes when people change parked lanes of the queue; 0: there are none."""
 
 
 class Pulled(NamedTuple):
@@ -206,8 +208,9 @@ def _granted(lease: LaneLease | None) -> Granted:
     if lease is None:
         return Granted(Epoch(0), None)
     if lease.offset < 0:
-        return Granted(Epoch(lease.epoch), None)
-    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), GapMap.decode(lease.gaps, lease.offset))
+        return Granted(Epoch(lease.epoch), None, parked=lease.parked)
+    gaps = GapMap.decode(lease.gaps, lease.offset)
+    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), gaps, lease.parked)
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

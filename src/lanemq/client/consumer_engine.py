@@ -25,6 +25,8 @@ from lanemq.client.lock_keeper import LockKeeper
 from lanemq.client.message import Source
 from lanemq.client.offset_keeper import OffsetKeeper
 from lanemq.client.overdue import OverdueTurns
+from lanemq.client.park_calls import ParkCalls
+from lanemq.client.parker import Parker
 from lanemq.client.pull_loop import Puller
 from lanemq.client.rebalance_loop import Rebalancer
 from lanemq.client.retry_station import retry_plan
@@ -145,6 +147,9 @@ class ConsumerEngine:
             self.holdings,
         )
         self.rebalancer.hold, self.rebalancer.resume = self._hold, self._start_pulling
+        self.parker = Parker(options, ParkCalls(options.group, self.calls), self.holdings)
+        self.rebalancer.parker = self.puller.parker = self.parker
+        self.keeper.parked, self.hand_over.flush = self.parker.look, self.parker.flush
         self.dead_letters = DeadLetters(options, self.calls)
         self.aftermath = Aftermath(options.group, self.dead_letters, options.history)
         self._codec = codec_named(options.codec)
@@ -154,6 +159,8 @@ class ConsumerEngine:
             self._plans = [recorded_plan(plan, options.group, options.history) for plan in self._plans]
         self.stations = {plan.topic: Station(plan, clock, self._shared) for plan in self._plans}
         self.rebalancer.stations = self.stations
+        for station in self.stations.values():
+            station.board.on_shut = self.parker.call
         self.heartbeat.subscriptions = {topic: each.plan.filter for topic, each in self.stations.items()}
 
     def _start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -166,6 +173,7 @@ class ConsumerEngine:
             self.heartbeat.run(),
             self.keeper.run(),
             self.offsets.run(),
+            self.parker.run(),
             overdue.run(),
         ]
         return [tasks.create_task(loop) for loop in loops]
@@ -190,13 +198,15 @@ class ConsumerEngine:
         source = Source(queue, self._codec, lease.epoch if lease is not None else Epoch(0))
         holding = Holding(queue, station, source, lease, self.options.times(lane))
         holding.lane = lane
+        holding.keeps_parked = lane and holding.epoch > 0
+        holding.parked_serial = start.parked_serial
         now = self.options.clock.now()
         if lease is not None:
             holding.life.happened(Event.GRANTED, now=now)
         holding.life.happened(Event.LOCATED, now=now)
         self.holdings.add(holding)
         self.offsets.begin(holding, start)
-        station.board.add(queue, start.offset, holding.usable_until, start.gaps)
+        station.board.add(queue, start.offset, holding.usable_until, start.gaps, start.kept)
         self._record_grant(holding)
         log.info("%s is ours from offset %d on, epoch %d", queue, start.offset, holding.epoch)
         self._start_pulling(holding)
@@ -246,6 +256,7 @@ class ConsumerEngine:
             return
         for broker in self._brokers_at(connection):
             self.keeper.suspend(broker)
+            self.offsets.tell_again(broker)
         self.rebalancer.ask_soon()
 
     def _brokers_at(self, connection: Connection) -> set[str]:

@@ -14,7 +14,7 @@ handler (A89), and other queues do not notice (A53).
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.holding import Holding, Holdings
@@ -53,6 +53,8 @@ class HandOver:
         self._offsets = offsets
         self._lost = lost
         self._clock = options.clock
+        self.flush: Callable[[Holding], Awaitable[None]] = _nothing_to_flush
+        """Tells the broker what it does not know yet of parked lanes, before the last commit."""
 
     async def give_up(self, holding: Holding, most_ms: int) -> bool:
         """Walks the queue out, as `core/rebalance` says; false if it had to stay, to be tried again later."""
@@ -126,6 +128,7 @@ class HandOver:
 
     async def _commit(self, holding: Holding) -> Event | None:
         try:
+            await self.flush(holding)
             await self._offsets().commit(holding)
         except LeaseLost:
             return None  # lost already; there is nothing left to give
@@ -155,6 +158,10 @@ class HandOver:
     def _lease(self, holding: Holding) -> Lease:
         queue = holding.queue
         return Lease(self._options.group, queue.topic, queue.queue_id, self._client_id, holding.epoch)
+
+
+async def _nothing_to_flush(_: Holding) -> None:
+    """Where nobody keeps parked lanes."""
 
 
 async def _stop_pulling(holding: Holding) -> None:

@@ -13,6 +13,7 @@ from lanemq.client.station import Station
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.rebalance import Holding as Life
+from lanemq.core.shut_lanes import KeptLane
 from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -24,6 +25,9 @@ class Start(NamedTuple):
     offset: QueueOffset
     gaps: GapMap = NO_GAPS
     """What former owners finished above the offset; it is not run again."""
+    kept: tuple[KeptLane, ...] = ()
+    """Lanes that the broker keeps parked."""
+    parked_serial: int = 0
 
 
 class Holding:
@@ -54,6 +58,10 @@ class Holding:
         """What is finished above the committable offset, as of the last look."""
         self.gaps_told = NO_GAPS
         """The same, as the broker knows it."""
+        self.keeps_parked = False
+        """The broker takes parked lanes."""
+        self.parked_serial = 0
+        """Names the state of the broker's parked lanes that is known here."""
 
     @property
     def epoch(self) -> Epoch:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 def new_client_id() -> str:
     """`host@process#random`, the shape RocketMQ's tools expect."""
-    return f"{local_ip()}@{os.getpid()}#{secrets.token_hex(6)}"
+    return f"{origin.address()}@{origin.process()}#{origin.random(6).hex()}"
 
 
 def new_producer_id() -> str:
     """The name under which the broker remembers this producer's sequence numbers."""
-    return secrets.token_hex(8)
+    return origin.random(8).hex()
 
 
 def local_ip() -> str:
@@ -30,6 +30,22 @@ def local_ip() -> str:
         except OSError:
             return "127.0.0.1"
 
+
+class Origin:
+    """What makes this process unlike all others; a simulation brings its own, so that a run can be repeated."""
+
+    def address(self) -> str:
+        return local_ip()
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def random(self, count: int) -> bytes:
+        """So many bytes that nobody can guess."""
+        return secrets.token_bytes(count)
+
+
+origin = Origin()
 
 _BLOCK_DIGITS = 3
 _TAILS = tuple(f"{number:0{_BLOCK_DIGITS}X}" for number in range(16**_BLOCK_DIGITS))
@@ -44,9 +60,9 @@ class MessageIds:
     """
 
     def __init__(self) -> None:
-        address = socket.inet_aton(local_ip())
-        self._prefix = (address + secrets.token_bytes(8)).hex().upper()
-        self._blocks = itertools.count(secrets.randbits(8))
+        address = socket.inet_aton(origin.address())
+        self._prefix = (address + origin.random(8)).hex().upper()
+        self._blocks = itertools.count(origin.random(1)[0])
         self._ready: Iterator[str] = iter(())
 
     def next(self) -> str:

@@ -10,21 +10,24 @@ when it found work, because one event can free several lanes; a worker that ends
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias, TypeVar
 
+from lanemq.client.lane_trouble import LaneLook, Trouble, note_trouble
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lane_queue import QueueView
 from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.turns import Finished, Order, Outcome, Turn, Wait, Why
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 MessageTurn: TypeAlias = Turn[Message]
 MessageFinished: TypeAlias = Finished[Message]
+R = TypeVar("R")
 
 
 class LaneBoard:
@@ -42,7 +45,11 @@ class LaneBoard:
         self._hungry: dict[MessageQueue, tuple[int, Callable[[], None]]] = {}
         # Turns taken and not finished, with their begin.
         self._running: dict[int, tuple[MessageTurn, Millis]] = {}
+        # Lanes that failed and did not get over it yet: since when, and the newest error.
+        self._troubles: dict[tuple[MessageQueue, str | None], Trouble] = {}
         self._drained: dict[MessageQueue, Callable[[], None]] = {}
+        self.on_shut: Callable[[], None] = _nobody
+        """Called, from any thread, when parked lanes have something for the broker."""
 
     # for workers
 
@@ -66,13 +73,16 @@ class LaneBoard:
                 self._sleep_on_it(pause)
         return None
 
-    def finish(self, turn: MessageTurn, outcome: Outcome, done: int = 0) -> MessageFinished:
+    def finish(self, turn: MessageTurn, outcome: Outcome, done: int = 0, reason: str = "") -> MessageFinished:
         """Reports a turn. What it answers is to be done by the caller; a turn taken away meanwhile is ignored."""
         calls: list[Callable[[], None]] = []
         with self._mutex:
             if turn.token not in self._running:
                 return Finished(Why.QUEUE_GONE)
-            finished = self._scheduler.finish(turn, outcome, done=done, now=self._clock.now())
+            now = self._clock.now()
+            finished = self._scheduler.finish(turn, outcome, done=done, now=now, reason=reason)
+            if reason or self._troubles:
+                note_trouble(self._troubles, turn, finished.why, reason, now)
             self._settled(turn, finished, calls)
         for call in calls:
             call()
@@ -96,9 +106,16 @@ class LaneBoard:
 
     # for the event loop
 
-    def add(self, queue: MessageQueue, start: QueueOffset, usable_until: Millis, done: GapMap = NO_GAPS) -> None:
+    def add(
+        self,
+        queue: MessageQueue,
+        start: QueueOffset,
+        usable_until: Millis,
+        done: GapMap = NO_GAPS,
+        kept: Iterable[KeptLane] = (),
+    ) -> None:
         with self._mutex:
-            self._scheduler.add(queue, start, self._order, usable_until=usable_until, done=done)
+            self._scheduler.add(queue, start, self._order, usable_until=usable_until, done=done, kept=kept)
 
     def put(
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset
@@ -107,6 +124,9 @@ class LaneBoard:
             wanted = self._scheduler.put(queue, messages, next_offset, pulled_from=pulled_from)
             if messages:
                 self._wake(1 if self._order is Order.QUEUE else len(messages))
+            news = self._has_news(queue)
+        if news:
+            self.on_shut()
         return wanted
 
     def set_usable_until(self, queue: MessageQueue, until: Millis) -> None:
@@ -118,7 +138,25 @@ class LaneBoard:
         with self._mutex:
             resumed = self._scheduler.resume(queue, key)
             self._wake(1)
+            news = self._has_news(queue)
+        if news:
+            self.on_shut()
         return resumed
+
+    def shut(self, queue: MessageQueue, act: Callable[[ShutLanes[Message]], R]) -> R | None:
+        """Does something with the queue's parked lanes; None where it is not held, or has no lanes by key."""
+        calls: list[Callable[[], None]] = []
+        with self._mutex:
+            lanes = self._scheduler.shut(queue)
+            if lanes is None:
+                return None
+            result = act(lanes)
+            self._scheduler.offer(queue)
+            self._wake(1)
+            self._feed(queue, calls)
+        for call in calls:
+            call()
+        return result
 
     def drain(self, queue: MessageQueue) -> None:
         with self._mutex:
@@ -154,6 +192,8 @@ class LaneBoard:
         with self._mutex:
             self._hungry.pop(queue, None)
             self._scheduler.drop(queue)
+            for place in [place for place in self._troubles if place[0] == queue]:
+                del self._troubles[place]
             if queue in self._drained:
                 self._drained[queue]()
 
@@ -189,6 +229,17 @@ class LaneBoard:
         with self._mutex:
             return self._scheduler.snapshot()
 
+    def look(self, queue: MessageQueue, key: str | None) -> LaneLook | None:
+        """What a lane is doing now; None for a queue that is not held."""
+        with self._mutex:
+            now = self._clock.now()
+            view = self._scheduler.view(queue, key, now=now)
+            if view is None:
+                return None
+            lane = None if view.order is Order.QUEUE else key
+            began = next((at for turn, at in self._running.values() if (turn.queue, turn.key) == (queue, lane)), None)
+            return LaneLook(view, now, began, self._troubles.get((queue, lane)))
+
     # under the mutex
 
     def _settled(self, turn: MessageTurn, finished: MessageFinished, calls: list[Callable[[], None]]) -> None:
@@ -198,13 +249,23 @@ class LaneBoard:
         queue = turn.queue
         if finished.until is not None or finished.why is Why.QUEUE_GONE:
             self._wake(1)  # somebody must sleep until then, or look at the queue's next holding
-        if self._hungry and queue in self._hungry:
-            count, call = self._hungry[queue]
-            if finished.why is Why.QUEUE_GONE or self._scheduler.cached(queue).count <= count:
-                del self._hungry[queue]
-                calls.append(call)
+        self._feed(queue, calls, anyway=finished.why is Why.QUEUE_GONE)
         if self._drained and queue in self._drained:
             calls.append(self._drained[queue])
+        if self._has_news(queue):
+            calls.append(self.on_shut)
+
+    def _feed(self, queue: MessageQueue, calls: list[Callable[[], None]], *, anyway: bool = False) -> None:
+        """There may be room for a pull that waits."""
+        if self._hungry and queue in self._hungry:
+            count, call = self._hungry[queue]
+            if anyway or self._scheduler.cached(queue).count <= count:
+                del self._hungry[queue]
+                calls.append(call)
+
+    def _has_news(self, queue: MessageQueue) -> bool:
+        lanes = self._scheduler.shut(queue)
+        return lanes is not None and lanes.news
 
     def _sleep_on_it(self, pause: float | None) -> None:
         self._sleeping += 1
@@ -222,6 +283,10 @@ class LaneBoard:
 
     def _wake_all(self) -> None:
         self._changed.notify_all()
+
+
+def _nobody() -> None:
+    """Nobody brings parked lanes to a broker."""
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
@@ -265,7 +330,9 @@ class LoopBoard(LaneBoard):
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append(sleeper)
         try:
-            await asyncio.wait_for(sleeper, pause)
+            # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the call.
+            async with asyncio.timeout(pause):
+                await sleeper
         except TimeoutError:
             pass
         except asyncio.CancelledError:

@@ -43,6 +43,8 @@ class LockKeeper:
         self._lose = lose
         self._urgent = asyncio.Event()
         self._seldom = Seldom(log, options.clock)
+        self.parked: Callable[[Holding, int], None] = lambda holding, serial: None
+        """Told with every renewal how the broker's parked lanes stand."""
 
     async def run(self) -> None:
         """Never ends, whatever a renewal meets: leases that are not renewed are lost (A23)."""
@@ -124,6 +126,7 @@ class LockKeeper:
         match lease.granted(answer.epoch, asked_at=asked_at):
             case Grant.RENEWED if lease.usable_until is not None:
                 self._gate(holding, lease.usable_until)
+                self.parked(holding, answer.parked)
             case Grant.NEW:
                 self._lose(holding, "another member may have owned it meanwhile")
 

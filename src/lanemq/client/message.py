@@ -11,6 +11,7 @@ from struct import Struct
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from lanemq._fast import compiled
 from lanemq.client.codec import Codec
 from lanemq.model.errors import CodecError
 from lanemq.model.names import RETRY_PREFIX
@@ -177,6 +178,7 @@ class Message:
         return f"Message({self.queue}@{self.queue_offset}, key={self.key!r}, id={self.message_id})"
 
 
+@compiled
 def find_key(buffer: bytes, start: int) -> str | None:
     """The key of the record at `start`, straight from the bytes: lanes ask it of every message.
 
@@ -201,4 +203,10 @@ def find_key(buffer: bytes, start: int) -> str | None:
 
 def read_messages(source: Source, body: bytes) -> list[Message]:
     """The messages of a pull's body, in the order of their offsets."""
-    return [Message(source, body, start) for start in record_starts(body)]
+    return lay_messages(Message, source, body, _UNREAD)
+
+
+@compiled
+def lay_messages(kind: type[Message], source: Source, body: bytes, unread: object) -> list[Message]:
+    """One of `kind` per record; `unread` is what stands for a key that nobody has looked at."""
+    return [kind(source, body, start) for start in record_starts(body)]

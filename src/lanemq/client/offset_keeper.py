@@ -76,6 +76,15 @@ class OffsetKeeper:
         """A queue was given up or lost."""
         self._table.remove(queue)
 
+    def tell_again(self, broker: str) -> None:
+        """The connection was lost, perhaps because the broker crashed: the last commits it confirmed may be gone.
+
+        Without this a queue in which nothing more happens would stay behind for good.
+        """
+        for holding in self._holdings:
+            if holding.queue.broker == broker:
+                self._table.doubt(holding.queue)
+
     def get(self, queue: MessageQueue) -> QueueOffset | None:
         return self._table.get(queue)
 

@@ -58,7 +58,9 @@ class OpenTurns:
 
     def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
         turn = self._take_back(message, stop)
-        return self.board.finish(turn, DONE if stop is None else stop.outcome)
+        if stop is None:
+            return self.board.finish(turn, DONE)
+        return self.board.finish(turn, stop.outcome, reason="its consumer asked for a retry")
 
     def _take_back(self, message: Message, stop: Stop | None) -> MessageTurn:
         turn = self._open.pop(message, None)

@@ -15,6 +15,7 @@ from lanemq.client.holding import Holding
 from lanemq.client.lock_keeper import Lose
 from lanemq.client.message import Message, read_messages
 from lanemq.client.offset_keeper import OffsetKeeper
+from lanemq.client.parker import Parker
 from lanemq.client.seldom import Seldom
 from lanemq.core.flow_control import WaitFor, verdict
 from lanemq.core.turns import Order
@@ -53,6 +54,7 @@ class Puller:
         self._clock = options.clock
         self._loop = asyncio.get_running_loop()
         self._seldom = Seldom(log, options.clock)
+        self.parker: Parker
 
     async def run(self, holding: Holding) -> None:
         """Ends when the holding does; any other trouble is tried again after a pause."""
@@ -114,8 +116,11 @@ class Puller:
         if self._options.history.on:
             place = Place(self._options.group, queue.topic, queue.queue_id, offset)
             self._options.history.reset(place, "the broker or a person named another offset")
+        kept = await self.parker.kept(queue, asked=holding.keeps_parked)
+        if holding.released:
+            return
         board.drop(queue)
-        board.add(queue, offset, holding.usable_until)
+        board.add(queue, offset, holding.usable_until, kept=kept)
         await self._offsets.move_to(holding, offset)
         holding.moving = None
 

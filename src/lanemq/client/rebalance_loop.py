@@ -17,6 +17,7 @@ from lanemq.client.heartbeat_loop import Heartbeat
 from lanemq.client.holding import Holding, Holdings, Start
 from lanemq.client.lock_keeper import LockKeeper
 from lanemq.client.offset_keeper import OffsetKeeper
+from lanemq.client.parker import Parker
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.routes import TopicRoute
 from lanemq.client.seldom import Seldom
@@ -53,6 +54,7 @@ class Rebalancer:
         self.hold: Hold
         self.resume: Callable[[Holding], None]
         """Starts the pull loop of a queue that stays after all."""
+        self.parker: Parker
         self.tasks: asyncio.TaskGroup
         self._options = options
         self._calls = calls
@@ -206,6 +208,8 @@ class Rebalancer:
                 start = Start(granted.offset, granted.gaps)
             else:
                 start = Start(await self._offsets.start_of(queue))
+            if granted is not None and granted.parked:
+                start = await self._with_parked(queue, start, granted.parked)
         except LaneError as error:
             self._warn(queue.topic, f"{queue} cannot be taken yet, where to start is not known: {error}")
             if lease is not None:
@@ -213,6 +217,14 @@ class Rebalancer:
             return False
         self.hold(queue, lease, start, lane)
         return True
+
+    async def _with_parked(self, queue: MessageQueue, start: Start, serial: int) -> Start:
+        """Lanes that the broker keeps stay shut here, and what is pulled of them again is not run."""
+        if self.stations[queue.topic].plan.order is not Order.KEY:
+            self._warn(queue.topic, f"{queue} has parked lanes; without order by key their newer messages run")
+            return start
+        kept = await self.parker.kept(queue, asked=True)
+        return Start(start.offset, start.gaps, kept, serial)
 
     async def _wait(self, most_ms: int) -> None:
         try:

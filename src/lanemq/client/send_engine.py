@@ -21,7 +21,7 @@ from lanemq.client.send_tickets import Crowd
 from lanemq.client.send_work import EngineLane, KnownBroker, Mark, SendRequest, Work
 from lanemq.clock import Clock
 from lanemq.core.send_lane import Failed, SendBatch, SendError, SendLane, SendOptions
-from lanemq.model.errors import BrokerRefused, Closed, LaneError, LaneFrozen, SequenceGap
+from lanemq.model.errors import BrokerReadOnly, BrokerRefused, Closed, LaneError, LaneFrozen, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.wire.codes import STORED_CODES, error_for
@@ -46,10 +46,11 @@ class SendEngine:
         self._clock = clock
         self._history = SendHistory(options.history)
         self._lanes: dict[MessageQueue, EngineLane] = {}
-        self._active: set[EngineLane] = set()
+        # In the order in which they became active, so that a run can be repeated exactly.
+        self._active: dict[EngineLane, None] = {}
         self._brokers: dict[str, KnownBroker] = {}
         # Frozen lanes that wait for the end of a call.
-        self._held: set[EngineLane] = set()
+        self._held: dict[EngineLane, None] = {}
         self.buffered_bytes = 0
 
     # parcels in
@@ -80,7 +81,7 @@ class SendEngine:
         lane.accepted += len(parcels)
         if self._history.on:
             self._history.taken(queue, parcels)
-        self._active.add(lane)
+        self._active[lane] = None
         return lane
 
     def _place(self, lane: EngineLane, parcels: Sequence[Parcel], now: Millis) -> None:
@@ -176,7 +177,7 @@ class SendEngine:
         self._reopen(lane)
         work.requests += self.pump(lane)
         if lane.sender.idle:
-            self._active.discard(lane)
+            self._active.pop(lane, None)
         return work
 
     def connected(self, broker: str) -> list[SendRequest]:
@@ -212,7 +213,7 @@ class SendEngine:
                 work.hang_up.append(lane.queue.broker)
             work.requests += self.pump(lane)
             if lane.sender.idle:
-                self._active.discard(lane)
+                self._active.pop(lane, None)
         return work
 
     def to_dial(self) -> list[tuple[str, str]]:
@@ -330,6 +331,8 @@ class SendEngine:
                 self._give_up(lane, doubtful(failed), forgotten(lane.queue), work)
                 lane.under_way.clear()
         else:
+            if isinstance(problem, BrokerReadOnly):
+                failed = doubtful(failed)
             self._give_up(lane, failed, problem, work)
             for sequence in [each for each in lane.under_way if each >= request.batch.first_sequence]:
                 del lane.under_way[sequence]
@@ -362,7 +365,7 @@ class SendEngine:
     def _concern(self, lane: EngineLane, parcels: Sequence[Parcel]) -> None:
         lane.concern(parcels)
         if lane.waits_for:
-            self._held.add(lane)
+            self._held[lane] = None
 
     def _reopen(self, lane: EngineLane) -> None:
         if lane.may_reopen:
@@ -372,7 +375,7 @@ class SendEngine:
         lane.sender.resume()
         lane.waits_for.clear()
         lane.needs_resume = False
-        self._held.discard(lane)
+        self._held.pop(lane, None)
         lane.repeats = False
         lane.under_way.clear()
         lane.built.clear()

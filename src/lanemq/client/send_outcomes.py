@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from lanemq._fast import compiled
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_requests import Parcel
 from lanemq.client.send_tickets import Crowd
@@ -28,17 +29,34 @@ class Stored:
     repeat: bool
 
     def tell(self) -> None:
-        queue, stored, repeat, parcels = self.queue, self.stored, self.repeat, self.parcels
-        receipts = [
-            Receipt(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
-            for offset, parcel in enumerate(parcels, self.first_offset)
-        ]
+        parcels = self.parcels
         crowd = parcels[0].ticket
-        if isinstance(crowd, Crowd) and all([parcel.ticket is crowd for parcel in parcels]):
-            crowd.stored_all([parcel.index for parcel in parcels], receipts)
+        receipts, indexes, shared = receipts_of(
+            parcels, Receipt, self.queue, self.first_offset, self.stored, self.repeat
+        )
+        if shared and isinstance(crowd, Crowd):
+            crowd.stored_all(indexes, receipts)
             return
         for parcel, receipt in zip(parcels, receipts, strict=True):
             parcel.ticket.stored(parcel.index, receipt)
+
+
+@compiled
+def receipts_of(
+    parcels: Sequence[Parcel],
+    make: type[Receipt],
+    queue: MessageQueue,
+    first_offset: int,
+    stored: StoredAs,
+    repeat: bool,
+) -> tuple[list[Receipt], list[int], bool]:
+    """The receipts of parcels that lie one behind the other, their indexes, and whether they share one ticket."""
+    receipts = [
+        make(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
+        for offset, parcel in enumerate(parcels, first_offset)
+    ]
+    ticket = parcels[0].ticket
+    return receipts, [parcel.index for parcel in parcels], all([parcel.ticket is ticket for parcel in parcels])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +114,7 @@ def failed_outcomes(
 
 
 def doubtful(failed: Failed[Parcel]) -> Failed[Parcel]:
-    """Refused now, but an attempt before may have been stored."""
+    """Refused now, but an attempt before may have been stored; or the disk failed under it, and a restart finds it."""
     return Failed(failed.error, unknown=(*failed.refused, *failed.unknown), blocked=failed.blocked)
 
 

@@ -55,6 +55,11 @@ async def run_turn_async(turn: MessageTurn, attempt: AsyncAttempt, batch_size: i
     return TurnEnd(_ALL_DONE, len(messages))
 
 
+def reason_of(end: TurnEnd) -> str:
+    """Why it failed, for whoever finds the lane parked."""
+    return "" if end.stop.error is None else repr(end.stop.error)
+
+
 def stopped_at(turn: MessageTurn, end: TurnEnd) -> Message:
     """The message that the stop speaks of."""
     return turn.messages[min(end.done, len(turn.messages) - 1)]

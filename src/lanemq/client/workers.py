@@ -15,7 +15,7 @@ from lanemq.client.dead_letters import DeadLetters
 from lanemq.client.lane_board import LoopBoard, MessageFinished, MessageTurn
 from lanemq.client.message import Message
 from lanemq.client.station import Station
-from lanemq.client.turn_run import TurnEnd, log_end, run_turn, run_turn_async, stopped_at
+from lanemq.client.turn_run import TurnEnd, log_end, reason_of, run_turn, run_turn_async, stopped_at
 from lanemq.clock import Clock
 from lanemq.core.retry_policy import SEND_BACK_RETRY, SendBack
 from lanemq.core.turns import DONE, STOPPED, Plain, Suspend, Why
@@ -36,7 +36,8 @@ class Aftermath:
         """Reports a turn's end and does what the scheduler asks for in return."""
         if end.stop.bury is not None:
             return await self._bury(station, turn, end)
-        return await self.follow(station, turn, end, station.board.finish(turn, end.stop.outcome, end.done))
+        finished = station.board.finish(turn, end.stop.outcome, end.done, reason_of(end))
+        return await self.follow(station, turn, end, finished)
 
     async def follow(
         self, station: Station, turn: MessageTurn, end: TurnEnd, finished: MessageFinished
@@ -124,7 +125,7 @@ class ThreadWorkers:
     def _report(self, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
         if end.stop.bury is not None:
             return self._on_loop(self._aftermath.settle(self._station, turn, end))
-        finished = self._station.board.finish(turn, end.stop.outcome, end.done)
+        finished = self._station.board.finish(turn, end.stop.outcome, end.done, reason_of(end))
         if finished.why is not Why.GIVE:
             return finished
         return self._on_loop(self._aftermath.follow(self._station, turn, end, finished))

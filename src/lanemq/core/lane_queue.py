@@ -4,20 +4,23 @@ Two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`. 
 key, or one per batch when there is no order to keep; its messages finish out of offset order, so it
 remembers the finished offsets above the first unfinished one (the gaps).
 
-A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked.
+A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked; with order by key the
+parked ones are `shut_lanes`, and may wait there for the broker.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic
 
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
+from lanemq.core.parked_lanes import Failure
 from lanemq.core.process_queue import ProcessQueue
-from lanemq.core.turns import Gate, M, Order, Turn
+from lanemq.core.shut_lanes import KeptLane, ShutLanes
+from lanemq.core.turns import Gate, Lane, M, Order
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -41,19 +44,6 @@ class QueueView:
     parked: tuple[str | None, ...]
 
 
-class Lane(Generic[M]):
-    """The messages of one key that wait for their turn."""
-
-    __slots__ = ("busy_since", "key", "pending", "turn")
-
-    def __init__(self, key: str | None, pending: list[M]) -> None:
-        self.key = key
-        self.pending = pending
-        self.turn: Turn[M] | None = None
-        # Since when turn has followed turn without a pause; None after a pause.
-        self.busy_since: Millis | None = None
-
-
 class LaneQueue(Gate, ABC, Generic[M]):
     """What both kinds share."""
 
@@ -67,7 +57,9 @@ class LaneQueue(Gate, ABC, Generic[M]):
         # Whether the scheduler has this queue in its own ready line; at most once.
         self.listed = False
         self.held_until = Millis(-(2**62))
+        # Waiting for a person. With order by key they are in `shut` instead.
         self.parked: list[Lane[M]] = []
+        self.shut: ShutLanes[M] | None = None
         # How often each unfinished message failed; empty while all goes well.
         self.failures: dict[int, int] = {}
         # The last committable offset the shell was told.
@@ -101,9 +93,34 @@ class LaneQueue(Gate, ABC, Generic[M]):
     @abstractmethod
     def cached(self) -> Cached: ...
 
+    @abstractmethod
+    def lane(self, key: str | None) -> Lane[M] | None:
+        """The key's lane, if it has something here."""
+
+    @abstractmethod
+    def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
+        """The first unfinished offset of a lane, and how many messages of it are unfinished."""
+
+    def is_parked(self, lane: Lane[M]) -> bool:
+        return lane in self.parked or (self.shut is not None and lane.key in self.shut)
+
     def gaps(self) -> GapMap:
         """Finished offsets above the committable one."""
         return NO_GAPS
+
+    def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
+        """The lane's retries are used up."""
+        self.parked.append(lane)
+
+    def resume(self, key: str | None) -> bool:
+        """A person lets a parked lane go on; whether there was one."""
+        lane = next((lane for lane in self.parked if lane.key == key), None)
+        if lane is None:
+            return False
+        self.parked.remove(lane)
+        self.forgive(lane)
+        self.ready.append(lane)
+        return True
 
     @abstractmethod
     def forgive(self, lane: Lane[M]) -> None:
@@ -119,13 +136,15 @@ class LaneQueue(Gate, ABC, Generic[M]):
             usable_until=self.usable_until,
             draining=self.closed,
             held=held,
-            parked=tuple(lane.key for lane in self.parked),
+            parked=(*(lane.key for lane in self.parked), *(self.shut or ())),
         )
 
     def forget(self) -> None:
         """Free the memory of a dropped queue."""
         self.ready.clear()
         self.parked.clear()
+        if self.shut is not None:
+            self.shut.forget()
 
 
 class WholeQueue(LaneQueue[M]):
@@ -175,6 +194,13 @@ class WholeQueue(LaneQueue[M]):
                 self._forget_below(self._messages.committable)
         return True
 
+    def lane(self, key: str | None) -> Lane[M] | None:
+        return self._lane
+
+    def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
+        count = self._messages.cached().count
+        return (self._messages.committable if count else None), count
+
     def roll_back(self, lane: Lane[M]) -> None:
         self._messages.roll_back()
 
@@ -204,6 +230,7 @@ class KeyedQueue(LaneQueue[M]):
         order: Order,
         chunk: int,
         done: GapMap = NO_GAPS,
+        kept: Iterable[KeptLane] = (),
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
@@ -216,6 +243,11 @@ class KeyedQueue(LaneQueue[M]):
         self._offsets: deque[QueueOffset] = deque()
         self._finished: set[int] = set()
         self._bytes = 0
+        if order is Order.KEY:
+            self.shut = ShutLanes(self)
+            for each in kept:
+                lane = self._lanes[each.key] = Lane(each.key, [])
+                self.shut.keep(lane, each)
 
     @property
     def next_offset(self) -> QueueOffset:
@@ -235,6 +267,8 @@ class KeyedQueue(LaneQueue[M]):
             step = self._chunk
             self.ready.extend(Lane(None, list(messages[i : i + step])) for i in range(0, len(messages), step))
             return
+        if self.shut:
+            messages = self._without_settled(self.shut, messages)
         lanes = self._lanes
         for message in messages:
             key = message.key
@@ -244,14 +278,20 @@ class KeyedQueue(LaneQueue[M]):
                 self.ready.append(lane)
             else:
                 lane.pending.append(message)
+        if self.shut:
+            self.shut.arrived({message.key for message in messages})
 
     def take(self, lane: Lane[M], limit: int) -> list[M]:
+        if lane.redriven is not None:
+            return [lane.redriven]
         taken = lane.pending[:limit]
         del lane.pending[:limit]
         return taken
 
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
         assert lane.turn is not None
+        if lane.redriven is not None:
+            return self._settle_redriven(lane, upto)
         messages = lane.turn.messages
         done: Sequence[M] = messages
         if upto < len(messages):
@@ -263,6 +303,40 @@ class KeyedQueue(LaneQueue[M]):
         if self.order is Order.KEY:
             del self._lanes[lane.key]
         return False
+
+    def _settle_redriven(self, lane: Lane[M], upto: int) -> bool:
+        """A parked message was passed long ago: what becomes of it concerns the broker's list, not the offsets."""
+        assert lane.redriven is not None
+        if not upto:
+            return True
+        self.failures.pop(lane.redriven.queue_offset, None)
+        assert self.shut is not None
+        self.shut.finished(lane)
+        return False
+
+    def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
+        if self.shut is None:
+            super().park(lane, failure, at_broker=at_broker)
+            return
+        if lane.redriven is not None:
+            self.failures.pop(lane.redriven.queue_offset, None)
+        self.shut.shut(lane, failure, at_broker=at_broker)
+
+    def resume(self, key: str | None) -> bool:
+        return self.shut.resume(key) if self.shut is not None else super().resume(key)
+
+    def lane(self, key: str | None) -> Lane[M] | None:
+        return self._lanes.get(key)
+
+    def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
+        messages = [*(lane.turn.messages if lane.turn is not None else ()), *lane.pending]
+        return (QueueOffset(messages[0].queue_offset) if messages else None), len(messages)
+
+    def set_aside(self, messages: Sequence[M]) -> None:
+        self._finish(messages)
+
+    def close_lane(self, lane: Lane[M]) -> None:
+        del self._lanes[lane.key]
 
     def forgive(self, lane: Lane[M]) -> None:
         for message in lane.pending:
@@ -280,6 +354,15 @@ class KeyedQueue(LaneQueue[M]):
     def forget(self) -> None:
         super().forget()
         self._lanes.clear()
+
+    def _without_settled(self, shut: ShutLanes[M], messages: Sequence[M]) -> Sequence[M]:
+        """Those of parked lanes that are at the broker already become gaps, like everything that is finished: the
+        next owner must leave them out together with what runs behind them."""
+        settled = [message for message in messages if shut.settled(message)]
+        if not settled:
+            return messages
+        self._finish(settled)
+        return [message for message in messages if not shut.settled(message)]
 
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
         """Without what former owners finished; ranges of it right behind the pull need not be pulled at all."""

@@ -18,14 +18,17 @@ clocks.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from typing import Generic
 
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.lane_queue import KeyedQueue, Lane, LaneQueue, QueueView, WholeQueue
-from lanemq.core.retry_policy import Again, Give, after, again
+from lanemq.core.lane_queue import KeyedQueue, LaneQueue, QueueView, WholeQueue
+from lanemq.core.lane_view import LaneView, view_lane
+from lanemq.core.parked_lanes import Failure
+from lanemq.core.retry_policy import Again, Give, HoldKey, after, again
+from lanemq.core.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.turns import (
     COMMIT,
     DONE,
@@ -34,6 +37,7 @@ from lanemq.core.turns import (
     SLICE_PAUSE,
     STOPPED,
     Finished,
+    Lane,
     LaneOptions,
     M,
     Order,
@@ -56,6 +60,7 @@ class LaneScheduler(Generic[M]):
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
         self._auto = options.auto_commit
+        self._park_at_broker = isinstance(options.policy, HoldKey) and options.policy.then.at_broker
         self._slice = options.max_continuous
         self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
@@ -78,11 +83,13 @@ class LaneScheduler(Generic[M]):
         *,
         usable_until: Millis = NOT_LEASED,
         done: GapMap = NO_GAPS,
+        kept: Iterable[KeptLane] = (),
     ) -> None:
         """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`.
 
         `done` is what former owners finished above the start; it is not run again, and stays among the gaps.
         With the whole queue in order nothing is ever finished above an unfinished message, and `done` is ignored.
+        `kept` are the lanes that the broker keeps parked; they stay shut.
         """
         options = self._options
         if queue in self._queues:
@@ -92,7 +99,7 @@ class LaneScheduler(Generic[M]):
         if order is Order.QUEUE:
             self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
         else:
-            self._queues[queue] = KeyedQueue(queue, start_offset, usable_until, order, options.batch_size, done)
+            self._queues[queue] = KeyedQueue(queue, start_offset, usable_until, order, options.batch_size, done, kept)
 
     def put(
         self,
@@ -143,8 +150,11 @@ class LaneScheduler(Generic[M]):
                 return self._begin(home, lane, taken, now)
         return Wait(self._timers[0][0] if self._timers else None)
 
-    def finish(self, turn: Turn[M], outcome: Outcome, *, done: int = 0, now: Millis) -> Finished[M]:
-        """End a turn: its first `done` messages succeeded, `outcome` speaks of the batch after them."""
+    def finish(self, turn: Turn[M], outcome: Outcome, *, done: int = 0, now: Millis, reason: str = "") -> Finished[M]:
+        """End a turn: its first `done` messages succeeded, `outcome` speaks of the batch after them.
+
+        `reason` is why it failed, for whoever finds the lane parked.
+        """
         home, _ = self._running(turn)
         if home.dropped:
             return self._ghost_ended(turn)
@@ -158,7 +168,7 @@ class LaneScheduler(Generic[M]):
             return self._end(turn, done, Why.STOPPED, now=now)
         if outcome is COMMIT or outcome is ROLL_BACK:
             return self._commit_or_roll_back(turn, outcome, done, now)
-        return self._failed(turn, done, outcome.delay if isinstance(outcome, Suspend) else None, now)
+        return self._failed(turn, done, outcome.delay if isinstance(outcome, Suspend) else None, now, reason)
 
     def sent_back(self, turn: Turn[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
         """The shell tried to hand over `Finished.send_back`, one truth value per message.
@@ -184,14 +194,20 @@ class LaneScheduler(Generic[M]):
     def resume(self, queue: MessageQueue, key: str | None = None) -> bool:
         """Let a parked lane try again with fresh retries; whether there was one."""
         home = self._queues.get(queue)
-        lane = next((lane for lane in home.parked if lane.key == key), None) if home else None
-        if home is None or lane is None:
+        if home is None or not home.resume(key):
             return False
-        home.parked.remove(lane)
-        home.forgive(lane)
-        home.ready.append(lane)
         self._list(home)
         return True
+
+    def shut(self, queue: MessageQueue) -> ShutLanes[M] | None:
+        """The queue's parked lanes, where they can go to the broker. `offer` the queue after changing them."""
+        home = self._queues.get(queue)
+        return None if home is None else home.shut
+
+    def offer(self, queue: MessageQueue) -> None:
+        """Lanes of the queue may have become ready."""
+        if queue in self._queues:
+            self._list(self._queues[queue])
 
     def drain(self, queue: MessageQueue) -> None:
         """No new turns; running ones stop before their next batch. What did not run is the next owner's."""
@@ -241,6 +257,11 @@ class LaneScheduler(Generic[M]):
             held.setdefault(home.queue, []).append((lane.key if lane else None, until))
         return {queue: home.view(tuple(held.get(queue, ()))) for queue, home in self._queues.items()}
 
+    def view(self, queue: MessageQueue, key: str | None, *, now: Millis) -> LaneView | None:
+        home = self._queues.get(queue)
+        timers = ((until, lane) for until, _, at, lane in self._timers if at is home)
+        return None if home is None else view_lane(home, key, timers, now)
+
     def _begin(self, home: LaneQueue[M], lane: Lane[M], taken: list[M], now: Millis) -> Turn[M]:
         if lane.busy_since is None:
             lane.busy_since = now
@@ -283,7 +304,6 @@ class LaneScheduler(Generic[M]):
         lane.turn = None
         home.running -= 1
         if why is Why.PARKED:
-            home.parked.append(lane)
             return None
         if hold is not None:
             return self._pause(home, lane, hold, now)
@@ -317,8 +337,8 @@ class LaneScheduler(Generic[M]):
         until = self._next_place(home, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, None, (), until)
 
-    def _failed(self, turn: Turn[M], done: int, asked: Millis | None, now: Millis) -> Finished[M]:
-        home, _ = self._turns[turn.token]
+    def _failed(self, turn: Turn[M], done: int, asked: Millis | None, now: Millis, reason: str) -> Finished[M]:
+        home, lane = self._turns[turn.token]
         batch = turn.messages[done : done + self._options.batch_size]
         policy, failures = self._options.policy, home.failures
         steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked) for m in batch]
@@ -328,7 +348,10 @@ class LaneScheduler(Generic[M]):
             return Finished(Why.GIVE, None, give)
         waits = [step for step in steps if isinstance(step, Again)]
         if len(waits) < len(batch):
-            return self._end(turn, done, Why.PARKED, now=now)
+            attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1
+            parked = self._end(turn, done, Why.PARKED, now=now)
+            home.park(lane, Failure(reason, attempts), at_broker=self._park_at_broker)
+            return parked
         self._count(home, batch)
         longest = max(waits, key=lambda step: step.delay)
         return self._end(turn, done, Why.HELD, now=now, hold=longest)

@@ -243,6 +243,11 @@ class LockTable:
             return Stale(entry.owner, entry.epoch)
         return Unowned() if epoch is None else Stale(NOBODY, entry.epoch)
 
+    def latest(self, group: str, queue: MessageQueue) -> Lease | None:
+        """The last lease of a queue, whether it has ended or not."""
+        entry = self._groups.get(group, {}).get(queue)
+        return entry.lease() if entry is not None else None
+
     def holder(self, group: str, queue: MessageQueue, *, now: Millis) -> Lease | None:
         """The live lease of a queue, if there is one."""
         entry = self._groups.get(group, {}).get(queue)

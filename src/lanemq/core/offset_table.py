@@ -47,6 +47,10 @@ class OffsetTable:
         """The broker confirmed these values; a queue given up meanwhile stays forgotten."""
         self._persisted.update((queue, at) for queue, at in snapshot.items() if queue in self._consumed)
 
+    def doubt(self, queue: MessageQueue) -> None:
+        """The broker may have lost what it confirmed, in a crash: it is to be told again."""
+        self._persisted.pop(queue, None)
+
     def remove(self, queue: MessageQueue) -> QueueOffset | None:
         """Forget a queue; returns what was never confirmed, so that a careless release is noticed."""
         offset = self._consumed.pop(queue, None)

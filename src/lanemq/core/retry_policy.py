@@ -5,7 +5,7 @@ when the retries are used up. `after` turns policy, count and verdict into one n
 for every count.
 
 Only `DeadLetter` and `SendBack` let successors pass a failed message. A hold that runs out of retries
-parks: the lane stays where it is, with everything behind it, until a person resumes it.
+parks: the lane is set aside, with everything behind it, until a person resumes, redrives or discards it.
 """
 
 from dataclasses import dataclass
@@ -55,6 +55,20 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Retries are used up and nothing may pass: the lane is set aside, in order, until a person decides.
+
+    At the broker it is durable and the queue's commit passes it. With `at_broker=False`, and wherever a broker cannot
+    keep it (Apache RocketMQ), it stays in the member's memory: the commit waits for it, and a restart tries again.
+    """
+
+    at_broker: bool = True
+
+
+PARK: Final = Park()
+
+
+@dataclass(frozen=True, slots=True)
 class HoldQueue:
     """RocketMQ's suspend: the whole queue waits, whatever the key of the failed message."""
 
@@ -67,10 +81,11 @@ class HoldQueue:
 
 @dataclass(frozen=True, slots=True)
 class HoldKey:
-    """Only the failed message's lane waits; other keys of the queue go on."""
+    """Only the failed message's lane waits; other keys of the queue go on. When its retries are used up: `then`."""
 
     retries: int = 16
     backoff: Backoff = Backoff()
+    then: Park = PARK
 
     def __post_init__(self) -> None:
         _check_retries(self.retries)
@@ -119,13 +134,8 @@ class Give:
     """Hand it to the broker (retry or dead-letter topic)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Retries are used up and nothing may pass: wait for a person."""
-
-
 NextStep: TypeAlias = Again | Give | Park
-GIVE, PARK = Give(), Park()
+GIVE: Final = Give()
 DEFAULT_POLICY: Final = HoldKey()
 
 

@@ -117,6 +117,21 @@ class Turn(Generic[M]):
         return not gate.closed and now < gate.usable_until and now <= self.slice_end
 
 
+class Lane(Generic[M]):
+    """The messages of one key that wait for their turn."""
+
+    __slots__ = ("busy_since", "key", "pending", "redriven", "turn")
+
+    def __init__(self, key: str | None, pending: list[M]) -> None:
+        self.key = key
+        self.pending = pending
+        self.turn: Turn[M] | None = None
+        # Since when turn has followed turn without a pause; None after a pause.
+        self.busy_since: Millis | None = None
+        # A parked message that the broker gave back: it runs before, and without, everything in `pending`.
+        self.redriven: M | None = None
+
+
 class Wait(NamedTuple):
     """No lane may run. Ask again at `until` (None: never), and after every put, finish or renewal."""
 

@@ -126,7 +126,10 @@ class BrokerBusy(BrokerRefused):
 
 
 class BrokerReadOnly(BrokerRefused):
-    """The broker cannot write (disk full or failing); reads go on."""
+    """The broker cannot write (disk full or failing); reads go on.
+
+    A send that ends with it may be stored or not: the disk may have failed under it, or under a repeat of it.
+    """
 
 
 class NotAllowed(BrokerRefused):

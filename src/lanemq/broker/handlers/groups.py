@@ -131,6 +131,7 @@ class GroupHandler:
         self._parts.groups.pop(group, None)
         if header.clean_offset or header.remove_offset:
             self._parts.offsets.forget(group=group)
+            self._parts.parking.forget(group=group)
         kept = [state.OffsetRow(group, *key, offset) for key, offset in self._parts.offsets.of_group(group).items()]
 
         def delete() -> None:

@@ -9,7 +9,8 @@ it is forgotten with the grant.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
@@ -38,6 +39,8 @@ MAX_NAME_CHARS = 255
 MAX_QUEUE_ID = 2**31 - 1
 MAX_GAPS_CHARS = 4 * 1024 * 1024
 """Gaps in one answer: together with the queues' names it must stay within a frame."""
+_NUMBER = re.compile("[0-9]{1,18}")
+"""Of an epoch. Python calls more a digit than it can read as a number."""
 
 
 class LockHandler:
@@ -63,8 +66,6 @@ class LockHandler:
             body.consumer_group, queues, body.client_id, lease=self._lease(wish), now=self._parts.clock.now()
         )
         group = body.consumer_group
-        if self._parts.recording.on:
-            self._parts.recording.locked(group, grant.granted)
         for lease in grant.granted:
             if lease.changed:
                 log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
@@ -75,7 +76,26 @@ class LockHandler:
         self._unsaved.update(((group, row.queue), row) for row in grant.changes)
         keys = [(group, lease.queue) for lease in grant.granted]
         rows = [self._unsaved[key] for key in keys if key in self._unsaved] if self._unsaved else []
-        self._save(rows, lambda: answer(peer, request, {}, reply), lambda error: answer_error(peer, request, error))
+        new = {row.queue for row in rows}
+
+        def saved() -> None:
+            if self._parts.recording.on:
+                self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in grant.granted])
+            answer(peer, request, {}, reply)
+
+        self._save(rows, saved, lambda error: answer_error(peer, request, error))
+
+    def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
+        """A grant for the history, which counts from when it is on disk: one that a crash took was never given.
+
+        A connection that was lost while it was written has shortened the lease.
+        """
+        last = self._parts.locks.latest(group, lease.queue)
+        if last is not None and last.epoch == lease.epoch:
+            until = min(lease.expires_at, last.expires_at)
+        else:
+            until = self._parts.clock.now()
+        return lease._replace(expires_at=until, changed=lease.changed or lease.queue in new)
 
     def _exists(self, queue: MessageQueue) -> bool:
         """Whether the queue is ours to lend. Another is left out of the answer, as one that somebody else holds:
@@ -125,6 +145,7 @@ class LockHandler:
             lease_millis=lease.expires_at - now,
             offset=-1 if offset is None else offset,
             gaps=gaps,
+            parked=self._parts.parking.lanes.serial((group, queue.topic, queue.queue_id)),
         )
 
     def _unlock(self, peer: Peer, request: Command) -> None:
@@ -195,7 +216,7 @@ def _decode(data: bytes) -> LockRequest:
 
 
 def _epoch(text: str | None) -> Epoch | None:
-    return Epoch(int(text)) if text is not None and text.isdigit() else None
+    return Epoch(int(text)) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def _refusal(refusal: Refusal) -> LaneRefusal:

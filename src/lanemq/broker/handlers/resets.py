@@ -26,7 +26,7 @@ MAX_RELAYED = 1_000
 
 
 class ResetHandler:
-    """Requests 222, 307 and 309."""
+    """Requests 222, 307, 309 and 4208."""
 
     def __init__(self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None]) -> None:
         """`moved` is told the group and the queues (topic, number) of every reset."""
@@ -39,6 +39,7 @@ class ResetHandler:
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+            RequestCode.LANE_STATE: self._running_info,
         }
 
     def answered(self, peer: Peer, reply: Command) -> None:

@@ -13,7 +13,7 @@ from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import KvHeader, RouteHeader
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.lane_fields import FEATURE_LEASES, FEATURE_STAMPS
+from lanemq.wire.lane_fields import FEATURE_LEASES, FEATURE_PARKING, FEATURE_STAMPS
 from lanemq.wire.route_bodies import (
     STRICT_JSON_VERSION,
     BrokerData,
@@ -83,7 +83,7 @@ class RouteHandler:
             broker_addrs={0: str(self._parts.advertised)},
             broker_name=self._parts.options.name,
             cluster=self._parts.options.cluster,
-            lane_features=FEATURE_LEASES | FEATURE_STAMPS,
+            lane_features=FEATURE_LEASES | FEATURE_STAMPS | FEATURE_PARKING,
         )
 
     def _cluster(self, peer: Peer, request: Command) -> None:

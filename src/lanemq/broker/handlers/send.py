@@ -21,7 +21,7 @@ from lanemq.model.java_hash import java_string_hash
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
-from lanemq.wire.batch import split_batch_raw
+from lanemq.wire.batch import DELAYED, TAGGED, split_batch_raw, weigh
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
@@ -29,13 +29,10 @@ from lanemq.wire.hosts import pack_host
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, find_property, remove_property
-from lanemq.wire.stamp import LANE_STAMP, find_stamp
+from lanemq.wire.stamp import following_stamps, stamp_in
 from lanemq.wire.sysflag import TRANSACTION_MASK
 
 _TAG = b"TAGS\x01"
-_DELAY = b"DELAY\x01"
-_TIMER = b"TIMER_"
-_STAMP = f"{LANE_STAMP}\x01".encode()
 
 RECORD_OVERHEAD_BYTES = 128
 """What a record takes in memory beside body and properties, about."""
@@ -75,25 +72,29 @@ class SendHandler:
         text = properties.encode()
         self._refuse_large(len(body), len(text))
         tag_code = _tag_code(properties) if _TAG in text else 0
-        first = find_stamp(properties) if _STAMP in text else None
+        first = stamp_in(text)
         same = header.sys_flag, header.born_timestamp, header.reconsume_times
         return first, [(body, text, tag_code, header.flag, *same)]
 
     def _batch(self, header: SendHeader, body: bytes) -> _Taken:
         """Column by column; what hardly any batch holds is looked for in all properties at once."""
         flags, bodies, texts = split_batch_raw(body)
-        every = b"".join(texts)
-        if _DELAY in every or _TIMER in every:
+        _, largest, longest, found = weigh(bodies, texts)
+        if found & DELAYED:
             for text in texts:
                 refuse_delay(text.decode())
         shared = remove_property(header.properties, PropertyName.UNIQUE_ID).encode()
         if shared:
             texts = [text + shared if text.endswith(b"\x02") else text + b"\x02" + shared for text in texts]
-        self._refuse_large(max(map(len, bodies)), max(map(len, texts)))
-        tagged = _TAG in every or _TAG in shared
+            longest = max(map(len, texts))
+        self._refuse_large(largest, longest)
+        tagged = found & TAGGED or _TAG in shared
         tag_codes = [_tag_code(text.decode()) for text in texts] if tagged else repeat(0)
         same = repeat(header.sys_flag), repeat(header.born_timestamp), repeat(header.reconsume_times)
-        return _first_stamp(texts), list(zip(bodies, texts, tag_codes, flags, *same, strict=False))
+        first, following = following_stamps(texts)
+        if following < len(texts):
+            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
+        return first, list(zip(bodies, texts, tag_codes, flags, *same, strict=False))
 
     def _refuse_large(self, body: int, properties: int) -> None:
         options = self._parts.options
@@ -171,26 +172,6 @@ class SendHandler:
             case Fenced(epoch):
                 remark = f"a producer with epoch {epoch} has taken over in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
-
-
-def _first_stamp(texts: list[bytes]) -> Stamp | None:
-    """The stamp of the first message, if the stamps of a batch follow one another without a gap."""
-    first = _stamp_of(texts[0])
-    if len(texts) == 1:
-        return first
-    prefix = b"" if first is None else f"{LANE_STAMP}\x01{first.producer}.{first.epoch}.".encode()
-    sequence = 0 if first is None else first.sequence
-    for number, text in enumerate(texts[1:], sequence + 1):
-        # Our producers put it last. Looked for as text, which is quicker than reading; the rest is read.
-        if first is not None and text.endswith(b"\x02%b%d\x02" % (prefix, number)):
-            continue
-        if _stamp_of(text) != (None if first is None else (first.producer, first.epoch, number)):
-            raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
-    return first
-
-
-def _stamp_of(text: bytes) -> Stamp | None:
-    return find_stamp(text.decode()) if _STAMP in text else None
 
 
 def _tag_code(properties: str) -> int:

@@ -73,10 +73,12 @@ class TopicHandler:
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
         parts.offsets.forget(topic=name)
+        parts.parking.forget(topic=name)
         ended = parts.locks.forget_topic(name)
         floor = parts.locks.floor
         if parts.recording.on:
             parts.recording.withdrawn(ended)
+            parts.recording.deleted(name)
 
         def forget() -> None:
             # Behind a checkpoint that may be under way: it could bring rows of the topic back.

@@ -1,0 +1,198 @@
+"""Parked lanes as people see and change them: list, show, redrive, discard.
+
+A change is on disk before it is answered. The queue's owner, if there is one, learns of it with its next renewal;
+without one the change waits for the next owner.
+"""
+
+import logging
+from typing import TypeAlias
+
+import msgspec
+
+from lanemq.broker.dispatch import Handler
+from lanemq.broker.parking import lane_id
+from lanemq.broker.parts import Parts
+from lanemq.broker.reply import answer, answer_error
+from lanemq.core.parked_lanes import LaneName, ParkedLane
+from lanemq.model.errors import BrokerRefused, StorageError
+from lanemq.net.server import Peer
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.parked_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+
+log = logging.getLogger(__name__)
+
+MAX_TABLE_CHARS = 4 * 1024 * 1024
+"""Reasons and keys in one answer; the rest comes with the next."""
+LANE_CHARS = 300
+"""What a lane costs beside them, about."""
+SHOWN = 256
+"""Messages of a lane in one answer."""
+SHOWN_BYTES = 8 * 1024 * 1024
+
+
+class ParkedHandler:
+    """Requests 4204 to 4207."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def table(self) -> dict[int, Handler]:
+        return {
+            RequestCode.LANE_PARKED: self._list,
+            RequestCode.LANE_PARKED_SHOW: self._show,
+            RequestCode.LANE_PARKED_REDRIVE: self._redrive,
+            RequestCode.LANE_PARKED_DISCARD: self._discard,
+        }
+
+    def _list(self, peer: Peer, request: Command) -> None:
+        wanted = LaneBody.decode(request.body)
+        table, left, last = ParkedTable(), MAX_TABLE_CHARS, ""
+        after = _decoded(wanted.after) if wanted.after else None
+        matching = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
+        for lane in sorted(matching, key=_place_of):
+            if after is not None and _place_of(lane) <= after:
+                continue
+            body = _describe(lane)
+            left -= LANE_CHARS + len(body.reason) + len(body.key or "")
+            if left < 0 and table.lanes:
+                table.more = last
+                break
+            table.lanes.append(body)
+            last = msgspec.json.encode(_place_of(lane)).decode()
+
+        def saved(error: StorageError | None) -> None:
+            if error is not None:
+                answer_error(peer, request, error)
+            else:
+                answer(peer, request, {}, table.encode())
+
+        # A new owner will leave out what it is told here: that must not rest on a write that may still fail.
+        self._parts.parking.settled(saved)
+
+    def _lanes(self, wanted: LaneBody) -> list[ParkedLane]:
+        lanes = self._parts.parking.lanes
+        if wanted.group and wanted.topic and wanted.queue_id >= 0:
+            return list(lanes.of_queue((wanted.group, wanted.topic, wanted.queue_id)))
+        return list(lanes)
+
+    def _show(self, peer: Peer, request: Command) -> None:
+        wanted = LaneBody.decode(request.body)
+        name = self._one(wanted).name
+
+        def found(records: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
+            if error is not None:
+                answer_error(peer, request, error)
+                return
+            body = b""
+            for _, record in records or ():
+                if body and len(body) + len(record) > SHOWN_BYTES:
+                    break
+                body += record
+            answer(peer, request, {}, body)
+
+        self._parts.thread.submit(lambda: self._parts.parking.rows.records(lane_id(name), wanted.start, SHOWN), found)
+
+    def _redrive(self, peer: Peer, request: Command) -> None:
+        lane = self._one(LaneBody.decode(request.body))
+        name, first, parking = lane.name, lane.first, self._parts.parking
+        changed = parking.lanes.redrive(name)
+        reply = ParkedResult(changed=int(changed), left=len(lane.messages))
+
+        def saved(error: StorageError | None) -> None:
+            if error is not None:
+                answer_error(peer, request, error)
+                return
+            if self._parts.recording.on and changed:
+                self._parts.recording.redriven(name, first)
+            answer(peer, request, {}, reply.encode())
+
+        if changed:
+            log.info("group %s: key %r of %s/%s is redriven", name.group, name.key, name.topic, name.queue_id)
+            parking.save(name, saved)
+        else:
+            parking.settled(saved)
+
+    def _discard(self, peer: Peer, request: Command) -> None:
+        wanted = LaneBody.decode(request.body)
+        name, parking = self._one(wanted).name, self._parts.parking
+        removed = parking.lanes.discard(name, wanted.through)
+        lane = parking.lanes.get(name)
+        reply = ParkedResult(changed=len(removed), left=0 if lane is None else len(lane.messages))
+        if removed:
+            log.warning(
+                "group %s: %d messages of key %r of %s/%s are discarded, offsets %d to %d",
+                name.group, len(removed), name.key, name.topic, name.queue_id, removed[0], removed[-1],
+            )  # fmt: skip
+
+        def saved(error: StorageError | None) -> None:
+            if error is not None:
+                answer_error(peer, request, error)
+                return
+            if self._parts.recording.on:
+                self._parts.recording.discarded(name, removed)
+            answer(peer, request, {}, reply.encode())
+
+        if removed:
+            parking.save(name, saved, removed=removed)
+        else:
+            parking.settled(saved)
+
+    def _one(self, wanted: LaneBody) -> ParkedLane:
+        """The one lane that is meant; the queue need not be named."""
+        if not (wanted.group and wanted.topic) or wanted.any_key:
+            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
+        found = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
+        if not found:
+            what = "without a key" if wanted.key is None else f"of key {wanted.key!r}"
+            raise BrokerRefused(
+                ResponseCode.QUERY_NOT_FOUND, f"group {wanted.group} has no parked lane {what} in topic {wanted.topic}"
+            )
+        if len(found) > 1:
+            queues = ", ".join(str(lane.name.queue_id) for lane in found)
+            raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"that lane exists in queues {queues}: name one")
+        return found[0]
+
+
+Place: TypeAlias = tuple[str, str, int, bool, str]
+
+
+def _place_of(lane: ParkedLane) -> Place:
+    """Its place in a list; the lane without a key comes first."""
+    name = lane.name
+    return *name.place, name.key is not None, name.key or ""
+
+
+def _decoded(after: str) -> Place:
+    try:
+        place: Place = msgspec.json.decode(after, type=Place)
+    except msgspec.MsgspecError as error:
+        raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"{after[:40]!r} names no place in a list") from error
+    return place
+
+
+def _matches(name: LaneName, wanted: LaneBody) -> bool:
+    return (
+        wanted.group in ("", name.group)
+        and wanted.topic in ("", name.topic)
+        and wanted.queue_id in (-1, name.queue_id)
+        and (wanted.any_key or wanted.key == name.key)
+    )
+
+
+def _describe(lane: ParkedLane) -> ParkedLaneBody:
+    return ParkedLaneBody(
+        group=lane.name.group,
+        topic=lane.name.topic,
+        queue_id=lane.name.queue_id,
+        key=lane.name.key,
+        status=lane.status.value,
+        reason=lane.failure.reason,
+        attempts=lane.failure.attempts,
+        since=lane.since,
+        messages=len(lane.messages),
+        size=lane.size,
+        first=lane.first,
+        last=next(reversed(lane.messages)),
+        through=lane.through,
+    )

@@ -1,0 +1,211 @@
+"""`lanemq parked`: looking at lanes that gave up, running them again, giving messages up."""
+
+import json
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from tests.chaos.members import until
+from tests.cli.conftest import Run
+
+from lanemq.cli import parked as command
+from lanemq.client.admin import Admin
+from lanemq.client.app import App
+from lanemq.client.message import Message
+from lanemq.client.parked_admin import ParkedAdmin
+from lanemq.client.producer import Producer
+from lanemq.core.retry_policy import HoldKey
+from lanemq.testing.embedded import EmbeddedBroker
+
+_NUMBERS = count(1)
+
+
+class Bay:
+    """A group whose keys `bad` (values 0, 1, 2) and `worse` (value 3) are parked; nobody of it is online."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        number = next(_NUMBERS)
+        self.address = broker.address
+        self.group, self.topic = f"workers-{number}", f"jobs-{number}"
+        self.done: list[tuple[str, int]] = []
+        self.failing = True
+        with Admin(self.address) as admin:
+            admin.create_topic(self.topic, queues=1, ordered=True)
+        with Producer(self.address) as producer:
+            for value, key in enumerate(("bad", "bad", "bad", "worse")):
+                producer.send(self.topic, value, key=key, tag="job")
+        with self.running():
+            until("both are parked", lambda: [lane.messages for lane in self.lanes()] == [3, 1])
+        self.failing = False
+
+    def running(self) -> App:
+        app = App(self.address, group=self.group)
+
+        @app.ordered(self.topic, on_fail=HoldKey(retries=0))
+        def on_job(message: Message) -> None:
+            if self.failing:
+                raise ValueError("out of \x1b[31mpaper")
+            self.done.append((message.key or "", message.value(int)))
+
+        return app
+
+    def lanes(self) -> list[Any]:
+        with ParkedAdmin(self.address) as admin:
+            return admin.lanes(self.group)
+
+
+@pytest.fixture
+def bay(broker: EmbeddedBroker) -> Bay:
+    return Bay(broker)
+
+
+@pytest.fixture
+def asked(run: Run, bay: Bay) -> Callable[..., Any]:
+    """`asked("list")` as JSON, with the bay's group."""
+
+    def ask(what: str, *words: str) -> Any:
+        result = run("parked", what, *words, "--group", bay.group, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return ask
+
+
+def test_lanes_are_listed_with_what_is_known_of_them(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+    first, second = asked("list")
+    assert (first["key"], first["messages"], first["first_offset"], first["last_offset"]) == ("bad", 3, 0, 2)
+    assert (first["status"], first["attempts"], first["topic"], first["queue"]) == ("parked", 1, bay.topic, 0)
+    assert "paper" in first["reason"]
+    assert second["key"] == "worse"
+    assert asked("list", "--topic", "elsewhere") == []
+    people = run("parked", "list", "--group", bay.group)
+    assert "bad" in people.stdout
+    assert "\x1b[31m" not in people.stdout
+    assert "no lane of group nobody is parked" in run("parked", "list", "--group", "nobody").stdout
+
+
+def test_a_lane_is_shown_in_the_order_it_will_run(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+    shown = asked("show", "bad")
+    assert [(each["offset"], each["value"], each["tag"]) for each in shown["parked"]] == [
+        (0, 0, "job"), (1, 1, "job"), (2, 2, "job"),
+    ]  # fmt: skip
+    people = run("parked", "show", "bad", "--group", bay.group, "--limit", "2").stdout
+    assert f"lane of key bad, queue 0 of {bay.topic}, group {bay.group}: parked" in people
+    assert "and 1 more" in people
+
+
+def test_a_redriven_lane_runs_when_a_member_comes(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+    assert [each["key"] for each in asked("redrive", "bad")["redriven"]] == ["bad"]
+    assert asked("redrive", "bad")["redriven"] == [], "that is no news"
+    assert [each["status"] for each in asked("list")] == ["redriving", "parked"]
+    with bay.running():
+        until("the lane is through", lambda: bay.done == [("bad", 0), ("bad", 1), ("bad", 2)])
+        until("it is gone", lambda: [lane.key for lane in bay.lanes()] == ["worse"])
+
+
+def test_a_dry_run_shows_the_messages_and_changes_nothing(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+    redriven = asked("redrive", "--all", "--dry-run")
+    assert [(each["key"], each["affected"]) for each in redriven["lanes"]] == [("bad", 3), ("worse", 1)]
+    assert [each["value"] for each in redriven["lanes"][0]["first_messages"]] == [0, 1, 2]
+    discarded = asked("discard", "bad", "--messages", "2", "--dry-run")
+    assert [each["value"] for each in discarded["lanes"][0]["first_messages"]] == [0, 1]
+    people = run("parked", "redrive", "bad", "--group", bay.group, "--dry-run").stdout
+    assert "3 messages would be redriven" in people
+    assert "nothing was changed (--dry-run)" in people
+    assert [(lane.status.value, lane.messages) for lane in bay.lanes()] == [("parked", 3), ("parked", 1)]
+
+
+def test_all_lanes_are_redriven_at_the_rate_asked_for(
+    asked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(command.time, "sleep", pauses.append)
+    assert len(asked("redrive", "--all", "--rate", "4")["redriven"]) == 2
+    assert pauses == [0.25]
+
+
+def test_messages_are_discarded_only_with_yes_and_from_the_front(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+    refused = run("parked", "discard", "bad", "--group", bay.group, "--messages", "2")
+    assert (refused.exit_code, "2 messages would be discarded" in refused.stderr) == (1, True)
+    assert [lane.messages for lane in bay.lanes()] == [3, 1]
+    (gone,) = asked("discard", "bad", "--messages", "2", "--yes")["discarded"]
+    assert gone["discarded"] == 2
+    assert [each["value"] for each in asked("show", "bad")["parked"]] == [2]
+    assert (
+        "1 message of 1 lane discarded"
+        in run("parked", "discard", "bad", "--group", bay.group, "--messages", "all", "--yes").stdout
+    )
+    assert [lane.key for lane in bay.lanes()] == ["worse"]
+
+
+def test_a_message_that_joined_since_is_not_discarded(bay: Bay, broker: EmbeddedBroker) -> None:
+    """What the rule of this command rests on: a discard ends at the last offset that was read."""
+    with ParkedAdmin(broker.address) as admin:
+        (lane, _) = admin.lanes(bay.group)
+        bay.failing = True
+        with bay.running(), Producer(broker.address) as producer:
+            producer.send(bay.topic, 4, key="bad")
+            until("it joined", lambda: bay.lanes()[0].messages == 4)
+        assert admin.discard(lane, lane.last) == 3
+        assert [record.queue_offset for record in admin.messages(bay.lanes()[0])] == [4]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("show", "nobody"), 1, "no lane of key 'nobody'"),
+        (("show",), 2, "say which lane"),
+        (("show", "--keyless"), 1, "no lane without a key"),
+        (("redrive",), 2, "say which lane"),
+        (("redrive", "bad", "--all"), 2, "say which lane"),
+        (("redrive", "bad", "--rate", "0"), 2, "--rate"),
+        (("discard", "bad"), 2, "--messages"),
+        (("discard", "bad", "--messages", "some"), 2, "write a number from 1 on, or all"),
+        (("discard", "bad", "--messages", "0"), 2, "write a number from 1 on, or all"),
+    ],
+)
+def test_mistakes_are_told_with_the_exit_code_they_deserve(
+    run: Run, bay: Bay, words: tuple[str, ...], code: int, told: str
+) -> None:
+    result = run("parked", *words, "--group", bay.group)
+    assert (result.exit_code, told in result.stderr) == (code, True), result.stderr
+
+
+def test_a_key_parked_in_two_topics_needs_a_topic(run: Run, bay: Bay, broker: EmbeddedBroker) -> None:
+    other = f"{bay.topic}-more"
+    with Admin(broker.address) as admin:
+        admin.create_topic(other, queues=1, ordered=True)
+    with Producer(broker.address) as producer:
+        producer.send(other, 9, key="bad")
+    app = App(broker.address, group=bay.group)
+
+    @app.ordered(other, on_fail=HoldKey(retries=0))
+    def on_other(message: Message) -> None:
+        raise ValueError("here too")
+
+    with app:
+        until("it is parked there too", lambda: len(bay.lanes()) == 3)
+    result = run("parked", "show", "bad", "--group", bay.group)
+    assert (result.exit_code, f"--topic ({bay.topic}, {other})" in result.stderr) == (1, True)
+    assert run("parked", "show", "bad", "--group", bay.group, "--topic", other).exit_code == 0
+
+
+def test_key_says_that_a_lane_is_parked_and_why(run: Run, bay: Bay) -> None:
+    def waits_for() -> str:
+        result = run("key", "bad", "--topic", bay.topic, "--group", bay.group, "--json")
+        assert result.exit_code == 0, result.stderr
+        (group,) = json.loads(result.stdout)["groups"]
+        assert group["parked"]["messages"] == 3
+        return str(group["waits_for"])
+
+    assert "a person: parked since" in waits_for()
+    assert "after 1 attempt at offset 0, with 3 messages: ValueError" in waits_for()
+    run("parked", "redrive", "bad", "--group", bay.group)
+    assert waits_for() == "its redrive: 3 messages from offset 0 on run before newer ones"
+
+
+def test_a_described_group_tells_what_its_lag_does_not_show(run: Run, bay: Bay) -> None:
+    described = json.loads(run("group", "describe", bay.group, "--json").stdout)
+    assert (described["lag"], described["parked"]) == (0, {"lanes": 2, "messages": 4})
+    assert "4 messages in 2 parked lanes; see lanemq parked list" in run("group", "describe", bay.group).stdout

@@ -1,0 +1,295 @@
+"""A parked lane keeps its messages, in order, until they are finished or discarded, and takes each of them once."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from lanemq.core.parked_lanes import Failure, LaneName, LaneStatus, Limits, Parked, ParkedLane, ParkedLanes
+from lanemq.model.units import Millis
+
+ROOM = Limits(lane_messages=100, group_messages=1_000, group_bytes=10_000)
+FAILURE = Failure("ValueError()", 17)
+NOW = Millis(5)
+K = LaneName("g", "t", 0, "k")
+
+
+def table(limits: Limits = ROOM) -> ParkedLanes:
+    return ParkedLanes(limits, serial=1_000)
+
+
+def park(
+    lanes: ParkedLanes, *offsets: int, name: LaneName = K, failed: bool = True, again: int | None = None
+) -> Parked:
+    failure = FAILURE if failed else None
+    return lanes.park(name, dict.fromkeys(offsets, 10), failure, now=NOW, again=again)
+
+
+def offsets(lanes: ParkedLanes, name: LaneName = K) -> list[int]:
+    lanes._check()
+    lane = lanes.get(name)
+    return [] if lane is None else list(lane.messages)
+
+
+def status(lanes: ParkedLanes) -> LaneStatus | None:
+    lane = lanes.get(K)
+    return None if lane is None else lane.status
+
+
+def test_a_failure_begins_a_lane_and_others_join_behind_it() -> None:
+    lanes = table()
+    assert park(lanes, 4, 6) == Parked(2, (4, 6), lanes.get(K))
+    assert park(lanes, 9, failed=False).fresh == (9,)
+    assert offsets(lanes) == [4, 6, 9]
+
+
+def test_a_repeated_request_writes_nothing() -> None:
+    """The answer to the first one was lost."""
+    lanes = table()
+    park(lanes, 4, 6)
+    assert park(lanes, 4, 6)[:2] == (2, ())
+    assert offsets(lanes) == [4, 6]
+
+
+def test_successors_of_a_lane_that_is_not_parked_any_more_are_refused() -> None:
+    """Nobody knows here whether they may run; kept, they would be shut in for ever."""
+    lanes = table()
+    assert park(lanes, 9, failed=False) == Parked(0, (), None)
+    assert offsets(lanes) == []
+
+
+def test_a_message_that_left_the_lane_is_not_parked_again() -> None:
+    """Its commit was lost with its owner, and the next one pulls it once more."""
+    lanes = table()
+    park(lanes, 4, 6)
+    assert lanes.finished(K, 4)
+    assert park(lanes, 4, 6, 8, failed=False)[:2] == (3, (8,))
+    assert offsets(lanes) == [6, 8]
+    lane = lanes.get(K)
+    assert lane is not None
+    assert lane.through == 8
+
+
+def test_a_message_from_before_the_failed_one_was_finished_and_is_not_parked() -> None:
+    """Nothing of a key fails before everything ahead of it is done; a crash only lost the report of it."""
+    lanes = table()
+    park(lanes, 4, 6)
+    assert park(lanes, 1, 2, failed=False)[:2] == (2, ())
+    assert offsets(lanes) == [4, 6]
+
+
+def test_the_last_message_that_leaves_ends_the_lane() -> None:
+    lanes = table()
+    park(lanes, 4)
+    assert lanes.finished(K, 4)
+    assert not lanes.finished(K, 4)
+    assert lanes.get(K) is None
+    assert list(lanes) == []
+
+
+def test_a_redrive_is_news_once_and_a_failure_ends_it() -> None:
+    lanes = table()
+    park(lanes, 4, 6)
+    assert [lanes.redrive(K), lanes.redrive(K)] == [True, False]
+    assert status(lanes) is LaneStatus.REDRIVING
+    park(lanes, 8, failed=False)
+    assert status(lanes) is LaneStatus.REDRIVING, "an owner that has not heard of it yet must not end it"
+    park(lanes, again=4)
+    assert status(lanes) is LaneStatus.PARKED
+    assert not lanes.redrive(LaneName("g", "t", 0, "other"))
+
+
+def test_the_failure_of_a_discarded_message_parks_nothing() -> None:
+    lanes = table()
+    park(lanes, 4, 6)
+    lanes.redrive(K)
+    lanes.discard(K, 4)
+    assert park(lanes, 8, again=4)[:2] == (1, (8,))
+    assert status(lanes) is LaneStatus.REDRIVING, "the rest of the lane goes on"
+    lanes.discard(K, 100)
+    assert park(lanes, 9, again=8) == Parked(0, (), None)
+
+
+def test_discarding_ends_at_what_was_seen() -> None:
+    lanes = table()
+    park(lanes, 4, 6)
+    park(lanes, 8, failed=False)
+    assert lanes.discard(K, 6) == (4, 6)
+    assert offsets(lanes) == [8]
+    assert lanes.discard(K, 6) == ()
+
+
+def test_lanes_with_and_without_a_key_are_different_ones() -> None:
+    lanes = table()
+    none, empty = LaneName("g", "t", 0, None), LaneName("g", "t", 0, "")
+    park(lanes, 1, name=none)
+    park(lanes, 2, name=empty)
+    assert (offsets(lanes, none), offsets(lanes, empty)) == ([1], [2])
+
+
+@pytest.mark.parametrize(
+    ("limits", "fit"),
+    [
+        (Limits(2, 100, 1_000), 2),
+        (Limits(100, 4, 1_000), 3),
+        (Limits(100, 100, 25), 1),
+        (Limits(0, 100, 1_000), 0),
+    ],
+)
+def test_what_does_not_fit_stays_with_its_consumer(limits: Limits, fit: int) -> None:
+    lanes = table(limits)
+    park(lanes, 1, name=LaneName("g", "t", 0, "other"))
+    park(lanes, 1, name=LaneName("another group", "t", 0, "k"))
+    outcome = park(lanes, 1, 2, 3, 4)
+    assert (outcome.settled, outcome.fresh) == (fit, (1, 2, 3, 4)[:fit])
+    assert (outcome.lane is None) == (fit == 0)
+    assert offsets(lanes) == [1, 2, 3, 4][:fit]
+
+
+def test_a_full_lane_still_knows_what_it_has() -> None:
+    lanes = table(Limits(2, 100, 1_000))
+    park(lanes, 1, 2)
+    assert park(lanes, 1, 2, 3, failed=False)[:2] == (2, ())
+
+
+def test_the_owner_hears_of_what_people_do_and_not_of_what_it_did_itself() -> None:
+    lanes = table()
+    assert lanes.serial(K.place) == 0
+    park(lanes, 4, 6, 8)
+    parked = lanes.serial(K.place)
+    assert parked > 0, "a new owner must ask"
+    park(lanes, 9, failed=False)
+    lanes.finished(K, 4)
+    assert lanes.serial(K.place) == parked
+    lanes.redrive(K)
+    redriven = lanes.serial(K.place)
+    lanes.discard(K, 6)
+    assert parked < redriven < lanes.serial(K.place)
+    lanes.discard(K, 100)
+    assert lanes.serial(K.place) > 0, "an empty place was changed too"
+
+
+def test_offsets_beyond_the_log_s_end_will_name_other_messages() -> None:
+    lanes = table()
+    park(lanes, 4, 6)
+    park(lanes, 9, name=LaneName("g", "t", 0, "j"))
+    assert lanes.cut(lambda topic, queue: 6) == {K: (6,), LaneName("g", "t", 0, "j"): (9,)}
+    assert offsets(lanes) == [4]
+    assert [lane.name for lane in lanes] == [K]
+
+
+def test_deleted_groups_and_topics_are_forgotten() -> None:
+    lanes = table()
+    names = [LaneName(group, topic, 0, "k") for group in "gh" for topic in "tu"]
+    for name in names:
+        park(lanes, 1, name=name)
+    assert lanes.forget(group="g", topic="t") == (names[0],)
+    assert lanes.forget(topic="u") == (names[1], names[3])
+    assert [lane.name for lane in lanes] == [names[2]]
+    lanes._check()
+
+
+# against a naive table
+
+
+@dataclass
+class Naive:
+    """The rules as one would write them down first."""
+
+    held: dict[str, dict[int, None]] = field(default_factory=dict)
+    through: dict[str, int] = field(default_factory=dict)
+    redriving: set[str] = field(default_factory=set)
+
+    def park(self, key: str, asked: list[int], failed: bool, again: int | None) -> int:
+        if again is not None and again not in self.held.get(key, {}):
+            failed = False
+        if key not in self.held and not failed:
+            return 0
+        settled = 0
+        lane = dict(self.held.get(key, {}))
+        for offset in asked:
+            if offset > self.through.get(key, -1):
+                if len(lane) >= 6 or sum(map(len, self.held.values())) - len(self.held.get(key, {})) + len(lane) >= 10:
+                    break
+                lane[offset] = None
+            settled += 1
+        if key not in self.held and not lane:
+            return 0
+        self.held[key] = lane
+        self.through[key] = max(self.through.get(key, -1), *lane, -1)
+        if failed:
+            self.redriving.discard(key)
+        return settled
+
+    def remove(self, key: str, which: list[int]) -> None:
+        for offset in which:
+            if offset in self.held.get(key, {}):
+                del self.held[key][offset]
+        if key in self.held and not self.held[key]:
+            del self.held[key]
+            del self.through[key]
+            self.redriving.discard(key)
+
+
+KEYS = st.sampled_from("abc")
+OFFSETS = st.integers(0, 12)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("park"), KEYS, st.lists(OFFSETS, max_size=5, unique=True), st.booleans()),
+        st.tuples(st.just("again"), KEYS, st.lists(OFFSETS, max_size=3, unique=True), OFFSETS),
+        st.tuples(st.just("finished"), KEYS, OFFSETS),
+        st.tuples(st.just("discard"), KEYS, OFFSETS),
+        st.tuples(st.just("redrive"), KEYS),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=30,
+)
+
+
+def restarted(lanes: ParkedLanes, limits: Limits) -> ParkedLanes:
+    again = table(limits)
+    again.restore(
+        ParkedLane(
+            lane.name, lane.failure, lane.since, lane.status, dict(reversed(lane.messages.items())), lane.through
+        )
+        for lane in lanes
+    )
+    return again
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_it_does_what_the_naive_table_does(steps: list[tuple[Any, ...]]) -> None:
+    limits = Limits(6, 10, 10_000)
+    lanes, naive = table(limits), Naive()
+    for what, *args in steps:
+        name = LaneName("g", "t", 0, args[0] if args else None)
+        match what:
+            case "park":
+                asked = sorted(args[1])
+                assert park(lanes, *asked, name=name, failed=args[2]).settled == naive.park(
+                    args[0], asked, args[2], None
+                )
+            case "again":
+                asked = sorted(args[1])
+                settled = park(lanes, *asked, name=name, again=args[2]).settled
+                assert settled == naive.park(args[0], asked, True, args[2])
+            case "finished":
+                lanes.finished(name, args[1])
+                naive.remove(args[0], [args[1]])
+            case "discard":
+                lanes.discard(name, args[1])
+                naive.remove(args[0], [each for each in naive.held.get(args[0], {}) if each <= args[1]])
+            case "redrive":
+                if lanes.redrive(name):
+                    naive.redriving.add(args[0])
+            case "restart":
+                lanes = restarted(lanes, limits)
+        lanes._check()
+        assert {lane.name.key: sorted(lane.messages) for lane in lanes} == {
+            key: sorted(held) for key, held in naive.held.items()
+        }
+        assert {lane.name.key for lane in lanes if lane.status is LaneStatus.REDRIVING} == naive.redriving
+        assert {lane.name.key: lane.through for lane in lanes} == naive.through
