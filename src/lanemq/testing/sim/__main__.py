@@ -1,0 +1,89 @@
+"""Runs seeds and says what they found.
+
+    python -m lanemq.testing.sim --seeds 300
+    python -m lanemq.testing.sim --seed 17 --verbose
+
+Ends with 1 if a seed failed; the command that replays it is printed with what was found.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+
+from lanemq.testing.sim.judge import Result
+from lanemq.testing.sim.run import run_seed
+
+SHOWN_LINES = 40
+NOT_SHOWN = ("sends", "commits", "effects", "faults", "resets", "restarts")
+
+
+@click.command()
+@click.option("--seeds", default=300, show_default=True, help="How many seeds to run.")
+@click.option("--start", default=0, show_default=True, help="The first of them.")
+@click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes that run side by side.")
+@click.option("--seed", type=int, help="Only this one.")
+@click.option("--verbose", is_flag=True, help="With --seed: every line of its trace.")
+@click.option("--keep-going", is_flag=True, help="Do not stop at the first seed that fails.")
+def main(seeds: int, start: int, jobs: int, seed: int | None, verbose: bool, keep_going: bool) -> None:
+    """Simulate the whole system with faults, once per seed, and check what happened."""
+    if seed is not None:
+        result = run_seed(seed, click.echo if verbose else None)
+        _tell(result)
+        sys.exit(0 if result.passed else 1)
+    failed = _run_all(range(start, start + seeds), jobs, keep_going)
+    if failed:
+        click.echo(f"{len(failed)} of {seeds} seeds failed: {', '.join(map(str, failed))}")
+        sys.exit(1)
+
+
+def _run_all(seeds: range, jobs: int, keep_going: bool) -> list[int]:
+    failed: list[int] = []
+    seeds_with: Counter[str] = Counter()
+    done, virtual = 0, 0.0
+    for result in _results(seeds, jobs):
+        done, virtual = done + 1, virtual + result.seconds
+        seeds_with.update(what for what, count in result.seen.items() if count)
+        if not result.passed:
+            failed.append(result.seed)
+            _tell(result)
+            if not keep_going:
+                break
+        if done % 50 == 0:
+            click.echo(f"{done} of {len(seeds)} seeds, {virtual / 60:.0f} virtual minutes, {len(failed)} failed")
+    click.echo(f"{done} seeds, {virtual / 60:.0f} virtual minutes, {len(failed)} failed; of them had:")
+    for what, count in sorted(seeds_with.items(), key=lambda each: (-each[1], each[0])):
+        if what not in NOT_SHOWN:
+            click.echo(f"  {count:6}  {what}")
+    return failed
+
+
+def _results(seeds: range, jobs: int) -> Iterator[Result]:
+    if jobs <= 1:
+        yield from map(run_seed, seeds)
+        return
+    # Fresh processes: a fork would inherit threads and loops of whoever calls this.
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=4)
+
+
+def _tell(result: Result) -> None:
+    if result.passed:
+        click.echo(f"seed {result.seed} passed: {result.seconds:.0f} virtual seconds, trace {result.digest}")
+        for what, count in sorted(result.seen.items()):
+            if count:
+                click.echo(f"  {count:6}  {what}")
+        return
+    click.echo(f"seed {result.seed} FAILED, trace {result.digest}; its last lines:")
+    for line in result.last_lines[-SHOWN_LINES:]:
+        click.echo(f"  {line}")
+    for problem in result.problems:
+        click.echo(problem)
+    click.echo(f"replay it: python -m lanemq.testing.sim --seed {result.seed} --verbose")
+
+
+if __name__ == "__main__":
+    main()

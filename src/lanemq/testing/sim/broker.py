@@ -1,0 +1,249 @@
+"""The shipped broker on a simulated machine: its sockets, its log thread and its disk are replaced, nothing else.
+
+The machine outlives the broker. A broker that is killed loses its memory; a machine that loses its power also loses
+what was not synced.
+"""
+
+import asyncio
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+from lanemq.broker.app import Broker
+from lanemq.broker.config import BrokerOptions
+from lanemq.broker.log_thread import LogThread, outcome_of
+from lanemq.broker.recording import Recording
+from lanemq.log.options import StoreOptions
+from lanemq.log.store import Store
+from lanemq.model.errors import StorageError
+from lanemq.net.address import Address
+from lanemq.net.server import Peer, Server
+from lanemq.testing.sim.disk import SimDisk
+from lanemq.testing.sim.histories import Histories
+from lanemq.testing.sim.host import Host
+from lanemq.testing.sim.network import Network
+from lanemq.testing.sim.state import SimState, StateImage
+from lanemq.testing.sim.wire_end import End
+
+G = TypeVar("G")
+
+MOST_STARTS = 20
+"""Faults of the disk are over long before; a broker that still does not start never will."""
+
+
+class SimLogThread(LogThread):
+    """Jobs run one after the other on the loop: each some time after it was given, told some time later."""
+
+    def __init__(self, host: Host, delay: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._under_way = 0
+        self._host = host
+        self._delay = delay
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._busy_until = 0.0
+
+    def submit(self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]) -> None:
+        def run() -> None:
+            result, error = outcome_of(job)
+            self._busy_until = max(self._busy_until, self._loop.time() + self._delay() / 4)
+            self._loop.call_at(self._busy_until, finished, result, error, context=self._host.context)
+
+        def finished(result: G | None, error: StorageError | None) -> None:
+            self._under_way -= 1
+            if not self._host.dead:
+                done(result, error)
+
+        self._under_way += 1
+        self._jobs.put(run)
+        self._busy_until = max(self._busy_until, self._loop.time()) + self._delay()
+        self._loop.call_at(self._busy_until, self._next, context=self._host.context)
+
+    def stop(self) -> None:
+        while not self._jobs.empty():
+            self._next()
+
+    def _next(self) -> None:
+        job = None if self._jobs.empty() or self._host.dead else self._jobs.get()
+        if job is not None:
+            job()
+
+
+class SimServer(Server):
+    """Listens on the simulated network."""
+
+    def __init__(self, broker: Broker, host: Host, network: Network) -> None:
+        super().__init__(broker)
+        self._host = host
+        self._network = network
+
+    async def listen(self, address: Address) -> Address:
+        self._network.listen(self._host, address, self._accepted)
+        return address
+
+    def _accepted(self, _: End) -> Peer:
+        return Peer(self)
+
+    def stop_accepting(self) -> None:
+        self._network.stop_listening(self._host)
+        super().stop_accepting()
+
+
+class SimStore(Store):
+    """The shipped log; it can be left the way a killed process leaves it."""
+
+    def let_go(self) -> None:
+        """Nothing more is written; the operating system closes the files and drops the lock."""
+        if not self._lock.closed:
+            self._files.close()
+            self._log.close()
+            self.state.close()
+            self._lock.close()
+
+
+class SimBroker(Broker):
+    """One life of a broker."""
+
+    def __init__(self, options: BrokerOptions, host: Host, machine: "BrokerMachine") -> None:
+        super().__init__(options, host.clock, machine.open_store)
+        self._host = host
+        self._machine = machine
+
+    def _new_thread(self) -> LogThread:
+        return SimLogThread(self._host, self._machine.disk_delay)
+
+    def _new_server(self) -> Server:
+        return SimServer(self, self._host, self._machine.network)
+
+    def _open_history(self) -> Recording:
+        return Recording(self._machine.histories.open(self._host, "broker", "broker"))
+
+    def _recover(self) -> None:
+        super()._recover()
+        found = {(row.group, row.topic, row.queue_id): row.offset for row in self._parts.state.offsets()}
+        if self._machine.crashed:
+            self._machine.histories.crashed(found)
+
+    @property
+    def undone(self) -> list[str]:
+        """What groups have not finished of what is visible, in words; empty when everything is drained."""
+        parts = self._parts
+        left = []
+        for topic, queue_id in parts.store.queues():
+            end = parts.store.bounds(topic, queue_id)[1]
+            for group in self._machine.groups_of(topic):
+                done = parts.offsets.committed(group, topic, queue_id) or 0
+                if done < end:
+                    left.append(f"{group} is at {done} of {end} in {topic}/{queue_id}")
+        return left
+
+
+class BrokerMachine:
+    """The machine under the broker: its disk, and one broker after the other."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        network: Network,
+        histories: Histories,
+        random: Random,
+        new_host: Callable[[], Host],
+    ) -> None:
+        self.options = options
+        self.network = network
+        self.histories = histories
+        self.trace = histories.trace
+        self.slow = 1.0
+        """How much slower than usual the disk is."""
+        self.groups_of: Callable[[str], list[str]] = lambda topic: []
+        self.disk = SimDisk(random, self.trace)
+        self.disk.on_power_cut = self._power_goes
+        self.host = new_host()
+        self.broker: SimBroker | None = None
+        self.crashed = False
+        """The last broker did not stop in order."""
+        self._image = StateImage(random)
+        self._random = random
+        self._new_host = new_host
+        self._store: SimStore | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.broker is not None and not self.host.dead
+
+    def open_log(self) -> Store:
+        """The log without a broker, for somebody who wants to read it."""
+        return self.open_store(self.options.data, StoreOptions(segment_bytes=self.options.segment_bytes))
+
+    def open_store(self, folder: Path, options: StoreOptions) -> Store:
+        self._store = SimStore(folder, options, self.disk, lambda path: SimState(path, self._image, self.disk))
+        return self._store
+
+    def disk_delay(self) -> float:
+        return self.slow * (0.0002 + 0.004 * self._random.random() ** 3)
+
+    async def start(self) -> None:
+        """Starts a broker on what is on disk; a start that fails with the disk or the power is tried again."""
+        for _ in range(MOST_STARTS):
+            if self.up:
+                return
+            self.host = self._new_host()
+            self.broker = SimBroker(self.options, self.host, self)
+            starting = self.host.run(self.broker.start())
+            await asyncio.wait([starting])
+            if self.host.dead:
+                continue
+            error = starting.exception()
+            if error is None:
+                self.crashed = False
+                return
+            self.network.host_ended(self.host)
+            self.broker = None
+            self.trace.count("start that failed")
+            if not isinstance(error, StorageError):
+                raise error
+            await asyncio.sleep(0.2)
+        raise StorageError(f"the broker did not start in {MOST_STARTS} attempts")
+
+    async def stop(self) -> None:
+        """A stop in order, unless the power goes meanwhile."""
+        assert self.broker is not None
+        stopping = self.host.run(self.broker.stop())
+        await asyncio.wait([stopping])
+        if not self.host.dead:
+            error = stopping.exception()
+            if error is not None and not isinstance(error, StorageError):
+                raise error
+            self.crashed = error is not None
+            self.network.host_ended(self.host)
+        self.broker = None
+
+    def kill(self, *, silently: bool = False) -> None:
+        """The process ends in the middle of whatever it did; what it had written stays."""
+        if self.host.dead:
+            return
+        self.crashed = True
+        self.network.host_ended(self.host, silently=silently)
+        if self._store is not None:
+            self._store.let_go()
+        self.broker = self._store = None
+
+    def lose_power(self) -> None:
+        self.kill(silently=self._random.random() < 0.3)
+        bytes_lost, commits_lost = self.disk.lose_power(), self._image.lose_power()
+        self.trace.note("disk", f"lost {bytes_lost} bytes and {commits_lost} commits that were not synced")
+        self.trace.count("power cut")
+        self.trace.count("power cut that lost unsynced bytes", bytes_lost > 0)
+        self.trace.count("power cut that lost commits", commits_lost > 0)
+
+    def _power_goes(self) -> None:
+        """In the middle of a change: its process does nothing from here on, the rest follows at once."""
+        self.host.dead = True
+        host = self.host
+        asyncio.get_running_loop().call_soon(self._power_went, host)
+
+    def _power_went(self, host: Host) -> None:
+        if host is self.host:
+            host.dead = False
+            self.lose_power()

@@ -1,0 +1,185 @@
+"""A disk with a power cord: after a cut it holds what was synced, and of the rest what chance left of it.
+
+Files are real ones in a folder in memory, which play the operating system's cache: what the log reads while the
+machine runs. Beside them is kept what the device holds: the bytes of each file as of its last `fdatasync`, the
+writes since then, and the names as of the last sync of their folder.
+
+A failed `fdatasync` leaves the cache as it is and forgets what was to be written, as Linux does: a later sync
+reports success over pages that never reached the device.
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from lanemq.log.filesystem import RealDisk
+from lanemq.testing.sim.trace import Trace
+
+
+class _Inode:
+    """One file as the device knows it; `dirty` are writes and (as None) cuts that it does not know yet."""
+
+    def __init__(self) -> None:
+        self.device = bytearray()
+        self.dirty: list[tuple[int, bytes | None]] = []
+
+
+def _applied(device: bytearray, change: tuple[int, bytes | None]) -> None:
+    at, data = change
+    if data is None:
+        del device[at:]
+        device.extend(bytes(at - len(device)))
+        return
+    device.extend(bytes(max(0, at - len(device))))
+    device[at : at + len(data)] = data
+
+
+class SimDisk(RealDisk):
+    """The disk of one machine; it outlives the processes that use it."""
+
+    def __init__(self, random: Random, trace: Trace) -> None:
+        self.failing: dict[str, int] = {}
+        """The errno of the next `write`, `sync` or `commit`."""
+        self.cut_after = 0
+        """The so-manieth change from now does not happen: the power goes instead."""
+        self.on_power_cut: Callable[[], None] = lambda: None
+        self.changes = 0
+        self._off = False
+        self._random = random
+        self._trace = trace
+        self._names: dict[Path, _Inode] = {}
+        self._known: dict[Path, _Inode] = {}
+        self._unsynced_names: dict[Path, list[tuple[Path, _Inode | None]]] = {}
+        self._open: dict[int, _Inode] = {}
+
+    # what the log calls
+
+    def create(self, path: Path) -> int:
+        self.change("create")
+        fd = super().create(path)
+        self._open[fd] = inode = _Inode()
+        self._rename(path, inode)
+        return fd
+
+    def open(self, path: Path) -> int:
+        fd = super().open(path)
+        self._open[fd] = self._names[path]
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._open.pop(fd, None)
+        super().close(fd)
+
+    def write_at(self, fd: int, data: memoryview, offset: int) -> int:
+        self.change("write")
+        if len(data) > 1 and self._random.random() < 0.02:
+            data = data[: self._random.randrange(1, len(data))]
+        self._open[fd].dirty.append((offset, bytes(data)))
+        return super().write_at(fd, data, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        inode = self._open[fd]
+        try:
+            self.change("sync")
+        except OSError:
+            inode.dirty.clear()
+            raise
+        for change in inode.dirty:
+            _applied(inode.device, change)
+        inode.dirty.clear()
+
+    def fsync_dir(self, path: Path) -> None:
+        self.change("sync folder")
+        for name, inode in self._unsynced_names.pop(path, ()):
+            _renamed(self._known, name, inode)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.change("truncate")
+        self._open[fd].dirty.append((size, None))
+        super().truncate(fd, size)
+
+    def drop_cache(self, fd: int) -> None:
+        """What the device does not hold, and will never be told, reads as zeros: a file keeps its length."""
+        inode = self._open[fd]
+        content = bytearray(inode.device)
+        for change in inode.dirty:
+            _applied(content, change)
+        os.pwrite(fd, content.ljust(self.size(fd), b"\0"), 0)
+
+    def unlink(self, path: Path) -> None:
+        if path in self._names:
+            self.change("unlink")
+            super().unlink(path)
+            self._rename(path, None)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.change("rename")
+        super().rename(old, new)
+        inode = self._names[old]
+        self._rename(old, None)
+        self._rename(new, inode)
+
+    # what the simulation calls
+
+    def lose_power(self) -> int:
+        """The cache is gone; returns how many bytes of writes that nobody had synced are gone with it."""
+        lost = 0
+        self.cut_after = 0
+        self._off = False
+        self.failing.clear()
+        for changes in self._unsynced_names.values():
+            for name, inode in changes[: self._random.randint(0, len(changes))]:
+                _renamed(self._known, name, inode)
+        self._unsynced_names.clear()
+        for path, inode in self._names.items():
+            path.unlink(missing_ok=True)
+            lost += self._settle(inode)
+        self._names = dict(self._known)
+        for path, inode in self._names.items():
+            path.write_bytes(inode.device)
+        return lost
+
+    def _settle(self, inode: _Inode) -> int:
+        """Of the writes under way some have happened, and the last of those perhaps by half."""
+        dirty, inode.dirty = inode.dirty, []
+        reached = self._random.randint(0, len(dirty))
+        for change in dirty[:reached]:
+            _applied(inode.device, change)
+        lost = sum(len(data) for _, data in dirty[reached:] if data is not None)
+        if reached < len(dirty) and (torn := dirty[reached][1]) and self._random.random() < 0.7:
+            at, kept = dirty[reached][0], self._random.randrange(len(torn))
+            # Either the file ends there, or it is as long as it should be and the rest never came.
+            rest = bytes(len(torn) - kept) if self._random.random() < 0.5 else b""
+            _applied(inode.device, (at, torn[:kept] + rest))
+        return lost
+
+    def _rename(self, path: Path, inode: _Inode | None) -> None:
+        _renamed(self._names, path, inode)
+        self._unsynced_names.setdefault(path.parent, []).append((path, inode))
+
+    def change(self, what: str) -> None:
+        """Before every change of what the machine holds: some do not happen."""
+        self.changes += 1
+        if self.cut_after:
+            self.cut_after -= 1
+            if self.cut_after == 0:
+                self._off = True
+                self._trace.note("disk", f"loses power instead of a {what}")
+                self.on_power_cut()
+        if self._off:
+            raise asyncio.CancelledError("the power went")
+        error = self.failing.pop(what, 0)
+        if error:
+            self._trace.note("disk", f"{what} fails: {errno.errorcode[error]}")
+            self._trace.count(f"disk: {what} failed")
+            raise OSError(error, os.strerror(error))
+
+
+def _renamed(names: dict[Path, _Inode], path: Path, inode: _Inode | None) -> None:
+    if inode is None:
+        names.pop(path, None)
+    else:
+        names[path] = inode

@@ -1,0 +1,52 @@
+"""A simulated table that handlers write to, and what it says about the order in which they did.
+
+It is written to as guarantees.md asks for: each row carries the epoch, and a smaller one is refused. What it holds is
+judged without the checker's help, by numbers that the producers put into their messages.
+"""
+
+from dataclasses import dataclass, field
+
+from lanemq.client.message import Message
+from lanemq.history import History, Place
+from lanemq.testing.sim.trace import Trace
+
+Line = tuple[str, str, str]
+"""Topic, key, and the life of a producer: within one the numbers must grow."""
+
+
+@dataclass(slots=True)
+class Table:
+    """What one group has written."""
+
+    group: str
+    trace: Trace
+    ordered: bool = True
+    """Without dead letters: then no message of a key may be written before an earlier one."""
+    problems: list[str] = field(default_factory=list)
+    _epochs: dict[tuple[str, int], int] = field(default_factory=dict)
+    _last: dict[Line, int] = field(default_factory=dict)
+    _places: dict[tuple[str, int, str], int] = field(default_factory=dict)
+
+    def write(self, message: Message, history: History) -> None:
+        """One transaction: compare the epoch, compare the place, write."""
+        asked = history.now()
+        queue = (message.queue.topic, message.queue.queue_id)
+        key = message.key or ""
+        if message.epoch < self._epochs.get(queue, 0):
+            self.trace.count("write of a stale owner refused")
+            return
+        self._epochs[queue] = message.epoch
+        if message.queue_offset <= self._places.get((*queue, key), -1):
+            return
+        self._places[(*queue, key)] = message.queue_offset
+        place = Place(self.group, *queue, message.queue_offset)
+        history.effect(place, key, self.group, epoch=message.epoch, asked=asked)
+        self._compare(message, key)
+
+    def _compare(self, message: Message, key: str) -> None:
+        value = message.value(dict)
+        line, number = (message.topic, key, str(value["from"])), int(value["n"])
+        before = self._last.get(line, 0)
+        if number <= before:
+            self.problems.append(f"{self.group}: {line} wrote {number} after {before}")
+        self._last[line] = number

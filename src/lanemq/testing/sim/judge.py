@@ -1,0 +1,64 @@
+"""The verdict on a run: the independent checker over all histories, and a few things asked directly."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lanemq.checker.checking import Options, check
+from lanemq.checker.verdict import Verdict
+from lanemq.log.store import Store
+from lanemq.testing.sim.producers import AUDIT, ORDERS
+from lanemq.testing.sim.world import World
+from lanemq.wire.record import RecordView, record_starts
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a seed."""
+
+    seed: int
+    problems: list[str]
+    digest: str
+    """A hash over everything that happened, with its times."""
+    seconds: float
+    """Virtual ones."""
+    seen: dict[str, int]
+    last_lines: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+
+def write_down_log(world: World, store: Store) -> None:
+    """Every record of the log, for the checker. No broker may run."""
+    dump = world.histories.open(world.new_host("dump"), "dump", "other")
+    for topic, queue_id in sorted(store.queues()):
+        if topic in (ORDERS, AUDIT):
+            for view in _records(store, topic, queue_id):
+                names = view.properties
+                dump.stored(topic, names["__SHARDINGKEY"], names["UNIQ_KEY"], queue_id, view.queue_offset)
+
+
+def _records(store: Store, topic: str, queue_id: int) -> Iterator[RecordView]:
+    offset, end = store.bounds(topic, queue_id)
+    while offset < end:
+        result = store.read(topic, queue_id, offset, 1000, 1 << 22)
+        for start in record_starts(result.data):
+            yield RecordView(result.data, start)
+        offset = result.next_offset
+
+
+def checked(world: World, folder: Path) -> list[str]:
+    """What the checker holds against the run, and what it has seen."""
+    folder.mkdir()
+    world.histories.save(folder)
+    report = check([folder], Options(drained=not world.problems))
+    for name, count in report.coverage.items():
+        world.trace.count(name, count)
+    found = [f"{each.invariant} {each.text}" for each in report.violations[:5]]
+    if report.verdict is Verdict.UNKNOWN:
+        found += [f"the checker cannot tell: {reason}" for reason in report.reasons]
+    if report.violations:
+        found += ["around the first violation:", *report.around]
+    return found

@@ -1,0 +1,100 @@
+"""Simulated programs that send: one by one, pipelined and many at once, through everything that fails."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from lanemq.client.async_producer import AsyncProducer
+from lanemq.client.receipt import Receipt
+from lanemq.model.errors import LaneError
+from lanemq.testing.sim.host import Host
+from lanemq.testing.sim.world import SERVERS, World
+
+ORDERS, AUDIT = "orders", "audit"
+
+Outgoing = tuple[str, dict[str, object]]
+"""Key and value."""
+
+
+class ProducerProgram:
+    """One producing process over all its lives; a new life goes on counting, under a new identity."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.done = False
+        self._world = world
+        self._random = world.random(f"producer {name}")
+        self.sent = 0
+        self._lives = 0
+        self._life: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._lives += 1
+        host = self._world.new_host(self.name)
+        self._life = host.run(self._live(host, f"{self.name}.{self._lives}"))
+
+    def kill(self) -> None:
+        """Ends without a goodbye."""
+        self._world.network.host_ended(self.host, silently=self._random.random() < 0.2)
+
+    @property
+    def alive(self) -> bool:
+        return self.name in self._world.hosts and not self.host.dead
+
+    @property
+    def host(self) -> Host:
+        return self._world.hosts[self.name]
+
+    async def _live(self, host: Host, process: str) -> None:
+        plan, history = self._world.plan, self._world.histories.open(host, process, "producer")
+        producer = AsyncProducer(
+            SERVERS,
+            clock=host.clock,
+            history=history,
+            window=plan.window,
+            linger_ms=plan.linger_ms,
+            timeout=self._random.choice((2.0, 10.0, 30.0)),
+            request_timeout=1.0,
+        )
+        async with producer:
+            while self.sent < plan.messages or not self._world.healed.is_set():
+                if self.sent >= plan.messages:
+                    await self._world.healed.wait()
+                await asyncio.sleep(self._random.expovariate(plan.messages / plan.chaos_seconds * 2))
+                await self._some(producer, process)
+            await self._some(producer, process)
+        self.done = not host.dead
+
+    async def _some(self, producer: AsyncProducer, process: str) -> None:
+        """A few messages in one of the ways to send them; after a failure the program decides to go on."""
+        topic = ORDERS if self._random.random() < 0.7 else AUDIT
+        count = self._random.choice((1, 1, 2, 5, 12))
+        messages = [self._message(process) for _ in range(count)]
+        way = self._random.choice((self._one_by_one, self._pipelined, self._many))
+        try:
+            receipts = await way(producer, topic, messages)
+        except LaneError as error:
+            self._world.trace.note(process, f"could not send: {type(error).__name__}")
+            self._world.trace.count("send that failed")
+            with contextlib.suppress(LaneError):
+                await producer.resume(topic)
+            return
+        self._world.trace.count("repeat dropped by its stamp", sum(receipt.repeat for receipt in receipts))
+
+    def _message(self, process: str) -> Outgoing:
+        self.sent += 1
+        return f"k{self._random.randrange(self._world.plan.keys)}", {"from": process, "n": self.sent}
+
+    async def _one_by_one(self, producer: AsyncProducer, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
+        return [await producer.send(topic, value, key=key) for key, value in messages]
+
+    async def _pipelined(self, producer: AsyncProducer, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
+        futures = [await producer.submit(topic, value, key=key) for key, value in messages]
+        ended = await asyncio.gather(*futures, return_exceptions=True)
+        for each in ended:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in ended if isinstance(each, Receipt)]
+
+    async def _many(self, producer: AsyncProducer, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
+        return await producer.send_many(topic, messages)

@@ -1,0 +1,133 @@
+"""The simulated disk forgets what a real one may forget, and nothing that was synced."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from lanemq.log.filesystem import write_fully
+from lanemq.log.state import OffsetRow, State, Sync
+from lanemq.testing.sim.disk import SimDisk
+from lanemq.testing.sim.state import SimState, StateImage
+from lanemq.testing.sim.trace import Trace
+
+Make = Callable[[int], SimDisk]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return lambda seed: SimDisk(Random(seed), Trace(lambda: 0.0, str(tmp_path)))
+
+
+def written(disk: SimDisk, path: Path, *parts: bytes, synced: bool) -> None:
+    fd = disk.create(path)
+    at = 0
+    for part in parts:
+        write_fully(disk, fd, part, at)
+        at += len(part)
+    if synced:
+        disk.fdatasync(fd)
+        disk.fsync_dir(path.parent)
+    disk.close(fd)
+
+
+def test_what_was_synced_survives_a_power_cut(make: Make, tmp_path: Path) -> None:
+    disk = make(1)
+    written(disk, tmp_path / "a", b"one", b"two", synced=True)
+    assert disk.lose_power() == 0
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+
+
+def test_of_what_was_not_synced_a_beginning_survives_or_a_torn_one(make: Make, tmp_path: Path) -> None:
+    """Over many cuts: all of it, nothing, and something in between; never anything that was not written."""
+    seen = set()
+    for seed in range(60):
+        disk, path = make(seed), tmp_path / f"{seed}"
+        written(disk, path, b"start", synced=True)
+        fd = disk.open(path)
+        write_fully(disk, fd, b"unsynced", 5)
+        disk.close(fd)
+        disk.lose_power()
+        left = path.read_bytes()
+        assert left.startswith(b"start")
+        assert b"startunsynced".startswith(left.rstrip(b"\0"))
+        seen.add(left)
+    assert {b"start", b"startunsynced"} < seen
+    assert any(left.endswith(b"\0") for left in seen)
+
+
+def test_a_name_survives_only_with_its_folder(make: Make, tmp_path: Path) -> None:
+    survived = set()
+    for seed in range(20):
+        disk, path = make(seed), tmp_path / f"{seed}"
+        fd = disk.create(path)
+        disk.fdatasync(fd)
+        disk.close(fd)
+        disk.lose_power()
+        survived.add(path.exists())
+    assert survived == {True, False}
+
+
+def test_a_failed_sync_is_never_made_good_by_the_next(make: Make, tmp_path: Path) -> None:
+    """What Linux does: the second call succeeds, and the pages are gone."""
+    disk, path = make(1), tmp_path / "a"
+    written(disk, path, b"old", synced=True)
+    fd = disk.open(path)
+    write_fully(disk, fd, b"new", 3)
+    disk.failing["sync"] = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        disk.fdatasync(fd)
+    disk.fdatasync(fd)
+    assert disk.read_at(fd, 9, 0) == b"oldnew"
+    disk.drop_cache(fd)
+    assert disk.read_at(fd, 9, 0) == b"old\0\0\0"
+    disk.close(fd)
+    disk.lose_power()
+    assert path.read_bytes() == b"old"
+
+
+def test_after_the_power_went_nothing_is_written(make: Make, tmp_path: Path) -> None:
+    disk = make(1)
+    went: list[bool] = []
+    disk.on_power_cut = lambda: went.append(True)
+    disk.cut_after = 2
+    fd = disk.create(tmp_path / "a")
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError):
+            disk.write_at(fd, memoryview(b"x"), 0)
+    assert went == [True]
+    disk.close(fd)
+
+
+@pytest.fixture
+def open_state(make: Make, tmp_path: Path) -> Callable[[StateImage], State]:
+    return lambda image: SimState(tmp_path / "state.db", image, make(1))
+
+
+def test_a_full_commit_survives_and_a_normal_one_may_not(open_state: Callable[[StateImage], State]) -> None:
+    kept = set()
+    for seed in range(20):
+        image = StateImage(Random(seed))
+        state = open_state(image)
+        state.save_offsets([OffsetRow("g", "t", 0, 5)], Sync.FULL)
+        state.save_offsets([OffsetRow("g", "t", 0, 6)])
+        state.close()
+        image.lose_power()
+        after = open_state(image)
+        (row,) = after.offsets()
+        kept.add(row.offset)
+        after.close()
+    assert kept == {5, 6}
+
+
+def test_a_killed_process_loses_no_commit(open_state: Callable[[StateImage], State]) -> None:
+    image = StateImage(Random(1))
+    state = open_state(image)
+    state.save_offsets([OffsetRow("g", "t", 0, 6)])
+    state.close()
+    after = open_state(image)
+    assert [row.offset for row in after.offsets()] == [6]
+    after.close()

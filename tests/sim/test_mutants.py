@@ -1,0 +1,79 @@
+"""A simulation that cannot fail proves nothing: with a guard taken out, one of a few seeds must fail.
+
+Each guard gets the faults it is there for, so that a few seeds are enough; the seed that fails without the guard
+passes with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from tests.chaos import mutants
+from tests.chaos.mutants import Patch
+
+from lanemq.log.commit_log import CommitLog
+from lanemq.testing.sim.plan import Plan, plan_of
+from lanemq.testing.sim.run import run_plan
+
+
+def sync_before_ack(patch: Patch) -> None:
+    """Broker: acknowledges what the operating system has, and the disk perhaps not."""
+    patch(CommitLog, "sync", lambda self: None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A guard, what it guards against, and by what its absence is told."""
+
+    remove: Callable[[Patch], None]
+    faults: tuple[str, ...]
+    told_by: tuple[str, ...]
+    changes: dict[str, Any]
+    seeds: int = 12
+
+
+BUSY = {
+    "members": 3,
+    "late": 0,
+    "hands": 0,
+    "slow": 0.08,
+    "keys": 6,
+    "messages": 60,
+    "calm_ms": 700,
+    "dead_letters": False,
+}
+CASES = {
+    "epoch at commit": Case(mutants.epoch_check, ("process frozen",), ("C3",), BUSY),
+    "one owner": Case(mutants.broker_lock, ("member leaves",), ("C1", "C2", "B5"), BUSY),
+    "end of the lease": Case(mutants.lease_end, ("process frozen", "path blocked"), ("C5", "B5"), BUSY),
+    "one turn per lane": Case(mutants.lane_lock, (), ("B",), BUSY),
+    "drained before unlocked": Case(mutants.drain, ("member leaves",), ("gave queue",), BUSY),
+    "stamps": Case(mutants.stamp_check, ("answer lost", "connection cut"), ("B6", "B1", "A"), BUSY | {"slow": 0.0}),
+    "first unfinished": Case(mutants.first_unfinished, ("consumer killed",), ("D2", "A1"), BUSY),
+    "flushed before acknowledged": Case(
+        mutants.flush_before_ack, ("broker killed", "disk slow"), ("A",), BUSY | {"slow": 0.0, "calm_ms": 300}
+    ),
+    "synced before acknowledged": Case(sync_before_ack, ("broker loses power",), ("A", "B", "D"), BUSY | {"slow": 0.0}),
+}
+
+
+def plan_for(case: Case, seed: int) -> Plan:
+    return replace(plan_of(seed), faults=case.faults, durable=True, **case.changes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_its_guard_a_promise_breaks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    for seed in range(case.seeds):
+        with monkeypatch.context() as patched:
+            case.remove(patched.setattr)
+            result = run_plan(plan_for(case, seed))
+        if not result.passed:
+            break
+    assert not result.passed, f"{case.seeds} seeds pass without it"
+    assert any(problem.startswith(case.told_by) or case.told_by[0] in problem for problem in result.problems), (
+        result.problems
+    )
+    with_guard = run_plan(plan_for(case, seed))
+    assert with_guard.passed, with_guard.problems
