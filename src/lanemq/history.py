@@ -91,6 +91,18 @@ class History:
         """Left out on purpose: by a tag filter, by a person, or sent back to the retry topic."""
         self._write("skipped", place.fields() | {"key": key, "reason": reason})
 
+    def parked(self, place: "Place", key: str) -> None:
+        """Set aside at the broker, with everything behind it; when that is on disk. Member and broker may write it."""
+        self._write("parked", place.fields() | {"key": key})
+
+    def redriven(self, place: "Place", key: str) -> None:
+        """A person lets a parked lane run again, beginning with the message at `place`."""
+        self._write("redriven", place.fields() | {"key": key})
+
+    def discarded(self, place: "Place", key: str) -> None:
+        """A person gave a parked message up."""
+        self._write("discarded", place.fields() | {"key": key})
+
     def committed(self, place: "Place", *, epoch: int = 0, asked: int = 0) -> None:
         """Accepted; `place.offset` is the next one to read, `asked` is `now()` from before the request."""
         self._write("committed", place.fields() | {"epoch": epoch, "asked": asked})
@@ -130,6 +142,10 @@ class History:
 
     def trimmed(self, topic: str, queue: int, offset: int) -> None:
         self._write("trimmed", {"topic": topic, "queue": queue, "offset": offset})
+
+    def topic_deleted(self, topic: str) -> None:
+        """Before another topic of this name can exist."""
+        self._write("topic_deleted", {"topic": topic})
 
     def stored(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
         """One record of the log, read at the end of a run."""
@@ -187,8 +203,12 @@ def open_history(
     if folder is None:
         return NO_HISTORY
     folder.mkdir(parents=True, exist_ok=True)
-    name = "".join(c if c.isalnum() or c in "-_.@#" else "_" for c in process)
-    return History(folder / f"{name}.jsonl", process, now_ns, role, run)
+    return History(folder / f"{file_name(process)}.jsonl", process, now_ns, role, run)
+
+
+def file_name(process: str) -> str:
+    """A process's name as the name of a file, without its ending."""
+    return "".join(c if c.isalnum() or c in "-_.@#" else "_" for c in process)
 
 
 class _NoHistory(History):

@@ -29,6 +29,9 @@ def write_everything(history: History) -> None:
     history.turn_end(PLACE, "k", "ok", epoch=3)
     history.dead_lettered(PLACE, "k", "m1", 16)
     history.skipped(PLACE, "k", "filter")
+    history.parked(PLACE, "k")
+    history.redriven(PLACE, "k")
+    history.discarded(PLACE, "k")
     history.committed(PLACE, epoch=3, asked=5)
     history.commit_refused(PLACE, "stale", epoch=2, asked=5)
     history.effect(PLACE, "k", "table", epoch=3, asked=5)
@@ -39,6 +42,7 @@ def write_everything(history: History) -> None:
     history.reset(PLACE, "person")
     history.recovered(PLACE, epoch=3)
     history.trimmed("orders", 0, 7)
+    history.topic_deleted("bills")
     history.stored("orders", "k", "m1", 0, 7)
     history.fault("kill", "broker", "start")
 

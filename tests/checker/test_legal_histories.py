@@ -10,6 +10,19 @@ from lanemq.checker.verdict import Report, Verdict
 Judge = Callable[..., Report]
 
 LEGAL = {
+    "topic deleted, another of its name begins at offset 0": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 0 k id=m0\na end 0 k ok\na commit 1\n"
+        "broker deleted\np send n0 j\np acked n0 j 0\np send n1 k\np acked n1 k 1\na turn 0 j id=n0\n"
+        "a end 0 j ok\na turn 1 k id=n1\na end 1 k ok\na commit 2"
+    ),
+    "what is still told of a deleted topic's messages": (
+        "p send m0 k\np acked m0 k 0\np send m1 k\np send m2 k\nbroker deleted\np send n0 k\np acked n0 k 0\n"
+        "p acked m1 k 1\na turn 0 k id=m0\na end 0 k ok\na commit 1 asked=35\nb turn 0 k id=n0\nb end 0 k ok\n"
+        "p send n1 k\np acked n1 k 1\nb turn 1 k id=n1\nb end 1 k ok\nb commit 2"
+    ),
+    "attempts begin again with the next owner": (
+        "a turn 0 k attempt=2\na end 0 k retry\nb turn 0 k attempt=1\nb end 0 k retry\na dead 0 k attempts=2"
+    ),
     "replay by the next owner": (
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb turn 0 k\nb end 0 k ok\n"
         "b turn 1 k\nb end 1 k ok\nb turn 2 k"
@@ -23,6 +36,36 @@ LEGAL = {
     "paused before a turn, result thrown away": (
         "a granted a 1\nb granted b 2\nb turn 0 k epoch=2\na turn 0 k epoch=1\nb end 0 k ok\n"
         "b turn 1 k epoch=2\na end 0 k abandoned\nb end 1 k ok"
+    ),
+    "parked, passed by the commit, redriven before what is newer": (
+        "a turn 0 k\na end 0 k retry\nbroker parked 0 k\na parked 0 k\na parked 1 k\na turn 2 j\na end 2 j ok\n"
+        "a commit 3\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na turn 3 k\n"
+        "a end 3 k ok\na commit 4"
+    ),
+    "redrive is continued by the next owner, the message whose removal was lost comes again": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\n"
+        "a turn 0 k\na end 0 k ok\nb turn 0 k epoch=2\nb end 0 k ok\nb turn 1 k epoch=2\nb end 1 k ok\n"
+        "b turn 2 k epoch=2"
+    ),
+    "redriven, failed again, parked again, redriven": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
+        "a parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"
+    ),
+    "discarded, the lane goes on": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
+        "broker discarded 1 k\na turn 2 k\na end 2 k ok\na commit 3"
+    ),
+    "first discarded, the rest redriven": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
+        "broker redriven 1 k\na turn 1 k\na end 1 k ok\na turn 2 k"
+    ),
+    "redriven and dead-lettered, the lane goes on": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\na turn 0 k\n"
+        "a end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na turn 2 k"
+    ),
+    "reset leaves parked lanes parked": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na turn 1 j\na end 1 j ok\na commit 2\nx reset 0\n"
+        "a turn 1 j\na end 1 j ok\na commit 2\nbroker redriven 0 k\na turn 0 k\na end 0 k ok"
     ),
     "retry until it works": "a turn 0 k\na end 0 k retry\na turn 0 k\na end 0 k ok\na turn 1 k",
     "dead letter, then the next": ("a turn 0 k\na end 0 k retry\na dead 0 k\na turn 1 k\na end 1 k ok\na commit 2"),
@@ -188,3 +231,16 @@ def test_repeats_in_the_log_are_counted_when_allowed(judge: Judge) -> None:
 def test_foreign_producers_make_no_phantoms(judge: Judge) -> None:
     script = "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k ok\na turn 1 k id=foreign"
     assert judge(script, Options(foreign_producers=True)).verdict is Verdict.PASS
+
+
+def test_parked_messages_are_settled_and_counted_where_they_ended(judge: Judge) -> None:
+    """Of four, one is redriven (and comes twice, its removal was lost), one discarded, one still parked."""
+    report = judge(
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na parked 2 k\na turn 3 j\na end 3 j ok\na commit 4\n"
+        "broker redriven 0 k\na turn 0 k epoch=1\na end 0 k ok epoch=1\nb turn 0 k epoch=2\nb end 0 k ok epoch=2\n"
+        "broker discarded 1 k",
+        Options(drained=True),
+    )
+    assert report.verdict is Verdict.PASS, report
+    account = report.groups["g"]
+    assert (account.finished, account.skipped, account.parked, account.backlog) == (2, 1, 1, 0)

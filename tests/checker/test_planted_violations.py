@@ -204,7 +204,58 @@ PLANTED = {
     "dead-lettered without a try": ("E1", "a turn 0 k\na end 0 k ok\na dead 1 k"),
     "dead-lettered after success": ("E1", "a turn 0 k\na end 0 k ok\na dead 0 k"),
     "dead-lettered twice": ("E1", "a turn 0 k\na end 0 k retry\na dead 0 k\na dead 0 k"),
+    "dead-lettered with another number of attempts than it had": (
+        "E1",
+        "a turn 0 k attempt=1\na end 0 k retry\na turn 0 k attempt=2\na end 0 k retry\na dead 0 k attempts=3",
+    ),
+    "deleting another topic is no excuse": (
+        "D4",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker deleted topic=bills\nb turn 0 k",
+    ),
+    "a new topic's messages need a sender, whatever the old one held": (
+        "A2",
+        SENT + "broker deleted\np send n0 k\np acked n0 k 0\na turn 0 k id=n0\na end 0 k ok\na turn 1 k id=ghost",
+    ),
     "dead-lettered after it was committed past": ("E1", "a turn 0 k\na end 0 k ok\na commit 1\na dead 0 k"),
+    "parked message runs although nobody redrove it": (
+        "E4",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\na turn 0 k",
+    ),
+    "lane that failed again runs although nobody redrove it again": (
+        "E4",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
+        "a parked 0 k\na turn 0 k",
+    ),
+    "successor runs while its lane is parked": (
+        "B3",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\na turn 1 k",
+    ),
+    "new owner runs a successor of a lane that another parked": (
+        "B4",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nb turn 1 k",
+    ),
+    "newer message runs before the redriven ones": (
+        "B3",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\n"
+        "a turn 0 k\na end 0 k ok\na turn 2 k",
+    ),
+    "redrive in the wrong order": (
+        "B3",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker redriven 0 k\na turn 1 k",
+    ),
+    "parked message that was finished comes back later": (
+        "D4",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\n"
+        "a turn 1 k\na end 1 k ok\na commit 2\na turn 0 k",
+    ),
+    "discarded message runs nevertheless": (
+        "D4",
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker discarded 0 k\na turn 0 k",
+    ),
+    "commit passes what was parked only afterwards": (
+        "D2",
+        "a turn 0 k\na end 0 k retry\na commit 1\na parked 0 k",
+    ),
     "delivered again for no reason": ("E3", "a turn 0 k\na end 0 k ok\na turn 0 k"),
     "effect twice": ("P1", "a turn 0 k\na effect 0 k\na effect 0 k"),
     "effects in the wrong order": ("P1", "a turn 0 k\na effect 1 k\na effect 0 k"),

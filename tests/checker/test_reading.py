@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.checker import reading
+from lanemq.checker import json_lines
 from lanemq.checker.checking import Options, check
 from lanemq.checker.reading import Reading, find_files
 from lanemq.checker.verdict import Verdict
@@ -46,8 +46,28 @@ def test_block_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for shift, name in enumerate("abc")
     ]
     whole = list(times(*files))
-    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", block)
     assert list(times(*files)) == whole == sorted(whole)
+
+
+@pytest.mark.parametrize("block", [1, 60, 100, 1000])
+def test_lines_of_one_moment_come_in_the_order_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Wherever a block ends: else the verdict would depend on it."""
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", block)
+    files = [write(tmp_path / f"{name}.jsonl", *(turn(10, i) for i in range(20)), turn(11, 50)) for name in "abc"]
+    read = [event for batch in Reading(files).batches() for event in batch][3:]
+    assert [event.process.name for event in read] == ["a"] * 20 + ["b"] * 20 + ["c"] * 20 + ["a", "b", "c"]
+
+
+def test_namesakes_in_two_files_are_two_processes(tmp_path: Path) -> None:
+    """However far each file has been read: a process must not change its name with the size of a block."""
+    (tmp_path / "again").mkdir()
+    write(tmp_path / "again" / "a.jsonl", turn(10, 0), end(20, 0))
+    write(tmp_path / "a.jsonl", turn(30, 0), end(40, 0))
+    names = {event.process.name for batch in Reading(find_files([tmp_path])).batches() for event in batch}
+    assert names == {"a", "a@2"}
 
 
 def test_gap_in_the_numbers_makes_the_verdict_unknown(tmp_path: Path) -> None:

@@ -12,22 +12,18 @@ from typing import Any
 
 from lanemq.checker import events as e
 from lanemq.checker.committing import Committing
+from lanemq.checker.deleting import Deleting
 from lanemq.checker.delivering import Delivering
 from lanemq.checker.effects import Effects
 from lanemq.checker.explain import around
+from lanemq.checker.findings import Findings, conclude, minimums
 from lanemq.checker.owning import Owning
+from lanemq.checker.parking import Parking
 from lanemq.checker.reading import Reading, find_files
 from lanemq.checker.settling import Settling
 from lanemq.checker.state import State
 from lanemq.checker.storing import Storing
-from lanemq.checker.verdict import MOST_KEPT, Report, Verdict, Violation
-
-COVERAGE = (
-    "turns", "redelivery", "rebalance", "dead_letter", "skipped", "resets", "restarts", "faults", "sends",
-    "acked", "send_failed", "send_unknown", "commits", "commit_refused", "effects", "zombie_turns",
-    "log_duplicates",
-)  # fmt: skip
-"""What a run can be required to have seen."""
+from lanemq.checker.verdict import Report, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +45,21 @@ class Options:
     slack_ns: int = 1_000_000
 
 
+UNJUDGED: frozenset[type[e.Event]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
+"""Kinds no rule looks at; they are counted."""
+
+
 class Checker:
     """Feed it events in time order, then `finish`."""
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options = options or Options()
-        self._minimums = _minimums(options.require)
+        self._minimums = minimums(options.require)
         self._state = state = State()
         self._settling = Settling(state, drained=options.drained)
         self._rules = self._dispatch(options, state)
-        self._seen: dict[type, int] = dict.fromkeys(self._rules, 0)
-        self._violations: list[Violation] = []
-        self._counts: dict[str, int] = {}
+        self._seen: dict[type[e.Event], int] = dict.fromkeys(self._rules, 0)
+        self._findings = Findings(tally=state.tally, accounts=state.accounts)
         self._last: e.Event = e.Event(n=-1, t=0)
 
     def feed(self, batch: Iterable[e.Event]) -> None:
@@ -72,49 +71,47 @@ class Checker:
             seen[kind] += 1
             found = rules[kind](event)
             if found is not None:
-                self._found(found)
+                self._findings.found(found)
         self._last = event
+
+    def topic_is_sent_to(self, topic: str) -> None:
+        """Somebody has sent to the topic, though perhaps nothing that is fed to this checker."""
+        self._state.sent.setdefault(topic, {})
 
     def finish(self, problems: Sequence[str] = ()) -> Report:
         """The verdict; `problems` are the defects of the history itself."""
+        return conclude(self.close(), self._minimums, problems)
+
+    def close(self) -> Findings:
+        """No more events come: adds what only shows at the end."""
         end = e.Event(n=-1, t=self._last.t, process=self._last.process)
         for found in self._settling.finish(end):
-            self._found(found)
-        coverage = self._coverage()
-        reasons = (*problems, *self._too_little(coverage))
-        if problems or (reasons and not self._violations):
-            verdict = Verdict.UNKNOWN
-        else:
-            verdict = Verdict.VIOLATION if self._violations else Verdict.PASS
-        return Report(
-            verdict,
-            sum(self._seen.values()),
-            tuple(self._violations),
-            dict(sorted(self._counts.items())),
-            reasons,
-            coverage,
-            self._state.accounts,
-        )
+            self._findings.found(found)
+        self._findings.seen = {kind_name(kind): count for kind, count in self._seen.items() if count}
+        return self._findings
 
-    def _dispatch(self, options: Options, state: State) -> dict[type, Callable[[Any], Violation | None]]:
+    def _dispatch(self, options: Options, state: State) -> dict[type[e.Event], Callable[[Any], Violation | None]]:
         slack = options.slack_ns
         storing = Storing(state, foreign_producers=options.foreign_producers, idempotent=options.idempotent)
         owning = Owning(state, slack=slack)
         delivering = Delivering(state, owning, storing, slack=slack)
+        parking = Parking(state)
         committing = Committing(state, slack=slack, whole=options.drained)
         return {
-            e.Begin: _nothing,
-            e.Fault: _nothing,
+            **dict.fromkeys(UNJUDGED, _nothing),
             e.Send: storing.send,
             e.Acked: storing.acked,
             e.SendFailed: storing.failed,
-            e.SendUnknown: _nothing,
             e.Stored: storing.stored,
             e.Trimmed: storing.trimmed,
+            e.TopicDeleted: Deleting(state).topic_deleted,
             e.Turn: delivering.turn,
             e.TurnEnd: delivering.turn_end,
             e.DeadLettered: self._settling.dead_lettered,
             e.Skipped: self._settling.skipped,
+            e.Parked: parking.parked,
+            e.Redriven: parking.redriven,
+            e.Discarded: parking.discarded,
             e.Committed: committing.committed,
             e.CommitRefused: committing.refused,
             e.Reset: committing.reset,
@@ -125,34 +122,6 @@ class Checker:
             e.LeaseExpired: owning.ended,
             e.Effect: Effects(state).effect,
         }
-
-    def _found(self, found: Violation) -> None:
-        self._counts[found.invariant] = self._counts.get(found.invariant, 0) + 1
-        if len(self._violations) < MOST_KEPT:
-            self._violations.append(found)
-
-    def _coverage(self) -> dict[str, int]:
-        seen = self._seen
-        coverage = dict.fromkeys(COVERAGE, 0) | self._state.tally
-        return coverage | {
-            "turns": seen[e.Turn],
-            "resets": seen[e.Reset],
-            "restarts": seen[e.Recovered],
-            "faults": seen[e.Fault],
-            "sends": seen[e.Send],
-            "acked": seen[e.Acked],
-            "send_failed": seen[e.SendFailed],
-            "send_unknown": seen[e.SendUnknown],
-            "commits": seen[e.Committed],
-            "effects": seen[e.Effect],
-        }
-
-    def _too_little(self, coverage: dict[str, int]) -> list[str]:
-        return [
-            f"the run exercised too little: {name} {coverage[name]}, at least {least} required"
-            for name, least in self._minimums.items()
-            if coverage[name] < least
-        ]
 
 
 def check(paths: Iterable[Path], options: Options | None = None) -> Report:
@@ -174,14 +143,9 @@ def check(paths: Iterable[Path], options: Options | None = None) -> Report:
     return replace(report, around=around(files, report.violations[0]))
 
 
-def _minimums(require: Sequence[str]) -> dict[str, int]:
-    minimums = {"turns": 1}
-    for entry in require:
-        name, _, least = entry.partition("=")
-        if name not in COVERAGE:
-            raise ValueError(f"cannot require {name!r}: choose from {', '.join(COVERAGE)}")
-        minimums[name] = int(least) if least else 1
-    return minimums
+def kind_name(kind: type[e.Event]) -> str:
+    """What `e` says in a line of this kind."""
+    return str(kind.__struct_config__.tag)
 
 
 def _nothing(event: e.Event) -> None:

@@ -80,7 +80,7 @@ class Committing:
                 continue
             elif offset in stored:
                 found = found or lost(event, held, offset, stored[offset].id)
-            elif event.topic in self._state.sent_topics:
+            elif event.topic in self._state.sent:
                 held.holes.add(offset)
         return found
 

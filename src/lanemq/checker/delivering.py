@@ -8,6 +8,7 @@ from bisect import bisect_right
 
 from lanemq.checker.events import Outcome, Process, Turn, TurnEnd
 from lanemq.checker.owning import Owning
+from lanemq.checker.parking import goes_on, parked_turn, redone
 from lanemq.checker.state import GroupQueue, Lane, State, Stint
 from lanemq.checker.storing import Storing
 from lanemq.checker.verdict import Violation, violation
@@ -25,6 +26,8 @@ class Delivering:
         """Turns that had not ended when another process started one of the same lane."""
 
     def turn(self, event: Turn) -> Violation | None:
+        if self._state.gone and event.id in self._state.gone.get(event.topic, ()):
+            return None
         held = self._state.group_queue(event.group, event.topic, event.queue)
         if self._owning.stale(event, held):
             return None
@@ -32,7 +35,9 @@ class Delivering:
             held.turn_epoch = event.epoch
         found = self._storing.delivered(event, held.queue) if event.id else None
         stint = _stint(held, event)
-        if event.offset < held.low:
+        if held.parked and event.offset in held.parked:
+            found = found or parked_turn(held.parked[event.offset], event)
+        elif event.offset < held.low:
             return found or violation(
                 "D4", event, f"offset {event.offset} is delivered again below the committed offset {held.low}"
             )
@@ -60,7 +65,9 @@ class Delivering:
 
     def _finish(self, held: GroupQueue, lane: Lane, event: TurnEnd) -> None:
         lane.unfinished.discard(event.offset)
-        if event.offset in held.started and event.offset not in held.finished:
+        if held.parked and event.offset in held.parked:
+            redone(held, lane, event.offset)
+        elif event.offset in held.started and event.offset not in held.finished:
             held.finished[event.offset] = event.t
             held.account.finished += 1
 
@@ -73,18 +80,19 @@ class Delivering:
             if not together:
                 found = self._overlap(lane, event)
         if not together:
+            goes_on(held, lane, offset)
             lane.running_count = 0
             if lane.unfinished and found is None:
                 found = _overtaking(lane, event, stint)
         before = held.started.get(offset)
         if before is None:
-            found = found or _first(lane, event)
+            found = found or (None if offset in held.parked else _first(lane, event))
         else:
             found = self._again(held, lane, event, before[1], stint) or found
         if found is None and lane.last_stint is stint and lane.last < offset:
             found = _skipping(lane, event)
         _enter(lane, event, stint)
-        held.started[offset] = (lane, stint)
+        held.started[offset] = (lane, stint, event.attempt)
         return found
 
     def _again(self, held: GroupQueue, lane: Lane, event: Turn, before: Stint, stint: Stint) -> Violation | None:
@@ -136,7 +144,7 @@ class Delivering:
             held.account.redelivery("without key")
         lane = held.lane("")
         lane.unfinished.add(event.offset)
-        held.started[event.offset] = (lane, stint)
+        held.started[event.offset] = (lane, stint, event.attempt)
 
 
 def _stint(held: GroupQueue, event: Turn) -> Stint:

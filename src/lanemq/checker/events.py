@@ -112,6 +112,12 @@ class Trimmed(QueueEvent, tag="trimmed"):
     """Retention removed everything below `offset`."""
 
 
+class TopicDeleted(Event, tag="topic_deleted"):
+    """Everything of the topic is gone. Another one of this name begins again at offset 0."""
+
+    topic: str
+
+
 class GroupEvent(QueueEvent, kw_only=True):
     group: str
 
@@ -145,6 +151,24 @@ class Skipped(GroupEvent, tag="skipped"):
 
     key: str = ""
     reason: str = ""
+
+
+class Parked(GroupEvent, tag="parked"):
+    """Set aside durably, with everything behind it in its lane. Member and broker may both say so."""
+
+    key: str = ""
+
+
+class Redriven(GroupEvent, tag="redriven"):
+    """A person lets the parked lane run again; `offset` is its first message then."""
+
+    key: str = ""
+
+
+class Discarded(GroupEvent, tag="discarded"):
+    """A person gave a parked message up."""
+
+    key: str = ""
 
 
 class Committed(GroupEvent, tag="committed"):
@@ -210,7 +234,7 @@ class Effect(GroupEvent, tag="effect"):
 
 
 AnyEvent = (
-    Begin | Fault | Send | SendFailed | SendUnknown | Acked | Stored | Trimmed | Turn | TurnEnd | DeadLettered
-    | Skipped | Committed | CommitRefused | Reset | Recovered | LeaseGranted | LeaseRenewed | LeaseReleased
-    | LeaseExpired | Effect
+    Begin | Fault | Send | SendFailed | SendUnknown | Acked | Stored | Trimmed | TopicDeleted | Turn | TurnEnd
+    | DeadLettered | Skipped | Parked | Redriven | Discarded | Committed | CommitRefused | Reset | Recovered
+    | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
 )  # fmt: skip

@@ -4,7 +4,7 @@ The events are found by reading the files a second time: only a run that failed 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,19 +25,31 @@ _TIMES = frozenset({"asked", "until"})
 
 def around(files: Sequence[Path], found: Violation) -> tuple[str, ...]:
     """The lines about the same lane and queue just before and after the violation, one sentence each."""
+    before, after = surroundings(Reading(files).batches(), found)
+    return tuple(line(event, found) for event in [*before, *after])
+
+
+def surroundings(
+    batches: Iterable[Sequence[Event]], found: Violation, later: Callable[[Event], bool] | None = None
+) -> tuple[list[Event], list[Event]]:
+    """The nearest events before the violation, itself included, and after it.
+
+    `later` tells, where the violation itself is not among the events, which come after it.
+    """
     before: deque[Event] = deque(maxlen=BEFORE)
     after: list[Event] = []
     hit = False
-    for batch in Reading(files).batches():
+    for batch in batches:
         for event in batch:
             if not hit and event.n == found.n and event.process.name == found.process:
                 hit = True
                 before.append(event)
             elif _concerns(event, found):
+                hit = hit or (later is not None and later(event))
                 (after if hit else before).append(event)
         if len(after) >= AFTER:
             break
-    return tuple(_line(event, found) for event in [*before, *after[:AFTER]])
+    return list(before), after[:AFTER]
 
 
 def describe(report: Report) -> str:
@@ -71,7 +83,8 @@ def _account(report: Report, group: str) -> str:
     again = ", ".join(f"{cause} {count:,}" for cause, count in sorted(account.redelivered.items()))
     return (
         f"group {group}: finished {account.finished:,}, dead-lettered {account.dead_lettered:,}, "
-        f"skipped {account.skipped:,}, left over {account.backlog:,}, delivered again: {again or 'none'}"
+        f"skipped {account.skipped:,}, parked {account.parked:,}, left over {account.backlog:,}, "
+        f"delivered again: {again or 'none'}"
     )
 
 
@@ -90,7 +103,8 @@ def _concerns(event: Event, found: Violation) -> bool:
     return getattr(event, "queue", -1) == found.queue
 
 
-def _line(event: Event, found: Violation) -> str:
+def line(event: Event, found: Violation) -> str:
+    """One event for people, its time relative to the violation."""
     mark = ">" if event.n == found.n and event.process.name == found.process else " "
     facts = msgspec.to_builtins(event)
     told = " ".join(_fact(name, facts[name], found) for name in _SHOWN if facts.get(name) not in (None, "", 0))

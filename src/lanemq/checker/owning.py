@@ -52,6 +52,9 @@ class Owning:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         if event.epoch == held.epoch and event.member == held.owner:
             held.broker_until = 0
+            if event.process.role is not Role.BROKER:
+                # Its request may get lost; then the broker gives it the same lease again, and it begins anew.
+                held.tenure += 1
 
     def stale(self, event: Turn, held: GroupQueue) -> bool:
         """Whether this turn's member had lost the queue when it started.

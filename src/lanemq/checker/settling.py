@@ -1,10 +1,14 @@
 """Where did every message go in the end? (A1, B2 and L1 at the end of a history, E1)"""
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from lanemq.checker.events import DeadLettered, Event, Skipped
+from lanemq.checker.parking import still_parked
 from lanemq.checker.state import GroupQueue, Queue, State
 from lanemq.checker.verdict import Violation, violation
+
+_name = itemgetter(0)
 
 
 class Settling:
@@ -20,20 +24,31 @@ class Settling:
     def dead_lettered(self, event: DeadLettered) -> Violation | None:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         self._state.count("dead_letter")
+        if event.offset in held.parked and event.offset in held.started:
+            held.parked.pop(event.offset).unfinished.discard(event.offset)  # redriven, and set aside for good
+            return None
         if event.offset < held.low:
             return violation("E1", event, f"offset {event.offset} was dead-lettered after it was committed past")
         entry = held.started.get(event.offset)
         if entry is None:
             return violation("E1", event, f"offset {event.offset} was dead-lettered and never tried")
-        lane = entry[0]
+        lane, stint, attempt = entry
         if event.offset not in lane.unfinished:
             how = "twice" if event.offset in held.dead else "although it had ended well"
             return violation("E1", event, f"offset {event.offset} was dead-lettered {how}")
+        miscounted = event.attempts and attempt and event.attempts != attempt and stint.process is event.process
         lane.unfinished.discard(event.offset)
         held.dead.add(event.offset)
         if event.offset not in held.finished:
             held.finished[event.offset] = event.t
             held.account.dead_lettered += 1
+        if miscounted:
+            return violation(
+                "E1",
+                event,
+                f"offset {event.offset} was dead-lettered after {event.attempts} attempts, "
+                f"but its last turn was attempt {attempt}",
+            )
         return None
 
     def skipped(self, event: Skipped) -> None:
@@ -49,9 +64,10 @@ class Settling:
 
     def finish(self, end: Event) -> Iterator[Violation]:
         """What only shows at the end: left over, left out, or gone from the log."""
-        for (topic, number), queue in self._state.queues.items():
+        for (topic, number), queue in sorted(self._state.queues.items(), key=_name):
             yield from _gone(queue, end, topic, number)
-        for (group, topic, number), held in self._state.groups.items():
+        for (group, topic, number), held in sorted(self._state.groups.items(), key=_name):
+            held.account.parked += still_parked(held)
             for offset in self._left(held):
                 held.account.backlog += 1
                 found = self._judge_left(held, offset)
@@ -81,7 +97,7 @@ class Settling:
 def _gone(queue: Queue, end: Event, topic: str, number: int) -> Iterator[Violation]:
     if queue.dumped is None:
         return
-    for offset, stored in queue.stored.items():
+    for offset, stored in sorted(queue.stored.items(), key=_name):
         if offset not in queue.dumped and offset >= max(queue.trimmed, queue.floor):
             text = f"{stored.id} was acknowledged at offset {offset} and is not in the log"
             yield _at(end, "A1", text, topic=topic, queue=number, offset=offset, group="")

@@ -67,6 +67,10 @@ class Lane:
     running_offset: int = -1
     running_count: int = 0
     running_batch: int = 0
+    redriven: bool = False
+    """Its parked messages may run."""
+    redone: int = -1
+    """The last parked message that was redriven, while nothing behind it has started."""
     effects: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Sink to offset, epoch and time of the last effect it took."""
 
@@ -85,10 +89,13 @@ class GroupQueue:
     """When the position was last set by name."""
     commit_epoch: int = 0
     commit_epoch_t: int = 0
-    started: dict[int, tuple[Lane, Stint]] = field(default_factory=dict)
+    started: dict[int, tuple[Lane, Stint, int]] = field(default_factory=dict)
+    """Offset to its lane, and to whose turn it was last, with which attempt."""
     finished: dict[int, int] = field(default_factory=dict)
     """Offset to the time its first good end, dead letter or skip was recorded."""
     dead: set[int] = field(default_factory=set)
+    parked: dict[int, Lane] = field(default_factory=dict)
+    """Parked messages, and the last of each lane that was redriven: a lost removal may bring it once more."""
     holes: set[int] = field(default_factory=set)
     """Offsets that were committed past although nothing was known of them."""
     lanes: dict[str, Lane] = field(default_factory=dict)
@@ -128,6 +135,13 @@ class GroupQueue:
             )
             for key, lane in running.items()
         }
+        for parked, lane in list(self.parked.items()):
+            if parked not in lane.unfinished:
+                del self.parked[parked]
+                continue
+            self.parked[parked] = kept = self.lane(lane.key)
+            kept.redriven = lane.redriven
+            kept.unfinished.add(parked)
 
     def passed(self, offset: int) -> None:
         """The commit went past `offset`: drop it, and its lane if that has nothing open."""
@@ -166,9 +180,14 @@ class State:
         self.groups: dict[tuple[str, str, int], GroupQueue] = {}
         self.senders: dict[tuple[Process, str, str], Sender] = {}
         self.accounts: dict[str, GroupAccount] = {}
-        self.open_ids: dict[str, Sender] = {}
-        """Messages that were sent and have no known place yet."""
-        self.sent_topics: set[str] = set()
+        self.sent: dict[str, dict[str, Sender]] = {}
+        """Topic to the messages that were sent there and have no known place yet; a topic nobody sent to is missing.
+
+        By topic, so that a message's copy in a retry topic never stands for the message itself.
+        """
+        self.gone: dict[str, set[str]] = {}
+        """Topic to the messages that were open when it was deleted."""
+        self.deleted_t: dict[str, int] = {}
         self.tally: dict[str, int] = {}
 
     def count(self, what: str) -> None:
@@ -186,6 +205,7 @@ class State:
             account = self.accounts.setdefault(group, GroupAccount())
             owner = self.queue(topic, queue)
             found = self.groups[(group, topic, queue)] = GroupQueue(group, account, owner)
+            found.reset_t = self.deleted_t.get(topic, 0)
             owner.groups.append(found)
         return found
 

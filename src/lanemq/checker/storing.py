@@ -12,6 +12,7 @@ from lanemq.checker.state import GroupQueue, Queue, Sender, State, Stored
 from lanemq.checker.verdict import Violation, violation
 
 _KEPT_PLACES = 64
+_NOTHING_SENT: dict[str, Sender] = {}
 
 
 class Storing:
@@ -24,8 +25,10 @@ class Storing:
 
     def send(self, event: Send) -> None:
         state = self._state
-        state.sent_topics.add(event.topic)
-        if event.id in state.open_ids:
+        open_ids = state.sent.get(event.topic)
+        if open_ids is None:
+            open_ids = state.sent[event.topic] = {}
+        if event.id in open_ids:
             return
         name = (event.process, event.topic, event.key)
         sender = state.senders.get(name)
@@ -33,14 +36,14 @@ class Storing:
             sender = state.senders[name] = Sender(name)
         sender.in_flight[event.id] = (sender.next_index, event.t)
         sender.next_index += 1
-        state.open_ids[event.id] = sender
+        open_ids[event.id] = sender
 
     def acked(self, event: Acked) -> Violation | None:
         queue = self._state.queue(event.topic, event.queue)
         return self._place(queue, event, event.id, delivered=False) or _committed_past(queue.groups, event)
 
     def failed(self, event: SendFailed) -> Violation | None:
-        sender = self._state.open_ids.pop(event.id, None)
+        sender = self._state.sent.get(event.topic, _NOTHING_SENT).pop(event.id, None)
         if sender is None:
             return self._failed_but_there(event)
         index, _ = sender.in_flight.pop(event.id)
@@ -71,13 +74,13 @@ class Storing:
 
     def delivered(self, event: Turn, queue: Queue) -> Violation | None:
         """Called by the delivery family with every turn that names its message."""
-        state = self._state
+        open_ids = self._state.sent.get(event.topic)
         if (
             not self._foreign
-            and event.topic in state.sent_topics
+            and open_ids is not None
             and event.offset >= queue.floor
             and event.id not in queue.where
-            and event.id not in state.open_ids
+            and event.id not in open_ids
         ):
             return violation("A2", event, f"{event.id} was delivered, but nobody sent it, or every send of it failed")
         return self._place(queue, event, event.id, delivered=True)
@@ -92,6 +95,8 @@ class Storing:
                     group.finished.setdefault(offset, event.t)
 
     def _place(self, queue: Queue, event: Acked | Turn | StoredEvent, id: str, *, delivered: bool) -> Violation | None:
+        if self._state.gone and id in self._state.gone.get(event.topic, ()):
+            return None
         offset = event.offset
         there = queue.stored.get(offset)
         if there is not None and there.id == id:
@@ -99,7 +104,7 @@ class Storing:
             return None
         if there is not None:
             return _conflict(there, event, id, delivered)
-        sender = self._state.open_ids.pop(id, None)
+        sender = self._state.sent.get(event.topic, _NOTHING_SENT).pop(id, None)
         if sender is None and offset < queue.floor:
             return None
         known = queue.where.get(id)

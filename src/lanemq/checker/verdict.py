@@ -26,8 +26,9 @@ INVARIANTS: Mapping[str, str] = {
     "D2": "a commit passes only what is finished",
     "D3": "a committed offset survives a restart of the broker",
     "D4": "nothing below the committed offset is delivered again without a reset",
-    "E1": "a message is dead-lettered once, after it was tried, and not when it had succeeded",
+    "E1": "a message is dead-lettered once, after it was tried as often as told, and not when it had succeeded",
     "E3": "every redelivery has a recorded cause",
+    "E4": "a parked message runs only after its lane was redriven, and before everything behind it",
     "L1": "at the end nothing is left over (asked for with drained)",
     "P1": "effects of a key reach a sink once and in order",
     "P2": "a sink takes nothing from an older epoch after it took from a newer one",
@@ -83,11 +84,23 @@ class GroupAccount:
     finished: int = 0
     dead_lettered: int = 0
     skipped: int = 0
+    parked: int = 0
+    """Still parked at the end."""
     backlog: int = 0
     redelivered: dict[str, int] = field(default_factory=dict)
 
     def redelivery(self, cause: str) -> None:
         self.redelivered[cause] = self.redelivered.get(cause, 0) + 1
+
+    def add(self, part: "GroupAccount") -> None:
+        """The same group's account of other queues."""
+        self.finished += part.finished
+        self.dead_lettered += part.dead_lettered
+        self.skipped += part.skipped
+        self.parked += part.parked
+        self.backlog += part.backlog
+        for cause, count in part.redelivered.items():
+            self.redelivered[cause] = self.redelivered.get(cause, 0) + count
 
 
 @dataclass(frozen=True, slots=True)

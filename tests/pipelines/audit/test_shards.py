@@ -1,0 +1,81 @@
+"""Cutting a history into shards loses nothing: the Spark form without Spark, against hundreds of senseless histories.
+
+What Spark does in between, finding routes and bringing pieces together, is done here by a few lines of Python.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.pipelines.audit.garbage import garbage
+from tests.pipelines.audit.histories import write_history
+
+from lanemq.checker.checking import Options, check
+from lanemq.checker.findings import Findings
+from lanemq.checker.reading import find_files
+from lanemq.checker.verdict import Report
+from lanemq.pipelines.audit import judging
+from lanemq.pipelines.audit.job import add_results, report_of
+from lanemq.pipelines.audit.routing import NOWHERE, WHOLE_TOPIC, Topics
+from lanemq.pipelines.audit.scanning import FileFacts, Files, files_of, name_of, scan_pieces, scan_places
+
+STRICT = Options(slack_ns=0)
+
+
+class Routes:
+    """`routing.find_routes` in plain words."""
+
+    def __init__(self, places: list[dict[str, Any]]) -> None:
+        self.irregular = {row["topic"] for row in places if row["whole"]}
+        firsts = sorted((row["t"], row["file"], row["pos"], row["topic"]) for row in places if row["t"] is not None)
+        self.first_sends = {topic: (t, file, pos) for t, file, pos, topic in reversed(firsts)}
+        self.queues: dict[tuple[str, str], set[int]] = {}
+        keys: dict[tuple[str, str], set[str]] = {}
+        queues: dict[tuple[str, str], set[int]] = {}
+        for row in places:
+            if row["key"] is not None:
+                keys.setdefault((row["topic"], row["id"]), set()).add(row["key"])
+            if row["queue"] is not None:
+                queues.setdefault((row["topic"], row["id"]), set()).add(row["queue"])
+        for (topic, id), names in keys.items():
+            seen = self.queues.setdefault((topic, name_of(min(names), id)), set())
+            seen |= queues.get((topic, id), set())
+            if len(names) > 1 or len(seen) > 1:
+                self.irregular.add(topic)
+
+    def shard(self, piece: dict[str, Any]) -> int:
+        if piece["topic"] in self.irregular:
+            return WHOLE_TOPIC
+        if piece["queue"] is not None:
+            return int(piece["queue"])
+        return min(self.queues.get((piece["topic"], piece["name"])) or {NOWHERE})
+
+
+def judged_in_shards(run: Path) -> Report:
+    files = files_of([find_files([run])])
+    routes = Routes([row for batch in scan_places(files, _all_of(files)) for row in batch.to_pylist()])
+    pieces = [row for batch in scan_pieces(files, _all_of(files)) for row in batch.to_pylist()]
+    for piece in pieces:
+        piece["shard"] = routes.shard(piece)
+    pieces.sort(key=lambda piece: (piece["topic"] or "", *(piece[name] for name in ("shard", "t", "file", "pos"))))
+    topics = Topics(frozenset(routes.irregular), routes.first_sends)
+    parts: list[tuple[Findings, list[FileFacts]]] = [(Findings(), [])]
+    results = judging.judge(STRICT, topics, iter([pa.RecordBatch.from_pylist(pieces)]))
+    add_results(parts, ((row["run"], row["payload"]) for batch in results for row in batch.to_pylist()))
+    return report_of(*parts[0], STRICT)
+
+
+def _all_of(files: Files) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch([list(range(len(files)))], ["id"])
+
+
+@pytest.mark.parametrize("enough", [1, 20, judging.ENOUGH])
+def test_shards_add_up_to_the_plain_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
+    """However many events are put in order at once."""
+    monkeypatch.setattr(judging, "ENOUGH", enough)
+    for number in range(enough, enough + 60):
+        run = write_history(tmp_path / str(number), garbage(number, regular=number % 2 == 0), lives=1 + number % 3)
+        assert judged_in_shards(run) == replace(check([run], STRICT), around=()), number
