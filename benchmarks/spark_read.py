@@ -1,48 +1,49 @@
-"""Batch reads into Spark: Arrow columns against a reader that hands over one row at a time.
+"""Batch reads into Spark, to nowhere and to Parquet: Arrow columns, a reader of rows, and Spark's own Parquet reader.
 
-Both read the same topic from the same broker with the same pulls and write to Spark's noop sink; the difference is
-the decoding and the way into Spark. `decode_*` are messages per CPU second of the decoding alone, `broker_us` is the
-broker's CPU time per message: on a small machine it is the broker that a fast reader waits for. One JSON line.
+All three read the same rows with all their columns, in turns, so that a busy moment of the machine and a cold JVM hit
+them alike; the first turn warms up and is not counted. The reader of rows is the obvious one: an object per message, a
+tuple per row, the same pulls from the same broker. `value` is the median of ours; `rows` and `parquet` are the others',
+`key_value` is ours with two columns only. `*_cpu_us` is CPU time per message of everything but the broker, and on a
+machine that others use it says more than a rate; `broker_us` is the broker's.
 
-    python -m benchmarks.spark_read [messages of 100 B, default 400000]
+`spark_decode` are messages per CPU second of the decoding alone, without broker and Spark.
+
+    python -m benchmarks.spark_read [messages of 100 B, default 400000] [rounds, default 4]
 """
 
-import json
-import os
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
+from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 
-from benchmarks.harness import BrokerProcess
-from lanemq.client.admin import Admin
+from benchmarks.harness import BrokerProcess, report
+from benchmarks.spark_common import cpu_seconds, fill, session, timed
 from lanemq.model.units import Millis
-from lanemq.spark import recommended, register
 from lanemq.spark.batch_reader import LaneBatchReader
 from lanemq.spark.columns import Wanted, decode
 from lanemq.spark.fetch import RangeReader
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.reading import RangePartition
 from lanemq.spark.schema import COLUMNS, arrow_schema
-from lanemq.spark.sending import Outgoing, TaskSender
 from lanemq.spark.source import LaneDataSource
 from lanemq.spark.waiting import Patience
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.stamp import find_stamp
 
-QUEUES = 4
-ROUNDS = 4
-KINDS = {"arrow": ("lanemq", ""), "arrow_key_value": ("lanemq", "key,value"), "rows": ("lanemq_rows", "")}
+Kinds = dict[str, Callable[[], DataFrame]]
 
 
 class RowReader(LaneBatchReader):
     """The obvious reader: an object per message, a tuple per row."""
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, RangePartition)
         reader = RangeReader(Patience(Millis(10_000)))
         try:
@@ -82,24 +83,7 @@ def _row(record: RecordView, broker: str) -> tuple[Any, ...]:
     )
 
 
-def fill(address: str, topic: str, count: int, size: int) -> None:
-    with Admin(address) as admin:
-        admin.create_topic(topic, QUEUES)
-    sender = TaskSender(address, f"fill-{topic}", 0, Millis(10_000))
-    value = b"x" * size
-    for number in range(count):
-        sender.send(Outgoing(topic, value, f"key-{number % 10_000}"))
-    sender.flush()
-    sender.close()
-
-
-def timed(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def decoding(address: str, topic: str, count: int) -> dict[str, int]:
+def decoding(address: str, topic: str, count: int, name: str) -> None:
     """Messages per CPU second from bodies that are in memory already."""
     options = parse_read_options({"servers": address, "topic": topic}, streaming=False)
     bodies: list[bytes] = []
@@ -116,40 +100,64 @@ def decoding(address: str, topic: str, count: int) -> dict[str, int]:
     for body in bodies:
         for start in record_starts(body):
             _row(RecordView(body, start), "broker")
-    rows = time.process_time()
-    return {"decode_arrow": round(count / (columns - began)), "decode_rows": round(count / (rows - columns))}
+    ours, rows = count / (columns - began), count / (time.process_time() - columns)
+    report(f"spark_decode_{name}", ours, "msg/cpu s", rows=round(rows), ratio=round(ours / rows, 2))
 
 
-def main(small: int = 400_000) -> None:
-    spark = recommended().master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
+def frames(spark: SparkSession, address: str, topic: str, copy: Path) -> Kinds:
+    def messages(source: str, **more: str) -> DataFrame:
+        return spark.read.format(source).options(servers=address, topic=topic, **more).load()
+
+    return {
+        "arrow": lambda: messages("lanemq"),
+        "key_value": lambda: messages("lanemq", columns="key,value"),
+        "rows": lambda: messages("lanemq_rows"),
+        "parquet": lambda: spark.read.parquet(str(copy)),
+    }
+
+
+def save(frame: DataFrame, where: Path | None) -> None:
+    if where is None:
+        frame.write.format("noop").mode("overwrite").save()
+    else:
+        frame.write.mode("overwrite").parquet(str(where))
+
+
+def measure(kinds: Kinds, broker: BrokerProcess, where: Path | None, count: int, rounds: int) -> dict[str, Any]:
+    """Median rate and CPU time of each kind, and what the broker used for a message."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    cpu: dict[str, float] = dict.fromkeys(kinds, 0.0)
+    broker_cpu = broker.cpu_seconds()
+    for turn in range(rounds):
+        for kind, frame in kinds.items():
+            before = cpu_seconds(broker.pid)
+            took = timed(lambda frame=frame: save(frame(), where))  # type: ignore[misc]
+            if turn:
+                seconds[kind].append(took)
+                cpu[kind] += cpu_seconds(broker.pid) - before
+    found: dict[str, Any] = {kind: round(count / statistics.median(each)) for kind, each in seconds.items()}
+    found |= {f"{kind}_cpu_us": round(used / count / (rounds - 1) * 1e6, 2) for kind, used in cpu.items()}
+    pulled = count * rounds * (len(kinds) - 1)
+    return found | {"broker_us": round((broker.cpu_seconds() - broker_cpu) / pulled * 1e6, 2)}
+
+
+def main(small: int = 400_000, rounds: int = 4) -> None:
+    spark = session()
     spark.dataSource.register(RowSource)
-    result: dict[str, Any] = {"benchmark": "spark_read", "unit": "messages/s"}
-    with BrokerProcess() as broker:
+    with BrokerProcess() as broker, tempfile.TemporaryDirectory(prefix="lanemq-bench-") as folder:
         for name, count, size in (("100B", small, 100), ("1KB", small // 4, 1_000)):
-            topic = f"bench-{size}"
-            fill(broker.address, topic, count, size)
-            result |= {f"{what}_{name}": rate for what, rate in decoding(broker.address, topic, count).items()}
-
-            def read(source: str, columns: str, topic: str = topic) -> None:
-                reader = spark.read.format(source).option("servers", broker.address).option("topic", topic)
-                reader = reader.option("columns", columns) if columns else reader
-                reader.load().write.format("noop").mode("overwrite").save()
-
-            cpu = broker.cpu_seconds()
-            # In turns, so that a busy moment of the machine and a cold JVM hit all alike; the first turn warms up.
-            times: dict[str, list[float]] = {label: [] for label in KINDS}
-            for _ in range(ROUNDS):
-                for label, (source, columns) in KINDS.items():
-                    times[label].append(timed(partial(read, source, columns)))
-            result |= {f"{label}_{name}": round(count / min(seconds)) for label, seconds in times.items()}
-            pulled = count * ROUNDS * len(KINDS)
-            result[f"broker_us_{name}"] = round((broker.cpu_seconds() - cpu) / pulled * 1e6, 2)
+            topic, copy, body = f"bench-{size}", Path(folder) / f"copy-{size}", b"x" * size
+            fill(broker.address, topic, count, lambda number, body=body: body)  # type: ignore[misc]
+            decoding(broker.address, topic, count, name)
+            kinds = frames(spark, broker.address, topic, copy)
+            save(kinds["arrow"](), copy)
+            for sink, where in (("noop", None), ("parquet", Path(folder) / "out")):
+                found = measure(kinds, broker, where, count, rounds)
+                ours = found.pop("arrow")
+                ratios = {f"ratio_to_{kind}": round(ours / found[kind], 2) for kind in ("rows", "parquet")}
+                report(f"spark_read_{name}_to_{sink}", ours, "msg/s", messages=count, **ratios, **found)
     spark.stop()
-    result["load"] = round(os.getloadavg()[0], 1)
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    main(*map(int, sys.argv[1:3]))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run
 
-from lanemq.cli.key import GroupOfKey
 from lanemq.cli.lag import Progress
+from lanemq.cli.lane_reason import GroupOfKey
 from lanemq.client.admin import Admin, Place
 from lanemq.client.admin_views import AtOffset, GroupQueue
 from lanemq.client.consumer import Consumer

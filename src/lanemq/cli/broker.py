@@ -44,6 +44,9 @@ UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
 @click.option("--default-queues", type=int, default=8, show_default=True, help="Most queues of a topic made by a send.")
 @click.option("--retention-hours", type=float, default=72.0, show_default=True, help="Keep messages this long.")
 @click.option("--retention-bytes", type=int, default=0, help="Keep at most this much log; 0 = no limit.")
+@click.option("--max-parked-lane", type=int, default=10_000, show_default=True, help="Most messages in a parked lane.")
+@click.option("--max-parked-messages", type=int, default=200_000, show_default=True, help="Most parked by one group.")
+@click.option("--max-parked-bytes", type=int, default=2**30, show_default=True, help="Most bytes parked by one group.")
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for what happened, for lanemq check.")
 @click.option(
     "--log-level",

@@ -1,5 +1,7 @@
 """`lanemq group`: who consumes, how far they are, and putting a group somewhere else."""
 
+from collections.abc import Sequence
+
 import click
 
 from lanemq.cli.lag import Progress, known_group, progress_of
@@ -9,6 +11,7 @@ from lanemq.cli.output import Grid, plural, show
 from lanemq.cli.reset import reset
 from lanemq.client.admin import Admin
 from lanemq.client.admin_views import GroupDescription
+from lanemq.client.parked_admin import ParkedAdmin, ParkedLaneView
 from lanemq.clock import SystemClock
 
 
@@ -48,12 +51,15 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with Admin(server) as admin:
         found = known_group(admin, name)
         leases = {lease.queue: lease for lease in admin.locks(name)}
+    with ParkedAdmin(server) as parked_admin:
+        parked = parked_admin.lanes(name)
     queues = [each for each in progress_of(found, leases, server, SystemClock().wall()) if each.worth_showing]
     show(
         as_json,
         lambda: {
             "group": name,
             "lag": found.lag,
+            "parked": {"lanes": len(parked), "messages": sum(lane.messages for lane in parked)},
             "members": found.members,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
@@ -66,6 +72,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
             [(each.client_id, each.address, each.language) for each in found.members],
             "nobody is online",
         ),
+        *([_parked(parked)] if parked else []),
         *([found.note] if found.note else []),
     )
 
@@ -86,6 +93,12 @@ def _row(each: Progress) -> tuple[object, ...]:
         at.epoch,
         seconds(each.lease_ms),
     )
+
+
+def _parked(lanes: Sequence[ParkedLaneView]) -> str:
+    """What no lag shows: the commit has passed them, and nobody has done them."""
+    count = sum(lane.messages for lane in lanes)
+    return f"{plural(count, 'message')} in {plural(len(lanes), 'parked lane')}; see lanemq parked list"
 
 
 def _topics(found: GroupDescription) -> list[str]:

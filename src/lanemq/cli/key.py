@@ -1,57 +1,26 @@
 """`lanemq key`: where a key's messages are, who holds its queue, and what it waits for.
 
-The question behind every call at night: "why is order 4711 not moving?" The answer needs the hash, the log, the
-offsets and the locks, so it is put together here. What happens inside a member's memory (a retry, a parked lane)
-no broker knows, and the answer does not pretend to.
+The question behind every call at night: "why is order 4711 not moving?" Here are the figures; `lanemq why` gives the
+sentence alone.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import click
 
-from lanemq.cli.lag import Progress, progress_of
+from lanemq.cli.key_facts import KeyFacts, facts_of
+from lanemq.cli.lane_reason import GroupOfKey, span
 from lanemq.cli.locks import seconds
-from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.options import asks_server
 from lanemq.cli.output import Grid, body_for_json, plural, show
-from lanemq.cli.reading import FOUND_MOST, Reader
-from lanemq.client.admin import Admin
+from lanemq.cli.parked_views import lane_document
+from lanemq.cli.reading import FOUND_MOST
+from lanemq.client.lane_admin import NoAnswer
 from lanemq.client.message import Message
-from lanemq.clock import SystemClock
-from lanemq.core.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
+from lanemq.wire.lane_state_bodies import LaneStateAnswer
 
 SHOWN_CHARS = 60
-OWN_TURN = "its own turn: it runs, is about to be tried again, or is held after a failure"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOfKey:
-    """How far one group is with the key."""
-
-    group: str
-    members: int
-    progress: Progress
-    done: int
-    pending: tuple[int, ...]
-    """Offsets of the key's messages that the group has not committed."""
-
-    @property
-    def waits_for(self) -> str:
-        """Why the key's first pending message is not done yet, as far as the broker can know."""
-        if not self.pending:
-            return "nothing: every message is done" if self.done else "nothing: it has no messages"
-        if not self.members:
-            return "a member: nobody of the group is online; start a consumer"
-        if self.progress.at.owner is None:
-            return "an owner: no member holds the queue (an unordered group never does; else a hand-over is under way)"
-        ahead = self.pending[0] - self.progress.at.offset
-        if ahead > 0:
-            return (
-                f"its own turn, or at most {plural(ahead, 'message')} ahead of it in the queue: in queue order those "
-                f"run first, in key order only those of its key do, the others hold back no more than its commit"
-            )
-        return OWN_TURN
 
 
 @click.command()
@@ -61,53 +30,12 @@ class GroupOfKey:
 @asks_server
 def key(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
     """Show where the messages of KEY are, who holds its queue, and what it waits for."""
-    topic = topic or _topic_of(key, server)
-    with Reader(server, topic) as reader:
-        hashed = pick_queue(key, reader.route.publish)
-        messages = reader.find(key)
-    queue = messages[-1].queue if messages else hashed
-    with Admin(server) as admin:
-        groups = [
-            found
-            for name in ([group] if group else admin.groups())
-            if (found := _group_of_key(admin, name, server, queue, messages)) is not None
-        ]
-    if group and not groups:
-        raise Failed(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
-    _show(key, queue, hashed, messages, groups, as_json)
+    _show(facts_of(key, topic, group, server), as_json)
 
 
-def _topic_of(key: str, server: str) -> str:
-    with Admin(server) as admin:
-        topics = [topic for topic in admin.topics() if admin.find_key(topic, key, limit=1)]
-    if not topics:
-        raise Failed(f"no topic has messages of key {key!r}; with --topic you see which queue they would go to")
-    if len(topics) > 1:
-        raise Failed(f"several topics have messages of key {key!r}: choose one with --topic ({', '.join(topics)})")
-    return topics[0]
-
-
-def _group_of_key(
-    admin: Admin, name: str, server: str, queue: MessageQueue, messages: list[Message]
-) -> GroupOfKey | None:
-    found = admin.describe_group(name)
-    leases = {lease.queue: lease for lease in admin.locks(name)}
-    for progress in progress_of(found, leases, server, SystemClock().wall()):
-        if progress.at.queue == queue:
-            here = [message.queue_offset for message in messages if message.queue == queue]
-            pending = tuple(offset for offset in here if offset >= progress.at.offset)
-            return GroupOfKey(name, len(found.members), progress, len(here) - len(pending), pending)
-    return None
-
-
-def _show(
-    key: str,
-    queue: MessageQueue,
-    hashed: MessageQueue,
-    messages: list[Message],
-    groups: list[GroupOfKey],
-    as_json: bool,
-) -> None:
+def _show(facts: KeyFacts, as_json: bool) -> None:
+    key, queue, hashed = facts.key, facts.queue, facts.hashed
+    messages, groups = facts.messages, facts.groups
     count = f"the newest {FOUND_MOST} messages" if len(messages) == FOUND_MOST else plural(len(messages), "message")
     odd = {message.queue for message in messages} - {hashed}
     show(
@@ -119,7 +47,7 @@ def _show(
             "queue": queue.queue_id,
             "queue_by_hash": hashed.queue_id,
             "messages": list(map(_message_document, messages)),
-            "groups": list(map(_group_document, groups)),
+            "groups": list(map(group_document, groups)),
         },
         f"key {key}: queue {queue.queue_id} of {queue.topic} on {queue.broker}, {count}",
         *(_odd_queues(odd, hashed)),
@@ -144,13 +72,27 @@ def _message_row(message: Message) -> tuple[object, ...]:
     return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short
 
 
-_GROUP_COLUMNS = ("group", "offset", "done", "pending", "owner", "epoch", "lease left", "waits for")
+_GROUP_COLUMNS = (
+    *("group", "offset", "done", "pending", "owner", "epoch", "lease left"),
+    *("head", "failed", "next try", "blocked for", "waits for"),
+)
 
 
 def _group_row(each: GroupOfKey) -> tuple[object, ...]:
     at = each.progress.at
     lease = seconds(each.progress.lease_ms)
-    return each.group, at.offset, each.done, len(each.pending), at.owner, at.epoch, lease, each.waits_for
+    left = each.group, at.offset, each.done, len(each.pending), at.owner, at.epoch, lease
+    if not isinstance(lane := each.lane, LaneStateAnswer):
+        return *left, None, None, None, None, each.waits_for
+    return *left, _known(lane.head), lane.attempts, _span(lane.retry_in), _span(lane.blocked_for), each.waits_for
+
+
+def _known(number: int) -> int | None:
+    return number if number >= 0 else None
+
+
+def _span(millis: int) -> str | None:
+    return span(millis) if millis >= 0 else None
 
 
 def _message_document(message: Message) -> dict[str, object]:
@@ -164,12 +106,35 @@ def _message_document(message: Message) -> dict[str, object]:
     }
 
 
-def _group_document(each: GroupOfKey) -> dict[str, object]:
+def group_document(each: GroupOfKey) -> dict[str, object]:
+    """One group, for programs."""
     return {
         "group": each.group,
         "members": each.members,
         **each.progress.document(),
         "done": each.done,
         "pending": each.pending,
+        "parked": None if each.parked is None else lane_document(each.parked),
+        "lane": _lane_document(each.lane),
         "waits_for": each.waits_for,
+    }
+
+
+def _lane_document(lane: LaneStateAnswer | NoAnswer | None) -> dict[str, object] | None:
+    """What the owner says; times in ms."""
+    if lane is None:
+        return None
+    if isinstance(lane, NoAnswer):
+        return {"unknown": lane.why, "silent": lane.silent}
+    return {
+        "state": lane.state,
+        "head": _known(lane.head),
+        "attempts": lane.attempts,
+        "next_retry_ms": _known(lane.retry_in),
+        "running_ms": _known(lane.running_for),
+        "blocked_ms": _known(lane.blocked_for),
+        "last_error": lane.reason or None,
+        "waiting": lane.waiting,
+        "first_unfinished": lane.committable,
+        "fetched_to": lane.next_offset,
     }

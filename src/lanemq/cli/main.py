@@ -8,6 +8,7 @@ from importlib import import_module
 
 import click
 
+from lanemq._fast import VARIANT
 from lanemq.cli.options import Nouns
 
 NOUNS = {
@@ -18,7 +19,11 @@ NOUNS = {
     "group": "lanemq.cli.group",
     "locks": "lanemq.cli.locks",
     "key": "lanemq.cli.key",
-    "check": "lanemq.checker.command",
+    "why": "lanemq.cli.why",
+    "parked": "lanemq.cli.parked",
+    "pipeline": "lanemq.cli.pipeline",
+    "check": "lanemq.cli.check",
+    "history": "lanemq.cli.history",
 }
 """Each in the module that defines a command of this name."""
 
@@ -41,11 +46,11 @@ class Menu(Nouns):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong (check: 2 is an unknown verdict).",
 )
-@click.version_option(package_name="lanemq", prog_name="lanemq")
+@click.version_option(package_name="lanemq", prog_name="lanemq", message=f"%(prog)s, version %(version)s ({VARIANT})")
 def main() -> None:
     """Ordered messaging: every key has its lane; nothing overtakes.
 
-    Every command except `broker` and `check` asks the broker at --server HOST:PORT, or at the environment
+    Every command except `broker`, `pipeline` and `check` asks the broker at --server HOST:PORT, or at the environment
     variable LANEMQ_SERVER.
     """
 

@@ -42,7 +42,7 @@ def show(as_json: bool, document: Callable[[], object], *parts: Part) -> None:
         return
     for part in parts:
         if isinstance(part, Grid) and part.rows:
-            _console().print(_table(part))
+            _console().print(table_of(part))
         else:
             click.echo(part.empty if isinstance(part, Grid) else part)
 
@@ -106,7 +106,8 @@ def _console() -> "Console":
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def _table(grid: Grid) -> "Table":
+def table_of(grid: Grid) -> "Table":
+    """A grid as `rich` prints it."""
     from rich import box
     from rich.table import Table
 

@@ -1,1 +1,126 @@
-"""Pipelines on Spark: messages in, rows in a table out, every key in order, every effect once."""
+"""Pipelines on Spark: messages in, rows in a table out, every key in order, every effect once.
+
+The public names, each imported when it is first used: an executor that runs one stage need not load every sink.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lanemq.pipelines.cdc.last_state import LastState
+    from lanemq.pipelines.declare import load
+    from lanemq.pipelines.failure import PipelineFailed
+    from lanemq.pipelines.pipeline import Pipeline
+    from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
+    from lanemq.pipelines.program import run
+    from lanemq.pipelines.progress import Progress
+    from lanemq.pipelines.project import Project
+    from lanemq.pipelines.runner import RunningPipeline, start
+    from lanemq.pipelines.sinks.delta import DeltaSink, read_table
+    from lanemq.pipelines.sinks.factory import open_sink
+    from lanemq.pipelines.sinks.forward import ForeachSink
+    from lanemq.pipelines.sinks.parquet import ParquetSink
+    from lanemq.pipelines.sinks.postgres import PostgresSink
+    from lanemq.pipelines.sinks.sqlite import SqliteSink
+    from lanemq.pipelines.sinks.topic import TopicSink
+    from lanemq.pipelines.source import Topic
+    from lanemq.pipelines.transitions.event import Event
+    from lanemq.pipelines.transitions.limits import StateLimits
+    from lanemq.pipelines.transitions.policies import DeadLetter, Hold, Park
+    from lanemq.pipelines.transitions.stage import Transitions
+
+_HOMES = {
+    "lanemq.pipelines.cdc.last_state": ("LastState",),
+    "lanemq.pipelines.declare": ("load",),
+    "lanemq.pipelines.failure": ("PipelineFailed",),
+    "lanemq.pipelines.pipeline": ("Pipeline",),
+    "lanemq.pipelines.ports": (
+        "Append",
+        "Merge",
+        "Results",
+        "Sink",
+        "Stage",
+    ),
+    "lanemq.pipelines.program": ("run",),
+    "lanemq.pipelines.progress": ("Progress",),
+    "lanemq.pipelines.project": ("Project",),
+    "lanemq.pipelines.runner": (
+        "RunningPipeline",
+        "start",
+    ),
+    "lanemq.pipelines.sinks.delta": (
+        "DeltaSink",
+        "read_table",
+    ),
+    "lanemq.pipelines.sinks.factory": ("open_sink",),
+    "lanemq.pipelines.sinks.forward": ("ForeachSink",),
+    "lanemq.pipelines.sinks.parquet": ("ParquetSink",),
+    "lanemq.pipelines.sinks.postgres": ("PostgresSink",),
+    "lanemq.pipelines.sinks.sqlite": ("SqliteSink",),
+    "lanemq.pipelines.sinks.topic": ("TopicSink",),
+    "lanemq.pipelines.source": ("Topic",),
+    "lanemq.pipelines.transitions.event": ("Event",),
+    "lanemq.pipelines.transitions.limits": ("StateLimits",),
+    "lanemq.pipelines.transitions.policies": (
+        "DeadLetter",
+        "Hold",
+        "Park",
+    ),
+    "lanemq.pipelines.transitions.stage": ("Transitions",),
+}
+"""The same for the running program."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Append",
+    "DeadLetter",
+    "DeltaSink",
+    "Event",
+    "ForeachSink",
+    "Hold",
+    "LastState",
+    "Merge",
+    "Park",
+    "ParquetSink",
+    "Pipeline",
+    "PipelineFailed",
+    "PostgresSink",
+    "Progress",
+    "Project",
+    "Results",
+    "RunningPipeline",
+    "Sink",
+    "SqliteSink",
+    "Stage",
+    "StateLimits",
+    "Topic",
+    "TopicSink",
+    "Transitions",
+    "load",
+    "open_sink",
+    "read_table",
+    "run",
+    "start",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"lanemq.pipelines has no public name {name!r}")
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package in ("pyspark", "pyarrow", "numpy", "deltalake"):
+            raise ModuleNotFoundError(
+                f"lanemq.pipelines needs {package}: pip install 'lanemq[spark]'", name=package
+            ) from missing
+        raise
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -51,7 +51,10 @@ class Stage(Protocol):
     """Columns of the source that are needed."""
     schema: StructType
     """Columns of the outputs."""
-    how: Append | Merge
+
+    @property
+    def how(self) -> Append | Merge:
+        """What a sink does with the outputs."""
 
     def open(self, spark: SparkSession, place: Path) -> None:
         """Before the first batch of a run. `place` is a folder inside the checkpoint, the stage's own."""
@@ -76,7 +79,7 @@ class Sink(Protocol):
     """Applies batches, each once, and refuses runs that were replaced."""
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        """Before the first batch of a run. From now on lower epochs of this query are refused with `FencedSink`.
+        """Before the first batch of a run. From now on lower epochs of this query are refused with `SinkFenced`.
 
         Refuses here what could only fail later: columns that do not fit the table, a table of another kind.
         """

@@ -19,7 +19,9 @@ from pyspark.sql.types import StructType
 class Rows(Protocol):
     """Rows of one batch."""
 
-    schema: StructType
+    @property
+    def schema(self) -> StructType:
+        """Their columns."""
 
     def count(self) -> int:
         """How many there are."""

@@ -1,6 +1,7 @@
 """Topics as tables and streams of Spark: `register(spark)`, then `format("lanemq")`."""
 
 try:
+    from lanemq.spark.lag import LagListener, QueueLag, lag_of
     from lanemq.spark.session import recommended
     from lanemq.spark.source import register
 except ModuleNotFoundError as missing:
@@ -9,4 +10,4 @@ except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(f"lanemq.spark needs {package}: pip install 'lanemq[spark]'") from missing
     raise
 
-__all__ = ["recommended", "register"]
+__all__ = ["LagListener", "QueueLag", "lag_of", "recommended", "register"]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lanemq._fast import compiled
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V2, record_starts
 from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
@@ -66,13 +67,20 @@ class Layout:
 
 def measure(body: bytes, low: int, high: int) -> Layout:
     """The records of a pull's body with queue offsets from `low` up to, not including, `high`."""
+    starts, flags, born_shift, shift, *parts = record_spans(body, low, high)
+    value, topic, properties = ((parts[at], parts[at + 1]) for at in (0, 2, 4))
+    return Layout(body, starts, flags, born_shift, shift, value, topic, properties)
+
+
+@compiled
+def record_spans(body: bytes, low: int, high: int) -> tuple[Ints, ...]:
+    """Starts, flags and shifts of these records; first byte and end of their values, topics and properties."""
     starts = np.array(record_starts(body), np.int64)
     if len(starts):
         offsets = at(body, LONG, starts + 20)
         starts = starts[(offsets >= low) & (offsets < high)]
     if not len(starts):
-        none = (starts, starts)
-        return Layout(body, starts, starts, starts, starts, none, none, none)
+        return (starts,) * 10
     ends = starts + at(body, INT, starts)
     flags = at(body, INT, starts + 36)
     born_shift = np.where(flags & BORN_HOST_V6, _V6_SHIFT, 0)
@@ -80,7 +88,7 @@ def measure(body: bytes, low: int, high: int) -> Layout:
     value = _part(body, INT, starts + HEAD_BYTES + shift, ends, starts)
     topic = _topic(body, value[1], ends, starts)
     properties = _part(body, SHORT, topic[1], ends, starts)
-    return Layout(body, starts, flags, born_shift, shift, value, topic, properties)
+    return starts, flags, born_shift, shift, *value, *topic, *properties
 
 
 def _topic(body: bytes, length_at: Ints, ends: Ints, starts: Ints) -> tuple[Ints, Ints]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lanemq._fast import compiled
 from lanemq.spark.layout import Ints, Layout
 from lanemq.wire.properties import ENTRY_END, NAME_END
 
@@ -113,12 +114,18 @@ def entries_of(layout: Layout) -> Entries:
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[: len(column) + 1].astype(np.int64)
     text = np.frombuffer(data, np.uint8)[: offsets[-1]] if data is not None else np.empty(0, np.uint8)
+    return Entries(text, len(column), *entry_spans(text, offsets))
+
+
+@compiled
+def entry_spans(text: Any, offsets: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Of all entries that count: whose they are, where they begin, where their names and where they end."""
     first, end, rows = _between_separators(text, offsets)
     name_end = _name_ends(text, first, end)
     counts = (name_end > first) & (name_end + 1 < end)
     if not counts.all():
         first, end, rows, name_end = first[counts], end[counts], rows[counts], name_end[counts]
-    return Entries(text, len(column), rows, first, name_end, end)
+    return rows, first, name_end, end
 
 
 def _between_separators(text: Any, offsets: Ints) -> tuple[Ints, Ints, Ints]:

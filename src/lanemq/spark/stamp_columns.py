@@ -7,6 +7,7 @@ The meaning is that of `wire.stamp.decode_stamp`: text that is not exactly a sta
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lanemq._fast import compiled
 from lanemq.wire.stamp import decode_stamp
 
 STAMP_TYPE = pa.struct([("producer", pa.string()), ("epoch", pa.int64()), ("sequence", pa.int64())])
@@ -14,6 +15,7 @@ STAMP_TYPE = pa.struct([("producer", pa.string()), ("epoch", pa.int64()), ("sequ
 _PATTERN = r"\A(?P<producer>[A-Za-z0-9_-]{1,64})\.(?P<epoch>0|[1-9][0-9]{0,18})\.(?P<sequence>0|[1-9][0-9]{0,18})\z"
 
 
+@compiled
 def stamp_column(values: pa.Array) -> pa.Array:
     """One struct per value; null for null and for what is no stamp."""
     parts = pc.extract_regex(values, _PATTERN)

@@ -1,0 +1,20 @@
+"""Where the rows of a pipeline go: each batch once, whatever is repeated and whoever wakes up late."""
+
+from lanemq.pipelines.sinks.delta import DeltaSink, read_table
+from lanemq.pipelines.sinks.factory import open_sink
+from lanemq.pipelines.sinks.forward import ForeachSink
+from lanemq.pipelines.sinks.parquet import ParquetSink
+from lanemq.pipelines.sinks.postgres import PostgresSink
+from lanemq.pipelines.sinks.sqlite import SqliteSink
+from lanemq.pipelines.sinks.topic import TopicSink
+
+__all__ = [
+    "DeltaSink",
+    "ForeachSink",
+    "ParquetSink",
+    "PostgresSink",
+    "SqliteSink",
+    "TopicSink",
+    "open_sink",
+    "read_table",
+]

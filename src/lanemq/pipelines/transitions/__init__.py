@@ -1,0 +1,1 @@
+"""Every transition: a step per event, every key in order, each event once."""

@@ -1,0 +1,154 @@
+"""`lanemq pipeline parked`: keys that stand still, and what a person decides about them.
+
+Works on the checkpoint's files, with the pipeline running or not. A decision is carried out by the running pipeline
+within a second, or by the next start.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lanemq.cli.options import Failed, json_option
+from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
+from lanemq.cli.pipeline_place import NAME, PLACE, checkpoint_of, stopped_lanes
+
+if TYPE_CHECKING:
+    from lanemq.pipelines.transitions.requests import StoppedLane
+
+
+@click.group()
+def parked() -> None:
+    """List keys that stand still, try them again, or give them up."""
+
+
+@parked.command("list")
+@PLACE
+@NAME
+@click.option("--held", is_flag=True, help="Also those that are tried again by themselves.")
+@json_option
+def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
+    """List keys that wait for a person."""
+    found = stopped_lanes(_stage(place, name), held=held)
+    rows = [
+        (each.lane, each.why.value, len(each.messages), each.failures, wall_time(each.since), each.reason)
+        for each in found
+    ]
+    columns = ("key", "state", "messages", "failures", "since", "reason")
+    show(as_json, lambda: list(map(_document, found)), Grid(columns, rows, "no key waits for a person"))
+
+
+@parked.command("show")
+@PLACE
+@click.argument("key")
+@NAME
+@json_option
+def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
+    """Show KEY: its state, why it stands still, and the messages that wait."""
+    from lanemq.pipelines.transitions.requests import show as look_up
+
+    found = look_up(_stage(place, name), key)
+    if not found:
+        raise Failed(f"key {key!r} is not known here: no message of it was seen, or it was forgotten")
+    lane = found[0]
+    waiting = lane.stopped.messages if lane.stopped is not None else ()
+    rows = [(each.queue_id, each.offset, each.message_id, each.value) for each in waiting]
+    show(
+        as_json,
+        lambda: {
+            "key": key,
+            "shard": lane.shard,
+            "state": lane.state,
+            "stopped": _document(lane.stopped) if lane.stopped is not None else None,
+            "messages": [
+                {"queue": each.queue_id, "offset": each.offset, "id": each.message_id,
+                 "value": body_for_json(each.value or b'')} for each in waiting
+            ],
+        },
+        f"key {key}: {'moving' if lane.stopped is None else lane.stopped.why.value}, state {lane.state!r}",
+        *([lane.stopped.reason] if lane.stopped is not None else []),
+        Grid(("queue", "offset", "id", "value"), rows, "no message waits"),
+    )  # fmt: skip
+
+
+_KEY = click.argument("key", required=False)
+_ALL = click.option("--all", "everything", is_flag=True, help="Every key that stands still.")
+_DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+@parked.command()
+@PLACE
+@_KEY
+@_ALL
+@_DRY
+@NAME
+@json_option
+def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
+    """Try KEY's messages again, in order, before newer ones of the key."""
+    from lanemq.pipelines.transitions.requests import request_redrive
+
+    stage = _stage(place, name)
+    lanes = _chosen(stage, key, everything)
+    if not dry_run:
+        request_redrive(stage, key, everything=everything)
+    _say("tried again", lanes, dry_run, as_json)
+
+
+@parked.command()
+@PLACE
+@_KEY
+@_ALL
+@click.option("--first-only", is_flag=True, help="Only the message that failed; those behind it are tried again.")
+@_DRY
+@NAME
+@json_option
+def discard(
+    place: Path, key: str | None, everything: bool, first_only: bool, dry_run: bool, name: str | None, as_json: bool
+) -> None:
+    """Give up KEY's waiting messages: they become dead letters, and the key goes on."""
+    from lanemq.pipelines.transitions.requests import request_discard
+
+    stage = _stage(place, name)
+    lanes = _chosen(stage, key, everything)
+    if not dry_run:
+        request_discard(stage, key, everything=everything, first_only=first_only)
+    _say("made dead letters", lanes, dry_run, as_json)
+
+
+def _stage(place: Path, name: str | None) -> Path:
+    from lanemq.pipelines.checkpoint import stage_place
+
+    return stage_place(checkpoint_of(place, name))
+
+
+def _chosen(stage: Path, key: str | None, everything: bool) -> "list[StoppedLane]":
+    if (key is None) != everything:
+        raise click.UsageError("name one KEY, or say --all")
+    found = [each for each in stopped_lanes(stage, held=True) if everything or each.lane == key]
+    if not found and not everything:
+        raise Failed(f"key {key!r} does not stand still: nothing was asked; see lanemq pipeline parked list")
+    return found
+
+
+def _say(what: str, lanes: "list[StoppedLane]", dry_run: bool, as_json: bool) -> None:
+    messages = sum(len(each.messages) for each in lanes)
+    would = "would be" if dry_run else "will be"
+    show(
+        as_json,
+        lambda: {"keys": [each.lane for each in lanes], "messages": messages, "asked": not dry_run},
+        f"{plural(messages, 'message')} of {plural(len(lanes), 'key')} {would} {what}"
+        + ("" if dry_run else " by the running pipeline, or by its next start"),
+    )
+
+
+def _document(lane: "StoppedLane") -> dict[str, object]:
+    return {
+        "key": lane.lane,
+        "shard": lane.shard,
+        "state": lane.why.value,
+        "reason": lane.reason,
+        "messages": len(lane.messages),
+        "failures": lane.failures,
+        "since": wall_time(lane.since),
+        "retry_at": wall_time(lane.retry_at) if lane.retry_at is not None else None,
+    }

@@ -1,0 +1,100 @@
+"""What messages say, format by format, as one list of changes of rows.
+
+The rules guarded here: changes stand in the order of messages and, within one, in the order of its rows; a message
+that cannot be understood completely gives no change at all; a change of the key is the deletion of the old row
+followed by the new one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from lanemq.pipelines.cdc.shapes import Document, RowShape
+
+
+@dataclass(slots=True)
+class Changes:
+    """Parallel lists, one entry per change; messages are counted by their place."""
+
+    message: list[int] = field(default_factory=list)
+    row: list[Document] = field(default_factory=list)
+    deleted: list[bool] = field(default_factory=list)
+    poison: dict[int, str] = field(default_factory=dict)
+    """Messages that cannot be understood, and why."""
+    ddl: list[int] = field(default_factory=list)
+    ignored: list[int] = field(default_factory=list)
+    """Heartbeats, transaction marks, other tables' events, tombstones that say nothing new."""
+    moved: list[int] = field(default_factory=list)
+    """Messages that change a row's key."""
+
+    def put(self, message: int, row: Document) -> None:
+        self.message.append(message)
+        self.row.append(row)
+        self.deleted.append(False)
+
+    def delete(self, message: int, row: Document) -> None:
+        self.message.append(message)
+        self.row.append(row)
+        self.deleted.append(True)
+
+    def move(self, message: int, old: Document, row: Document) -> None:
+        self.moved.append(message)
+        self.delete(message, old)
+        self.put(message, row)
+
+
+class Format(Protocol):
+    """How one kind of event is read."""
+
+    document: Any
+    """The type of a message's value, or None for a message without one."""
+
+    def path(self, path: str) -> Any:
+        """A getter for a part of the sequence; `path` is as the user wrote it."""
+
+    def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
+        """The events themselves, out of whatever is around them."""
+
+    def read(self, documents: Sequence[Document | None], names: "KeyNames", changes: Changes) -> None:
+        """Adds what the documents say; places in `changes.poison` are left out already."""
+
+
+class KeyNames:
+    """Row keys as message keys spell them: `{"id": 17}`, the same in Debezium's envelope, or just `17`."""
+
+    def __init__(self, shape: RowShape, names: Sequence[str], keys: list[str | None]) -> None:
+        self._shape = shape
+        self._single = len(names) == 1
+        self._keys = keys
+        envelope = msgspec.defstruct("Key", [("payload", shape.only_key | None, None)], gc=False)
+        self._bare = msgspec.json.Decoder(shape.only_key)
+        self._wrapped: msgspec.json.Decoder[Any] = msgspec.json.Decoder(envelope)
+
+    def spelled(self, message: int) -> Document | None:
+        """The row's key if the message key is an object that names every column of it."""
+        text = self._keys[message]
+        if not text or text[0] != "{":
+            return None
+        try:
+            row = self._wrapped.decode(text).payload if '"payload"' in text else None
+            row = self._bare.decode(text) if row is None else row
+        except msgspec.DecodeError:
+            return None
+        return row if self._shape.has_key(row) else None
+
+    def row(self, message: int) -> Document | None:
+        """The same, or the message key itself where the row's key is one column."""
+        text = self._keys[message]
+        if text and self._single and text[0] != "{":
+            return self._shape.key_only([text])
+        return self.spelled(message)
+
+
+def belongs(wanted: str | None, *names: Any) -> bool:
+    """Whether an event is of the wanted table: `orders` or `shop.orders`; the names' last one is the table's own."""
+    if wanted is None:
+        return True
+    before, _, table = wanted.rpartition(".")
+    return bool(names[-1] == table and (not before or before in names[:-1]))

@@ -1,0 +1,182 @@
+"""The stage that keeps a table equal to its source: changes in, the newest row of each key out.
+
+The rules guarded here: the result depends on the messages only, so a repeated batch gives the same rows; nothing is
+dropped silently, what cannot be understood goes to the dead letters with its reason; and a batch whose order nobody
+can know ends the query instead of guessing.
+
+After poison the key's later changes go on: events carry whole rows, so the next one repairs the table.
+"""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import feather
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from lanemq.model.errors import CodecError, InvalidOption, OrderError
+from lanemq.model.units import Millis
+from lanemq.pipelines import dead_letters
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.cdc.fold import settle
+from lanemq.pipelines.cdc.plan import FormatName, OnMisfit, Plan, TimeUnit, make_plan
+from lanemq.pipelines.cdc.sequence import sequence_type
+from lanemq.pipelines.cdc.table import declare_table
+from lanemq.pipelines.cdc.task import LINE, Line, fold_task
+from lanemq.pipelines.ports import DELETED, Append, Merge, Results
+from lanemq.pipelines.rows import TableRows
+
+log = logging.getLogger(__name__)
+COUNTS = ("events", "keys", "deletes", "key_changes", "misfits", "poison", "ddl", "ignored")
+
+
+class LastState:
+    """Replicates a table from its changes.
+
+    schema: columns of the table, `"id bigint, name string"` or a StructType. Fields of events that are not among them
+        are skipped; columns that an event does not have are null.
+    keys: the columns of the row's key.
+    format: `json` (the row; no value deletes it), `debezium`, `canal`, `maxwell`. Events must carry whole rows.
+    sequence: paths in the event that say what is newer, the most significant first, such as `("source.lsn",)` or
+        `("source.file:file", "source.pos", "source.row")`. None: queue offsets, which order the changes of a row as
+        long as all of them have one message key; a change of a row's key is then refused.
+    one_queue: all changes of the table are in one queue, so that offsets order them all, changes of keys included. A
+        batch with messages of a second queue is refused.
+    fold_first: whether only the newest message of each message key is read. None: where the message key is an object
+        that names the row's key, as Debezium's are, so that it can be proved right. True: your word that a message key
+        always stands for the same one row, and that a key's messages are in order; wrong, and rows are lost. False:
+        every message is read. What was not read is not judged either: poison that a newer message has replaced is
+        only found with False.
+    table: only events of this table, `orders` or `shop.orders`. None: all.
+    deleted: for `json`, the path of a field that is true in rows that are gone.
+    misfits: a value that does not fit its column becomes null and is counted (`null`), or makes the message poison
+        (`dead`; every row is then read completely, which costs about half of the speed).
+    on_poison: `dead_letter`: messages that cannot be understood are set aside and the query lives; `fail`: it ends.
+    time_unit: of numbers in timestamp columns, since 1970.
+    """
+
+    columns: tuple[str, ...] = ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store_timestamp")
+
+    def __init__(
+        self,
+        schema: str | StructType,
+        keys: Sequence[str],
+        *,
+        format: FormatName = "json",
+        sequence: Sequence[str] | None = None,
+        one_queue: bool = False,
+        fold_first: bool | None = None,
+        table: str | None = None,
+        deleted: str | None = None,
+        misfits: OnMisfit = "null",
+        on_poison: Literal["dead_letter", "fail"] = "dead_letter",
+        time_unit: TimeUnit = "ms",
+    ) -> None:
+        declared = declare_table(schema, keys)
+        self._plan = make_plan(declared, format, sequence or (), fold_first, table, deleted, misfits, time_unit)
+        if on_poison not in ("dead_letter", "fail"):
+            raise InvalidOption(f"on_poison: {on_poison!r} is not one of dead_letter, fail")
+        self._one_queue = one_queue
+        self._fails = on_poison == "fail"
+        self.schema = declared.merged(sequence_type(self._plan.parts))
+        self.how: Append | Merge = Merge(declared.keys)
+        self._work: Path | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What tasks do; for tests and measurements without Spark."""
+        return self._plan
+
+    def open(self, spark: SparkSession, place: Path) -> None:
+        self._work = place / "work"
+        shutil.rmtree(self._work, ignore_errors=True)  # of a run that was killed; nothing refers to it
+
+    def run(self, messages: DataFrame, batch: Batch) -> Results:
+        assert self._work is not None, "open() comes first"
+        folder = self._work / str(batch.number)
+        shutil.rmtree(folder, ignore_errors=True)
+        task = partial(fold_task, self._plan, str(folder))
+        found = messages.select(*self.columns).mapInArrow(task, LINE).collect()
+        lines = sorted((msgspec.json.decode(row.line, type=Line) for row in found), key=lambda line: line.queue)
+        try:
+            return self._results(lines, batch)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def due(self, wall: Millis) -> Millis | None:
+        return None
+
+    def run_pass(self, batch: Batch) -> Results | None:
+        return None
+
+    def unfinished_pass(self) -> int | None:
+        return None
+
+    def finished(self, batch: Batch) -> None:
+        """Nothing is kept."""
+
+    def _results(self, lines: Sequence[Line], batch: Batch) -> Results:
+        counts = Counter({name: 0 for name in COUNTS})
+        for line in lines:
+            counts.update(line.counts)
+        dead = self._dead(lines, batch)
+        self._refuse_disorder(lines, counts, batch)
+        rows = self._rows(lines)
+        counts["keys"] = rows.num_rows
+        counts["deletes"] = pc.sum(rows[DELETED]).as_py() or 0
+        if counts["ddl"]:
+            log.warning("%s: %d schema changes passed; the table keeps its declared columns", batch, counts["ddl"])
+        return Results(TableRows(self.schema, rows), dead, dict(counts))
+
+    def _refuse_disorder(self, lines: Sequence[Line], counts: Counter[str], batch: Batch) -> None:
+        """Offsets of different queues say nothing about each other."""
+        queues = sorted({line.queue for line in lines})
+        if self._one_queue and len(queues) > 1:
+            raise OrderError(f"{batch}: one_queue was promised, but there are messages of {', '.join(queues)}")
+        if counts["key_changes"] and not self._one_queue and not self._plan.parts:
+            raise OrderError(
+                f"{batch}: {counts['key_changes']} changes of a row's key; queue offsets cannot order the old row "
+                f"against the new one: declare a sequence of the source, or one_queue if the topic has only one"
+            )
+
+    def _rows(self, lines: Sequence[Line]) -> pa.Table:
+        wanted = to_arrow_schema(self.schema, timezone="UTC")
+        queues = [(line.queue, feather.read_table(line.rows, memory_map=False)) for line in lines]
+        if not queues:
+            return wanted.empty_table()
+        return settle(queues, self._plan.table.keys).cast(wanted)
+
+    def _dead(self, lines: Sequence[Line], batch: Batch) -> TableRows | None:
+        tables = [feather.read_table(line.dead, memory_map=False) for line in lines if line.dead]
+        if not tables:
+            return None
+        letters = pa.concat_tables(tables)
+        if self._fails:
+            raise _unreadable(letters, batch)
+        log.warning("%s: %d messages could not be understood and are set aside", batch, letters.num_rows)
+        wanted = to_arrow_schema(dead_letters.SCHEMA, timezone="UTC")
+        more = {"attempts": 1, "batch": batch.number, "message_id": None}
+        columns = [
+            letters[field.name] if field.name not in more
+            else pa.repeat(pa.scalar(more[field.name], field.type), letters.num_rows)
+            for field in wanted
+        ]  # fmt: skip
+        return TableRows(dead_letters.SCHEMA, pa.table(columns, names=wanted.names).cast(wanted))
+
+
+def _unreadable(letters: pa.Table, batch: Batch) -> CodecError:
+    first = letters.slice(0, 1).to_pylist()[0]
+    return CodecError(
+        f"{batch}: {letters.num_rows} messages cannot be understood, the first at {first['topic']} queue "
+        f"{first['broker']}/{first['queue_id']} offset {first['queue_offset']}: {first['reason']}; "
+        f"set them aside with on_poison='dead_letter', or correct the declared schema"
+    )

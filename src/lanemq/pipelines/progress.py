@@ -1,0 +1,86 @@
+"""What a running pipeline has done: one record per batch or pass, for people, logs and programs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lanemq.pipelines.batch import PASSES, Batch
+from lanemq.spark.lag import QueueLag
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One unit of work that the sinks have."""
+
+    batch: Batch
+    outputs: int = 0
+    """Rows handed to the sink."""
+    dead: int = 0
+    repeated: bool = False
+    """The sink had it already: a crash came between the sink and Spark's note."""
+    seconds: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What the stage counted: events, repeats, gaps, held, parked, poison ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A unit of work as the outside sees it, and how far behind the pipeline was after it."""
+
+    pipeline: str
+    done: Done
+    messages: int = 0
+    """Offsets that the batch went forward; 0 for passes."""
+    seconds: float = 0.0
+    """From planning the batch to Spark's note that it is done."""
+    lag: tuple[QueueLag, ...] = ()
+
+    @property
+    def pass_number(self) -> int:
+        """0 for a batch, else the how-manieth pass behind it."""
+        return self.done.batch.number % PASSES
+
+    @property
+    def lag_messages(self) -> int:
+        return sum(each.messages for each in self.lag)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age of the oldest message that is not done; None if all are, or if the broker does not say."""
+        return max((each.seconds for each in self.lag if each.seconds is not None), default=None)
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds if self.seconds > 0 else 0.0
+
+    def document(self) -> dict[str, object]:
+        """For programs: one flat object, and one per queue in it."""
+        done = self.done
+        return {
+            "pipeline": self.pipeline,
+            "batch": done.batch.spark_batch,
+            "pass": self.pass_number,
+            "epoch": done.batch.epoch,
+            "messages": self.messages,
+            "outputs": done.outputs,
+            "dead": done.dead,
+            "repeated": done.repeated,
+            "seconds": round(self.seconds, 3),
+            "rate": round(self.rate, 1),
+            "lag": self.lag_messages,
+            "lag_seconds": self.lag_seconds,
+            "counts": dict(done.counts),
+            "queues": [each.document() for each in self.lag],
+        }
+
+    def line(self) -> str:
+        """For people who read a log."""
+        done = self.done
+        unit = f"pass {self.pass_number} behind batch" if done.batch.is_pass else "batch"
+        facts = [f"{self.messages} messages"] if not done.batch.is_pass else []
+        facts += [f"{done.outputs} rows"] if not done.repeated else ["repeated, the sink had it"]
+        facts += [f"{count} {name}" for name, count in done.counts.items() if count and name != "events"]
+        facts += [f"{self.seconds:.1f} s"] + ([f"{self.rate:.0f}/s"] if self.messages else [])
+        behind = self.lag_seconds
+        facts += [f"lag {self.lag_messages}" + (f" ({behind:.1f} s)" if behind is not None else "")]
+        return f"{self.pipeline} {unit} {done.batch.spark_batch}: {', '.join(facts)}"

@@ -1,0 +1,166 @@
+"""`Project`: rows as they are, through expressions of Spark SQL. For landing topics in files and tables.
+
+    Project(["key", "cast(value as string) as event", "queue_id", "queue_offset"])
+
+The rule guarded here: the rows of a queue stay in the order of their offsets, and are written to files once, so that
+a sink may read them as often as it likes. No state, nothing waits, nothing is set aside.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.units import Millis
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.ports import Append, Merge, Results
+from lanemq.pipelines.rows import FileRows, RowFile
+from lanemq.spark.schema import COLUMNS
+
+QUEUE: Final = ("topic", "broker", "queue_id")
+_HIDDEN: Final = tuple(f"__lanemq_{name}" for name in QUEUE)
+_SUMMARY: Final = "shard string, task int, path string, rows long"
+
+
+class Project:
+    """A stage that appends expressions over the columns of a message.
+
+    Args:
+        select: Expressions, or one text with expressions separated by line breaks; default is every column.
+        where: A condition; rows that do not fulfil it are left out.
+    """
+
+    how: Append | Merge = Append()
+
+    def __init__(self, select: Sequence[str] | str = ("*",), where: str | None = None) -> None:
+        wanted = select.strip().splitlines() if isinstance(select, str) else list(select)
+        self._select = [text.strip().rstrip(",") for text in wanted if text.strip()]
+        if not self._select:
+            raise InvalidOption("select: empty; give expressions such as 'key' or 'cast(value as string) as event'")
+        self._where = where
+        self.columns: tuple[str, ...] = ()
+        self.schema = StructType()
+        self._place = Path()
+
+    def open(self, spark: SparkSession, place: Path) -> None:
+        """Only Spark knows what an expression gives, and which columns it needs."""
+        self._place = place
+        shutil.rmtree(place / "work", ignore_errors=True)  # rows of batches that will be made again
+        try:
+            frame = self._projected(spark.createDataFrame([], COLUMNS))
+        except Exception as error:
+            if type(error).__name__ not in ("AnalysisException", "ParseException"):
+                raise
+            raise InvalidOption(f"select: {str(error).splitlines()[0]}") from error
+        self.schema = frame.schema
+        needed = _references(frame._jdf.queryExecution().analyzed()) | {*QUEUE}  # noqa: SLF001
+        self.columns = tuple(name for name in COLUMNS.names if name in needed)
+
+    def run(self, messages: DataFrame, batch: Batch) -> Results:
+        folder = self._place / "work" / str(batch.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
+        frame = self._projected(messages, *hidden)
+        lines = frame.mapInArrow(_Writer(folder, to_arrow_schema(self.schema, timezone="UTC")), _SUMMARY).collect()
+        files = _files([(line.shard, line.task, line.path, line.rows) for line in lines])
+        rows = sum(file.rows for file in files)
+        return Results(FileRows(self.schema, files), counts={"events": rows})
+
+    def due(self, wall: Millis) -> Millis | None:
+        return None
+
+    def run_pass(self, batch: Batch) -> Results | None:
+        return None
+
+    def unfinished_pass(self) -> int | None:
+        return None
+
+    def finished(self, batch: Batch) -> None:
+        shutil.rmtree(self._place / "work" / str(batch.number), ignore_errors=True)
+
+    def _projected(self, messages: DataFrame, *more: str) -> DataFrame:
+        missing = [name for name in QUEUE if name not in messages.columns]
+        if missing:
+            raise UsageError(f"messages have no column {', '.join(missing)}: prepare must keep what names the queue")
+        chosen = messages if self._where is None else messages.where(self._where)
+        return chosen.selectExpr(*self._select, *more)
+
+
+class _Writer:
+    """In a task: the rows of each queue into a file of its own, and one line about it."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = context.partitionId() if context is not None else 0
+        writers: dict[str, tuple[pq.ParquetWriter, Path]] = {}
+        rows: dict[str, int] = {}
+        for batch in batches:
+            for shard, part in _by_queue(pa.table(batch)):
+                if shard not in writers:
+                    path = self._folder / f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
+                    writers[shard] = (pq.ParquetWriter(path, self._schema), path)
+                writers[shard][0].write_table(part.select(self._schema.names).cast(self._schema))
+                rows[shard] = rows.get(shard, 0) + part.num_rows
+        for writer, _ in writers.values():
+            writer.close()
+        yield _summary([(shard, task, str(path), rows[shard]) for shard, (_, path) in writers.items()])
+
+
+def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Runs of rows of one queue; nearly always there is one."""
+    if table.num_rows and all(pc.all(pc.equal(table[name], table[name][0])).as_py() for name in _HIDDEN):
+        yield "/".join(str(table[name][0].as_py()) for name in _HIDDEN), table
+        return
+    topics, brokers, ids = (table.column(name).to_pylist() for name in _HIDDEN)
+    names = list(zip(topics, brokers, ids, strict=True))
+    start = 0
+    while start < len(names):
+        end = start + 1
+        while end < len(names) and names[end] == names[start]:
+            end += 1
+        yield "/".join(map(str, names[start])), table.slice(start, end - start)
+        start = end
+
+
+def _summary(lines: list[tuple[str, int, str, int]]) -> pa.RecordBatch:
+    kinds = [("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64())]
+    columns = [[line[at] for line in lines] for at in range(len(kinds))]
+    return pa.record_batch(
+        [pa.array(values, kind) for values, (_, kind) in zip(columns, kinds, strict=True)],
+        schema=pa.schema(kinds),
+    )
+
+
+def _files(lines: list[tuple[str, int, str, int]]) -> list[RowFile]:
+    """One file per queue. A queue that several tasks read (`ordered=false`) is several shards, numbered."""
+    found: list[RowFile] = []
+    seen: dict[str, int] = {}
+    for shard, _, path, rows in sorted(lines):
+        share = seen.get(shard, 0)
+        seen[shard] = share + 1
+        found.append(RowFile(shard if share == 0 else f"{shard}#{share}", Path(path), rows))
+    return found
+
+
+def _references(plan: Any) -> set[str]:
+    """Names of all attributes that a plan's nodes use, without the numbers Spark gives them."""
+    found = re.findall(r"([^,]+)#\d+L?", plan.references().toSeq().mkString(","))
+    children = plan.children()
+    for at in range(children.size()):
+        found += _references(children.apply(at))
+    return set(found)

@@ -1,0 +1,114 @@
+"""Sinks by name, as a pipeline's file declares them.
+
+The rule guarded here: an option that a sink does not have, or that has the wrong form, is an error that names it;
+never ignored.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lanemq.model.errors import InvalidOption
+from lanemq.model.units import Millis
+from lanemq.pipelines.ports import Sink
+from lanemq.pipelines.sinks.delta import DeltaSink
+from lanemq.pipelines.sinks.parquet import ParquetSink
+from lanemq.pipelines.sinks.postgres import PostgresSink
+from lanemq.pipelines.sinks.sqlite import SqliteSink
+from lanemq.pipelines.sinks.topic import TopicSink
+from lanemq.spark.options import duration
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    make: Callable[..., Sink]
+    required: tuple[str, ...]
+    options: Mapping[str, Callable[[Any], Any]]
+
+
+def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
+    """The sink that a file declares with `kind` and its options; not opened yet."""
+    known = _KINDS.get(kind)
+    if known is None:
+        raise InvalidOption(f"kind: there is no sink {kind!r}; choose from {', '.join(_KINDS)}")
+    for name in known.required:
+        if name not in options:
+            raise InvalidOption(f"{name}: missing; a sink of kind {kind} needs {', '.join(known.required)}")
+    given = {}
+    for name, value in options.items():
+        if name not in known.options:
+            raise InvalidOption(f"{name}: a sink of kind {kind} has no such option; it has {', '.join(known.options)}")
+        given[name] = _read(name, value, known.options[name])
+    return known.make(**given)
+
+
+def _read(name: str, value: Any, reading: Callable[[Any], Any]) -> Any:
+    try:
+        return reading(value)
+    except ValueError as error:
+        raise InvalidOption(f"{name} = {value!r}: {error}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("write a text in quotes")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("write a whole number, 0 or more")
+    return value
+
+
+def _yes_or_no(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("write true or false")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
+        raise ValueError('write a list such as ["day", "country"]')
+    return tuple(value)
+
+
+def _table_of_texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("write a table of names and values")
+    return {str(name): str(part) for name, part in value.items()}
+
+
+def _duration(value: Any) -> Millis:
+    return Millis(_count(value)) if not isinstance(value, str) else duration(value)
+
+
+_SQL = {"table": _text, "wait": _duration, "evolve": _yes_or_no}
+
+_KINDS: dict[str, _Kind] = {
+    "delta": _Kind(
+        DeltaSink,
+        ("path",),
+        {
+            "path": _text,
+            "partition_by": _texts,
+            "maintain_every": _count,
+            "keep_hours": _count,
+            "evolve": _yes_or_no,
+            "storage_options": _table_of_texts,
+        },
+    ),
+    "parquet": _Kind(ParquetSink, ("path",), {"path": _text}),
+    "sqlite": _Kind(SqliteSink, ("path", "table"), {"path": _text, **_SQL}),
+    "postgres": _Kind(PostgresSink, ("dsn", "table"), {"dsn": _text, **_SQL}),
+    "topic": _Kind(
+        TopicSink,
+        ("servers", "topic"),
+        {
+            "servers": _text, "topic": _text, "key": _text, "value": _text, "tags": _text, "name": _text,
+            "wait": _duration,
+        },
+    ),
+}  # fmt: skip

@@ -1,0 +1,43 @@
+"""Batches for a function of the user's own: at least once, under a name that stays the same.
+
+What is *not* guarded here: after a crash the function gets a batch again, with the same rows and number, and possibly
+a higher epoch. Whether it had an effect already only the function can know: it should keep (query, number) together
+with the effect, and refuse epochs below the highest it has seen.
+"""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.ports import Append, Merge
+from lanemq.pipelines.rows import Rows
+from lanemq.pipelines.sinks.columns import fit
+from lanemq.pipelines.sinks.ledger import ExactSink
+
+
+class ForeachSink(ExactSink):
+    """Calls `function(rows, batch)` on the driver for every batch, empty ones included."""
+
+    def __init__(self, function: Callable[[pa.Table, Batch], None]) -> None:
+        self._function = function
+        self._done: int | None = None
+
+    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+        self._agree(query, epoch, schema, how)
+        self._done = None
+
+    def applied(self) -> int | None:
+        """Of this run only."""
+        self._opened()
+        return self._done
+
+    def write(self, rows: Rows, batch: Batch) -> bool:
+        terms = self._terms_for(batch)
+        if self._done is not None and batch.number <= self._done:
+            return False
+        self._function(fit(rows.table(), terms.schema), batch)
+        self._done = batch.number
+        return True

@@ -1,0 +1,244 @@
+"""Batches in a PostgreSQL table, by COPY: rows and ledger row in one transaction of the server.
+
+The rules guarded here: the ledger row is locked FOR UPDATE before a batch is judged, so a second run waits for the
+first one's end. A run that hangs inside its transaction must not hold up its successor for ever: a newer run that
+waited `LOCK_MS` in vain has the server end the older one's session, which leaves nothing of the batch behind.
+Sequences that are text compare byte by byte (collation "C"), as they were made to.
+
+Maps, arrays and structs are stored as jsonb, times as timestamptz. Text must be free of NUL, which PostgreSQL has not.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import md5
+from io import BytesIO
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+
+from lanemq.clock import Clock
+from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
+from lanemq.model.units import Millis
+from lanemq.pipelines.ports import SEQUENCE
+from lanemq.pipelines.sinks.columns import is_nested, json_column
+from lanemq.pipelines.sinks.ledger import Terms
+from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of
+from lanemq.spark.options import WAIT
+
+log = logging.getLogger(__name__)
+
+LOCK_MS = 5_000
+"""How long the server lets us wait for a lock; then it is a line in the log, and tried again."""
+HANGING_MS = 60_000
+"""How long the server keeps a transaction whose client says nothing, if no newer run comes."""
+CONNECT_SECONDS = 5
+SETTLING = 0x1A9E_3D61
+"""The advisory lock under which tables are created."""
+
+_PASSING_STATES = frozenset({"40001", "40P01", "55P03", "57014", "53300", "53400"})
+"""Serialization, deadlock, lock timeout, cancelled, too many connections, limits: the same may succeed later."""
+_PASSING_REFUSALS = ("starting up", "shutting down", "recovery", "too many", "reserved", "terminating")
+"""Parts of what a server says that will take connections again."""
+
+_TYPES: tuple[tuple[Any, str, frozenset[str]], ...] = (
+    (pa.types.is_boolean, "boolean", frozenset({"bool"})),
+    (pa.types.is_int8, "smallint", frozenset({"int2", "int4", "int8", "numeric"})),
+    (pa.types.is_int16, "smallint", frozenset({"int2", "int4", "int8", "numeric"})),
+    (pa.types.is_int32, "integer", frozenset({"int4", "int8", "numeric"})),
+    (pa.types.is_int64, "bigint", frozenset({"int8", "numeric"})),
+    (pa.types.is_float32, "real", frozenset({"float4", "float8"})),
+    (pa.types.is_float64, "double precision", frozenset({"float8"})),
+    (pa.types.is_decimal, "numeric", frozenset({"numeric"})),
+    (pa.types.is_binary, "bytea", frozenset({"bytea"})),
+    (pa.types.is_date, "date", frozenset({"date"})),
+    (pa.types.is_nested, "jsonb", frozenset({"jsonb", "json", "text"})),
+    (pa.types.is_string, "text", frozenset({"text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb"})),
+)
+"""Arrow's type, what a new column is declared as, and which columns take it without loss (names of pg_type)."""
+
+
+class PostgresSink(SqlSink):
+    """Appends or merges batches into a table of a PostgreSQL database.
+
+    Args:
+        dsn: As libpq has it: `host=db dbname=shop user=...` or `postgresql://...`.
+        table: `orders` or `sales.orders`; the ledger `lanemq_ledger` is kept in the same schema.
+        wait: Milliseconds to wait for a server that is away or a lock that is held. Short fails at every fail-over.
+        evolve: Whether a run with new columns may add them to the table.
+    """
+
+    for_update = "FOR UPDATE"
+    bytewise = ' COLLATE "C"'
+    room_for_updates = " WITH (fillfactor = 70)"
+
+    def __init__(
+        self, dsn: str, table: str, *, wait: Millis = WAIT, evolve: bool = True, clock: Clock | None = None
+    ) -> None:
+        super().__init__(table, wait, evolve, clock)
+        self._psycopg = _driver()
+        self._dsn = dsn
+        self._connection: Any = None
+
+    def close(self) -> None:
+        super().close()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        connection = self._connected()
+        try:
+            with connection.transaction():
+                yield connection
+        except self._psycopg.Error as error:
+            if connection.broken or connection.closed:
+                self._forget()
+                raise ConnectionLost(f"PostgreSQL, table {self._table}: {_first_line(error)}") from error
+            raise self._in_our_words(error) from error
+
+    def _connected(self) -> Any:
+        if self._connection is None:
+            try:
+                self._connection = self._psycopg.connect(self._dsn, autocommit=True, connect_timeout=CONNECT_SECONDS)
+            except self._psycopg.OperationalError as error:
+                raise _why_not(str(error)) from error
+            self._connection.execute(
+                f"SET lock_timeout = {LOCK_MS}; SET idle_in_transaction_session_timeout = {HANGING_MS}; "
+                f"SET client_encoding = 'UTF8'; SET TimeZone = 'UTC'; SET application_name = '{self._session_name()}'"
+            )
+        return self._connection
+
+    def _open_once(self, terms: Terms) -> None:
+        try:
+            super()._open_once(terms)
+        except RequestTimedOut:
+            self._end_older_run(terms)
+            raise
+
+    def _end_older_run(self, terms: Terms) -> None:
+        """Reads without the lock: an epoch that is committed is enough to know who is older."""
+        with self._transaction() as connection:
+            known = self._ask(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
+            if not known or not self._seen(connection, terms).lacks(terms.query, terms.epoch):
+                return
+            ended = self._ask(
+                connection,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = ? AND pid <> pg_backend_pid()",
+                (self._session_name(),),
+            )
+        if ended:
+            log.warning("table %s: an older run of %s held it, its session was ended", self._table, terms.query)
+
+    def _session_name(self) -> str:
+        """The same for all runs of a query that write to this table, and for nobody else."""
+        query = self._terms.query if self._terms is not None else ""
+        return f"lanemq {md5(f'{query} {self._table}'.encode(), usedforsecurity=False).hexdigest()[:16]}"
+
+    def _in_our_words(self, error: Any) -> LaneError:
+        said = f"table {self._table}: {_first_line(error)}"
+        if error.sqlstate in _PASSING_STATES:
+            return RequestTimedOut(said)
+        return InvalidOption(said) if error.sqlstate == "42P10" else StorageError(said)
+
+    def _settle(self, connection: Any) -> None:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (SETTLING,))
+
+    def _ask(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if values:
+            statement = statement.replace("%", "%%").replace("?", "%s")
+        try:
+            cursor = connection.execute(statement, tuple(values) or None)
+        except self._psycopg.errors.InvalidColumnReference as error:
+            raise InvalidOption(_first_line(error)) from error
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def _columns(self, connection: Any) -> list[Column]:
+        found = self._ask(
+            connection,
+            "SELECT a.attname, t.typname, a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' "
+            "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            (self._name,),
+        )
+        return [Column(*row) for row in found]
+
+    def _column_type(self, field: pa.Field) -> str:
+        kind = field.type
+        declared = _known(kind)[0]
+        if pa.types.is_decimal(kind):
+            declared = f"numeric({kind.precision}, {kind.scale})"
+        if field.name == SEQUENCE and declared == "text":
+            declared = 'text COLLATE "C"'
+        return f"{declared}{'' if field.nullable else ' NOT NULL'}"
+
+    def _accepts(self, column: Column, kind: pa.DataType) -> bool:
+        return column.kind in _known(kind)[1]
+
+    def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
+        self._copy(connection, self._name, tables, terms)
+
+    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> None:
+        connection.execute("DROP TABLE IF EXISTS pg_temp.lanemq_changes")
+        connection.execute(
+            f"CREATE TEMP TABLE lanemq_changes ON COMMIT DROP AS SELECT * FROM {self._name} WITH NO DATA"
+        )
+        self._copy(connection, "lanemq_changes", [changes], terms)
+        connection.execute(self._upsert(terms, f"SELECT {names_of(terms)} FROM lanemq_changes"))
+
+    def _copy(self, connection: Any, target: str, tables: Iterable[pa.Table], terms: Terms) -> None:
+        statement = f"COPY {target} ({names_of(terms)}) FROM STDIN (FORMAT csv)"
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            for table in tables:
+                copy.write(_csv(table))
+
+
+def _driver() -> ModuleType:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise InvalidOption('the PostgreSQL sink needs psycopg: pip install "lanemq[postgres]"') from error
+    found: ModuleType = psycopg
+    return found
+
+
+def _why_not(said: str) -> LaneError:
+    """A server that says no for good, such as to a wrong password, need not be asked again."""
+    line = next(iter(said.strip().splitlines()), "no reason given")
+    if "FATAL" in said and not any(passing in said for passing in _PASSING_REFUSALS):
+        return InvalidOption(f"dsn: PostgreSQL refuses the connection: {line}")
+    return ConnectFailed(f"PostgreSQL: {line}")
+
+
+def _known(kind: pa.DataType) -> tuple[str, frozenset[str]]:
+    if pa.types.is_timestamp(kind):
+        return ("timestamptz", frozenset({"timestamptz"})) if kind.tz else ("timestamp", frozenset({"timestamp"}))
+    for fits, declared, accepted in _TYPES:
+        if fits(kind):
+            return declared, accepted
+    raise InvalidOption(f"type {kind} has no column in PostgreSQL: cast it to text")
+
+
+def _csv(table: pa.Table) -> bytes:
+    """As COPY reads it: null is nothing, empty text is a pair of quotes."""
+    for at, field in enumerate(table.schema):
+        if is_nested(field.type):
+            table = table.set_column(at, field.name, json_column(table[at]))
+        elif pa.types.is_binary(field.type):
+            texts = [None if value is None else "\\x" + value.hex() for value in table[at].to_pylist()]
+            table = table.set_column(at, field.name, pa.array(texts, pa.string()))
+    target = BytesIO()
+    # One chunk, because pyarrow 26 writes uninitialised memory for a table with an empty chunk among others.
+    pcsv.write_csv(table.combine_chunks(), target, pcsv.WriteOptions(include_header=False))
+    return target.getvalue()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

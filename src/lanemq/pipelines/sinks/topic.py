@@ -1,0 +1,214 @@
+"""Batches as messages of another topic: rows in the order of their shard, each once on a LaneMQ broker.
+
+The rules guarded here: a message's stamp is (query and shard, batch number, place in the batch), so the same row has
+the same stamp whoever sends it and however often, and the broker stores it once. That needs the same rows in the same
+order when a batch is repeated: a shard's file is; rows of a merge are sorted by key first, because nothing orders
+them otherwise.
+
+Fencing is by the batch number, not by the run: an older run that sends the batch of the newer one sends the same
+messages, which are dropped; a batch that is behind what a shard has sent is refused (`SinkFenced`). So an older run
+can complete a batch that both are at, and can do no other harm.
+
+A topic cannot be asked which batches it has: `applied` knows only this run's, and `write` is True whenever messages
+were sent, also when the broker dropped them all. A broker forgets producers that were silent for a week; an Apache
+broker knows no stamps and stores repeats. Two sinks of one pipeline into one topic need different names.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import md5
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.clock import SystemClock
+from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, UsageError
+from lanemq.model.names import check_topic
+from lanemq.model.units import Millis
+from lanemq.net.address import parse_addresses
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.ports import Append, Merge
+from lanemq.pipelines.rows import FileRows, RowFile, Rows
+from lanemq.pipelines.sinks.columns import fit, json_bytes, merge_table
+from lanemq.pipelines.sinks.ledger import ExactSink, Terms
+from lanemq.spark.options import WAIT
+from lanemq.spark.sending import Outgoing, TaskSender
+from lanemq.spark.waiting import Patience
+
+ROWS_AT_ONCE = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """How rows become messages; goes to the executors."""
+
+    servers: str
+    topic: str
+    key: str | None
+    value: str | None
+    tags: str | None
+    wait: Millis
+
+    def of(self, rows: pa.RecordBatch) -> Iterator[Outgoing]:
+        keys, tags = self._texts(rows, self.key), self._texts(rows, self.tags)
+        for at, value in enumerate(self._values(rows)):
+            yield Outgoing(self.topic, value, keys[at], tags[at])
+
+    def _texts(self, rows: pa.RecordBatch, column: str | None) -> list[str | None]:
+        if column is None:
+            return [None] * rows.num_rows
+        return [None if value is None else str(value) for value in rows.column(column).to_pylist()]
+
+    def _values(self, rows: pa.RecordBatch) -> Iterator[bytes]:
+        if self.value is None:
+            yield from map(json_bytes, rows.to_pylist(maps_as_pydicts="strict"))
+            return
+        for value in rows.column(self.value).to_pylist():
+            if value is None:
+                raise UsageError(f"a row for topic {self.topic} has no {self.value}: leave such rows out")
+            yield value.encode() if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What one task sends, and as whom."""
+
+    letters: Letters
+    schema: pa.Schema
+    producer: str
+    number: int
+
+    def send(self, batches: Iterator[pa.RecordBatch]) -> str | None:
+        """None when every row is stored; why not, if a later batch is there already."""
+        letters = self.letters
+        sender = TaskSender(letters.servers, self.producer, self.number, letters.wait)
+        try:
+            for batch in batches:
+                for row in letters.of(batch):
+                    sender.send(row)
+            sender.flush()
+        except ProducerFenced as error:
+            return str(error)
+        finally:
+            sender.close()
+        return None
+
+    def send_file(self, path: str) -> str | None:
+        with pq.ParquetFile(path) as file:
+            return self.send(
+                batch
+                for part in file.iter_batches(ROWS_AT_ONCE)
+                for batch in fit(pa.Table.from_batches([part]), self.schema).to_batches()
+            )
+
+
+class TopicSink(ExactSink):
+    """Sends rows to a topic, from the executors where the rows are in files.
+
+    Args:
+        servers: The broker, or name servers.
+        topic: Must exist: a topic created by the way would have a number of queues that nobody chose.
+        key: Column with the message's key; without one an ordered topic is refused. Default for a merge by one key.
+        value: Column with the body, text or bytes; without one the whole row is sent as a JSON object.
+        tags: Column with RocketMQ's tag.
+        name: Tells apart two sinks of one pipeline into the same topic.
+        wait: Milliseconds to wait for a broker that is away.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        key: str | None = None,
+        value: str | None = None,
+        tags: str | None = None,
+        name: str = "",
+        wait: Millis = WAIT,
+    ) -> None:
+        parse_addresses(servers)
+        self._letters = Letters(servers, check_topic(topic), key, value, tags, wait)
+        self._name = name
+        self._spark: SparkSession | None = None
+        self._sent: int | None = None
+
+    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+        terms = self._agree(query, epoch, schema, how)
+        given = self._letters
+        if given.key is None and isinstance(how, Merge) and len(how.keys) == 1:
+            self._letters = given = Letters(
+                given.servers, given.topic, how.keys[0], given.value, given.tags, given.wait
+            )
+        for option, column in (("key", given.key), ("value", given.value), ("tags", given.tags)):
+            if column is not None and column not in terms.schema.names:
+                raise InvalidOption(f"{option}: there is no column {column}; there are {', '.join(terms.schema.names)}")
+        if given.value is not None and not _is_body(terms.schema.field(given.value).type):
+            raise InvalidOption(
+                f"value: column {given.value} is {terms.schema.field(given.value).type}, not text or bytes"
+            )
+        self._find_topic()
+        self._spark, self._sent = spark, None
+
+    def applied(self) -> int | None:
+        self._opened()
+        return self._sent
+
+    def write(self, rows: Rows, batch: Batch) -> bool:
+        terms = self._terms_for(batch)
+        if self._sent is not None and batch.number <= self._sent:
+            return False
+        refusals = self._send(rows, batch, terms)
+        if refusals:
+            raise SinkFenced(f"{batch}: topic {self._letters.topic} has a later batch of this pipeline: {refusals[0]}")
+        self._reached("sent")
+        self._sent = batch.number
+        return True
+
+    def _send(self, rows: Rows, batch: Batch, terms: Terms) -> list[str]:
+        if isinstance(terms.how, Merge):
+            changes = merge_table(rows, terms.schema, terms.how.keys)
+            ordered = changes.sort_by([(key, "ascending") for key in terms.how.keys])
+            outcomes = [self._sending("merge", batch, terms).send(iter(ordered.to_batches(ROWS_AT_ONCE)))]
+        elif isinstance(rows, FileRows):
+            outcomes = self._send_files([file for file in rows.files if file.rows], batch, terms)
+        else:
+            table = fit(rows.table(), terms.schema)
+            outcomes = [self._sending("driver", batch, terms).send(iter(table.to_batches(ROWS_AT_ONCE)))]
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _send_files(self, files: list[RowFile], batch: Batch, terms: Terms) -> list[str | None]:
+        """One task per shard; what a task sent before it failed is dropped when it is run again."""
+        work = [(self._sending(file.shard, batch, terms), str(Path(file.path).absolute())) for file in files]
+        if len(work) < 2:
+            return [sending.send_file(path) for sending, path in work]
+        assert self._spark is not None, "open() sets it"
+        tasks = self._spark.sparkContext.parallelize(work, len(work))
+        return list(tasks.map(_run).collect())
+
+    def _sending(self, shard: str, batch: Batch, terms: Terms) -> Sending:
+        name = md5("\0".join((terms.query, self._name, shard)).encode(), usedforsecurity=False).hexdigest()
+        return Sending(self._letters, terms.schema, f"sink-{name}", batch.number)
+
+    def _find_topic(self) -> None:
+        given = self._letters
+        routes = BlockingRoutes(parse_addresses(given.servers), SystemClock())
+        try:
+            route = Patience(given.wait).run(lambda: routes.get(given.topic), f"topic {given.topic}")
+        finally:
+            routes.close()
+        if route.ordered and given.key is None:
+            raise MissingKey(given.topic)
+
+
+def _run(work: tuple[Sending, str]) -> str | None:
+    sending, path = work
+    return sending.send_file(path)
+
+
+def _is_body(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))

@@ -1,0 +1,44 @@
+"""Small files that are either there and whole, or not there."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from lanemq.model.errors import StateLost
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """On disk under its name when this returns. Writing the same file again is harmless, also at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        with own.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        own.rename(path)
+    finally:
+        own.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: msgspec.Struct) -> None:
+    write_durably(path, msgspec.json.encode(value))
+
+
+def read_json(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    """The struct; `StateLost` if the file is damaged. A missing file is the caller's `FileNotFoundError`."""
+    content = path.read_bytes()
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

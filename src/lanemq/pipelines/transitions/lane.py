@@ -1,0 +1,93 @@
+"""One key's state in a shard, and its bytes.
+
+The rule guarded here: a lane's bytes are its last good state. They are written after every event that succeeded, so
+a step that changed the state it was given and then failed has changed nothing: the lane is read again from its bytes.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from lanemq.pipelines.transitions.event import Message
+
+
+class Why(StrEnum):
+    """Why a lane stands still."""
+
+    HELD = "held"
+    """After a failure; tried again when its time comes."""
+    PARKED = "parked"
+    """After its retries; a person decides."""
+    GAP = "gap"
+    """A number of the key is missing; goes on by itself when it comes."""
+
+
+class Waiting(msgspec.Struct, array_like=True):
+    """What stands in a stopped lane."""
+
+    why: Why
+    reason: str
+    since: int
+    """Wall time of the unit of work in which it stopped, milliseconds."""
+    failures: int
+    """Of the first message, since it began or was last redriven."""
+    retry_at: int
+    """Wall time, milliseconds; only for `HELD`."""
+    messages: list[Message]
+    """In the order of their arrival; the first one is what failed, unless a number is missing."""
+    numbers: list[int | None]
+    """The user's sequence of each message; None where it is not known (no sequence, or cannot be decoded)."""
+
+
+class Lane(msgspec.Struct, array_like=True):
+    """One key. `state` is the user's."""
+
+    state: Any = None
+    number: int | None = None
+    """The highest of the user's sequence that was applied."""
+    seen: int = 0
+    """Store time of the newest message, milliseconds."""
+    waiting: Waiting | None = None
+
+
+class RawLane(msgspec.Struct, array_like=True):
+    """A lane without reading the user's state: for sweeping and listing."""
+
+    state: msgspec.Raw
+    number: int | None
+    seen: int
+    waiting: Waiting | None = None
+
+
+class LaneCodec:
+    """Lanes to bytes and back, with the user's state as plain values or as `state_type`."""
+
+    def __init__(self, state_type: Any = None) -> None:
+        encoder = msgspec.msgpack.Encoder()
+        self.encode: Callable[[Lane], bytes] = encoder.encode
+        self._lane: Callable[[bytes], Lane] = msgspec.msgpack.Decoder(Lane).decode
+        self._raw: Callable[[bytes], RawLane] = msgspec.msgpack.Decoder(RawLane).decode
+        self._state = None if state_type is None else msgspec.msgpack.Decoder(state_type | None).decode
+        self.decode: Callable[[bytes], Lane] = self._lane if self._state is None else self._typed
+
+    def _typed(self, packed: bytes) -> Lane:
+        assert self._state is not None
+        raw = self._raw(packed)
+        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting)
+
+
+def comes_back(state: object, again: object) -> bool:
+    """Whether a state that was written and read is of the same kinds, all the way down."""
+    if type(state) is not type(again):
+        return False
+    if isinstance(state, dict) and isinstance(again, dict):
+        return state.keys() == again.keys() and all(comes_back(state[key], again[key]) for key in state)
+    if isinstance(state, list) and isinstance(again, list):
+        return all(map(comes_back, state, again))
+    return True
+
+
+read_raw: Callable[[bytes], RawLane] = msgspec.msgpack.Decoder(RawLane).decode
+read_plain: Callable[[bytes], Lane] = msgspec.msgpack.Decoder(Lane).decode

@@ -1,0 +1,81 @@
+"""The lanes of a shard while a unit of work runs: decoded when first touched, their bytes always the last good state.
+
+The rule guarded here: an event changes its key and adds its rows together, or does neither. The state is encoded
+right behind the step; a step that changed it and then failed is undone by reading the bytes again.
+"""
+
+from collections import Counter
+from typing import Any
+
+from lanemq.pipelines.transitions.event import Event
+from lanemq.pipelines.transitions.lane import Lane, comes_back
+from lanemq.pipelines.transitions.rules import Early, Rules, UnfitState
+
+
+class LaneTable:
+    """Lanes by name, and what their events have made so far."""
+
+    def __init__(self, lanes: dict[str, bytes], rules: Rules) -> None:
+        self.lanes = lanes
+        self.hot: dict[str, Lane] = {}
+        """Every lane that this unit touched."""
+        self.outputs: list[tuple[Any, ...]] = []
+        self.applied = 0
+        self.counts: Counter[str] = Counter()
+        self._rules = rules
+        self._proven: set[type] = {type(None)}
+
+    def apply(self, name: str, lane: Lane, event: Event) -> None:
+        """One event whose turn it is. Raises what the user's code raises; then `restore` before anything else."""
+        rules = self._rules
+        if rules.number is not None and not self._in_line(lane, event):
+            self.counts["repeats"] += 1
+            return
+        state, rows = rules.step(lane.state, event)
+        made = [rules.shape(row) for row in rows] if rows else ()
+        lane.state = state
+        if event.stored > lane.seen:
+            lane.seen = event.stored
+        self.save(name, lane)
+        if made:
+            self.outputs += made
+        self.applied += 1
+
+    def save(self, name: str, lane: Lane) -> None:
+        """The lane's bytes become what it is now; a lane with nothing to remember is forgotten."""
+        if lane.state is None and lane.number is None and lane.waiting is None:
+            self.lanes.pop(name, None)
+            return
+        packed = self.lanes[name] = self._rules.codec.encode(lane)
+        if type(lane.state) not in self._proven:
+            self._prove(lane.state, packed)
+
+    def restore(self, name: str) -> Lane:
+        """The lane as its bytes say."""
+        packed = self.lanes.get(name)
+        lane = self.hot[name] = Lane() if packed is None else self._rules.codec.decode(packed)
+        return lane
+
+    def _prove(self, state: object, packed: bytes) -> None:
+        """A state must be the same in the next batch as in this one, or a step works by chance."""
+        again = self._rules.codec.decode(packed).state
+        if not comes_back(state, again):
+            raise UnfitState(
+                f"the step gave a state of type {type(state).__name__} ({state!r:.100}) that is read again as "
+                f"{again!r:.100}: use dicts, lists, texts, numbers and booleans, or say state_type=..."
+            )
+        self._proven.add(type(state))
+
+    def _in_line(self, lane: Lane, event: Event) -> bool:
+        """Whether the user's number says that it is this event's turn; False: it was seen."""
+        assert self._rules.number is not None
+        number = self._rules.number(event)
+        if lane.number is not None and number <= lane.number:
+            return False
+        expected = self._rules.first_number if lane.number is None else lane.number + 1
+        if expected is not None and number > expected:
+            if self._rules.on_gap != "report":
+                raise Early(number, expected)
+            self.counts["gaps"] += number - expected
+        lane.number = number
+        return True

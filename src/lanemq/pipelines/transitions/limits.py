@@ -1,0 +1,45 @@
+"""How much state transitions may keep, and for how long; every bound is an option with a name."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lanemq.model.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """Bounds of one stage. What exceeds one is an error that names it, or is forgotten by rule, never by chance."""
+
+    max_keys_per_shard: int = 5_000_000
+    """A shard is in the memory of one worker, at about 200 bytes a key beside its state. Too low: a growing key space
+    stops the pipeline; too high: the worker is killed for its memory instead."""
+    expire_after_ms: int | None = None
+    """A key without messages for this long is forgotten, by the store times that its shard has seen. None: never.
+    Too short: a key that comes back starts with no state."""
+    max_waiting_per_lane: int = 10_000
+    """Messages behind a stopped key. They are part of the state: long lanes make every batch write more."""
+    when_lane_is_full: Literal["stop", "dead_letter"] = "stop"
+    """`stop` fails the batch and loses nothing; `dead_letter` keeps the others going and gives up this key's order."""
+    producers_per_shard: int = 1_024
+    """Producers whose stamps are remembered, the longest silent forgotten first; repeats of forgotten ones pass."""
+    cache_keys_per_worker: int = 4_000_000
+    """Keys that a worker keeps in memory between batches. Too low: state is read from files in every batch."""
+    snapshot_every: int = 64
+    """Change files of a shard between two snapshots, at most. Few: much is written; many: a restart reads more."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_keys_per_shard",
+            "max_waiting_per_lane",
+            "producers_per_shard",
+            "cache_keys_per_worker",
+            "snapshot_every",
+        ):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"StateLimits({name}={getattr(self, name)}) leaves room for nothing: use 1 or more")
+        if self.expire_after_ms is not None and self.expire_after_ms < 1:
+            raise InvalidOption(f"StateLimits(expire_after_ms={self.expire_after_ms}): use 1 or more, None for never")
+        if self.when_lane_is_full not in ("stop", "dead_letter"):
+            raise InvalidOption(
+                f"StateLimits(when_lane_is_full={self.when_lane_is_full!r}): use 'stop' or 'dead_letter'"
+            )

@@ -1,0 +1,169 @@
+"""Runs the events of one shard through the user's step: every key in order, each event once.
+
+The rules guarded here, for whatever is repeated, replayed or failing:
+- an event of a lane is tried only when all before it in the lane are settled;
+- an event that failed leaves its key's state as it was, and none of its rows;
+- an event whose offset, stamp or number was seen is dropped; rows that come out of order are an error, not repeats.
+
+Pure: events and wall time come in, rows, dead letters and a `Change` come out. A lane that cannot go on carries its
+messages in its own state (`stopped.py`), so a stopped lane costs no other lane anything.
+"""
+
+from itertools import pairwise
+from operator import ge
+from typing import NamedTuple, TypeAlias
+
+from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.pipelines.transitions.event import Event, Message
+from lanemq.pipelines.transitions.lane_table import LaneTable
+from lanemq.pipelines.transitions.orders import Orders
+from lanemq.pipelines.transitions.rules import Rules, UnfitState
+from lanemq.pipelines.transitions.shard import Change, Shard, keyless, read_seen
+from lanemq.pipelines.transitions.stamps import StampTable
+from lanemq.pipelines.transitions.stopped import StoppedLanes
+
+Stamps: TypeAlias = list[tuple[str, int, int] | None]
+
+
+class Run(NamedTuple):
+    """Messages of one queue, in the order of their offsets; one list per column."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    offsets: list[int]
+    keys: list[str | None]
+    values: list[bytes | None]
+    tags: list[str | None]
+    stored: list[int]
+    ids: list[str | None]
+    stamps: Stamps | None = None
+    """None: none of them has a stamp."""
+
+    @property
+    def queue(self) -> str:
+        return f"{self.topic}/{self.broker}/{self.queue_id}"
+
+    def without(self, dropped: set[int]) -> "Run":
+        """The same without the messages at these places."""
+        kept = [index for index in range(len(self.offsets)) if index not in dropped]
+        columns = ([column[index] for index in kept] for column in self[3:9])
+        return Run(self.topic, self.broker, self.queue_id, *columns)  # type: ignore[arg-type]
+
+
+class ShardMachine:
+    """One unit of work on one shard. The shard is changed in place: after an error it must not be used again."""
+
+    def __init__(self, shard: Shard, rules: Rules, wall: int) -> None:
+        self._shard = shard
+        self._rules = rules
+        self.table = LaneTable(shard.lanes, rules)
+        self._stamps = StampTable(rules.limits.producers_per_shard, shard.meta.stamps)
+        self._reached: dict[str, int] = {}
+        self._times: dict[str, int] = {}
+        self.stopped = StoppedLanes(self.table, shard.meta.waiting, rules, wall)
+        self.counts = self.table.counts
+
+    def take(self, run: Run) -> None:
+        """New messages of one queue."""
+        fresh = self._fresh(run)
+        if not fresh.offsets:
+            return
+        self._shard.meta.newest = max(self._shard.meta.newest, max(fresh.stored))
+        topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
+        hot, decode, apply, stopped = self.table.hot, self._rules.decode, self.table.apply, self.stopped
+        for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
+            name = nameless if key is None else key
+            lane = hot.get(name) or self.table.restore(name)
+            if lane.waiting is not None:
+                stopped.join(name, lane, Message(topic, broker, queue_id, offset, tags, stored, ident, body))
+                continue
+            poison = True
+            try:
+                event = Event(key, decode(body), topic, broker, queue_id, offset, tags, stored, ident, 1)
+                poison = False
+                apply(name, lane, event)
+            except UnfitState:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+                message = Message(topic, broker, queue_id, offset, tags, stored, ident, body)
+                stopped.arrived(name, message, error, poison=poison)
+
+    def retry(self, orders: Orders) -> None:
+        """A pass: lanes whose time has come, and those that a person decided about."""
+        self.stopped.run(orders)
+
+    def finish(self) -> Change:
+        """Everything this unit changed; the shard in memory has it already."""
+        meta, lanes = self._shard.meta, self._shard.lanes
+        for name in self.stopped.standing:
+            self.table.save(name, self.table.hot[name])
+        touched = dict.fromkeys([*self.table.hot, *self._sweep()])
+        self._check_size()
+        for queue, reached in self._reached.items():
+            meta.offsets[queue] = max(reached, meta.offsets.get(queue, 0))
+            meta.times[queue] = max(self._times[queue], meta.times.get(queue, 0))
+        meta.stamps = self._stamps.rows()
+        meta.chain += 1
+        meta.chained_keys += len(touched)
+        self.counts["applied"] += self.table.applied
+        changed = {name: lanes[name] for name in touched if name in lanes}
+        return Change(meta, changed, [name for name in touched if name not in lanes])
+
+    def _check_size(self) -> None:
+        most, keys = self._rules.limits.max_keys_per_shard, len(self._shard.lanes)
+        if keys > most:
+            raise InvalidOption(
+                f"a shard has {keys} keys, more than StateLimits(max_keys_per_shard={most}): raise it, let old keys "
+                f"go with expire_after_ms, or give back None from the step when a key has ended"
+            )
+
+    def _fresh(self, run: Run) -> Run:
+        """The run without what was seen before; an error if it is out of order."""
+        queue, offsets = run.queue, run.offsets
+        reached = self._reached.get(queue)
+        if (reached is not None and offsets[0] < reached) or any(map(ge, offsets, offsets[1:])):
+            raise _out_of_order(queue, offsets, reached)
+        self._reached[queue] = offsets[-1] + 1
+        self._times[queue] = max(self._times.get(queue, 0), max(run.stored))
+        self.counts["events"] += len(offsets)
+        known = self._known(queue, offsets[0], run.stored[0])
+        dropped = set() if offsets[0] >= known else {at for at, offset in enumerate(offsets) if offset < known}
+        if run.stamps is not None:
+            repeats, gaps = self._stamps.judge(queue, run.stamps)
+            dropped.update(repeats)
+            self.counts["gaps"] += gaps if self._rules.stamp_gaps else 0
+        self.counts["repeats"] += len(dropped)
+        return run.without(dropped) if dropped else run
+
+    def _known(self, queue: str, offset: int, stored: int) -> int:
+        """Below this everything was seen. Old offsets with new times: the topic was deleted and created again."""
+        meta = self._shard.meta
+        if offset < meta.offsets.get(queue, 0) and stored > meta.times.get(queue, 0):
+            self.counts["recreated_queues"] += 1
+            meta.offsets[queue] = 0
+        return meta.offsets.get(queue, 0)
+
+    def _sweep(self) -> list[str]:
+        """Forgets keys that were silent for too long; looks at all of them sixteen times in that span."""
+        meta, span = self._shard.meta, self._rules.limits.expire_after_ms
+        if span is None or meta.newest - meta.swept < max(span // 16, 1):
+            return []
+        meta.swept = meta.newest
+        old = [
+            name
+            for name, packed in self._shard.lanes.items()
+            if name not in meta.waiting and read_seen(packed) + span <= meta.newest
+        ]
+        for name in old:
+            del self._shard.lanes[name]
+        self.counts["expired"] += len(old)
+        return old
+
+
+def _out_of_order(queue: str, offsets: list[int], reached: int | None) -> OrderError:
+    before, then = next(((a, b) for a, b in pairwise(offsets) if a >= b), ((reached or 0) - 1, offsets[0]))
+    return OrderError(
+        f"messages of {queue} came out of order (offset {then} after {before}): the rows were shuffled or repeated "
+        f"between source and transitions. Leave the source's partitions as they are, or use shards=<number>"
+    )

@@ -1,0 +1,102 @@
+"""What tasks are sent and what they send back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from lanemq.pipelines.transitions.decoding import decoder
+from lanemq.pipelines.transitions.event import Step
+from lanemq.pipelines.transitions.lane import LaneCodec
+from lanemq.pipelines.transitions.limits import StateLimits
+from lanemq.pipelines.transitions.orders import NONE, Orders
+from lanemq.pipelines.transitions.policies import Policy
+from lanemq.pipelines.transitions.row_shape import RowShape
+from lanemq.pipelines.transitions.rules import Number, OnGap, Rules, numbering
+from lanemq.pipelines.transitions.shard import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A stage's options, as the user gave them: picklable, while decoders are not."""
+
+    step: Step
+    outputs: StructType
+    decode: Any
+    state_type: Any
+    policy: Policy
+    sequence: str | Number | None
+    on_gap: OnGap
+    first_number: int | None
+    limits: StateLimits
+    by_queue: bool = True
+    """Whether shards are queues."""
+
+    def rules(self) -> Rules:
+        """Checks the options, too."""
+        return Rules(
+            step=self.step,
+            decode=decoder(self.decode),
+            shape=RowShape(to_arrow_schema(self.outputs, timezone="UTC")),
+            policy=self.policy,
+            limits=self.limits,
+            codec=LaneCodec(self.state_type),
+            number=numbering(self.sequence),
+            on_gap=self.on_gap,
+            first_number=self.first_number,
+            stamp_gaps=self.by_queue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One unit of work, for every task of it."""
+
+    spec: Spec
+    place: Path
+    query: str
+    number: int
+    wall: int
+    versions: dict[str, Version]
+    """What every shard starts from; a shard that is not named starts empty."""
+    orders: Orders = NONE
+
+
+class Summary(msgspec.Struct):
+    """What a task says about one shard."""
+
+    shard: str
+    version: Version
+    snapshot: bool
+    """Whether a snapshot was written."""
+    keys: int
+    waiting: int
+    parked: int
+    retry_at: int | None
+    outputs: tuple[str, int]
+    """The file of outputs, by name, and its rows; there is no file without rows."""
+    dead: tuple[str, int]
+    counts: dict[str, int]
+
+
+class Refusal(msgspec.Struct):
+    """Why a task could not do its work: an error that is the same at every attempt, so Spark need not repeat it."""
+
+    kind: str
+    text: str
+
+
+class Answer(msgspec.Struct):
+    """One row of a task."""
+
+    shards: list[Summary]
+    refusal: Refusal | None = None
+
+
+ANSWER = "answer binary"
+pack_answer: Callable[[Answer], bytes] = msgspec.msgpack.Encoder().encode
+unpack_answer: Callable[[bytes], Answer] = msgspec.msgpack.Decoder(Answer).decode

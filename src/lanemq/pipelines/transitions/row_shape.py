@@ -1,0 +1,93 @@
+"""The rows that a step gives back: checked one by one, so that one bad row fails one event and not the batch.
+
+Arrow columns are built from many rows at once; a value that does not fit its column would be noticed when the state
+of all of them has moved on. Kinds of rows that are known to fit are remembered by the types of their values.
+"""
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any, Final
+
+import pyarrow as pa
+
+_SAFE: Final = {
+    (str, "string"),
+    (str, "large_string"),
+    (bytes, "binary"),
+    (bool, "bool"),
+    (float, "double"),
+    (float, "float"),
+    (int, "int64"),
+    (int, "int32"),
+    (int, "int16"),
+    (int, "int8"),
+}
+"""Values of these types always fit, integers within their bounds; everything else is tried."""
+
+
+class RowShape:
+    """Checks rows against the columns of the outputs."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._names = frozenset(schema.names)
+        self._width = len(schema.names)
+        pick = itemgetter(*schema.names)
+        self._get: Callable[[Mapping[str, object]], Any] = pick if self._width > 1 else lambda row: (pick(row),)
+        # Types of rows that fit, with the integers whose size remains to be looked at.
+        self._known: dict[tuple[type, ...], list[tuple[int, int]]] = {}
+
+    def __call__(self, row: Mapping[str, object]) -> tuple[Any, ...]:
+        """The row's values in the order of the columns; raises what is wrong with it."""
+        if len(row) != self._width:
+            row = self._filled(row)
+        try:
+            values: tuple[Any, ...] = self._get(row)
+        except KeyError:
+            raise self._unknown(row) from None
+        bounds = self._known.get(tuple(map(type, values)))
+        if bounds is None:
+            bounds = self._try(values)
+        for at, bound in bounds:
+            if not -bound <= values[at] < bound:
+                raise ValueError(f"output {self.schema.names[at]!r}: {values[at]} is too large for its column")
+        return values
+
+    def columns(self, rows: list[tuple[Any, ...]]) -> pa.Table:
+        """Checked rows as Arrow columns."""
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, self.schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def _try(self, values: tuple[Any, ...]) -> list[tuple[int, int]]:
+        """Whether a row of new types fits; from now on its like is not tried again, if types alone can tell."""
+        for field, value in zip(self.schema, values, strict=True):
+            try:
+                if isinstance(value, float) and pa.types.is_integer(field.type):
+                    raise TypeError("Arrow would cut it")
+                pa.array([value], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise TypeError(f"output {field.name!r}: {value!r} is no {field.type} ({error})") from error
+        bounds = [
+            (at, 1 << (field.type.bit_width - 1))
+            for at, (field, value) in enumerate(zip(self.schema, values, strict=True))
+            if type(value) is int and pa.types.is_signed_integer(field.type)
+        ]
+        if all(_is_safe(type(value), field) for field, value in zip(self.schema, values, strict=True)):
+            self._known[tuple(map(type, values))] = bounds
+        return bounds
+
+    def _filled(self, row: Mapping[str, object]) -> Mapping[str, object]:
+        """Columns that a row leaves out are null."""
+        filled = dict.fromkeys(self.schema.names) | dict(row)
+        if len(filled) != self._width:
+            raise self._unknown(row)
+        return filled
+
+    def _unknown(self, row: Mapping[str, object]) -> ValueError:
+        extra = sorted(set(row) - self._names)
+        return ValueError(f"output has columns {extra} that outputs= does not name; it names {self.schema.names}")
+
+
+def _is_safe(kind: type, field: pa.Field) -> bool:
+    return kind is type(None) or (kind, str(field.type)) in _SAFE

@@ -1,0 +1,60 @@
+"""What a stage was told, in the form that the machine uses: everything about a step but the state."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.pipelines.transitions.event import Event, Step
+from lanemq.pipelines.transitions.lane import LaneCodec
+from lanemq.pipelines.transitions.limits import StateLimits
+from lanemq.pipelines.transitions.policies import Policy
+
+OnGap: TypeAlias = Literal["report", "hold", "fail"]
+Number: TypeAlias = Callable[[Event], int]
+
+
+class Early(OrderError):
+    """An event whose number says that others of its key come before it."""
+
+    def __init__(self, number: int, expected: int) -> None:
+        self.number = number
+        super().__init__(f"number {number} came, {expected} is missing")
+
+
+class UnfitState(InvalidOption):
+    """A state that the step would not get back as it gave it; no policy for one key can help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """One stage's rules. `first_number` None: a key may begin with any."""
+
+    step: Step
+    decode: Callable[[Any], Any]
+    shape: Callable[[Mapping[str, object]], tuple[Any, ...]]
+    policy: Policy
+    limits: StateLimits = field(default_factory=StateLimits)
+    codec: LaneCodec = field(default_factory=LaneCodec)
+    number: Number | None = None
+    on_gap: OnGap = "report"
+    first_number: int | None = 1
+    stamp_gaps: bool = True
+    """Whether a missing stamp means anything: a share of the keys never has all of a producer's messages."""
+
+
+def numbering(sequence: str | Number | None) -> Number | None:
+    """How to read an event's number: a field's name, or a function of the event."""
+    if sequence is None or callable(sequence):
+        return sequence
+    if not isinstance(sequence, str):
+        raise InvalidOption(f"sequence={sequence!r}: use the name of a field, or a function of the event")
+
+    def number(event: Event) -> int:
+        value = event.value
+        found = value[sequence] if isinstance(value, Mapping) else getattr(value, sequence)
+        if type(found) is not int:
+            raise TypeError(f"{sequence!r} is {found!r}, not a whole number")
+        return found
+
+    return number

@@ -1,0 +1,40 @@
+"""Shards that a worker process has in memory between batches.
+
+The rule guarded here: a shard is in the cache only as some finished unit of work left it. It is taken out while a
+unit changes it and put back with the unit's number; a unit that failed leaves nothing. A shard that the wanted
+version does not descend from is read anew: a batch that is repeated must not see its own change.
+"""
+
+from lanemq.pipelines.transitions.shard import Shard, Version
+from lanemq.pipelines.transitions.state_files import ShardFiles
+
+
+class ShardCache:
+    """By place and shard, the longest unused first."""
+
+    def __init__(self) -> None:
+        self._shards: dict[tuple[str, str, str], Shard] = {}
+
+    def take(self, files: ShardFiles, version: Version) -> Shard:
+        """The shard at exactly this version, no longer in the cache."""
+        cached = self._shards.pop(_key(files), None)
+        if cached is None or not files.catch_up(cached, version):
+            return files.load(version)
+        return cached
+
+    def put(self, files: ShardFiles, shard: Shard, most_keys: int) -> None:
+        """Keeps the shard, and of the others what fits beside it."""
+        self._shards[_key(files)] = shard
+        while len(self._shards) > 1 and sum(len(each.lanes) for each in self._shards.values()) > most_keys:
+            del self._shards[next(iter(self._shards))]
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
+def _key(files: ShardFiles) -> tuple[str, str, str]:
+    return str(files.place), files.query, files.shard
+
+
+CACHE = ShardCache()
+"""This process's. Spark's workers live on between tasks."""

@@ -1,0 +1,228 @@
+"""Lanes that stand still: held after a failure, parked, or waiting for a missing number.
+
+The rules guarded here: what comes for a stopped lane waits behind it, in order; the lane moves on only from its head;
+a message leaves a lane applied, recognised as a repeat, or as a dead letter, never otherwise.
+"""
+
+from typing import TypeAlias
+
+from lanemq.model.errors import LaneFrozen
+from lanemq.pipelines.transitions.event import Message
+from lanemq.pipelines.transitions.lane import Lane, Waiting, Why
+from lanemq.pipelines.transitions.lane_table import LaneTable
+from lanemq.pipelines.transitions.orders import Orders
+from lanemq.pipelines.transitions.policies import GiveUp, SetAside, TryAgain, after
+from lanemq.pipelines.transitions.rules import Early, Rules, UnfitState
+from lanemq.pipelines.transitions.shard import GAP_AT, PARKED_AT, key_of
+
+Queued: TypeAlias = list[tuple[Message, int | None]]
+"""Messages with their numbers, as far as they are known."""
+
+
+class StoppedLanes:
+    """The stopped lanes of one shard during one unit of work. `waiting` is the shard's own list of them."""
+
+    def __init__(self, table: LaneTable, waiting: dict[str, int], rules: Rules, wall: int) -> None:
+        self._table = table
+        self._waiting = waiting
+        self._rules = rules
+        self._wall = wall
+        # With numbers a lane's order is theirs, whatever order they came in.
+        self._by_number = rules.number is not None and rules.on_gap == "hold"
+        self.standing: dict[str, None] = {}
+        """Lanes whose bytes are behind: encoded once, at the end, because their queues can be long."""
+        self.dead: list[tuple[Message, str | None, str, int]] = []
+        """Message, key, reason, attempts."""
+
+    def arrived(self, name: str, message: Message, error: Exception, *, poison: bool) -> None:
+        """A new event could not be applied."""
+        self._table.counts["gaps"] += isinstance(error, Early)
+        self._table.counts["poison"] += poison
+        if not self._failed(name, message, error, poison=poison, failures=1):
+            self._table.counts["held"] += 1
+
+    def _failed(self, name: str, message: Message, error: Exception, *, poison: bool, failures: int) -> bool:
+        """An event could not be applied, for the nth time. True: its lane goes on without it."""
+        lane = self._table.restore(name)
+        number = None if poison else self._number_of(message)
+        if isinstance(error, Early) and self._rules.on_gap == "hold":
+            self._stand(name, lane, Why.GAP, str(error), 0, [(message, error.number)])
+            return False
+        reason = f"{'cannot be decoded' if poison else type(error).__name__}: {error}"
+        if poison and failures == 1:
+            self._bury(message, name, reason, failures)
+        match after(self._rules.policy, failures):
+            case TryAgain(delay):
+                self._stand(name, lane, Why.HELD, reason, failures, [(message, number)], self._wall + delay)
+                return False
+            case SetAside():
+                self._table.counts["parked"] += 1
+                self._stand(name, lane, Why.PARKED, reason, failures, [(message, number)])
+                return False
+            case GiveUp():
+                self._skip(name, lane, message, number, None if poison else reason, failures)
+                return True
+
+    def join(self, name: str, lane: Lane, message: Message) -> None:
+        """A new message of a stopped lane."""
+        waiting = lane.waiting
+        assert waiting is not None
+        if len(waiting.messages) >= self._rules.limits.max_waiting_per_lane:
+            self._overflow(name, message)
+            return
+        number = self._number_of(message)
+        if self._by_number and number is not None and self._is_known(lane, waiting, number):
+            self._table.counts["repeats"] += 1
+            return
+        waiting.messages.append(message)
+        waiting.numbers.append(number)
+        self.standing[name] = None
+        self._table.counts["held"] += 1
+        expected = self._rules.first_number if lane.number is None else lane.number + 1
+        if waiting.why is Why.GAP and (number is None or expected is None or number <= expected):
+            self._drain(name)
+
+    def run(self, orders: Orders) -> None:
+        """A pass: lanes whose time has come, and those that a person decided about."""
+        for name, retry_at in list(self._waiting.items()):
+            match orders.verb(name):
+                case "redrive":
+                    self._table.counts["redriven"] += 1
+                    self._drain(name, redriven=True)
+                case "discard" | "discard_first" as verb:
+                    self._discard(name, first_only=verb == "discard_first")
+                case None if 0 <= retry_at <= self._wall:
+                    self._drain(name)
+
+    def _drain(self, name: str, *, redriven: bool = False) -> None:
+        """Runs what waits in a lane, head first, until it is empty or stops again.
+
+        Redriven lanes have their retries again, and go on past a missing number.
+        """
+        queue, failures = self._empty(name)
+        failures = 0 if redriven else failures
+        leap = redriven
+        while queue:
+            message = self._pop_next(name, queue, leap=leap)
+            leap = False
+            if self._try(name, message, failures):
+                failures = 0
+                continue
+            self._put_back(name, queue)
+            return
+
+    def _try(self, name: str, message: Message, failures: int) -> bool:
+        """Whether the lane may go on."""
+        table, poison = self._table, True
+        try:
+            lane = table.hot[name]
+            event = message.event(key_of(name), self._rules.decode(message.value), failures + 1)
+            poison = False
+            table.apply(name, lane, event)
+        except UnfitState:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
+            return self._failed(name, message, error, poison=poison, failures=failures + 1)
+        return True
+
+    def _pop_next(self, name: str, queue: Queued, *, leap: bool) -> Message:
+        """The message whose turn it is; `leap` makes a missing number count as seen."""
+        lane = self._table.hot[name]
+        message, number = queue.pop(0)
+        if leap and number is not None and number > (lane.number or 0):
+            lane.number = number - 1
+        return message
+
+    def _empty(self, name: str) -> tuple[Queued, int]:
+        """Takes everything out of a lane: what is not settled is put back by whoever does this."""
+        lane = self._table.hot.get(name) or self._table.restore(name)
+        waiting = lane.waiting
+        assert waiting is not None
+        queue = list(zip(waiting.messages, waiting.numbers, strict=True))
+        if self._by_number:
+            queue = _in_turn(queue)
+        lane.waiting = None
+        self._table.save(name, lane)
+        self._waiting.pop(name, None)
+        self.standing.pop(name, None)
+        return queue, waiting.failures
+
+    def _put_back(self, name: str, rest: Queued) -> None:
+        """Behind the message that stopped the lane."""
+        waiting = self._table.hot[name].waiting
+        assert waiting is not None
+        waiting.messages += [message for message, _ in rest]
+        waiting.numbers += [number for _, number in rest]
+
+    def _stand(
+        self, name: str, lane: Lane, why: Why, reason: str, failures: int, head: Queued, retry_at: int = PARKED_AT
+    ) -> None:
+        message, number = head[0]
+        lane.waiting = Waiting(why, reason, self._wall, failures, retry_at, [message], [number])
+        self._waiting[name] = GAP_AT if why is Why.GAP else retry_at
+        self.standing[name] = None
+
+    def _skip(
+        self, name: str, lane: Lane, message: Message, number: int | None, reason: str | None, failures: int
+    ) -> None:
+        """A message leaves its lane as a dead letter. No reason: there is one for it already."""
+        if reason is not None:
+            self._bury(message, name, reason, failures)
+        if number is not None and number > (lane.number or 0):
+            lane.number = number
+            self._table.save(name, lane)
+
+    def _discard(self, name: str, *, first_only: bool) -> None:
+        """A person's word: the messages, or the first of them, are given up."""
+        queue, failures = self._empty(name)
+        lane = self._table.hot[name]
+        given_up = queue[:1] if first_only else queue
+        for message, number in given_up:
+            self._skip(name, lane, message, number, "discarded by a person", failures)
+        self._table.counts["discarded"] += len(given_up)
+        rest = queue[len(given_up) :]
+        if rest:
+            self._stand(name, lane, Why.HELD, "goes on behind a discarded message", 0, rest, self._wall)
+            self._put_back(name, rest[1:])
+            self._drain(name)
+
+    def _overflow(self, name: str, message: Message) -> None:
+        limits = self._rules.limits
+        if limits.when_lane_is_full == "stop":
+            raise LaneFrozen(
+                f"key {key_of(name)!r} stands still and {limits.max_waiting_per_lane} messages wait behind it, as many "
+                f"as StateLimits(max_waiting_per_lane) allows: redrive or discard the key, raise the limit, or give "
+                f"up this key's order with when_lane_is_full='dead_letter'"
+            )
+        self._bury(message, name, f"its lane is full ({limits.max_waiting_per_lane} messages wait in it)", 0)
+
+    def _bury(self, message: Message, name: str, reason: str, attempts: int) -> None:
+        self.dead.append((message, key_of(name), reason, attempts))
+        self._table.counts["dead"] += 1
+
+    def _is_known(self, lane: Lane, waiting: Waiting, number: int) -> bool:
+        return (lane.number is not None and number <= lane.number) or number in waiting.numbers
+
+    def _number_of(self, message: Message) -> int | None:
+        """None: there are no numbers, or this message does not tell its own."""
+        if self._rules.number is None:
+            return None
+        try:
+            return self._rules.number(message.event(None, self._rules.decode(message.value), 1))
+        except Exception:  # noqa: BLE001 - the user's code; the message is looked at again when its turn comes
+            return None
+
+
+def _in_turn(queue: Queued) -> Queued:
+    """By number. A message that tells no number keeps its place: nobody knows who may pass it."""
+    ordered: Queued = []
+    begin = 0
+    for at, (_, number) in enumerate(queue):
+        if number is None:
+            ordered += [*sorted(queue[begin:at], key=_number), queue[at]]
+            begin = at + 1
+    return ordered + sorted(queue[begin:], key=_number)
+
+
+def _number(each: tuple[Message, int | None]) -> int:
+    return each[1] or 0

@@ -1,0 +1,141 @@
+"""One run's stage and sinks, and the order in which they see a batch.
+
+The rules guarded here: the stage's state and the dead letters are durable before the sink has the batch, and Spark
+notes it only after that, so a sink that has a batch proves that all of it is done; a batch that the sink has is not
+run again; a checkpoint that is older than what the sink has is refused, because its batches would be taken for ones
+that were applied.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.errors import StateLost
+from lanemq.model.units import Millis
+from lanemq.pipelines import dead_letters
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines.effects import Effects
+from lanemq.pipelines.ports import Append, Results, Sink, Stage
+from lanemq.pipelines.progress import Done
+
+log = logging.getLogger(__name__)
+
+
+class Work:
+    """Opened before the query starts; used by one thread at a time."""
+
+    def __init__(
+        self, stage: Stage, sink: Sink, dead: Sink, checkpoint: Checkpoint, effects: Effects, clock: Clock | None = None
+    ) -> None:
+        self._stage = stage
+        self._sink = sink
+        self._dead = dead
+        self._checkpoint = checkpoint
+        self._effects = effects
+        self._clock = clock or SystemClock()
+        self._applied: int | None = None
+        """What the sink had when this run opened it; later batches of the run are new by their numbers."""
+        self._spare: int | None = None
+        """A pass's number that turned out not to be needed."""
+        self._told_full = False
+        self._opened: list[Sink] = []
+
+    def open(self, spark: SparkSession) -> None:
+        """The stage first, since it knows what the sink's columns are."""
+        place: Path = self._checkpoint.stage_place
+        place.mkdir(parents=True, exist_ok=True)
+        self._stage.open(spark, place)
+        self._effects.check(self._stage.schema)
+        query, epoch = self._checkpoint.query, self._checkpoint.epoch
+        self._dead.open(spark, _dead(query), epoch, dead_letters.SCHEMA, Append())
+        self._opened.append(self._dead)
+        self._sink.open(spark, query, epoch, self._stage.schema, self._stage.how)
+        self._opened.append(self._sink)
+        self._applied = self._sink.applied()
+        self._refuse_older_checkpoint()
+
+    def close(self) -> None:
+        self._effects.close()
+        while self._opened:
+            self._opened.pop().close()
+
+    def run_batch(self, messages: DataFrame, spark_batch: int) -> Done:
+        """A batch of Spark: through stage and sinks, unless the sink has it."""
+        batch = self._batch(batch_number(spark_batch))
+        if self._applied is not None and self._applied >= batch.number:
+            log.info("%s is in the sink already: nothing is done again", batch)
+            self._stage.finished(batch)
+            return Done(batch, repeated=True)
+        began = self._clock.now()
+        return self._apply(batch, self._stage.run(messages, batch), began)
+
+    def finish_pass(self) -> Done | None:
+        """The pass that a crash interrupted, if there is one. Before the query starts."""
+        number = self._stage.unfinished_pass()
+        if number is None:
+            return None
+        batch, began = self._batch(number), self._clock.now()
+        results = self._stage.run_pass(batch)
+        return self._apply(batch, results, began) if results is not None else None
+
+    def due(self) -> Millis | None:
+        """How long until a pass is wanted; None: nothing waits."""
+        return self._stage.due(self._clock.wall())
+
+    def run_pass(self, behind: int) -> Done | None:
+        """A pass behind a batch of Spark that is done. None: nothing was due, or there is no number left."""
+        number = self._pass_number(behind)
+        if number is None:
+            return None
+        batch, began = self._batch(number), self._clock.now()
+        results = self._stage.run_pass(batch)
+        if results is None:
+            self._spare = number
+            return None
+        return self._apply(batch, results, began)
+
+    def _apply(self, batch: Batch, results: Results, began: Millis) -> Done:
+        dead = 0 if results.dead is None else results.dead.count()
+        if results.dead is not None and dead:
+            self._dead.write(results.dead, replace(batch, query=_dead(batch.query)))
+        asked = self._effects.now()
+        fresh = self._sink.write(results.outputs, batch)
+        if fresh:
+            self._effects.applied(results, batch, asked)
+        self._stage.finished(batch)
+        seconds = (self._clock.now() - began) / 1000
+        return Done(batch, results.outputs.count(), dead, not fresh, seconds, dict(results.counts))
+
+    def _batch(self, number: int) -> Batch:
+        return Batch(self._checkpoint.query, number, self._checkpoint.epoch)
+
+    def _pass_number(self, behind: int) -> int | None:
+        if self._spare is not None and Batch("", self._spare, 0).spark_batch == behind:
+            number, self._spare = self._spare, None
+            return number
+        found = self._checkpoint.next_pass(behind)
+        if found is None and not self._told_full:
+            self._told_full = True
+            log.warning("batch %d has no number left for a pass: what waits is tried behind the next batch", behind)
+        return found
+
+    def _refuse_older_checkpoint(self) -> None:
+        """After a crash the sink may have one batch that Spark has only planned, and never one it has not."""
+        planned = self._checkpoint.log.planned()
+        if self._applied is None or self._applied < batch_number((planned if planned is not None else -1) + 1):
+            return
+        has = Batch("", self._applied, 0).spark_batch
+        raise StateLost(
+            f"checkpoint {self._checkpoint.folder} is older than its sink: the sink has batch {has}, the checkpoint "
+            f"{'planned none' if planned is None else f'ends with {planned}'}. It was restored from a copy or cut; "
+            f"going on would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
+        )
+
+
+def _dead(query: str) -> str:
+    """Under which name dead letters are written: in a database both sinks may share the ledger."""
+    return f"{query}-dead"

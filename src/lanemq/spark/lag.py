@@ -1,0 +1,169 @@
+"""How far a streaming query is behind, from the progress that Spark reports: in messages, and in seconds.
+
+    spark.streams.addListener(LagListener(print, servers="localhost:9876"))
+
+Messages are the difference of two offsets that the progress has. A count alone says little: ten messages may be a
+second or a week. So the age of the oldest message that is not done is asked for, one small pull per queue that is
+behind; a broker that is away costs the answer and never the query.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.errors import LaneError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address, parse_addresses
+from lanemq.spark.fetch import QueueRange, RangeReader
+from lanemq.spark.offsets import Positions, from_json
+from lanemq.spark.options import DEFAULT_GROUP
+from lanemq.spark.waiting import Patience
+from lanemq.wire.record import RecordView, record_starts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """One queue of a query."""
+
+    queue: MessageQueue
+    offset: int
+    """The next one to read."""
+    end: int
+    seconds: float | None = None
+    """Age of the message at `offset`; None if all are done, or if nobody asked or answered."""
+
+    @property
+    def messages(self) -> int:
+        return max(0, self.end - self.offset)
+
+    def document(self) -> dict[str, object]:
+        return {
+            "topic": self.queue.topic,
+            "broker": self.queue.broker,
+            "queue": self.queue.queue_id,
+            "offset": self.offset,
+            "end": self.end,
+            "lag": self.messages,
+            "lag_seconds": self.seconds,
+        }
+
+
+def lag_of(progress: Mapping[str, Any]) -> tuple[QueueLag, ...]:
+    """The lag that `query.lastProgress` tells, over all its `lanemq` sources, sorted by queue."""
+    return tuple(sorted(_of_sources(progress), key=lambda each: each.queue))
+
+
+def between(offsets: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> tuple[QueueLag, ...]:
+    """The lag of positions against the ends of their queues."""
+    return tuple(QueueLag(queue, offsets[queue], ends.get(queue, offsets[queue])) for queue in sorted(offsets))
+
+
+def moved(progress: Mapping[str, Any]) -> int:
+    """Offsets that the batch of a progress went forward; for a first one, which has no start, what Spark counted."""
+    total = 0
+    for source in progress["sources"]:
+        start, end = _positions(source["startOffset"]), _positions(source["endOffset"])
+        if not start:
+            return int(progress.get("numInputRows", 0))
+        total += sum(max(0, offset - start.get(queue, QueueOffset(0))) for queue, offset in end.items())
+    return total
+
+
+class LagTimes:
+    """Asks brokers how old the next message of a queue is. For one thread."""
+
+    def __init__(self, servers: str, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock)
+        self._readers: dict[Address, RangeReader] = {}
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._routes.close()
+
+    def aged(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
+        """The same with seconds, where there is a lag and the broker tells."""
+        return tuple(replace(each, seconds=self._age(each)) if each.messages else each for each in queues)
+
+    def _age(self, each: QueueLag) -> float | None:
+        try:
+            address = self._routes.get(each.queue.topic).master(each.queue.broker)
+            first, after = QueueOffset(each.offset), QueueOffset(each.offset + 1)
+            wanted = QueueRange(each.queue, first, after, address, DEFAULT_GROUP)
+            body = next(self._reader(address).chunks(wanted, 1), b"")
+        except LaneError as error:
+            log.debug("the age of %s at %d is not known: %s", each.queue, each.offset, error)
+            return None
+        starts = record_starts(body)
+        if not starts:
+            return None
+        return max(0, self._clock.wall() - RecordView(body, starts[0]).store_timestamp) / 1000
+
+    def _reader(self, address: Address) -> RangeReader:
+        if address not in self._readers:
+            self._readers[address] = RangeReader(Patience(Millis(0), self._clock), fail_on_data_loss=False)
+        return self._readers[address]
+
+
+class LagListener(StreamingQueryListener):
+    """Reports the lag of every `lanemq` query of a session after each batch.
+
+    `report` gets the query's name (its id if it has none) and the lag of its queues; it runs on Spark's listener
+    thread, so it should be quick. With `servers` the lag is also measured in seconds.
+    """
+
+    def __init__(self, report: Callable[[str, tuple[QueueLag, ...]], object], servers: str | None = None) -> None:
+        self._report = report
+        self._times = LagTimes(servers) if servers is not None else None
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        progress = json.loads(event.progress.json)
+        queues = lag_of(progress)
+        if queues:
+            name = progress.get("name") or progress["id"]
+            self._report(name, self._times.aged(queues) if self._times is not None else queues)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        """Ends its connections; remove it from the session first."""
+        if self._times is not None:
+            self._times.close()
+
+
+def _of_sources(progress: Mapping[str, Any]) -> Iterator[QueueLag]:
+    for source in progress["sources"]:
+        try:
+            offsets, ends = _positions(source["endOffset"]), _positions(source["latestOffset"])
+        except (LaneError, ValueError):
+            continue  # another kind of source
+        yield from between({queue: at for queue, at in offsets.items() if queue.broker}, ends)
+
+
+def _positions(offset: object) -> Positions:
+    """Offsets in a progress are JSON in a string, and the word null before the first batch."""
+    found = json.loads(offset) if isinstance(offset, str) else offset
+    return from_json(found) if isinstance(found, Mapping) else {}

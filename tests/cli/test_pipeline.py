@@ -1,0 +1,280 @@
+"""`lanemq pipeline`: declared in a file, run from a shell, looked after by people."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Run
+from tests.spark.driving import send, until
+
+from lanemq.cli.pipeline_place import stopped_lanes
+from lanemq.client.admin import Admin
+from lanemq.client.producer import Producer
+from lanemq.model.errors import StateLost
+from lanemq.pipelines.batch import batch_number
+from lanemq.pipelines.spark_log import SparkLog
+from lanemq.pipelines.transitions import requests
+from lanemq.testing.embedded import EmbeddedBroker
+
+DECLARED = """
+[pipeline]
+name = "totals"
+checkpoint = "{folder}/checkpoint"
+
+[source]
+servers = "{servers}"
+topic = "{topic}"
+brokerWait = "300ms"
+maxOffsetsPerTrigger = 40
+
+[stage]
+kind = "transitions"
+step = "totals_{topic}:step"
+outputs = "topic string, queue_id int, queue_offset long, key string, total long"
+on_failure = {{ kind = "park" }}
+
+[sink]
+kind = "sqlite"
+path = "{folder}/totals.db"
+table = "totals"
+"""
+STEP = """
+def step(state, event):
+    if event.value == 13:
+        raise ValueError("thirteen is no number")
+    total = (state or 0) + 1
+    row = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
+    return total, [row | {"total": total}]
+"""
+
+
+class Place:
+    """A topic, a file that declares a pipeline over it, and what the pipeline made."""
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        self.folder = folder
+        self.topic = f"t{uuid.uuid4().hex[:10]}"
+        self.file = folder / "totals.toml"
+        self.file.write_text(DECLARED.format(folder=folder, servers=servers, topic=self.topic))
+        (folder / f"totals_{self.topic}.py").write_text(STEP)
+        self.log = SparkLog(folder / "checkpoint")
+        with Admin(servers) as admin:
+            admin.create_topic(self.topic, 2)
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        """The sink's table, if there is one yet."""
+        if not (self.folder / "totals.db").exists():
+            return []
+        database = sqlite3.connect(self.folder / "totals.db")
+        try:
+            return database.execute(sql).fetchall()
+        except sqlite3.OperationalError:
+            return []
+        finally:
+            database.close()
+
+    def count(self) -> int:
+        found = self.ask("select count(*) from totals")
+        return int(found[0][0]) if found else 0
+
+
+@pytest.fixture
+def place(tmp_path: Path, broker: EmbeddedBroker) -> Place:
+    return Place(tmp_path, broker.address)
+
+
+class SharedSession:
+    """The session of all tests, which a command must not stop."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def in_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the session that is there already; starting one has a test of its own below."""
+    monkeypatch.setattr("lanemq.pipelines.program.open_session", lambda *_: SharedSession(spark))
+
+
+def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:
+    checked = run("pipeline", "check", str(place.file))
+    assert checked.exit_code == 0, checked.output
+    assert "Transitions" in checked.stdout
+    (only,) = json.loads(run("pipeline", "check", str(place.file), "--json").stdout)
+    assert (only["pipeline"], only["topic"], only["sink"]) == ("totals", place.topic, "SqliteSink")
+    place.file.write_text(place.file.read_text().replace("brokerWait", "brokerWeight"))
+    wrong = run("pipeline", "check", str(place.file))
+    assert wrong.exit_code == 2
+    assert wrong.stderr.startswith(f"Error: {place.file}: [source] brokerweight: there is no such option; did you mean")
+
+
+@pytest.mark.parametrize("words", [("status",), ("parked", "list"), ("parked", "redrive", "--all")])
+def test_a_pipeline_that_never_ran_is_told_so(run: Run, place: Place, words: tuple[str, ...]) -> None:
+    told = run("pipeline", *words, str(place.file))
+    assert told.exit_code == 1
+    assert "was never started" in told.stderr
+
+
+def test_settings_of_spark_have_a_form(run: Run, place: Place) -> None:
+    told = run("pipeline", "run", str(place.file), "--conf", "executor.memory=4g")
+    assert told.exit_code == 2
+    assert "should look like spark.executor.memory=4g" in told.stderr
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
+def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from lanemq.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "pipeline", "check", str(place.file)]
+    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert told.stderr == f"Error: pipelines need {package}: pip install 'lanemq[spark]', and Java 17 or newer\n"
+
+
+def test_without_java_that_is_said(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "")
+    told = run("pipeline", "run", str(place.file))
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "Error: Spark needs Java 17 or newer, and there is none: install one, or set JAVA_HOME to where it is\n"
+    )
+
+
+def test_a_look_at_files_that_are_just_removed_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers: list[object] = [StateLost("gone"), StateLost("gone"), []]
+
+    def look(place: Path, *, held: bool) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, StateLost):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(requests, "list_parked", look)
+    assert stopped_lanes(tmp_path, held=True) == []
+    answers[:] = [StateLost("gone")] * 9
+    with pytest.raises(StateLost):
+        stopped_lanes(tmp_path, held=True)
+
+
+def test_help_does_not_wait_for_spark() -> None:
+    code = "import sys, lanemq.cli.pipeline; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("in_spark")
+def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer: Producer, tmp_path: Path) -> None:
+    for value in (1, 13, 2, 3):
+        producer.send(place.topic, value, key="bad" if value in (13, 2) else "good")
+    first = run("pipeline", "run", str(place.file), "--once", "--json", "--history", str(tmp_path / "history"))
+    assert first.exit_code == 0, first.output
+    (line,) = map(json.loads, first.stdout.splitlines())
+    assert (line["batch"], line["messages"], line["outputs"], line["lag"]) == (0, 4, 2, 0)
+    status = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
+    assert (status["batch"], status["unfinished_batch"], status["epoch"], status["running"]) == (0, None, 1, None)
+    assert (status["stopped_lanes"], status["lag"]) == ({"parked": 1}, 0)
+    checkpoint = str(tmp_path / "checkpoint")
+    (lane,) = json.loads(run("pipeline", "parked", "list", checkpoint, "--json").stdout)
+    assert (lane["key"], lane["messages"]) == ("bad", 2)
+    assert "thirteen is no number" in run("pipeline", "parked", "list", checkpoint).stdout
+    shown = json.loads(run("pipeline", "parked", "show", checkpoint, "bad", "--json").stdout)
+    assert [each["value"] for each in shown["messages"]] == [13, 2]
+    assert "13" in run("pipeline", "parked", "show", checkpoint, "bad").stdout
+    assert run("pipeline", "parked", "show", checkpoint, "other").exit_code == 1
+    assert run("pipeline", "parked", "discard", checkpoint).exit_code == 2, "one key, or all"
+    assert run("pipeline", "parked", "discard", checkpoint, "good").exit_code == 1, "it does not stand still"
+    dry = run("pipeline", "parked", "redrive", checkpoint, "bad", "--dry-run")
+    assert "2 messages of 1 key would be tried again" in dry.stdout
+    assert "will be made dead letters" in run("pipeline", "parked", "discard", checkpoint, "bad", "--first-only").stdout
+    assert "no key waits" not in run("pipeline", "parked", "list", checkpoint).stdout, "only asked for so far"
+    again = run("pipeline", "run", str(place.file), "--once", "--history", str(tmp_path / "history"))
+    assert again.exit_code == 0, again.output
+    assert "totals pass 1 behind batch 0" in again.stdout
+    assert "no key waits for a person" in run("pipeline", "parked", "list", checkpoint).stdout
+    assert sorted(place.ask("select key, total from totals")) == [("bad", 1), ("good", 1), ("good", 2)]
+    verdict = run("check", str(tmp_path / "history"), "--require", "effects=3", "--json")
+    assert json.loads(verdict.stdout)["violations"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("in_spark")
+def test_a_failing_pipeline_is_one_line(run: Run, place: Place) -> None:
+    away = run("pipeline", "run", str(place.file), "--servers", "127.0.0.1:1", "--quiet")
+    assert away.exit_code == 1
+    (line,) = away.stderr.strip().splitlines()
+    assert line.startswith("Error: pipeline 'totals' failed: no name server answered (tried 127.0.0.1:1)")
+    assert line.endswith("(--traceback shows all)")
+    assert away.stdout == ""
+    whole = run("pipeline", "run", str(place.file), "--servers", "127.0.0.1:1", "--traceback")
+    assert "Traceback (most recent call last)" in whole.stderr
+    status = run("pipeline", "status", str(place.folder / "checkpoint"))
+    assert status.exit_code == 0, status.output
+    assert "the lag is not known: no name server answered" in status.stdout, "the last start asked there"
+
+
+@pytest.fixture
+def in_the_background(place: Place) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    running: list[subprocess.Popen[str]] = []
+    command = [sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(place.file), "--master", "local[2]"]
+
+    def start() -> subprocess.Popen[str]:
+        settings = ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1", "--json"]
+        with (place.folder / "stderr").open("a") as errors:
+            process = subprocess.Popen(command + settings, stdout=subprocess.PIPE, stderr=errors, text=True)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
+    run: Run, place: Place, broker: EmbeddedBroker, in_the_background: Callable[[], subprocess.Popen[str]]
+) -> None:
+    """The program as it is run: its own session, modules beside the file, `kill -9`, a second start, SIGTERM."""
+    send(broker.address, place.topic, [n for n in range(200) if n != 13])
+    first = in_the_background()
+    until(lambda: place.count() > 0 or first.poll() is not None, 150)
+    assert first.poll() is None, (place.folder / "stderr").read_text()
+    second = run("pipeline", "run", str(place.file))
+    assert second.exit_code == 1
+    assert f"is used by another run (process {first.pid} on " in second.stderr
+    first.send_signal(signal.SIGKILL)
+    first.wait(30)
+    again = in_the_background()
+    until(lambda: place.count() == 199 or again.poll() is not None, 150)
+    send(broker.address, place.topic, range(200, 1200))
+    assert again.stdout is not None
+    assert json.loads(again.stdout.readline())["epoch"] == 2
+    os.kill(again.pid, signal.SIGTERM)
+    rest, _ = again.communicate(timeout=100)
+    assert again.returncode == 0, (place.folder / "stderr").read_text()
+    done = place.log.done()
+    assert done is not None
+    assert place.ask("select max(batch) from lanemq_ledger") == [(batch_number(done),)]
+    assert place.ask("select count(distinct queue_id || '/' || queue_offset) from totals") == [(place.count(),)]
+    assert place.ask("select count(*) from (select key from totals group by key having max(total) <> count(*))") == [
+        (0,)
+    ]
+    assert all(json.loads(line)["repeated"] is False for line in rest.splitlines())

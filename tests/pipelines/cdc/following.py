@@ -1,0 +1,101 @@
+"""A replica without Spark and without a sink: the real stage over a frame of tables, merged into a dictionary."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.cdc import LastState
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Results
+
+SCHEMA = "id bigint, name string, amount double"
+ARROW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("key", pa.string()),
+        ("value", pa.binary()),
+        ("store_timestamp", pa.timestamp("us", "UTC")),
+    ]
+)
+Value = dict[str, Any] | bytes | None
+
+
+def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first: int = 0) -> pa.Table:
+    """Messages of one queue: (key, value) in the order of their offsets."""
+    rows = [
+        {
+            "topic": "t",
+            "broker": "b",
+            "queue_id": queue,
+            "queue_offset": first + place,
+            "key": key,
+            "value": json.dumps(value).encode() if isinstance(value, dict) else value,
+        }
+        for place, (key, value) in enumerate(pairs)
+    ]
+    return pa.Table.from_pylist(rows, ARROW)
+
+
+class Frame:
+    """As much of a data frame as the stage uses; every table is a partition."""
+
+    def __init__(self, *partitions: pa.Table) -> None:
+        self._partitions = partitions
+
+    def select(self, *columns: str) -> "Frame":
+        return Frame(*(partition.select(list(columns)) for partition in self._partitions))
+
+    def mapInArrow(self, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> Any:
+        assert schema == "line string"
+        found = [
+            row for part in self._partitions for batch in task(iter(part.to_batches())) for row in batch.to_pylist()
+        ]
+        return SimpleNamespace(collect=lambda: [SimpleNamespace(**row) for row in found])
+
+
+class Replica:
+    """A table as a sink's merge keeps it: newer rows replace older ones, deletions stay as rows."""
+
+    def __init__(self, stage: LastState, place: Path) -> None:
+        self._stage = stage
+        self._stage.open(None, place)  # type: ignore[arg-type]
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._number = 0
+        self.dead: list[dict[str, Any]] = []
+
+    def run(self, *partitions: pa.Table) -> Results:
+        """One batch, stage and merge."""
+        self._number += 1
+        frame: Any = Frame(*partitions)
+        results = self._stage.run(frame, Batch("q", self._number, 1))
+        self.merge(results)
+        return results
+
+    def merge(self, results: Results) -> None:
+        for row in results.outputs.table().to_pylist():
+            key = tuple(row[name] for name in self._stage.how.keys)
+            known = self._rows.get(key)
+            if known is None or row[SEQUENCE] > known[SEQUENCE]:
+                self._rows[key] = row
+        if results.dead is not None:
+            self.dead += results.dead.table().to_pylist()
+
+    @property
+    def live(self) -> dict[Any, dict[str, Any]]:
+        """The rows that exist, by their key, without what the merge needed."""
+        hidden = (SEQUENCE, DELETED)
+        return {
+            key if len(key) > 1 else key[0]: {name: value for name, value in row.items() if name not in hidden}
+            for key, row in self._rows.items()
+            if not row[DELETED]
+        }
+
+    def tombstones(self) -> set[Any]:
+        return {key if len(key) > 1 else key[0] for key, row in self._rows.items() if row[DELETED]}

@@ -1,0 +1,181 @@
+"""Reading only what counts, and never at the price of the result."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.pipelines.cdc.following import SCHEMA, Replica, Value, messages
+from tests.pipelines.cdc.test_formats import debezium
+
+from lanemq.model.errors import CodecError
+from lanemq.pipelines.cdc import LastState, task
+from lanemq.pipelines.cdc.reading import Reader
+
+
+def row(key: int, name: str | int) -> dict[str, Any]:
+    return {"id": key, "name": name}
+
+
+def names(replica: Replica) -> dict[Any, Any]:
+    return {key: found["name"] for key, found in replica.live.items()}
+
+
+def stage(**options: Any) -> LastState:
+    return LastState(SCHEMA, ["id"], **options)
+
+
+def reads(plan_of: LastState, pairs: list[tuple[str | None, Value]]) -> int:
+    """How many messages are decoded."""
+    reader, seen = Reader(plan_of.plan), 0
+    original = reader._read
+
+    def counting(some: Any) -> Any:
+        nonlocal seen
+        seen += some.num_rows
+        return original(some)
+
+    reader._read = counting  # type: ignore[method-assign]
+    reader.fold(messages(pairs))
+    return seen
+
+
+MANY: list[tuple[str | None, Value]] = [('{"id": 1}', row(1, number)) for number in range(50)]
+
+
+def test_a_message_key_that_names_its_row_saves_the_reading_of_older_messages() -> None:
+    assert reads(stage(), MANY) == 1
+    assert reads(stage(fold_first=False), MANY) == 50
+    assert reads(stage(sequence=("id",)), MANY) == 50, "a source sequence may disagree with the offsets"
+
+
+def test_a_plain_message_key_proves_nothing_unless_it_was_promised() -> None:
+    """Lane "17" may be customer 17 with many orders, one of them the order 17."""
+    pairs: list[tuple[str | None, Value]] = [("17", row(3, "x")), *[("17", row(17, "y"))] * 9]
+    assert reads(stage(), pairs) == 10
+    assert reads(stage(fold_first=True), pairs) == 1
+
+
+def test_message_keys_without_repetition_are_not_looked_at_twice() -> None:
+    pairs: list[tuple[str | None, Value]] = [(f'{{"id": {key}}}', row(key, "x")) for key in range(20)]
+    assert reads(stage(), pairs) == 20
+
+
+@pytest.mark.parametrize("fold_first", [None, True, False])
+def test_behind_poison_the_last_readable_state_counts(tmp_path: Path, fold_first: bool | None) -> None:
+    """The newest message stands for its key; if it turns out to be poison, the one before it does."""
+    pairs = [*MANY[:8], ('{"id": 1}', row(1, "good")), ('{"id": 1}', b"{broken"), ('{"id": 2}', row(2, "other"))]
+    replica = Replica(stage(fold_first=fold_first), tmp_path)
+    results = replica.run(messages(pairs))
+    assert names(replica) == {1: "good", 2: "other"}
+    assert [letter["queue_offset"] for letter in replica.dead] == [9]
+    assert results.counts["poison"] == 1
+    assert results.counts["events"] == 11
+
+
+def test_a_message_that_is_about_another_row_than_its_key_says_hides_nothing(tmp_path: Path) -> None:
+    pairs = [*MANY[:8], ('{"id": 1}', row(2, "stray"))]
+    replica = Replica(stage(), tmp_path)
+    replica.run(messages(pairs))
+    assert names(replica) == {1: "7", 2: "stray"}
+
+
+def test_a_message_that_says_nothing_hides_nothing(tmp_path: Path) -> None:
+    events: list[tuple[str | None, Value]] = [('{"id": 1}', debezium("c", None, row(1, n))) for n in range(8)]
+    replica = Replica(stage(format="debezium"), tmp_path)
+    results = replica.run(messages([*events, ('{"id": 1}', {"ts_ms": 5})]))
+    assert names(replica) == {1: "7"}
+    assert results.counts["ignored"] == 1, "read twice, counted once"
+
+
+def test_messages_without_a_key_are_all_read(tmp_path: Path) -> None:
+    pairs: list[tuple[str | None, Value]] = [(None, row(1, "a")), ("", row(2, "b")), (None, row(3, "c")), ("", b"{")]
+    replica = Replica(stage(fold_first=True), tmp_path)
+    replica.run(messages([*pairs, *MANY]))
+    assert names(replica) == {1: "49", 2: "b", 3: "c"}
+
+
+def test_a_value_that_does_not_fit_is_null_and_counted(tmp_path: Path) -> None:
+    replica = Replica(stage(), tmp_path)
+    results = replica.run(messages([("1", {"id": 1, "name": "x", "amount": "much"})]))
+    assert replica.live == {1: {"id": 1, "name": "x", "amount": None}}
+    assert results.counts["misfits"] == 1
+
+
+@pytest.mark.parametrize("key", ["1", '{"id": 1}'])
+def test_a_value_that_does_not_fit_can_be_poison(tmp_path: Path, key: str) -> None:
+    pairs: list[tuple[str | None, Value]] = [(key, row(1, "good"))] * 3
+    replica = Replica(stage(misfits="dead"), tmp_path)
+    replica.run(messages([*pairs, (key, {"id": 1, "name": "bad", "amount": "much"})]))
+    assert names(replica) == {1: "good"}
+    assert "amount does not fit double" in replica.dead[0]["reason"]
+
+
+def test_poison_can_end_the_query(tmp_path: Path) -> None:
+    with pytest.raises(CodecError, match="queue b/0 offset 50: not readable"):
+        Replica(stage(on_poison="fail"), tmp_path).run(messages([*MANY, ("1", b"{")]))
+
+
+def test_insert_delete_insert_ends_with_the_last_one(tmp_path: Path) -> None:
+    """By sequence only: a rule like "deletions win" would leave nothing."""
+    replica = Replica(stage(), tmp_path)
+    replica.run(messages([("1", row(1, "first")), ("1", None), ("1", row(1, "again"))]))
+    assert names(replica) == {1: "again"}
+
+
+def test_chunks_of_a_task_are_one_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever part of a long range is in memory at once, the newest of all parts counts."""
+    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    replica = Replica(stage(), tmp_path)
+    parts = [messages(MANY[start : start + 10], first=start) for start in range(0, 50, 10)]
+    results = replica.run(pa.concat_tables(parts))
+    assert names(replica) == {1: "49"}
+    assert results.counts["events"] == 50
+
+
+def test_a_partition_may_hold_several_queues_in_any_order(tmp_path: Path) -> None:
+    one, two = messages([("1", row(1, "a")), ("1", row(1, "b"))]), messages([("2", row(2, "c"))], queue=1)
+    replica = Replica(stage(), tmp_path)
+    replica.run(pa.concat_tables([one.take([1]), two, one.take([0])]))
+    assert names(replica) == {1: "b", 2: "c"}
+
+
+def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
+    results = Replica(stage(), tmp_path).run()
+    assert results.outputs.count() == 0
+    assert results.dead is None
+    assert results.outputs.table().schema.names == ["id", "name", "amount", "_sequence", "_deleted"]
+
+
+def test_files_of_a_batch_are_gone_when_it_is_done(tmp_path: Path) -> None:
+    Replica(stage(), tmp_path).run(messages(MANY))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_decimals_keep_all_their_digits(tmp_path: Path) -> None:
+    exact = LastState("id bigint, price decimal(30,10), ratio double", ["id"])
+    replica = Replica(exact, tmp_path)
+    replica.run(messages([("1", b'{"id": 1, "price": 12345678901234567890.0123456789, "ratio": 0.5}')]))
+    assert str(replica.live[1]["price"]) == "12345678901234567890.0123456789"
+    assert replica.live[1]["ratio"] == 0.5
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    odd = LastState("`the id` string, `class` int, `__x` int, `self` int", ["the id"])
+    replica = Replica(odd, tmp_path)
+    replica.run(messages([("k", {"the id": "a", "class": 1, "__x": 2, "self": 3})]))
+    assert replica.live["a"] == {"the id": "a", "class": 1, "__x": 2, "self": 3}
+
+
+def test_a_partition_may_be_in_any_order(tmp_path: Path) -> None:
+    """After a shuffle the newest message of a key is not the last one."""
+    replica = Replica(stage(), tmp_path)
+    replica.run(messages(MANY).sort_by([("queue_offset", "descending")]))
+    assert names(replica) == {1: "49"}
+
+
+def test_a_deletion_is_a_key_and_nothing_else(tmp_path: Path) -> None:
+    """Whatever of the old row the event carries: a table with deletions in it must not keep people's data."""
+    results = Replica(stage(deleted="gone"), tmp_path).run(messages([("1", {**row(1, "Anne"), "gone": True})]))
+    expected = {"id": 1, "name": None, "amount": None, "_sequence": 0, "_deleted": True}
+    assert results.outputs.table().to_pylist() == [expected]

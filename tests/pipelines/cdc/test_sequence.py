@@ -1,0 +1,60 @@
+"""What is newer."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StringType
+
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.cdc.sequence import encode, parse_parts, sequence_type, source_part
+
+BINLOG = parse_parts(("source.file:file", "source.pos"))
+NUMBERS = st.integers(0, 2**63 - 1)
+
+
+def encoded(*rows: tuple[Any, Any, int]) -> list[Any]:
+    files, places, offsets = zip(*rows, strict=True)
+    return encode(BINLOG, [list(files), list(places)], pa.array(offsets, pa.int64())).to_pylist()  # type: ignore[no-any-return]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(0, 10**7), NUMBERS, NUMBERS), min_size=2, max_size=5))
+def test_text_compares_as_the_numbers_do(rows: list[tuple[int, int, int]]) -> None:
+    """Among them file 1000000, which a comparison of names puts before file 999999."""
+    texts = encoded(*((f"mysql-bin.{file:06}", place, offset) for file, place, offset in rows))
+    assert sorted(texts) == [text for _, text in sorted(zip(rows, texts, strict=True))]
+    assert len({len(text) for text in texts}) == 1
+
+
+def test_of_equal_source_sequences_the_later_offset_is_newer() -> None:
+    first, second = encoded(("bin.1", 4, 9), ("bin.1", 4, 10))
+    assert first < second
+    assert source_part(pa.array([first]))[0] == source_part(pa.array([second]))[0]
+
+
+@pytest.mark.parametrize("row", [(None, 4, 1), ("bin.1", None, 1), ("bin", 4, 1), ("bin.1", -4, 1), ("bin.1", "x", 1)])
+def test_a_part_that_cannot_be_read_makes_no_sequence(row: tuple[Any, Any, int]) -> None:
+    """Padded as if it were zero, the change would lose against everything, silently."""
+    assert encoded(row) == [None]
+
+
+def test_text_parts_compare_by_length_first() -> None:
+    parts = parse_parts(["lsn:text"])
+    older, newer, long = encode(parts, [["ff", "100", "x" * 41]], pa.array([2, 1, 3])).to_pylist()
+    assert older < newer
+    assert long is None
+
+
+def test_offsets_alone_stay_numbers() -> None:
+    assert isinstance(sequence_type(()), LongType)
+    assert isinstance(sequence_type(BINLOG), StringType)
+    assert encode((), [], pa.array([5])).to_pylist() == [5]
+
+
+@pytest.mark.parametrize("text", ["", "a..b", "a b", "lsn:roman", "1a"])
+def test_a_path_that_leads_nowhere_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="sequence"):
+        parse_parts([text])

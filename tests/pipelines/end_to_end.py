@@ -1,0 +1,33 @@
+"""The pipeline of the end-to-end proof, for `lanemq pipeline run`: every row is shuffled before it is processed."""
+
+import os
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from lanemq.pipelines import DeltaSink, Pipeline, Topic, Transitions
+from lanemq.testing.order_life import OrderEvent
+from lanemq.testing.order_step import OUTPUTS, order_step
+
+FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
+
+
+def shuffled(messages: DataFrame) -> DataFrame:
+    """What a join or a careless `repartition` does to the order of rows."""
+    return messages.repartition(3)
+
+
+pipeline = Pipeline(
+    name="proof",
+    source=Topic(
+        os.environ["LANEMQ_PROOF_SERVERS"],
+        os.environ["LANEMQ_PROOF_TOPIC"],
+        group="proof",
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=os.environ["LANEMQ_PROOF_BATCH"],
+    ),
+    prepare=shuffled,
+    stage=Transitions(step=order_step, outputs=OUTPUTS, decode=OrderEvent, sequence="seq", shards=4),
+    sink=DeltaSink(FOLDER / "table"),
+    checkpoint=FOLDER / "checkpoint",
+)

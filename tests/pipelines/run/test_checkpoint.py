@@ -1,0 +1,155 @@
+"""Who may use a checkpoint, what it is called, and which numbers it gives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
+from lanemq.model.queue import MessageQueue
+from lanemq.pipelines.batch import PASSES, batch_number
+from lanemq.pipelines.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
+from lanemq.pipelines.spark_log import SparkLog
+
+HOLD = """
+import sys
+from pathlib import Path
+from lanemq.pipelines.checkpoint import Checkpoint
+held = Checkpoint(Path(sys.argv[1]), "orders")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def used_by_spark(folder: Path, planned: int, done: int) -> None:
+    for name, last in (("offsets", planned), ("commits", done)):
+        (folder / name).mkdir(parents=True)
+        for batch in range(last + 1):
+            end = json.dumps({"orders": {"b/0": batch + 1}})
+            (folder / name / str(batch)).write_text(f"v1\n{{}}\n{end}")
+
+
+def test_a_second_run_in_this_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    first = Checkpoint(tmp_path, "orders")
+    with pytest.raises(CheckpointInUse, match=rf"used by another run \(process {os.getpid()} on "):
+        Checkpoint(tmp_path, "orders")
+    first.close()
+    first.close()
+    Checkpoint(tmp_path, "orders").close()
+
+
+def test_a_run_in_another_process_is_named_and_its_kill_frees_the_checkpoint(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointInUse, match=f"process {other.pid} on .* since 20"):
+            Checkpoint(tmp_path, "orders")
+        assert f"process {other.pid} " in (holder_of(tmp_path) or "")
+        other.send_signal(signal.SIGKILL)
+        other.wait(30)
+    assert holder_of(tmp_path) is None
+    after = Checkpoint(tmp_path, "orders")
+    assert after.epoch == 2
+    after.close()
+
+
+def test_looking_at_the_lock_does_not_take_it_away(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        (tmp_path / "lanemq" / "lock").stat()
+    assert holder_of(tmp_path) is None
+    held = Checkpoint(tmp_path, "orders")
+    assert holder_of(tmp_path) is not None
+    with pytest.raises(CheckpointInUse):
+        Checkpoint(tmp_path, "orders")
+    held.close()
+
+
+def test_identity_stays_and_epochs_grow(tmp_path: Path) -> None:
+    queries = set()
+    for epoch in (1, 2, 3):
+        run = Checkpoint(tmp_path, "orders", {"servers": "a:1", "topic": "orders"})
+        queries.add(run.query)
+        assert run.epoch == epoch == epoch_of(tmp_path)
+        run.close()
+    assert len(queries) == 1
+    known = identity_of(tmp_path)
+    assert known is not None
+    assert (known.query, known.name, known.source["topic"]) == (*queries, "orders", "orders")
+
+
+def test_a_start_that_was_refused_takes_no_epoch(tmp_path: Path) -> None:
+    Checkpoint(tmp_path, "orders").close()
+    with pytest.raises(UsageError, match=r"is pipeline 'orders''s: choose another folder for 'bills'"):
+        Checkpoint(tmp_path, "bills")
+    run = Checkpoint(tmp_path, "orders")
+    assert run.epoch == 2
+    run.close()
+
+
+def test_a_checkpoint_of_a_plain_query_is_refused(tmp_path: Path) -> None:
+    """Its batches have numbers, but there is no state and no ledger that would fit them."""
+    used_by_spark(tmp_path, planned=3, done=3)
+    with pytest.raises(UsageError, match="belongs to a query that is no pipeline"):
+        Checkpoint(tmp_path, "orders")
+    assert holder_of(tmp_path) is None
+
+
+def test_a_pass_number_is_never_given_twice(tmp_path: Path) -> None:
+    run = Checkpoint(tmp_path, "orders")
+    given = [run.next_pass(4), run.next_pass(4)]
+    run.close()
+    run = Checkpoint(tmp_path, "orders")
+    given += [run.next_pass(4), run.next_pass(5), run.next_pass(5)]
+    run.close()
+    assert given == [batch_number(4, 1), batch_number(4, 2), batch_number(4, 3), batch_number(5, 1), batch_number(5, 2)]
+
+
+def test_a_batch_has_room_for_so_many_passes(tmp_path: Path) -> None:
+    run = Checkpoint(tmp_path, "orders")
+    (tmp_path / "lanemq" / "pass").write_text(str(batch_number(2, PASSES - 1)))
+    assert run.next_pass(2) is None
+    assert run.next_pass(3) == batch_number(3, 1)
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("epoch", "three"), ("pipeline.json", '{"name": "orders"'), ("pipeline.json", "[]")]
+)
+def test_a_damaged_file_is_told_and_nothing_is_guessed(tmp_path: Path, name: str, text: str) -> None:
+    Checkpoint(tmp_path, "orders").close()
+    (tmp_path / "lanemq" / name).write_text(text)
+    with pytest.raises(StateLost, match=name.replace(".", r"\.")):
+        Checkpoint(tmp_path, "orders")
+    assert holder_of(tmp_path) is None
+
+
+def test_spark_s_log_tells_what_is_planned_and_what_is_done(tmp_path: Path) -> None:
+    log = SparkLog(tmp_path)
+    assert (log.planned(), log.done(), log.is_done(0)) == (None, None, False)
+    used_by_spark(tmp_path, planned=12, done=11)
+    (tmp_path / "commits" / ".12.tmp").touch()
+    assert (log.planned(), log.done()) == (12, 11)
+    assert log.is_done(11)
+    assert not log.is_done(12)
+    assert log.end_of(12) == {MessageQueue("orders", "b", 0): 13}
+    (tmp_path / "offsets" / "12").write_text("v1\n")
+    with pytest.raises(StateLost, match=r"offsets.12 cannot be read"):
+        log.end_of(12)
+
+
+def test_the_new_text_is_whole_before_the_old_one_goes(tmp_path: Path) -> None:
+    """A half-written file of a crash lies beside and is not looked at."""
+    Checkpoint(tmp_path, "orders").close()
+    (tmp_path / "lanemq" / ".epoch.new").write_text("99")
+    (tmp_path / "lanemq" / ".pipeline.json.new").write_text("{")
+    run = Checkpoint(tmp_path, "orders")
+    assert run.epoch == 2
+    run.close()
+    assert json.loads((tmp_path / "lanemq" / "pipeline.json").read_text())["name"] == "orders"

@@ -1,0 +1,238 @@
+"""Pipelines from files: what is found in them, and what is said when it cannot be used."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+import lanemq.pipelines
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.pipelines import LastState, ParquetSink, Pipeline, Project, SqliteSink, Topic, Transitions
+from lanemq.pipelines.declare import load, load_all
+
+WHOLE = """
+[pipeline]
+name = "orders"
+checkpoint = "/tmp/nowhere/checkpoint"
+trigger = "5s"
+
+[source]
+servers = "${TEST_SERVERS}"
+topic = "orders"
+maxOffsetsPerTrigger = 1000
+failOnDataLoss = false
+
+[stage]
+kind = "transitions"
+step = "steps_beside:count"
+outputs = "order_id string, total long"
+decode = "json"
+on_failure = { kind = "hold", retries = 3 }
+limits = { snapshot_every = 8 }
+
+[sink]
+kind = "sqlite"
+path = "/tmp/nowhere/orders.db"
+table = "orders"
+
+[dead_letters]
+kind = "parquet"
+path = "/tmp/nowhere/dead"
+
+[spark]
+"spark.sql.shuffle.partitions" = 4
+"""
+STEPS = """
+def count(state, event):
+    return (state or 0) + 1, [{"order_id": event.key, "total": (state or 0) + 1}]
+"""
+PYTHON = """
+from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic
+
+def declare(name):
+    return Pipeline(name, Topic("localhost:9876", "orders"), Project(["key"]), ParquetSink("/tmp/nowhere"), "/tmp/c")
+
+"""
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """A file with this text, `steps_beside.py` beside it."""
+    monkeypatch.setenv("TEST_SERVERS", "localhost:9876")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "steps_beside.py").write_text(STEPS)
+
+    def to_file(text: str, name: str = "declared.toml") -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    yield to_file
+    for name in ("steps_beside", "declared"):
+        module = sys.modules.pop(name, None)
+        if module is not None and name in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_a_toml_file_is_a_pipeline(write: Write) -> None:
+    found = load(write(WHOLE))
+    assert (found.name, found.trigger_ms, str(found.folder)) == ("orders", 5000, "/tmp/nowhere/checkpoint")
+    assert found.source.parsed.servers == "localhost:9876"
+    assert found.source.parsed.max_offsets == 1000
+    assert not found.source.parsed.fail_on_data_loss
+    assert isinstance(found.stage, Transitions)
+    assert isinstance(found.sink, SqliteSink)
+    assert isinstance(found.dead_letters, ParquetSink)
+    assert found.spark == {"spark.sql.shuffle.partitions": "4"}
+
+
+def test_code_beside_the_file_travels_with_the_job(write: Write) -> None:
+    """Executors do not have the folder on their path: what they unpickle must bring its own code."""
+    load(write(WHOLE))
+    step = sys.modules["steps_beside"].count
+    packed = cloudpickle.dumps(step)
+    del sys.modules["steps_beside"]
+    sys.path[:] = [place for place in sys.path if "pytest" not in place]
+    assert cloudpickle.loads(packed)(None, type("Event", (), {"key": "k"})) == (1, [{"order_id": "k", "total": 1}])
+
+
+def test_other_stages_have_their_options(write: Write) -> None:
+    stage = '[stage]\nkind = "last_state"\nschema = "id bigint, name string"\nkeys = ["id"]\nformat = "debezium"\n'
+    sink = '[sink]\nkind = "delta"\npath = "/tmp/nowhere/t"\n'
+    head = WHOLE[: WHOLE.index("[stage]")]
+    assert isinstance(
+        load(write(head + stage + 'sequence = ["source.file:file", "source.pos"]\n' + sink)).stage, LastState
+    )
+    stage = '[stage]\nkind = "project"\nselect = ["key"]\n'
+    assert isinstance(load(write(head + stage + sink)).stage, Project)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('topic = "orders"', "", r"\[source\] topic: give either"),
+        ('servers = "${TEST_SERVERS}"', "", r"\[source\] servers: missing"),
+        ("maxOffsetsPerTrigger", "maxOfsetsPerTrigger", r"\[source\] maxofsetspertrigger: .*did you mean maxOffsets"),
+        ("${TEST_SERVERS}", "${TEST_NO_SUCH}", r"\[source\] servers: the environment has no TEST_NO_SUCH"),
+        ('kind = "transitions"', 'kind = "transition"', r"\[stage\] kind: 'transition' is unknown; use one of trans"),
+        ('kind = "transitions"', "", r"\[stage\] kind: missing"),
+        ('step = "steps_beside:count"', "", r"\[stage\] step: missing"),
+        ("steps_beside:count", "steps_beside", r"\[stage\] step: .* should look like module:function"),
+        ("steps_beside:count", "steps_beside:total", r"\[stage\] step: module 'steps_beside' has no 'total'"),
+        ("steps_beside:count", "elsewhere:count", r"\[stage\] step: module 'elsewhere' is neither beside"),
+        ("decode =", "decoding =", r"\[stage\] decoding: there is no such option; did you mean decode\?"),
+        ("retries = 3", "retrys = 3", r"\[stage\] on_failure\.retrys: .*did you mean retries\?"),
+        ('kind = "hold"', 'kind = "wait"', r"\[stage\] on_failure: .* use one of hold, park, dead_letter"),
+        ("snapshot_every = 8", "snapshot_every = 0", r"\[stage\] .*snapshot_every"),
+        ('kind = "sqlite"', 'kind = "excel"', r"\[sink\] kind: there is no sink 'excel'"),
+        ('kind = "sqlite"', "", r"\[sink\] kind: missing"),
+        ('table = "orders"', "", r"\[sink\] table: missing"),
+        ('trigger = "5s"', 'trigger = "often"', r"\[pipeline\] trigger: 'often' is no duration"),
+        ('trigger = "5s"', 'triger = "5s"', r"\[pipeline\] triger: .*did you mean trigger\?"),
+        ('name = "orders"', "", r"\[pipeline\] name: missing"),
+        ("[dead_letters]", "[dead_leters]", r"\[dead_leters\]: there is no such table; did you mean dead_letters\?"),
+        ("[pipeline]", "[pipeline", "it is no TOML"),
+    ],
+)
+def test_every_error_names_file_table_and_option(write: Write, old: str, new: str, told: str) -> None:
+    assert old in WHOLE
+    path = write(WHOLE.replace(old, new, 1))
+    with pytest.raises(InvalidOption, match=rf"declared\.toml: {told}"):
+        load(path)
+
+
+def test_a_python_file_may_declare_several(write: Write) -> None:
+    path = write(PYTHON + "first = declare('a')\nalso_first = first\nsecond = declare('b')\n", "declared.py")
+    assert sorted(load_all(path)) == ["a", "b"]
+    assert load(path, "b").name == "b"
+    with pytest.raises(UsageError, match="declares a, b: say which one with --name"):
+        load(path)
+    with pytest.raises(UsageError, match="there is no pipeline 'c', only a, b"):
+        load(path, "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1", "no pipeline is declared"),
+        ("first = declare('a')\nsecond = declare('a')", "two pipelines are called 'a'"),
+        ("\nraise KeyError('x')", r"line 8: KeyError: 'x'"),
+        ("import no_such_module", r"line 7: ModuleNotFoundError"),
+        ("def (", "SyntaxError"),
+        ("pipeline = declare('no blanks')", "name: 'no blanks' is no name"),
+    ],
+)
+def test_what_is_wrong_with_a_python_file_is_told_with_its_line(write: Write, text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"declared\.py: .*{told}"):
+        load(write(PYTHON + text, "declared.py"))
+
+
+def test_files_of_another_kind_and_no_files_are_refused(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"declared in \.toml or \.py files"):
+        load(write("", "declared.yaml"))
+    with pytest.raises(UsageError, match="there is no such file"):
+        load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("name", lanemq.pipelines.__all__)
+def test_a_public_name_is_where_it_is_said_to_be(name: str) -> None:
+    assert getattr(lanemq.pipelines, name).__name__ == name
+
+
+def test_names_for_type_checkers_and_for_the_running_program_are_the_same() -> None:
+    tree = ast.parse(Path(lanemq.pipelines.__file__).read_text("utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {each.module: tuple(n.name for n in each.names) for each in block.body if isinstance(each, ast.ImportFrom)}
+    assert typed == lanemq.pipelines._HOMES
+    assert sorted(lanemq.pipelines.__all__) == sorted(name for names in typed.values() for name in names)
+
+
+def declared(**parts: Any) -> Pipeline:
+    usual = {"source": Topic("localhost:9876", "orders"), "stage": Project(["key"]), "sink": ParquetSink("/tmp/x")}
+    return Pipeline(**({"name": "orders", "checkpoint": "/tmp/c"} | usual | parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"source": "orders"}, "source: a Topic"),
+        ({"stage": None}, "stage: None is none"),
+        ({"sink": None}, "sink: missing"),
+        ({"sink": "here"}, "sink: 'here' is none"),
+        ({"dead_letters": 1}, "dead_letters: 1 is none"),
+        ({"checkpoint": ""}, "checkpoint: empty"),
+        ({"checkpoint": "s3://bucket/x"}, "checkpoint: .* is an address"),
+        ({"trigger": "25h"}, "trigger: 25h is longer than a day"),
+    ],
+)
+def test_a_declaration_is_checked_where_it_is_written(parts: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidOption, match=told):
+        declared(**parts)
+
+
+def test_one_sink_cannot_be_both() -> None:
+    sink = ParquetSink("/tmp/x")
+    with pytest.raises(InvalidOption, match="the same object as sink"):
+        declared(sink=sink, dead_letters=sink)
+
+
+def test_options_of_a_topic_may_be_what_they_are() -> None:
+    topic = Topic("a:1", "t", startingOffsets={"t": {"0": 5}}, failOnDataLoss=False, columns=["key", "value"])
+    assert topic.options["startingOffsets"] == '{"t": {"0": 5}}'
+    assert topic.parsed.columns == ("key", "value")
+    with pytest.raises(InvalidOption, match="cannot be an option"):
+        Topic("a:1", "t", tags=object())
+    with pytest.raises(InvalidOption, match="colour"):
+        Topic("a:1", "t", columns="colour")
+
+
+def test_a_pipeline_without_a_place_to_start_begins_with_the_first_message() -> None:
+    assert Topic("a:1", "t").options["startingOffsets"] == "earliest"
+    assert "startingOffsets" not in Topic("a:1", "t", group="g").options, "a group knows its place"
+    assert "startingOffsets" not in Topic("a:1", "t", startingTimestamp=5).options
+    assert Topic("a:1", "t", group="g").at("b:2").options["group"] == "g"

@@ -1,0 +1,73 @@
+"""The stages and sinks of this package in a pipeline, and a crash between the sink and Spark's note."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lanemq import Producer
+from lanemq.client.admin import Admin
+from lanemq.pipelines import DeltaSink, LastState, Pipeline, Project, Topic, TopicSink, read_table, start
+from lanemq.pipelines.progress import Progress
+from lanemq.testing.embedded import EmbeddedBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def forget_last_note(checkpoint: Path) -> None:
+    """As if the driver had died between the sink's commit and Spark's."""
+    notes = sorted(
+        (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
+    )
+    notes[-1].unlink()
+
+
+def test_a_table_is_replicated_and_a_crash_changes_nothing(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    rows = {f"{n}": {"id": n, "name": f"n{n}"} for n in range(20)}
+    with Producer(broker.address) as producer:
+        for round_ in range(3):
+            for key, row in rows.items():
+                producer.send(topic, row | {"name": f"{row['name']}-{round_}"}, key=key)
+        producer.send(topic, b"{broken", key="5")
+        producer.send(topic, b"", key="7")
+    pipeline = Pipeline(
+        "replica",
+        Topic(broker.address, topic, maxOffsetsPerTrigger=25),
+        LastState("id bigint, name string", ["id"]),
+        DeltaSink(tmp_path / "table"),
+        tmp_path / "checkpoint",
+    )
+    assert start(pipeline, spark, once=True).await_end(120)
+    forget_last_note(tmp_path / "checkpoint")
+    told: list[Progress] = []
+    assert start(pipeline, spark, once=True, report=told.append).await_end(120)
+    assert told[0].done.repeated
+    found = {row["id"]: row["name"] for row in read_table(tmp_path / "table").to_pylist()}
+    assert {n: name for n, name in found.items() if n != 7} == {n: f"n{n}-2" for n in range(20) if n != 7}
+
+
+def test_a_topic_is_copied_once(spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    """A topic cannot tell what it has, so the repeated batch is sent again, and the broker drops it."""
+    with Admin(broker.address) as admin:
+        admin.create_topic(f"{topic}-copy", 2)
+    with Producer(broker.address) as producer:
+        for n in range(40):
+            producer.send(topic, n, key=f"k{n % 5}")
+    pipeline = Pipeline(
+        "copy",
+        Topic(broker.address, topic),
+        Project(["key", "value"]),
+        TopicSink(broker.address, f"{topic}-copy", key="key", value="value"),
+        tmp_path / "checkpoint",
+    )
+    for _ in range(2):
+        assert start(pipeline, spark, once=True).await_end(120)
+        forget_last_note(tmp_path / "checkpoint")
+    copied = spark.read.format("lanemq").options(servers=broker.address, topic=f"{topic}-copy").load().collect()
+    by_key: dict[str, list[int]] = {}
+    for row in copied:
+        by_key.setdefault(row.key, []).append(json.loads(bytes(row.value)))
+    assert by_key == {f"k{k}": list(range(k, 40, 5)) for k in range(5)}

@@ -1,0 +1,228 @@
+"""Pipelines inside a real Spark: what runs when, how they end, and what their errors say."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
+from tests.spark.driving import send, until
+
+from lanemq.client.admin import Admin
+from lanemq.model.errors import CheckpointInUse, InvalidOption
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.failure import PipelineFailed
+from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.progress import Progress
+from lanemq.pipelines.project import Project
+from lanemq.pipelines.runner import RunningPipeline, start
+from lanemq.pipelines.source import Topic
+from lanemq.pipelines.spark_log import SparkLog
+from lanemq.testing.embedded import EmbeddedBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+Declare = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def declare(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Declare:
+    """A pipeline over this test's topic; whatever is given replaces its parts."""
+
+    def pipeline(servers: str = "", options: dict[str, object] | None = None, **parts: Any) -> Pipeline:
+        source = Topic(servers or broker.address, topic, **(options or {}))  # type: ignore[arg-type]
+        parts = {"stage": FakeStage(), "sink": FakeSink(), "checkpoint": tmp_path / "checkpoint"} | parts
+        return Pipeline("orders", source, **parts)
+
+    return pipeline
+
+
+def numbers(*spark_batches: int) -> list[int]:
+    return [batch_number(each) for each in spark_batches]
+
+
+def test_a_pipeline_runs_goes_on_and_tells(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
+) -> None:
+    send(broker.address, topic, range(100))
+    sink, told = FakeSink(), list[Progress]()
+    pipeline = declare(sink=sink, options={"maxOffsetsPerTrigger": 60})
+    running = start(pipeline, spark, once=True, report=told.append)
+    assert running.await_end(120)
+    assert len(sink.rows) == 100
+    assert sink.numbers == numbers(0, 1)
+    assert [each.messages for each in told] == [60, 40]
+    assert [each.lag_messages for each in told] == [40, 0]
+    assert told[0].lag_seconds is not None
+    assert told[1].lag_seconds is None
+    send(broker.address, topic, range(100, 130))
+    again = start(pipeline, spark, once=True)
+    assert again.await_end(120)
+    assert sink.numbers == numbers(0, 1, 2)
+    assert sorted((row[1], row[2]) for row in sink.rows) == sorted({(row[1], row[2]) for row in sink.rows})
+    assert len(sink.rows) == 130
+    assert sink.opened == 0
+    assert again.progress is not None
+    assert again.progress.done.batch.epoch == 2
+
+
+def test_a_stop_ends_between_two_batches(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
+) -> None:
+    """After a stop the ledger's number is the number in Spark's log, so nothing is repeated at the next start."""
+    send(broker.address, topic, range(40))
+    stage, sink = FakeStage(), FakeSink()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(batch: Batch) -> None:
+        entered.set()
+        assert go_on.wait(60)
+
+    stage.before_run = wait
+    pipeline = declare(stage=stage, sink=sink, options={"maxOffsetsPerTrigger": 10})
+    running = start(pipeline, spark)
+    assert entered.wait(60)
+    stopper = threading.Thread(target=running.stop)
+    stopper.start()
+    assert not running.await_end(0.3), "the batch is not finished"
+    with pytest.raises(CheckpointInUse, match="process"):
+        start(pipeline, spark)
+    go_on.set()
+    stopper.join(60)
+    assert running.await_end(1)
+    log = SparkLog(tmp_path / "checkpoint")
+    assert sink.numbers == numbers(0)
+    assert log.done() == 0
+    stage.before_run = lambda batch: None
+    with start(pipeline, spark) as next_run:
+        assert next_run.wait_idle(60)
+    assert [step for step in stage.steps if step.startswith("run")] == [f"run {n}" for n in numbers(0, 1, 2, 3)]
+    assert len(sink.rows) == 40
+
+
+def test_a_crash_between_sink_and_spark_repeats_nothing(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
+) -> None:
+    send(broker.address, topic, range(30))
+    stage, sink = FakeStage(), FakeSink()
+
+    def crash(batch: Batch) -> None:
+        sink.after_write = lambda batch: None
+        raise OSError("power cut")
+
+    sink.after_write = crash
+    pipeline = declare(stage=stage, sink=sink)
+    with pytest.raises(PipelineFailed, match=r"^pipeline 'orders' failed in batch 0: OSError: power cut$") as caught:
+        start(pipeline, spark, once=True).await_end(60)
+    assert isinstance(caught.value.__cause__, OSError)
+    told: list[Progress] = []
+    assert start(pipeline, spark, once=True, report=told.append).await_end(60)
+    assert len(sink.rows) == 30
+    assert stage.steps.count("run 0") == 1
+    assert told[0].done.repeated
+
+
+def test_passes_run_between_batches_and_their_errors_end_the_pipeline(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
+) -> None:
+    send(broker.address, topic, range(5))
+    stage, sink = FakeStage(), FakeSink()
+    row = ("t", 0, 99, "k")
+    running = start(declare(stage=stage, sink=sink), spark)
+    assert running.wait_idle(60)
+    stage.waiting.append(Results(rows_of(row)))
+    until(lambda: batch_number(0, 1) in sink.numbers, 20)
+    assert sink.rows[-1] == row
+    send(broker.address, topic, range(5, 8))
+    assert running.wait_idle(60)
+    assert sink.numbers == [batch_number(0), batch_number(0, 1), batch_number(1)]
+
+    log = SparkLog(tmp_path / "checkpoint")
+
+    def fail(batch: Batch) -> None:
+        send(broker.address, topic, range(8, 10))
+        until(lambda: log.planned() == 2, 60)
+        raise ValueError("the lane cannot be read")
+
+    stage.before_run = fail
+    stage.waiting.append(Results(rows_of(row)))
+    with pytest.raises(PipelineFailed, match="failed in a pass behind batch 1: ValueError: the lane cannot be read"):
+        running.await_end(60)
+    assert sink.opened == 0
+    assert f"run {batch_number(2)}" not in stage.steps, "a batch that waited for the failed pass is left out"
+
+
+def test_a_report_may_ask_for_the_end(spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare) -> None:
+    send(broker.address, topic, range(5))
+    made = list[RunningPipeline]()
+    made.append(start(declare(), spark, report=lambda progress: made[0].stop()))
+    assert made[0].await_end(90)
+
+
+def test_once_carries_out_what_is_due_now(spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare) -> None:
+    """And a pass that a crash interrupted runs before the first batch, under its old number."""
+    send(broker.address, topic, range(5))
+    stage, sink = FakeStage(), FakeSink()
+    pipeline = declare(stage=stage, sink=sink)
+    assert start(pipeline, spark, once=True).await_end(60)
+    stage.unfinished = batch_number(0, 7)
+    stage.waiting += [Results(rows_of()), Results(rows_of())]
+    send(broker.address, topic, range(5, 8))
+    assert start(pipeline, spark, once=True).await_end(60)
+    assert sink.numbers == [batch_number(0), batch_number(0, 7), batch_number(1), batch_number(1, 1)]
+
+
+def test_a_broker_that_is_away_ends_the_pipeline_with_its_own_sentence(spark: Any, declare: Declare) -> None:
+    pipeline = declare(servers="127.0.0.1:1", options={"brokerWait": "200ms"})
+    with pytest.raises(PipelineFailed) as caught:
+        start(pipeline, spark).await_end(60)
+    text = str(caught.value)
+    assert text.startswith("pipeline 'orders' failed: no name server answered (tried 127.0.0.1:1)")
+    assert "\n" not in text
+    assert "Traceback" in caught.value.trace
+
+
+def test_a_topic_that_was_created_again_is_a_loss_that_the_policy_decides(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
+) -> None:
+    send(broker.address, topic, range(20))
+    sink = FakeSink()
+    assert start(declare(sink=sink), spark, once=True).await_end(60)
+    with Admin(broker.address) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, 2)
+    send(broker.address, topic, range(4))
+    with pytest.raises(PipelineFailed, match="failOnDataLoss=false"):
+        start(declare(sink=sink), spark, once=True).await_end(60)
+    assert start(declare(sink=sink, options={"failOnDataLoss": False}), spark, once=True).await_end(60)
+    assert len(sink.rows) == 24
+
+
+def test_an_error_in_a_task_is_told_by_its_last_line(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
+) -> None:
+    send(broker.address, topic, range(3))
+    stage = Project(["queue_id", "raise_error(concat('no ', key)) as x"])
+    with pytest.raises(PipelineFailed) as caught:
+        start(declare(stage=stage), spark, once=True).await_end(60)
+    assert "\n" not in str(caught.value)
+    assert "no key-" in str(caught.value)
+
+
+def test_projected_rows_keep_the_order_of_their_queue(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
+) -> None:
+    send(broker.address, topic, range(50))
+    sink = FakeSink()
+    stage = Project("queue_id,\n queue_offset,\n int(cast(value as string)) as number", where="key <> 'key-3'")
+    pipeline = declare(stage=stage, sink=sink, prepare=lambda messages: messages.where("queue_offset > 1"))
+    assert start(pipeline, spark, once=True).await_end(60)
+    assert stage.columns == ("topic", "broker", "queue_id", "queue_offset", "key", "value")
+    assert {row[2] for row in sink.rows} <= {n for n in range(50) if n % 7 != 3}
+    assert sink.rows == sorted(sink.rows, key=lambda row: (row[0], row[1]))
+    assert min(row[1] for row in sink.rows) == 2
+    with pytest.raises(InvalidOption, match=r"select: .*colour"):
+        start(declare(stage=Project(["colour"]), checkpoint=tmp_path / "other"), spark)
+    assert start(declare(stage=Project(["key"]), checkpoint=tmp_path / "other"), spark, once=True).await_end(60)

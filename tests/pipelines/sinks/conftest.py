@@ -1,0 +1,45 @@
+"""Places that sinks write to, one of every kind, and a PostgreSQL server for all tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.sinks import postgres_server
+from tests.pipelines.sinks.places import DeltaPlace, ParquetPlace, Place, PostgresPlace, SqlitePlace, TopicPlace
+
+MERGING = ("delta", "sqlite", "postgres")
+FENCING = (*MERGING, "parquet")
+ALL = (*FENCING, "topic")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Server]:
+    reason = postgres_server.reason_to_skip()
+    if reason is not None:
+        pytest.skip(reason)
+    with postgres_server.running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Of the kind that the test is parametrised with."""
+    made = _make(request.param, request, tmp_path)
+    yield made
+    made.close()
+
+
+def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    def fixture(name: str) -> Any:
+        return request.getfixturevalue(name)
+
+    if kind == "delta":
+        return DeltaPlace(tmp_path)
+    if kind == "parquet":
+        return ParquetPlace(tmp_path)
+    if kind == "sqlite":
+        return SqlitePlace(tmp_path)
+    if kind == "postgres":
+        return PostgresPlace(tmp_path, fixture("postgres").dsn)
+    return TopicPlace(tmp_path, fixture("broker").address, fixture("topic"), fixture("spark"))

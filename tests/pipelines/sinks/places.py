@@ -1,0 +1,195 @@
+"""One place of every kind: makes sinks for it and reads what is in it, as a user of the place would."""
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from tests.spark.driving import Query
+
+from lanemq.model.units import Millis
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
+from lanemq.pipelines.rows import FileRows, RowFile, TableRows
+from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+
+QUERY = "3f1c-query"
+WAIT = Millis(3_000)
+
+EVENTS = StructType(
+    [StructField("shard", StringType()), StructField("n", LongType()), StructField("text", StringType())]
+)
+CHANGES = StructType(
+    [
+        StructField("id", LongType(), False),
+        StructField("text", StringType()),
+        StructField(SEQUENCE, LongType()),
+        StructField(DELETED, BooleanType()),
+    ]
+)
+KEYED = Merge(("id",))
+
+Change = tuple[int, str | None, int, bool]
+
+
+class Died(Exception):
+    """The process ended here."""
+
+
+class Place:
+    """Where the sinks of one test write; rows come in through files, as from a stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sinks: list[Any] = []
+        self.spark: Any = None
+
+    def make(self) -> Any:
+        raise NotImplementedError
+
+    def events(self) -> list[dict[str, Any]]:
+        """What is there; rows of one shard and batch in their order."""
+        raise NotImplementedError
+
+    def changed(self) -> dict[int, str | None]:
+        """The rows that are not deleted, by key."""
+        raise NotImplementedError
+
+    def opened(self, epoch: int = 1, query: str = QUERY, schema: StructType = EVENTS, how: Any = None) -> Any:
+        """A sink as a run of the pipeline has it."""
+        sink = self.make()
+        self.sinks.append(sink)
+        sink.open(self.spark, query, epoch, schema, how or Append())
+        return sink
+
+    def merging(self, epoch: int = 1, query: str = QUERY) -> Any:
+        return self.opened(epoch, query, CHANGES, KEYED)
+
+    def batch_rows(self, **shards: Iterable[int]) -> FileRows:
+        """Numbered events, a file per shard."""
+        folder = self.folder / f"stage-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        files = []
+        for shard, numbers in shards.items():
+            rows = [{"shard": shard, "n": n, "text": f"event {n}"} for n in numbers]
+            path = folder / f"{len(files)}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows, schema=_arrow(EVENTS)), path)
+            files.append(RowFile(shard, path, len(rows)))
+        return FileRows(EVENTS, files)
+
+    def numbers(self) -> list[int]:
+        return sorted(row["n"] for row in self.events())
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+class DeltaPlace(Place):
+    def make(self) -> DeltaSink:
+        return DeltaSink(self.folder / "table")
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(read_table(self.folder / "table").to_pylist())
+
+    def changed(self) -> dict[int, str | None]:
+        return {row["id"]: row["text"] for row in read_table(self.folder / "table").to_pylist()}
+
+
+class ParquetPlace(Place):
+    def make(self) -> ParquetSink:
+        return ParquetSink(self.folder / "files")
+
+    def events(self) -> list[dict[str, Any]]:
+        found = ds.dataset(self.folder / "files", format="parquet", partitioning="hive").to_table(use_threads=False)
+        return list(found.select(EVENTS.names).to_pylist()) if found.num_rows else []
+
+
+class SqlitePlace(Place):
+    def make(self) -> SqliteSink:
+        return SqliteSink(self.folder / "rows.db", "rows", wait=WAIT)
+
+    def ask(self, statement: str) -> list[Any]:
+        connection = sqlite3.connect(self.folder / "rows.db")
+        try:
+            return connection.execute(statement).fetchall()
+        finally:
+            connection.close()
+
+    def events(self) -> list[dict[str, Any]]:
+        return [dict(zip(EVENTS.names, row, strict=True)) for row in self.ask("SELECT * FROM rows ORDER BY rowid")]
+
+    def changed(self) -> dict[int, str | None]:
+        return dict(self.ask("SELECT id, text FROM rows WHERE NOT _deleted"))
+
+
+class PostgresPlace(Place):
+    def __init__(self, folder: Path, dsn: str) -> None:
+        super().__init__(folder)
+        self.dsn = dsn
+        self.schema = f"s{uuid.uuid4().hex[:10]}"
+        self.ask(f"CREATE SCHEMA {self.schema}")
+
+    def make(self) -> PostgresSink:
+        return PostgresSink(self.dsn, f"{self.schema}.rows", wait=WAIT)
+
+    def ask(self, statement: str) -> list[Any]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[call-overload]
+            return cursor.fetchall() if cursor.description else []
+
+    def events(self) -> list[dict[str, Any]]:
+        found = self.ask(f"SELECT * FROM {self.schema}.rows ORDER BY ctid")
+        return [dict(zip(EVENTS.names, row, strict=True)) for row in found]
+
+    def changed(self) -> dict[int, str | None]:
+        return dict(self.ask(f"SELECT id, text FROM {self.schema}.rows WHERE NOT _deleted"))
+
+
+class TopicPlace(Place):
+    def __init__(self, folder: Path, address: str, topic: str, spark: Any) -> None:
+        super().__init__(folder)
+        self.address = address
+        self.topic = topic
+        self.spark = spark
+
+    def make(self) -> TopicSink:
+        return TopicSink(self.address, self.topic, key="shard", wait=WAIT)
+
+    def events(self) -> list[dict[str, Any]]:
+        with Query(servers=self.address, topic=self.topic, startingOffsets="earliest") as query:
+            return [json.loads(row["value"]) for row in query.everything()]
+
+
+def named(sink_epoch: int, number: int, query: str = QUERY) -> Batch:
+    return Batch(query, number, sink_epoch)
+
+
+def changes(*rows: Change) -> TableRows:
+    """(id, text, sequence, deleted)"""
+    table = pa.Table.from_pylist([dict(zip(CHANGES.names, row, strict=True)) for row in rows], schema=_arrow(CHANGES))
+    return TableRows(CHANGES, table)
+
+
+def dies_at(sink: Any, step: int) -> None:
+    """The sink's process ends at its step with this number."""
+    passed = iter(range(1_000))
+
+    def reached(name: str) -> None:
+        if next(passed) == step:
+            raise Died(name)
+
+    sink._reached = reached
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")

@@ -1,0 +1,102 @@
+"""A private PostgreSQL server for the tests, if its programs are installed."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def programs() -> Path | None:
+    """The folder with `initdb` and `pg_ctl`."""
+    for folder in [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]:
+        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
+            return folder
+    found = shutil.which("initdb")
+    return Path(found).resolve().parent if found and shutil.which("pg_ctl") else None
+
+
+def reason_to_skip() -> str | None:
+    if programs() is None:
+        return "initdb and pg_ctl are not installed"
+    if os.geteuid() == 0 and _other_user() is None:
+        return "PostgreSQL does not run as root, and there is neither a user postgres nor a user nobody"
+    return None
+
+
+class Server:
+    """Reached over a socket file only; everything in it is gone at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.dsn = f"host={folder} dbname=postgres user=lanemq"
+
+    def start(self) -> None:
+        options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=32MB -c max_connections=20"
+        self._run(
+            "pg_ctl", "-D", str(self._folder / "data"), "-w", "-l", str(self._folder / "log"), "-o", options, "start"
+        )
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+
+    def create(self) -> None:
+        self._run(
+            "initdb",
+            "-D",
+            str(self._folder / "data"),
+            "-U",
+            "lanemq",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+            "--locale=C.UTF-8",
+        )
+
+    def _run(self, program: str, *arguments: str) -> None:
+        bin_folder = programs()
+        assert bin_folder is not None
+        other = _other_user() if os.geteuid() == 0 else None
+        as_whom = {} if other is None else {"user": other.pw_uid, "group": other.pw_gid, "extra_groups": []}
+        subprocess.run(  # type: ignore[call-overload]
+            [str(bin_folder / program), *arguments],
+            check=True,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            **as_whom,
+        )
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(prefix="lanemq-pg-"))
+    other = _other_user() if os.geteuid() == 0 else None
+    if other is not None:
+        os.chown(folder, other.pw_uid, other.pw_gid)
+    server = Server(folder)
+    try:
+        server.create()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _other_user() -> pwd.struct_passwd | None:
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    return None

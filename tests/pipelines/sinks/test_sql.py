@@ -1,0 +1,310 @@
+"""The database sinks: types, tables that are there already, and databases that are away or busy."""
+
+import sqlite3
+import sys
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from tests.pipelines.sinks.places import (
+    CHANGES,
+    EVENTS,
+    KEYED,
+    Died,
+    Place,
+    PostgresPlace,
+    SqlitePlace,
+    changes,
+    dies_at,
+    named,
+)  # fmt: skip
+from tests.pipelines.sinks.postgres_server import Server
+
+from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StorageError, TransportError
+from lanemq.model.units import Millis
+from lanemq.pipelines.ports import Append, Merge
+from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres, sqlite
+from lanemq.pipelines.sinks.columns import arrow_schema
+
+both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+
+EVERYTHING = t.StructType(
+    [
+        t.StructField("yes", t.BooleanType()),
+        t.StructField("small", t.ShortType()),
+        t.StructField("n", t.IntegerType()),
+        t.StructField("big", t.LongType()),
+        t.StructField("f", t.DoubleType()),
+        t.StructField("money", t.DecimalType(10, 2)),
+        t.StructField("text", t.StringType()),
+        t.StructField("bytes", t.BinaryType()),
+        t.StructField("day", t.DateType()),
+        t.StructField("at", t.TimestampType()),
+        t.StructField("tags", t.ArrayType(t.StringType())),
+        t.StructField("properties", t.MapType(t.StringType(), t.LongType())),
+        t.StructField("inner", t.StructType().add("at", t.TimestampType()).add("x", t.DoubleType())),
+    ]
+)
+MOMENT = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
+FULL: dict[str, Any] = {
+    "yes": True, "small": -5, "n": 2**31 - 1, "big": -(2**63), "f": 0.1, "money": Decimal("-12.30"),
+    "text": 'quote " comma , line \n backslash \\N é 😀', "bytes": b"\x00\xff\\",
+    "day": date(2024, 2, 29), "at": MOMENT, "tags": ["a", None, ""], "properties": [("k", 1)],
+    "inner": {"at": MOMENT, "x": 1.5},
+}  # fmt: skip
+EMPTY: dict[str, Any] = {**dict.fromkeys(FULL), "text": "", "tags": [], "bytes": b""}
+
+
+def of_everything(*rows: dict[str, Any]) -> TableRows:
+    table = pa.Table.from_pylist(list(rows), schema=arrow_schema(EVERYTHING))
+    # As a fold or a filter may leave it: empty chunks before, between and behind.
+    return TableRows(EVERYTHING, pa.concat_tables([table[:0], table[:1], table[:0], table[1:], table[:0]]))
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_postgres_keeps_every_type(place: PostgresPlace) -> None:
+    place.opened(schema=EVERYTHING).write(of_everything(FULL, EMPTY, dict.fromkeys(FULL)), named(1, 0))
+    full, empty, nothing = place.ask(f"SELECT * FROM {place.schema}.rows")
+    said = "2024-02-29T23:59:59.123456Z"
+    assert full == (*tuple(FULL.values())[:10], ["a", None, ""], {"k": 1}, {"at": said, "x": 1.5})
+    assert empty == (None,) * 6 + ("", b"", None, None, [], None, None)
+    assert nothing == (None,) * 13
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_sqlite_keeps_every_type_or_writes_it_as_text(place: SqlitePlace) -> None:
+    place.opened(schema=EVERYTHING).write(of_everything(FULL, EMPTY, dict.fromkeys(FULL)), named(1, 0))
+    full, empty, nothing = place.ask("SELECT * FROM rows")
+    assert full == (
+        1, -5, 2**31 - 1, -(2**63), 0.1, "-12.30", FULL["text"], b"\x00\xff\\", "2024-02-29",
+        "2024-02-29 23:59:59.123456Z", '["a",null,""]', '{"k":1}', '{"at":"2024-02-29T23:59:59.123456Z","x":1.5}',
+    )  # fmt: skip
+    assert empty == (None,) * 6 + ("", b"", None, None, "[]", None, None)
+    assert nothing == (None,) * 13
+    assert place.ask("SELECT julianday(at) > 0 FROM rows LIMIT 1") == [(1,)]
+
+
+@both
+def test_text_sequences_compare_byte_by_byte(place: Place) -> None:
+    """A language's order would put "a" before "B"."""
+    schema = t.StructType([*(f for f in CHANGES if f.name != "_sequence"), t.StructField("_sequence", t.StringType())])
+    if isinstance(place, PostgresPlace):
+        place.ask(
+            f"CREATE TABLE {place.schema}.rows (id bigint PRIMARY KEY, text text, _deleted boolean, "
+            f'_sequence text COLLATE "und-x-icu")'
+        )
+    sink = place.opened(schema=schema, how=KEYED)
+    for number, sequence in enumerate(["B", "a", "C"]):
+        row = {"id": 1, "text": sequence, "_sequence": sequence, "_deleted": False}
+        sink.write(TableRows(schema, pa.Table.from_pylist([row], schema=arrow_schema(schema))), named(1, number))
+    assert place.changed() == {1: "a"}
+
+
+@both
+def test_a_table_that_is_there_already_is_used_and_widened(place: Any) -> None:
+    name = "rows" if isinstance(place, SqlitePlace) else f"{place.schema}.rows"
+    place.ask(f"CREATE TABLE {name} (n BIGINT, note TEXT DEFAULT 'mine', shard VARCHAR(20))")
+    place.opened().write(place.batch_rows(a=[1]), named(1, 0))
+    assert place.ask(f"SELECT n, note, shard, text FROM {name}") == [(1, "mine", "a", "event 1")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "schema", "how", "said"),
+    [
+        ("n TEXT, shard TEXT, text TEXT", EVENTS, Append(), "column n is text"),
+        ("n BIGINT, shard BIGINT, text TEXT", EVENTS, Append(), "column shard is"),
+        ("n BIGINT, shard TEXT, text TEXT, must BIGINT NOT NULL", EVENTS, Append(), "must .* needs a value"),
+        ("n BIGINT, shard TEXT, text TEXT, _sequence BIGINT, _deleted BOOLEAN", EVENTS, Append(), "merged by key"),
+        ("id BIGINT NOT NULL, text TEXT, _sequence BIGINT, _deleted BOOLEAN", CHANGES, KEYED, "is it unique"),
+        ("id BIGINT PRIMARY KEY, text TEXT, _sequence BIGINT", CHANGES, KEYED, "column _deleted is not in"),
+    ],
+)
+@both
+def test_a_table_that_does_not_fit_is_refused_when_it_is_opened(
+    place: Any, columns: str, schema: t.StructType, how: Append | Merge, said: str
+) -> None:
+    name = "rows" if isinstance(place, SqlitePlace) else f"{place.schema}.rows"
+    place.ask(f"CREATE TABLE {name} ({columns})")
+    with pytest.raises(InvalidOption, match=said):
+        place.opened(schema=schema, how=how)
+
+
+@both
+def test_columns_are_not_added_where_that_is_not_wanted(place: Any) -> None:
+    place.opened()
+    strict = place.make()
+    place.sinks.append(strict)
+    strict._evolve = False
+    wider = t.StructType([*EVENTS, t.StructField("extra", t.LongType())])
+    with pytest.raises(InvalidOption, match="column extra is not in table"):
+        strict.open(None, "q", 1, wider, Append())
+
+
+@both
+def test_sink_and_dead_letters_of_one_pipeline_have_separate_numbers(place: Any) -> None:
+    """They share the query, and often the database."""
+    main = place.opened()
+    main.write(place.batch_rows(a=[1]), named(1, 5))
+    if isinstance(place, SqlitePlace):
+        other: Any = SqliteSink(place.folder / "rows.db", "dead")
+    else:
+        other = PostgresSink(place.dsn, f"{place.schema}.dead")
+    place.sinks.append(other)
+    other.open(None, "3f1c-query", 1, EVENTS, Append())
+    assert other.applied() is None
+
+
+def test_a_busy_sqlite_file_is_waited_for_and_then_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.01)
+    place = SqlitePlace(tmp_path)
+    sink = place.opened()
+    sink.close()
+    holder = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            holder.execute("ROLLBACK")
+
+    sink = place.make()
+    place.sinks.append(sink)
+    sink._patience._pause = pause
+    sink.open(None, "3f1c-query", 1, EVENTS, Append())  # type: ignore[arg-type]
+    assert len(pauses) == 3
+    holder.execute("BEGIN IMMEDIATE")
+    impatient = SqliteSink(tmp_path / "rows.db", "rows", wait=Millis(0))
+    with pytest.raises(RequestTimedOut, match="another transaction has it"):
+        impatient.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    impatient.close()
+    holder.close()
+    place.close()
+
+
+def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.db").write_bytes(b"this is text, not a database file" * 50)
+    sink = SqliteSink(tmp_path / "rows.db", "rows")
+    with pytest.raises(StorageError, match=r"rows\.db"):
+        sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    sink.close()
+
+
+@pytest.mark.parametrize("step", ["ledger locked", "rows in", "noted"])
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_a_connection_that_ends_within_a_transaction_is_opened_again(place: PostgresPlace, step: str) -> None:
+    sink = place.opened()
+    ended: list[str] = []
+
+    def end(name: str) -> None:
+        if name == step and not ended:
+            ended.append(name)
+            place.ask(f"SELECT pg_terminate_backend({sink._connection.info.backend_pid}, 5000)")
+
+    sink._reached = end
+    assert sink.write(place.batch_rows(a=[1, 2]), named(1, 0))
+    assert (ended, place.numbers(), sink.applied()) == ([step], [1, 2], 0)
+
+
+def test_a_server_that_restarts_is_waited_for(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    sink = place.opened()
+    sink.write(place.batch_rows(a=[1]), named(1, 0))
+    postgres.stop()
+    sink._patience._pause = lambda seconds: postgres.start()
+    assert sink.write(place.batch_rows(a=[2]), named(1, 1))
+    assert place.numbers() == [1, 2]
+    place.close()
+
+
+def test_a_server_that_is_nowhere_is_given_up_and_a_refusal_is_not_waited_for(tmp_path: Path, postgres: Server) -> None:
+    nowhere = PostgresSink(f"host={tmp_path} user=lanemq dbname=postgres", "rows", wait=Millis(0))
+    with pytest.raises(TransportError):
+        nowhere.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    refused = PostgresSink(postgres.dsn.replace("dbname=postgres", "dbname=missing"), "rows")
+    with pytest.raises(InvalidOption, match="does not exist"):
+        refused.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", ["ledger locked", "rows in", "noted"])
+def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refused(
+    tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr("lanemq.pipelines.sinks.postgres.LOCK_MS", 50)
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    old = place.opened(epoch=1)
+    successors: list[Any] = []
+
+    def hang(step: str) -> None:
+        if step == at and not successors:
+            successors.append(place.opened(epoch=2))
+
+    old._reached = hang
+    with pytest.raises(SinkFenced):
+        old.write(place.batch_rows(a=[1]), named(1, 0))
+    assert successors[0].applied() is None
+    assert successors[0].write(place.batch_rows(a=[1]), named(2, 0))
+    assert place.numbers() == [1]
+    place.close()
+
+
+def test_an_older_run_that_opens_late_ends_nobodys_session(
+    tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanemq.pipelines.sinks.postgres.LOCK_MS", 50)
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    new = place.opened(epoch=2)
+    refused: list[bool] = []
+
+    def come_late(step: str) -> None:
+        if step == "rows in":
+            with pytest.raises(SinkFenced):
+                place.opened(epoch=1)
+            refused.append(True)
+
+    new._reached = come_late
+    assert new.write(place.batch_rows(a=[1]), named(2, 0))
+    assert refused == [True]
+    place.close()
+
+
+def test_a_row_that_postgres_cannot_store_changes_nothing(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    sink = place.merging()
+    with pytest.raises(StorageError, match="0x00"):
+        sink.write(changes((1, "nul \0", 1, False)), named(1, 0))
+    assert sink.write(changes((1, "fine", 1, False)), named(1, 0))
+    assert place.changed() == {1: "fine"}
+    place.close()
+
+
+def test_a_crash_leaves_no_lock_behind(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    dying = place.opened()
+    dies_at(dying, 2)
+    with pytest.raises(Died):
+        dying.write(place.batch_rows(a=[1]), named(1, 0))
+    assert place.opened(epoch=2).applied() is None
+    place.close()
+
+
+def test_without_its_driver_the_postgres_sink_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InvalidOption, match=r"lanemq\[postgres\]"):
+        PostgresSink("host=nowhere", "rows")
+
+
+@pytest.mark.parametrize("name", ["", "a.", ".b", "what?"])
+def test_names_that_are_no_tables_are_refused(name: str) -> None:
+    with pytest.raises(InvalidOption, match="write a name"):
+        SqliteSink("rows.db", name)
+
+
+def test_types_without_a_column_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="cast it to text"):
+        postgres._known(pa.duration("us"))

@@ -1,0 +1,123 @@
+"""From producer to table while an executor and the driver are killed, and what naive code makes of the same.
+
+`LANEMQ_PROOF_EVENTS=1000000 pytest tests/pipelines/test_end_to_end.py` is the same at full size.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lanemq.client.producer import Producer
+from lanemq.testing.demo.result import compare, read_rows, rows_in
+from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.testing.order_life import OrderEvent, order_events, order_truth
+from lanemq.testing.processes import executors
+
+EVENTS = int(os.environ.get("LANEMQ_PROOF_EVENTS", "50000"))
+PATIENCE_SECONDS = max(240, EVENTS // 1_000)
+BATCHES = 12
+
+
+def send_all(address: str, topic: str, events: list[OrderEvent]) -> None:
+    with Producer(address) as producer:
+        for first in range(0, len(events), 5_000):
+            sent = [
+                producer.submit(topic, msgspec.to_builtins(event), key=event.order)
+                for event in events[first : first + 5_000]
+            ]
+            for one in sent:
+                one.result()
+
+
+@contextmanager
+def pipeline_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The pipeline as a user runs it, on a cluster of two executors in processes of their own."""
+    command = [
+        sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(Path(__file__).with_name("end_to_end.py")),
+        "--master", "local-cluster[2,1,1024]", "--json", "--conf", "spark.executor.memory=512m",
+        "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=4",
+    ]  # fmt: skip
+    with (folder / "pipeline.log").open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(what: str, is_true: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        if process.poll() is not None or time.monotonic() > end:
+            pytest.fail(f"waiting for {what}, the pipeline ended: {process.poll()}\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
+def test_every_transition_is_in_the_table_once_and_in_order_although_executor_and_driver_are_killed(
+    broker: EmbeddedBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = order_events(max(100, EVENTS // 5 - 500), seed=14, repeats=0.05)
+    truth = order_truth(events)
+    wanted = sum(order.events for order in truth.values())
+    for name, value in {
+        "FOLDER": str(tmp_path), "SERVERS": broker.address, "TOPIC": topic, "BATCH": str(len(events) // BATCHES),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"LANEMQ_PROOF_{name}", value)
+    send_all(broker.address, topic, events)
+    table, log = tmp_path / "table", tmp_path / "pipeline.log"
+    with pipeline_process(tmp_path) as driver:
+        wait_for("a quarter of the rows", lambda: rows_in(table) >= wanted // 4, driver, log)
+        victims = executors(driver.pid)
+        assert len(victims) == 2
+        os.kill(victims[0], 9)
+        wait_for("half of the rows", lambda: rows_in(table) >= wanted // 2, driver, log)
+    at_kill = rows_in(table)
+    assert at_kill < wanted, "the driver was killed too late to prove anything"
+    with pipeline_process(tmp_path) as driver:
+        wait_for("all rows", lambda: rows_in(table) >= wanted, driver, log)
+        driver.terminate()
+        assert driver.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
+    verdict = compare(read_rows(table), truth)
+    assert verdict.wrong == []
+    assert verdict.rows == wanted
+
+
+def test_naive_appending_from_foreach_batch_visibly_fails_where_the_pipeline_does_not(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    """The negative control: a driver that dies between writing a batch and noting it as done writes it twice."""
+    events = order_events(60, seed=3, repeats=0.0)
+    send_all(broker.address, topic, events)
+    crashes = iter([False, True])
+    table = tmp_path / "table"
+
+    def naive(rows: Any, batch: int) -> None:
+        rows.selectExpr("cast(value as string) value").write.mode("append").parquet(str(table))
+        if next(crashes, False):
+            raise RuntimeError("the driver dies here")
+
+    def run() -> None:
+        options = {"servers": broker.address, "topic": topic, "startingOffsets": "earliest"}
+        reader = spark.readStream.format("lanemq").options(**options, maxOffsetsPerTrigger=str(len(events) // 3))
+        writer = reader.load().writeStream.foreachBatch(naive).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+
+    with pytest.raises(Exception, match="the driver dies here"):
+        run()
+    run()
+    found = [msgspec.json.decode(row.value, type=OrderEvent) for row in spark.read.parquet(str(table)).collect()]
+    twice = [key for key, count in Counter((event.order, event.seq) for event in found).items() if count > 1]
+    assert twice, "naive code got it right, so the proof above proves nothing"

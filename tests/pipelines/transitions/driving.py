@@ -1,0 +1,201 @@
+"""Runs `Transitions` without a JVM: frames that are lists of Arrow batches, a clock that stands still, a sink that
+keeps what it got under the batch's number. Crashes are raised where a test wants them.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from lanemq.model.units import Millis
+from lanemq.pipelines import Event, Transitions
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.transitions.event import COLUMNS
+from lanemq.spark.schema import arrow_schema, some_columns
+
+SCHEMA = arrow_schema(some_columns(COLUMNS))
+QUERY = "query-1"
+OUTPUTS = "key string, n long, seen long"
+
+
+class Sent(NamedTuple):
+    """A message of a test."""
+
+    queue: int
+    offset: int
+    key: str | None
+    value: object
+    stamp: tuple[str, int, int] | None = None
+    stored: int = 1_700_000_000_000
+
+
+class Crash(Exception):
+    """The driver, or a task for the last time, is gone."""
+
+
+class FakeClock:
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 1_000_000
+
+    def now(self) -> Millis:
+        return Millis(self.time)
+
+    def wall(self) -> Millis:
+        return Millis(self.time)
+
+
+def body(value: object) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+def arrow(messages: Sequence[Sent]) -> pa.RecordBatch:
+    rows = [
+        {
+            "topic": "orders",
+            "broker": "broker-a",
+            "queue_id": each.queue,
+            "queue_offset": each.offset,
+            "key": each.key,
+            "value": body(each.value),
+            "message_id": f"id-{each.queue}-{each.offset}",
+            "store_timestamp": datetime.fromtimestamp(each.stored / 1_000, UTC),
+            "stamp": None
+            if each.stamp is None
+            else dict(zip(("producer", "epoch", "sequence"), each.stamp, strict=True)),
+        }
+        for each in messages
+    ]
+    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+class FakeFrame:
+    """Partitions of Arrow batches. `lose` is called before every partition, and with None behind the last."""
+
+    def __init__(self, partitions: Sequence[Sequence[pa.RecordBatch]], lose: Callable[[int | None], None]) -> None:
+        self._partitions = partitions
+        self._lose = lose
+        self.columns = list(COLUMNS)
+
+    def select(self, *_: str) -> "FakeFrame":
+        return self
+
+    def repartition(self, *_: object) -> "FakeFrame":
+        return self
+
+    def mapInArrow(self, work: Any, _: str) -> "FakeFrame":
+        self._work = cloudpickle.loads(cloudpickle.dumps(work))
+        return self
+
+    def collect(self) -> list[Any]:
+        rows: list[Any] = []
+        for number, partition in enumerate(self._partitions):
+            self._lose(number)
+            made: Iterator[pa.RecordBatch] = self._work(iter(partition))
+            rows += [SimpleNamespace(**row) for batch in made for row in batch.to_pylist()]
+        self._lose(None)
+        return rows
+
+
+class FakeSpark:
+    """Only what a pass asks for."""
+
+    def __init__(self, lose: Callable[[int | None], None]) -> None:
+        self.lose = lose
+
+    def createDataFrame(self, rows: list[tuple[str]], _: str) -> FakeFrame:
+        partitions = [[pa.RecordBatch.from_pylist([{"shard": name}])] for (name,) in rows]
+        return FakeFrame(partitions, self.lose)
+
+
+class Sink:
+    """What a sink promises: a number that it has is not applied again."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[dict[str, Any]]] = {}
+        self.dead: dict[int, list[dict[str, Any]]] = {}
+
+    def write(self, results: Results, batch: Batch) -> None:
+        if batch.number not in self.batches:
+            assert not self.batches or batch.number > max(self.batches)
+            self.batches[batch.number] = results.outputs.table().to_pylist()
+            self.dead[batch.number] = [] if results.dead is None else results.dead.table().to_pylist()
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for number in sorted(self.batches) for row in self.batches[number]]
+
+    def dead_rows(self) -> list[dict[str, Any]]:
+        return [row for number in sorted(self.dead) for row in self.dead[number]]
+
+
+def never(_: int | None) -> None:
+    """Nothing is lost."""
+
+
+class Pipeline:
+    """One stage, one sink, one clock; `restart` makes a new stage on the same place."""
+
+    def __init__(self, place: Path, **options: Any) -> None:
+        self.place = place
+        self.options = {"step": counting, "outputs": OUTPUTS} | options
+        self.clock = FakeClock()
+        self.sink = Sink()
+        self.batch = -1
+        self.passes = 0
+        self.lose: Callable[[int | None], None] = never
+        self.restart()
+
+    def restart(self, **options: Any) -> None:
+        self.options |= options
+        self.stage = Transitions(**self.options, clock=self.clock)
+        self.stage.open(FakeSpark(lambda at: self.lose(at)), self.place)  # type: ignore[arg-type]
+
+    def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
+        """The next batch, or the last one again; a partition per queue. Gives the counts."""
+        if not again:
+            self.batch, self.passes = self.batch + 1, 0
+        batch = Batch(QUERY, batch_number(self.batch), 1)
+        queues = sorted({each.queue for each in messages})
+        partitions = [[arrow([each for each in messages if each.queue == queue])] for queue in queues]
+        return self._settle(self.stage.run(self.frame(partitions), batch), batch, settle=settle)
+
+    def frame(self, partitions: Sequence[Sequence[pa.RecordBatch]]) -> Any:
+        return FakeFrame(partitions, lambda at: self.lose(at))
+
+    def run_pass(self, number: int | None = None) -> dict[str, int] | None:
+        """The next pass, or one that was interrupted; None if nothing was due."""
+        at = self.passes + 1 if number is None else number % 1024
+        batch = Batch(QUERY, batch_number(self.batch, at), 1)
+        results = self.stage.run_pass(batch)
+        if results is None:
+            return None
+        self.passes = at
+        return self._settle(results, batch)
+
+    def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
+        if settle:
+            self.sink.write(results, batch)
+            self.stage.finished(batch)
+        return dict(results.counts)
+
+    def outputs(self, key: str) -> list[int]:
+        return [row["n"] for row in self.sink.rows() if row["key"] == key]
+
+
+def counting(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    """Adds up; a value with "fails" fails that many times, after it has spoilt the state."""
+    state = {"seen": 0} if state is None else state
+    state["seen"] += 1
+    value = event.value if isinstance(event.value, dict) else {"n": event.value}
+    if event.attempt <= value.get("fails", 0):
+        raise ValueError(f"attempt {event.attempt} failed")
+    if value.get("end"):
+        return None, []
+    return state, [{"key": event.key, "n": value["n"], "seen": state["seen"]}]

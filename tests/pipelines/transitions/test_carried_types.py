@@ -1,0 +1,79 @@
+"""Types that travel by value decode in another process as they do here."""
+
+import base64
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.cloudpickle import cloudpickle
+
+from lanemq.pipelines.transitions.carried_types import carry_types
+
+ELSEWHERE = """
+import base64, pickle, sys, msgspec
+load = lambda: pickle.loads(base64.b64decode(sys.argv[1]))
+kind, again = load(), load()
+assert kind is again, "another class every time"
+try:
+    print(repr(msgspec.json.Decoder(kind).decode(sys.argv[2])))
+except msgspec.ValidationError as error:
+    print("refused")
+"""
+
+
+def types() -> list[Any]:
+    """Made here, so that they cannot be imported elsewhere."""
+
+    @dataclass
+    class Plain:
+        number: int
+        items: list[str] = field(default_factory=list)
+
+    class Line(msgspec.Struct):
+        item: str
+        count: int = 1
+
+    class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+        number: int
+        of_lines: list[Line] = msgspec.field(default_factory=list)
+
+    class Below(Strict, kw_only=True):
+        extra: str
+
+        def shout(self) -> str:
+            return self.extra.upper()
+
+    return [Plain, Line, Strict, Below]
+
+
+def elsewhere(kind: type, message: str) -> str:
+    sent = base64.b64encode(cloudpickle.dumps(kind)).decode()
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE, sent, message], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def here(kind: type, message: str) -> str:
+    try:
+        return repr(msgspec.json.Decoder(kind).decode(message))
+    except msgspec.ValidationError:
+        return "refused"
+
+
+@pytest.mark.parametrize("at", range(4), ids=["dataclass", "struct", "struct of structs", "subclass"])
+def test_a_type_of_the_users_file_decodes_the_same_in_an_executor(at: int) -> None:
+    carry_types()
+    carry_types()
+    kind = types()[at]
+    full = '{"number": 1, "item": "a", "extra": "x", "ofLines": [{"item": "b"}]}'
+    for message in ('{"number": 1}', '{"item": "a"}', '{"number": 1, "extra": "x"}', "{}", full):
+        assert elsewhere(kind, message).rpartition(".")[2] == here(kind, message).rpartition(".")[2]
+
+
+def test_methods_travel_too() -> None:
+    carry_types()
+    below = cloudpickle.loads(cloudpickle.dumps(types()[3]))
+    assert below(number=1, extra="x").shout() == "X"

@@ -1,0 +1,144 @@
+"""Keys whose events are numbered by the user: repeats, gaps, and what a gap does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.transitions.driving import Pipeline, Sent
+
+from lanemq.pipelines import DeadLetter, Event, Hold, Park
+from lanemq.pipelines.transitions.lane import Why
+from lanemq.pipelines.transitions.requests import list_parked, request_discard, request_redrive, show
+
+
+def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    if event.attempt <= event.value.get("fails", 0):
+        raise ValueError("not yet")
+    if event.value.get("end"):
+        return None, []
+    return (state or 0) + 1, [{"key": event.key, "n": event.value["seq"], "seen": (state or 0) + 1}]
+
+
+def pipeline(place: Path, on_gap: str, **options: Any) -> Pipeline:
+    return Pipeline(place, step=step, sequence="seq", on_gap=on_gap, **({"on_failure": Park()} | options))
+
+
+def numbered(*numbers: int, first: int = 0, **more: object) -> list[Sent]:
+    return [Sent(0, first + at, "k", {"seq": number, **more}) for at, number in enumerate(numbers)]
+
+
+def test_a_number_that_was_applied_is_a_repeat(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report")
+    assert running.run(*numbered(1, 2, 2, 1, 3))["repeats"] == 2
+    assert running.run(*numbered(3, 4, first=5))["repeats"] == 1
+    assert running.outputs("k") == [1, 2, 3, 4]
+
+
+def test_a_gap_is_counted_and_passed_when_it_is_only_reported(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report")
+    assert running.run(*numbered(1, 4, 5))["gaps"] == 2
+    assert running.outputs("k") == [1, 4, 5]
+
+
+def test_a_key_waits_for_a_missing_number_and_goes_on_by_itself(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    counts = running.run(*numbered(1, 4, 3, 4))
+    assert (counts["applied"], counts["repeats"], counts["lanes_stopped"]) == (1, 1, 1)
+    assert running.stage.due(running.clock.wall()) is None
+    running.run(*numbered(2, 5, first=4))
+    assert running.outputs("k") == [1, 2, 3, 4, 5]
+    assert list_parked(tmp_path) == []
+
+
+def test_a_second_gap_behind_the_first_is_waited_for_as_well(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 3, 5, 2))
+    assert running.outputs("k") == [1, 2, 3]
+    running.run(*numbered(4, first=4))
+    assert running.outputs("k") == [1, 2, 3, 4, 5]
+
+
+def test_redriving_a_key_goes_on_without_the_missing_number(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 5, 4))
+    (lane,) = list_parked(tmp_path)
+    assert (lane.why, lane.reason) == (Why.GAP, "number 5 came, 2 is missing")
+    request_redrive(tmp_path, "k")
+    running.run_pass()
+    running.run(*numbered(3, 6, first=3))
+    assert running.outputs("k") == [1, 4, 5, 6]
+
+
+def test_discarding_a_waiting_key_counts_its_numbers_as_seen(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 4, 3))
+    request_discard(tmp_path, "k")
+    running.run_pass()
+    running.run(*numbered(5, first=3))
+    assert running.outputs("k") == [1, 5]
+
+
+def test_a_gap_can_be_a_failure_and_redriving_accepts_it(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "fail")
+    counts = running.run(*numbered(1, 3, 4))
+    assert (counts["parked"], counts["gaps"]) == (1, 1)
+    request_redrive(tmp_path, "k")
+    running.run_pass()
+    assert running.outputs("k") == [1, 3, 4]
+
+
+def test_a_dead_letter_is_not_missed_as_a_number(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "fail", on_failure=DeadLetter(skip=True))
+    counts = running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(3, first=2))
+    assert (counts["dead"], counts["gaps"]) == (1, 0)
+    assert running.outputs("k") == [1, 3]
+
+
+def test_a_held_key_is_tried_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold", on_failure=Hold(retries=3, first_ms=10))
+    running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(4, 3, first=2))
+    running.clock.time += 10
+    running.run_pass()
+    assert running.outputs("k") == [1, 2, 3, 4]
+
+
+def test_nobody_passes_a_message_that_tells_no_number(tmp_path: Path) -> None:
+    """It cannot be decoded, so it may be any of them."""
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1), Sent(0, 1, "k", b"{"), *numbered(3, 2, first=2))
+    request_redrive(tmp_path, "k")
+    running.run_pass()
+    assert running.outputs("k") == [1]
+    request_discard(tmp_path, "k", first_only=True)
+    running.run_pass()
+    assert running.outputs("k") == [1, 2, 3]
+
+
+def test_a_message_that_tells_no_number_passes_nobody_either(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 3), Sent(0, 2, "k", b"{"), *numbered(4, first=3))
+    assert list_parked(tmp_path)[0].why is Why.GAP
+    request_redrive(tmp_path, "k")
+    running.run_pass()
+    assert running.outputs("k") == [1, 3]
+    assert [each.offset for each in list_parked(tmp_path)[0].messages] == [2, 3]
+
+
+def test_a_key_may_begin_with_any_number_if_told_so(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold", first_number=None)
+    running.run(*numbered(17, 18))
+    assert running.outputs("k") == [17, 18]
+
+
+def test_a_key_that_ended_still_knows_its_number(tmp_path: Path) -> None:
+    """Without it, a late repeat would bring the key back."""
+    running = pipeline(tmp_path, "report")
+    running.run(*numbered(1), *numbered(2, first=1, end=True))
+    assert running.run(*numbered(1, 2, first=2))["repeats"] == 2
+    assert show(tmp_path, "k")[0].state is None
+
+
+@pytest.mark.parametrize("value", [{"seq": "one"}, {}, 5])
+def test_an_event_without_its_number_fails(tmp_path: Path, value: object) -> None:
+    running = pipeline(tmp_path, "hold")
+    assert running.run(Sent(0, 0, "k", value))["parked"] == 1

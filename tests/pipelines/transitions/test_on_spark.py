@@ -1,0 +1,181 @@
+"""Transitions in Spark itself: real tasks, real streams, real shuffles."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from tests.pipelines.transitions.driving import QUERY, Sent, Sink, arrow
+
+from lanemq import Producer
+from lanemq.model.errors import OrderError
+from lanemq.pipelines import Event, Hold, Park, Transitions
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.transitions.event import COLUMNS
+from lanemq.pipelines.transitions.requests import list_parked, request_redrive, show
+from lanemq.spark.schema import some_columns
+from lanemq.testing.embedded import EmbeddedBroker
+
+OUTPUTS = "key string, n long, seen long"
+
+
+def make_step() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
+    """Made here, so that workers get it by value: they cannot import tests."""
+
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        seen = (state or 0) + 1
+        if event.attempt <= event.value.get("fails", 0):
+            raise ValueError("not yet")
+        return seen, [{"key": event.key, "n": event.value["n"], "seen": seen}]
+
+    return step
+
+
+class Stream:
+    """A topic read into a stage and a sink, batch by batch; restarted as often as it takes."""
+
+    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, topic: str, place: Path, **options: Any) -> None:
+        self.spark, self.broker, self.topic, self.place = spark, broker, topic, place
+        self.stage = Transitions(step=make_step(), outputs=OUTPUTS, **options)
+        self.stage.open(spark, place / "stage")
+        self.sink = Sink()
+        self.fail_after = ""
+        self.counts: list[dict[str, int]] = []
+
+    def batch(self, messages: DataFrame, number: int) -> None:
+        batch = Batch(QUERY, batch_number(number), 1)
+        results = self.stage.run(messages, batch)
+        self.counts.append(dict(results.counts))
+        self._maybe_fail("stage")
+        self.sink.write(results, batch)
+        self._maybe_fail("sink")
+        self.stage.finished(batch)
+        self._maybe_fail("finished")
+
+    def _maybe_fail(self, where: str) -> None:
+        if self.fail_after == where:
+            self.fail_after = ""
+            raise RuntimeError(f"died after {where}")
+
+    def send(self, *events: tuple[str, dict[str, Any]]) -> None:
+        with Producer(self.broker.address) as producer:
+            for key, value in events:
+                producer.send(self.topic, value, key=key)
+
+    def catch_up(self, most: int = 1_000) -> None:
+        source = self.spark.readStream.format("lanemq").option("servers", self.broker.address)
+        source = source.option("topic", self.topic).option("startingOffsets", "earliest")
+        frame = source.option("maxOffsetsPerTrigger", str(most)).option("columns", ",".join(COLUMNS)).load()
+        writer = frame.writeStream.foreachBatch(self.batch).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self.place / "checkpoint")).start().awaitTermination()
+
+    def outputs(self, key: str) -> list[tuple[int, int]]:
+        return [(row["n"], row["seen"]) for row in self.sink.rows() if row["key"] == key]
+
+
+@pytest.fixture
+def stream(spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Stream:
+    return Stream(spark, broker, topic, tmp_path, on_failure=Hold(retries=1, first_ms=1))
+
+
+def test_a_stream_applies_every_event_once_whatever_is_repeated(stream: Stream) -> None:
+    """Dies after the state was written, after the sink wrote, and after everything but Spark's own note."""
+    stream.send(*((f"key-{n % 3}", {"n": n}) for n in range(12)))
+    for where in ("stage", "sink", "finished"):
+        stream.fail_after = where
+        with pytest.raises(StreamingQueryException, match=f"died after {where}"):
+            stream.catch_up(most=6)
+    stream.catch_up(most=6)
+    for key in range(3):
+        assert stream.outputs(f"key-{key}") == [(n, n // 3 + 1) for n in range(key, 12, 3)]
+
+
+def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Stream) -> None:
+    stream.send(("a", {"n": 0, "fails": 1}), ("a", {"n": 1}), ("b", {"n": 2, "fails": 2}), ("b", {"n": 3}))
+    stream.catch_up()
+    assert stream.sink.rows() == []
+    place = stream.place / "stage"
+    number = batch_number(max(stream.sink.batches) // 1024, 1)
+    _until_due(stream)
+    results = stream.stage.run_pass(Batch(QUERY, number, 1))
+    assert results is not None
+    stream.sink.write(results, Batch(QUERY, number, 1))
+    stream.stage.finished(Batch(QUERY, number, 1))
+    assert stream.outputs("a") == [(0, 1), (1, 2)]
+    assert [lane.key for lane in list_parked(place, held=False)] == ["b"]
+    stream.stage = Transitions(step=_lenient(), outputs=OUTPUTS)
+    stream.stage.open(stream.spark, place)
+    request_redrive(place, "b")
+    results = stream.stage.run_pass(Batch(QUERY, number + 1, 1))
+    assert results is not None
+    stream.sink.write(results, Batch(QUERY, number + 1, 1))
+    assert stream.outputs("b") == [(2, 1), (3, 2)]
+
+
+def _lenient() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return (state or 0) + 1, [{"key": event.key, "n": event.value["n"], "seen": (state or 0) + 1}]
+
+    return step
+
+
+def _until_due(stream: Stream) -> None:
+    """A millisecond is what the policy asks for; the clock is the machine's."""
+    clock = stream.stage._clock
+    while stream.stage.due(clock.wall()) != 0:
+        pass
+
+
+def frame(spark: SparkSession, messages: list[Sent]) -> DataFrame:
+    return spark.createDataFrame(pa.Table.from_batches([arrow(messages)]), some_columns(COLUMNS))
+
+
+def feed(queues: int, count: int, first: int = 0) -> list[Sent]:
+    made = [(queue, first + at) for at in range(count) for queue in range(queues)]
+    return [Sent(queue, at, f"key-{queue}-{at % 5}", {"n": at}) for queue, at in made]
+
+
+def test_shuffled_rows_are_put_in_order_by_numbered_shards(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
+    stage.open(spark, tmp_path)
+    rows = []
+    for number in range(2):
+        shuffled = frame(spark, feed(3, 20, first=20 * number)[::-1]).repartition(2)
+        batch = Batch(QUERY, batch_number(number), 1)
+        rows += stage.run(shuffled, batch).outputs.table().to_pylist()
+        stage.finished(batch)
+    for queue in range(3):
+        seen = [row["seen"] for row in rows if row["key"] == f"key-{queue}-2"]
+        assert seen == list(range(1, 9))
+        assert [row["n"] for row in rows if row["key"] == f"key-{queue}-2"] == list(range(2, 40, 5))
+
+
+def test_a_queue_that_a_shuffle_split_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The negative control of the test above: without numbered shards the same rows are an error, not a wrong table."""
+    stage = Transitions(step=make_step(), outputs=OUTPUTS)
+    stage.open(spark, tmp_path)
+    shuffled = frame(spark, feed(1, 40)).repartition(2)
+    with pytest.raises(OrderError, match="shuffled"):
+        stage.run(shuffled, Batch(QUERY, 0, 1))
+
+
+def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Transitions(step=make_step(), outputs=OUTPUTS)
+    stage.open(spark, tmp_path)
+    ordered = frame(spark, feed(3, 20)).coalesce(1).sortWithinPartitions("queue_id", "queue_offset")
+    results = stage.run(ordered, Batch(QUERY, 0, 1))
+    assert (results.counts["applied"], len(results.outputs.files)) == (60, 3)  # type: ignore[attr-defined]
+    assert results.outputs.frame(spark).count() == 60
+    assert show(tmp_path, "key-2-4")[0].state == 4
+
+
+def test_empty_and_tiny_frames_are_batches(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
+    stage.open(spark, tmp_path)
+    assert stage.run(frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
+    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, 1024, 1))
+    assert results.dead is not None
+    assert results.dead.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

@@ -1,0 +1,310 @@
+"""The stage with its files and its tasks, without a JVM."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline, Sent, arrow, counting
+
+from lanemq.model.errors import InvalidOption, OrderError, StateLost
+from lanemq.model.units import Millis
+from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.transitions import shard_work
+from lanemq.pipelines.transitions.lane import Why
+from lanemq.pipelines.transitions.requests import show
+from lanemq.pipelines.transitions.shard_cache import CACHE
+
+HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
+
+
+def messages(count: int, *, first: int = 0, keys: int = 3, queue: int = 0) -> list[Sent]:
+    return [Sent(queue, at, f"key-{queue}-{at % keys}", at) for at in range(first, first + count)]
+
+
+def test_every_event_of_a_key_is_applied_in_order(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    counts = pipeline.run(*messages(9), *messages(9, queue=1))
+    pipeline.run(*messages(9, first=9))
+    assert counts["events"] == counts["applied"] == 18
+    assert pipeline.outputs("key-0-1") == [1, 4, 7, 10, 13, 16]
+    assert [row["seen"] for row in pipeline.sink.rows() if row["key"] == "key-0-1"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_repeated_batch_gives_the_same_rows_and_leaves_the_same_state(tmp_path: Path) -> None:
+    """The worker still has the shard as the first attempt left it, and must not start from that."""
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(6))
+    first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, 1024, 1))
+    again = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, 1024, 1))
+    assert first.outputs.table().to_pylist() == again.outputs.table().to_pylist()
+    assert show(tmp_path, "key-0-0")[0].state == {"seen": 4}
+
+
+def test_a_batch_that_failed_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(6), *messages(6, queue=1))
+
+    def second_task(at: int | None) -> None:
+        if at == 1:
+            raise Crash
+
+    pipeline.lose = second_task
+    with pytest.raises(Crash):
+        pipeline.run(*messages(6, first=6), *messages(6, first=6, queue=1))
+    pipeline.lose = lambda at: None
+    pipeline.run(*messages(6, first=6), *messages(6, first=6, queue=1), again=True)
+    for queue in (0, 1):
+        seen = [row["seen"] for row in pipeline.sink.rows() if row["key"] == f"key-{queue}-0"]
+        assert seen == [1, 2, 3, 4]
+
+
+def test_an_attempt_whose_step_was_mended_is_not_mixed_with_the_one_before(tmp_path: Path) -> None:
+    """Attempts of one batch differ if the code was changed in between: the state is that of the one that counted."""
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+
+    def wrong(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return {"seen": 1_000}, []
+
+    pipeline.restart(step=wrong)
+    pipeline.run(*messages(3, first=3), settle=False)
+    spoilt = dict(CACHE._shards)
+    pipeline.restart(step=counting)
+    CACHE._shards.clear()
+    pipeline.run(*messages(3, first=3), again=True)
+    CACHE._shards.update(spoilt)  # as if the next task met the worker of the first attempt
+    pipeline.run(*messages(3, first=6))
+    assert show(tmp_path, "key-0-0")[0].state == {"seen": 3}
+
+
+def test_offsets_that_were_seen_are_repeats(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(6))
+    counts = pipeline.run(*messages(8, first=3))
+    assert (counts["repeats"], counts["applied"]) == (3, 5)
+    assert sorted(row["n"] for row in pipeline.sink.rows()) == list(range(11))
+
+
+def test_old_messages_that_come_again_do_not_move_a_queue_back(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(6))
+    pipeline.run(*messages(3))
+    pipeline.run(*messages(3, first=3))
+    assert sorted(row["n"] for row in pipeline.sink.rows()) == list(range(6))
+
+
+def test_a_topic_that_was_created_again_begins_anew(tmp_path: Path) -> None:
+    """Its offsets were all seen, its store times were not: dropping them as repeats would lose them."""
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(6))
+    anew = [each._replace(value=100 + each.offset, stored=each.stored + 1 + each.offset) for each in messages(4)]
+    counts = pipeline.run(*anew)
+    assert (counts["applied"], counts["recreated_queues"]) == (4, 1)
+    assert pipeline.run(*anew[1:])["repeats"] == 3
+
+
+def test_a_stamped_message_that_the_broker_stored_twice_is_applied_once(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    stamped = [Sent(0, at, "k", sequence, ("p", 1, sequence)) for at, sequence in enumerate([0, 1, 0, 1, 2, 5])]
+    counts = pipeline.run(*stamped)
+    assert (counts["repeats"], counts["gaps"]) == (2, 2)
+    counts = pipeline.run(
+        Sent(0, 6, "k", 5, ("p", 1, 5)), Sent(0, 7, "k", 6, ("p", 2, 0)), Sent(0, 8, "k", 2, ("p", 1, 2))
+    )
+    assert counts["repeats"] == 2
+    assert pipeline.outputs("k") == [0, 1, 2, 5, 6]
+
+
+def test_one_or_no_row_is_a_batch(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    assert pipeline.run()["keys"] == 0
+    assert pipeline.run(Sent(0, 0, "k", 1))["applied"] == 1
+    assert pipeline.run()["keys"] == 1
+    assert pipeline.outputs("k") == [1]
+
+
+def test_queues_behind_each_other_in_one_partition_are_shards_of_their_own(tmp_path: Path) -> None:
+    """A frame that was coalesced."""
+    pipeline = Pipeline(tmp_path)
+    both = [arrow([*messages(4), *messages(4, queue=1)]), arrow(messages(4, first=4, queue=1))]
+    results = pipeline.stage.run(pipeline.frame([both]), Batch(QUERY, 0, 1))
+    assert results.counts["applied"] == 12
+    assert sorted(file.shard for file in results.outputs.files) == ["orders/broker-a/0", "orders/broker-a/1"]  # type: ignore[attr-defined]
+
+
+def test_a_queue_in_two_tasks_is_refused(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    split = [[arrow(messages(4))], [arrow(messages(4, first=4))]]
+    with pytest.raises(OrderError, match="in two tasks at once"):
+        pipeline.stage.run(pipeline.frame(split), Batch(QUERY, 0, 1))
+    assert pipeline.run(*messages(8))["applied"] == 8
+
+
+def test_rows_out_of_order_are_refused_and_not_taken_for_repeats(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    shuffled = [[arrow(messages(4, first=4)), arrow(messages(4))]]
+    with pytest.raises(OrderError, match="offset 0 after 7"):
+        pipeline.stage.run(pipeline.frame(shuffled), Batch(QUERY, 0, 1))
+    with pytest.raises(OrderError, match="out of order"):
+        pipeline.stage.run(pipeline.frame([[arrow(messages(4)[::-1])]]), Batch(QUERY, 0, 1))
+
+
+def test_a_task_that_fails_leaves_no_rows_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_work, "_ROWS_AT_ONCE", 1)
+    pipeline = Pipeline(tmp_path)
+    with pytest.raises(OrderError):
+        pipeline.stage.run(pipeline.frame([[arrow(messages(4, first=4)), arrow(messages(4))]]), Batch(QUERY, 0, 1))
+    assert not list((tmp_path / "work").rglob("*.parquet"))
+
+
+def test_rows_that_do_not_fit_the_outputs_fail_their_event_only(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    values: list[object] = ["text", 2**70, {"n": 3.5}, 4]
+    counts = pipeline.run(*(Sent(0, at, f"key-{at}", value) for at, value in enumerate(values)))
+    assert (counts["applied"], counts["parked"]) == (1, 3)
+
+
+def test_a_key_that_ended_is_forgotten(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "b", 1))
+    counts = pipeline.run(Sent(0, 2, "a", {"end": True}))
+    assert counts["keys"] == 1
+    assert show(tmp_path, "a") == []
+
+
+def test_silent_keys_expire_by_store_time_and_stopped_ones_do_not(tmp_path: Path) -> None:
+    limits = StateLimits(expire_after_ms=1_000)
+    pipeline = Pipeline(tmp_path, limits=limits, on_failure=Park())
+    pipeline.run(
+        Sent(0, 0, "old", 0, stored=10_000),
+        Sent(0, 1, "stopped", {"n": 1, "fails": 1}, stored=10_000),
+        Sent(0, 2, "young", 2, stored=10_500),
+    )
+    counts = pipeline.run(Sent(0, 3, "new", 3, stored=11_200))
+    assert (counts["expired"], counts["keys"]) == (1, 3)
+    assert show(tmp_path, "old") == []
+
+
+def test_too_many_keys_are_an_error_that_names_the_option(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, limits=StateLimits(max_keys_per_shard=2))
+    with pytest.raises(InvalidOption, match="max_keys_per_shard=2"):
+        pipeline.run(*messages(3))
+
+
+def test_typed_values_and_typed_states_reach_the_step(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, step=typed, decode=Payment, state_type=Balance, on_failure=Park())
+    pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", {"n": 2}), Sent(0, 2, "b", {"n": "x"}))
+    pipeline.run(Sent(0, 3, "a", {"n": 3}))
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 3, 6]
+
+
+@pytest.mark.parametrize("state", [(1, 2), {"at": (1, 2)}, {"tags": {"a"}}, [Why.GAP]])
+def test_a_state_that_would_come_back_as_something_else_is_refused(tmp_path: Path, state: Any) -> None:
+    """In this batch the step would see its own object, in the next one what was read."""
+    pipeline = Pipeline(tmp_path, step=lambda before, event: (state, []))
+    with pytest.raises(InvalidOption, match="state_type"):
+        pipeline.run(Sent(0, 0, "a", 0))
+
+
+class Payment(msgspec.Struct):
+    n: int
+
+
+class Balance(msgspec.Struct):
+    total: int
+
+
+def typed(state: Balance | None, event: Event) -> tuple[Balance, list[dict[str, object]]]:
+    assert state is None or isinstance(state, Balance)
+    total = (state.total if state else 0) + event.value.n
+    return Balance(total), [{"key": event.key, "n": event.value.n, "seen": total}]
+
+
+def test_the_number_of_shards_cannot_change(tmp_path: Path) -> None:
+    Pipeline(tmp_path, shards=4)
+    with pytest.raises(InvalidOption, match="shards=8"):
+        Pipeline(tmp_path, shards=8)
+
+
+def test_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+    next((tmp_path / "state").rglob("*.change")).unlink()
+    CACHE._shards.clear()
+    with pytest.raises(StateLost, match="incomplete"):
+        pipeline.run(*messages(3, first=3))
+    (tmp_path / "ledger" / "0.json").unlink()
+    with pytest.raises(StateLost, match="no state to start from"):
+        pipeline.run(*messages(3, first=3), again=True)
+
+
+def test_state_of_another_query_is_refused(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+    with pytest.raises(StateLost, match="query query-1"):
+        pipeline.stage.run(pipeline.frame([]), Batch("query-2", batch_number(1), 1))
+
+
+def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, limits=StateLimits(snapshot_every=3))
+    for number in range(20):
+        pipeline.run(*messages(3, first=3 * number))
+    files = sorted(path.name for path in (tmp_path / "state").rglob("*.*") if path.is_file())
+    assert len(files) <= 10
+    assert len(list((tmp_path / "ledger").iterdir())) <= 3
+    assert not list((tmp_path / "work").iterdir())
+    assert not list((tmp_path / "intents").iterdir())
+    CACHE._shards.clear()
+    pipeline.restart()
+    counts = pipeline.run(*messages(3, first=57), again=True)
+    assert counts["applied"] == 3
+    assert show(tmp_path, "key-0-0")[0].state == {"seen": 20}
+
+
+def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path) -> None:
+    """Spark had not noted the batch when the driver died, but its rows were in the sinks and a pass came behind."""
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    batch = [Sent(0, 0, "a", {"n": 0, "fails": 1})]
+    pipeline.run(*batch)
+    pipeline.clock.time += 100
+    pipeline.run_pass()
+    pipeline.restart()
+    pipeline.run(*batch, again=True)
+    pipeline.run(Sent(0, 1, "a", 1))
+    assert pipeline.outputs("a") == [0, 1]
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
+
+
+def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None:
+    """Spark's part of the checkpoint was deleted: answering its first batch with nothing would lose messages."""
+    pipeline = Pipeline(tmp_path)
+    for number in range(3):
+        pipeline.run(*messages(3, first=3 * number))
+    with pytest.raises(StateLost, match="already that of batch 2"):
+        pipeline.stage.run(pipeline.frame([]), Batch(QUERY, 0, 1))
+
+
+def test_no_pass_runs_while_a_batch_is_on_its_way_to_the_sinks(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
+    assert pipeline.stage.due(Millis(10**12)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"step": 5}, "step=5"),
+        ({"outputs": "a text"}, "text"),
+        ({"outputs": ""}, "column"),
+        ({"decode": "xml"}, "decode='xml'"),
+        ({"on_failure": "hold"}, "on_failure"),
+        ({"on_gap": "wait"}, "on_gap"),
+        ({"shards": 0}, "shards=0"),
+        ({"sequence": 3}, "sequence=3"),
+    ],
+)
+def test_wrong_options_are_refused_by_name_without_spark(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidOption, match=named):
+        Transitions(**({"step": counting, "outputs": OUTPUTS} | options))
