@@ -5,19 +5,20 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format lint types contracts fast slow bench interop clean
+.PHONY: help setup run test check format lint types contracts fast slow bench sim spark-proof interop clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh hatch_build.py $(wildcard src/lanemq/_fast/*.p* src/lanemq/_fast/*.h)
 	@bash scripts/setup.sh "$(PYTHON)" "$(VENV)"
 	@touch $(STAMP)
 
 setup: $(STAMP) ## build .venv with the lanemq command in it
 
-run: setup ## the main job on the embedded broker, with a checked result
-	@$(BIN)/python -m lanemq.testing.demo
+run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it killed, the result checked
+	@bash scripts/java.sh
+	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/python -m lanemq.testing.demo
 
 test: setup lint types contracts ## all tests
 	@bash scripts/java.sh || true
@@ -45,6 +46,12 @@ format: setup ## reformat and fix what ruff can fix
 
 bench: setup ## all benchmarks, one JSON line each
 	@$(BIN)/python -m benchmarks
+
+sim: setup ## the whole system on virtual time, a fault schedule per seed: make sim SEEDS=20000
+	@$(BIN)/python -m lanemq.testing.sim --seeds $(or $(SEEDS),300) --jobs 2
+
+spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
+	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
 
 interop: setup ## every client against every broker, with Apache RocketMQ from Maven
 	@bash interop/run.sh

@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import consume, footprint, pull, raw_send, send
+from benchmarks import compiled, consume, footprint, pull, raw_send, send
 
 
 def _spark_read() -> None:
@@ -12,13 +12,21 @@ def _spark_read() -> None:
     spark_read.main()
 
 
+def _check_spark() -> None:
+    from benchmarks import check_spark
+
+    check_spark.main()
+
+
 MEASUREMENTS = {
     "send": send.main,
     "raw_send": raw_send.main,
     "pull": pull.main,
     "consume": consume.main,
     "footprint": footprint.main,
+    "compiled": compiled.main,
     "spark_read": _spark_read,
+    "check_spark": _check_spark,
 }
 
 

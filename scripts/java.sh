@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Finds a Java runtime that Spark can use (17 or newer), or installs one where that is possible without asking.
-# Prints one line, or with --home only the folder to use as JAVA_HOME; exit code 1 means that there is none, and Spark tests say so and are left out.
+# Prints one line, or with --home only the folder to use as JAVA_HOME; exit code 1 means that there is none: Spark tests say so and are left out, `make run` ends with the sentence below.
 set -uo pipefail
 
 new_enough() {

@@ -1,6 +1,7 @@
 """One Spark session for the whole run: starting a second one costs as much as all its tests."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
+    if shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ['PATH']}") is None:
+        pytest.skip("Spark needs a Java runtime, version 17 or newer: scripts/java.sh says how to get one")
     from lanemq.spark import recommended, register
 
     builder = recommended().master("local[2]").appName("lanemq-tests")

@@ -1,4 +1,4 @@
-"""What the main job says at its end, which the reader will paste into a shell."""
+"""What the main job judges by, and what it says at its end, which the reader will paste into a shell."""
 
 import io
 import shutil
@@ -8,19 +8,71 @@ import pytest
 from rich.console import Console
 
 from lanemq.checker.verdict import Report, Verdict
-from lanemq.testing import demo
+from lanemq.testing.demo import summary
+from lanemq.testing.demo.pipeline_progress import totals
+from lanemq.testing.demo.result import TableVerdict, Transition, compare
+from lanemq.testing.demo.run import Run
+from lanemq.testing.order_life import OrderTruth
+
+TRUTH = {"a": OrderTruth("cancelled", 2, 30)}
+LIFE = [Transition("a", 1, None, "created", 10), Transition("a", 2, "created", "cancelled", 30)]
 
 
-def last_words(folder: Path) -> list[str]:
+def last_words(folder: Path, verdicts: summary.Verdicts | None = None) -> list[str]:
     out = io.StringIO()
-    demo._say_where_to_look(demo.Run(folder, 1), Report(Verdict.PASS, 1), Console(file=out, width=30))
+    good = summary.Verdicts(TableVerdict(1, 2), Report(Verdict.PASS, 1), 2, {})
+    run = Run(folder, 1, marks={"start": 0.0, "done": 1.0})
+    summary.show(run, verdicts or good, Console(file=out, width=30))
     return out.getvalue().splitlines()
+
+
+def test_a_table_like_the_truth_passes() -> None:
+    assert compare(LIFE, TRUTH).passed
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        ([], "0 of 2"),
+        (LIFE[:1], "1 of 2"),
+        ([*LIFE, LIFE[1]], "3 of 2"),
+        ([LIFE[0], LIFE[1]._replace(before=None)], "was applied after None, not after created"),
+        ([LIFE[0], LIFE[1]._replace(total=31)], "ended as cancelled/31"),
+        ([LIFE[0]._replace(status="paid"), LIFE[1]._replace(before="paid")], "paid .seq 1. was applied after None"),
+        ([*LIFE, Transition("b", 1, None, "created", 1)], "nobody sent it"),
+    ],
+    ids=["empty", "one missing", "one twice", "wrong predecessor", "wrong total", "illegal", "unknown order"],
+)
+def test_a_table_that_differs_from_the_truth_is_found_out(rows: list[Transition], wrong: str) -> None:
+    verdict = compare(rows, TRUTH)
+    assert not verdict.passed
+    with pytest.raises(AssertionError, match=wrong):
+        raise AssertionError("; ".join(verdict.wrong))
+
+
+def test_an_empty_truth_proves_nothing() -> None:
+    assert not compare([], {}).passed
+
+
+@pytest.mark.parametrize("verdict", [Verdict.VIOLATION, Verdict.UNKNOWN])
+def test_a_right_table_does_not_make_up_for_a_bad_history(verdict: Verdict) -> None:
+    verdicts = summary.Verdicts(TableVerdict(1, 2), Report(verdict, 1), 2, {})
+    assert not verdicts.passed
+    assert last_words(Path("var/demo"), verdicts)[-1] == "FAIL"
+
+
+def test_what_the_pipeline_said_is_added_up_over_its_batches(tmp_path: Path) -> None:
+    log = tmp_path / "pipeline.log"
+    said = ['{"batch":0,"counts":{"repeats":2},"repeated":false}', '{"batch":1,"counts":{"repeats":3},"repeated":true}']
+    log.write_text("\n".join(["a warning", *said]))
+    assert totals(log) == {"batches": 2, "repeats": 5, "replayed": 1}
 
 
 def test_a_command_to_paste_is_on_one_line_however_narrow_the_terminal() -> None:
     folder = Path("var") / ("demo" * 20)
-    check, broker = [line for line in last_words(folder) if "lanemq " in line]
+    check, status, broker = [line for line in last_words(folder) if "lanemq " in line]
     assert check.endswith(f"lanemq check {folder}/history --drained")
+    assert status.endswith(f"lanemq pipeline status {folder}/checkpoint")
     assert broker.endswith(f"lanemq broker --data {folder}/data")
 
 
@@ -30,10 +82,10 @@ def test_the_command_is_named_by_its_path_where_the_shell_would_not_find_it(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "lanemq").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(summary.sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setenv("PATH", "")
     assert shutil.which("lanemq") is None
-    assert demo._command() == "bin/lanemq"
+    assert summary.lanemq_command() == "bin/lanemq"
 
 
 def test_redelivery_is_explained() -> None:

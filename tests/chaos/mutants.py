@@ -4,8 +4,11 @@ Every mutant is the real code with one check removed. `patch` is `monkeypatch.se
 `setattr` in a child process.
 """
 
+import errno
+import os
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from lanemq.broker.appender import Appender
@@ -19,6 +22,7 @@ from lanemq.core.lane_queue import KeyedQueue
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.turns import NO_LEASE_NEEDED, Order
+from lanemq.log.filesystem import RealDisk
 from lanemq.log.store import Store
 from lanemq.model.units import Epoch, Millis
 
@@ -103,15 +107,46 @@ def flush_before_ack(patch: Patch) -> None:
     patch(Appender, "append", append)
 
 
-def slow_disk(patch: Patch) -> None:
-    """No guard: every flush takes 30 ms, so that what happens before one is seen on any machine."""
+def _each_flush_takes(patch: Patch, seconds: float) -> None:
     real = Store.flush
 
     def flush(self: Any, *given: Any, **named: Any) -> None:
-        time.sleep(0.03)
+        time.sleep(seconds)
         real(self, *given, **named)
 
     patch(Store, "flush", flush)
+
+
+def slow_disk(patch: Patch) -> None:
+    """No guard: every flush takes 30 ms, so that what happens before one is seen on any machine."""
+    _each_flush_takes(patch, 0.03)
+
+
+def stalling_disk(patch: Patch) -> None:
+    """No guard: every flush takes 200 ms, so that any machine can send more than it takes."""
+    _each_flush_takes(patch, 0.2)
+
+
+def _fails_at(patch: Patch, call: str, number: int) -> None:
+    """Only this one fails, as on a real disk: what comes after it would succeed."""
+    real, calls = getattr(RealDisk, call), count(1)
+
+    def failing(self: Any, *given: Any) -> Any:
+        if next(calls) == number:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(self, *given)
+
+    patch(RealDisk, call, failing)
+
+
+def failing_write(patch: Patch) -> None:
+    """No guard: the 150th write of the log fails."""
+    _fails_at(patch, "write_at", 150)
+
+
+def failing_sync(patch: Patch) -> None:
+    """No guard: the 150th fdatasync of the log fails."""
+    _fails_at(patch, "fdatasync", 150)
 
 
 def stamp_check(patch: Patch) -> None:
@@ -138,6 +173,9 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         gap_map,
         flush_before_ack,
         slow_disk,
+        stalling_disk,
+        failing_write,
+        failing_sync,
         stamp_check,
         first_unfinished,
     )

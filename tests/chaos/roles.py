@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.forgotten import tell_what_came_back
 from tests.chaos.mutants import MUTANTS
 
 from lanemq.broker.app import Broker
@@ -31,7 +32,7 @@ from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.clock import SystemClock
 from lanemq.core.queue_lease import LeaseTimes
-from lanemq.core.retry_policy import HoldKey, HoldQueue
+from lanemq.core.retry_policy import Backoff, HoldKey, HoldQueue
 from lanemq.history import History, Place, open_history
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_address
@@ -41,14 +42,17 @@ GROUP = "chaos"
 
 
 def broker(settings: dict[str, Any]) -> None:
-    """A broker on a given address and folder, until SIGTERM."""
+    """A broker on a given address and folder, until SIGTERM; `recorded`: it writes a history too."""
 
     ready = Path(settings["ready"])
+    history = Path(settings["history"]) if settings["options"].pop("recorded", False) else None
+    tell_what_came_back(ready.parent)
 
     async def serve() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        options = BrokerOptions(Path(settings["data"]), listen=parse_address(settings["listen"]), **settings["options"])
+        listen = parse_address(settings["listen"])
+        options = BrokerOptions(Path(settings["data"]), listen=listen, history=history, **settings["options"])
         running = Broker(options)
         await running.start()
         ready.write_text(str(running.address))  # noqa: ASYNC240 - once, before anybody is served
@@ -147,7 +151,10 @@ class Sink:
 
 
 def consume(settings: dict[str, Any]) -> None:
-    """Consumes in order until SIGTERM; each turn takes `work_ms`, those of the key `stuck` for ever."""
+    """Consumes in order until SIGTERM; each turn takes `work_ms`, those of the key `stuck` for ever.
+
+    With `broken`, a file, every third key fails while that exists, and is parked at once.
+    """
     history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="consumer")
     options = dict(settings["options"])
     if "lease" in settings:
@@ -156,12 +163,16 @@ def consume(settings: dict[str, Any]) -> None:
     work = settings["work_ms"] / 1000
     sink = Sink(Path(settings["sink"]), history) if "sink" in settings else None
 
-    policy = HoldQueue() if settings["whole_queue"] else HoldKey()
+    broken = Path(settings["broken"]) if "broken" in settings else None
+    hold = HoldKey(retries=1, backoff=Backoff(Millis(10), 1.0, Millis(10))) if broken else HoldKey()
+    policy = HoldQueue() if settings["whole_queue"] else hold
 
     @app.ordered(TOPIC, on_fail=policy, lanes=settings["lanes"])
     def on_order(message: Message) -> None:
         if message.key == settings["stuck"]:
             threading.Event().wait()
+        if broken is not None and int((message.key or "0")[-1]) % 3 == 0 and broken.exists():
+            raise ValueError("broken")
         if work:
             time.sleep(work)
         if sink is not None:

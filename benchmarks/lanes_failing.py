@@ -1,0 +1,106 @@
+"""What the others notice of one key that fails for the whole run.
+
+    python -m benchmarks lanes_failing
+
+10,000 keys over 4 queues. A round with every key healthy and a round with one failing, in turns; medians are
+compared. Throughput: a stored backlog is worked off with a handler that does nothing. Latency: messages are sent at a
+steady rate and timed from the send call to the handler; the failing key's are not counted.
+"""
+
+import logging
+import statistics
+import threading
+import time
+from typing import Any
+
+from benchmarks.harness import TOPIC, BrokerProcess, report
+from lanemq.client.app import App
+from lanemq.client.message import Message
+from lanemq.client.producer import Producer
+from lanemq.core.retry_policy import RETRY_FOREVER, HoldKey
+
+KEYS, BACKLOG, ROUNDS = 10_000, 100_000, 3
+PACED, PER_SECOND = 8_000, 1_000
+BROKEN = "key-7"
+
+
+class Run:
+    """One group working on one topic until all messages of the healthy keys are done."""
+
+    def __init__(self, broker: BrokerProcess, group: str, topic: str, wanted: int, *, failing: bool) -> None:
+        self.finished = threading.Event()
+        self.latencies: list[float] = []
+        self.times: list[float] = []
+        self._wanted, self._failing = wanted, failing
+        self.app: Any = App(broker.address, group=group, codec="bytes")
+        self.app.ordered(topic, on_fail=HoldKey(retries=RETRY_FOREVER))(self._handle)
+
+    def _handle(self, message: Message) -> None:
+        if message.key == BROKEN:
+            if self._failing:
+                raise ValueError("broken for the whole run")
+            return
+        now = time.perf_counter()
+        self.latencies.append(now - float(message.body[:20]))
+        self.times.append(now)
+        if len(self.times) == self._wanted:
+            self.finished.set()
+
+    def wait(self) -> None:
+        assert self.finished.wait(120), f"only {len(self.times)} of {self._wanted} were done"
+
+
+def main() -> None:
+    logging.getLogger("lanemq").addHandler(logging.NullHandler())
+    with BrokerProcess() as broker:
+        broker.create_topic()
+        with Producer(broker.address, codec="bytes") as producer:
+            producer.send_many(TOPIC, [(f"key-{number % KEYS}", _stamp()) for number in range(BACKLOG)])
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        tails: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(2 * ROUNDS):
+            failing = bool(number % 2)
+            rates[failing].append(throughput(broker, number, failing=failing))
+        for number in range(2 * ROUNDS):
+            failing = bool(number % 2)
+            tails[failing].append(p99(broker, number, failing=failing))
+    clean, hurt = (statistics.median(rates[each]) for each in (False, True))
+    report("lanes/failing_key_throughput", hurt / clean, "x", clean=round(clean), failing=round(hurt), target=0.95)
+    quiet, late = (statistics.median(tails[each]) * 1e3 for each in (False, True))
+    more = {"clean_ms": round(quiet, 2), "failing_ms": round(late, 2), "per_second": PER_SECOND, "target": 1.2}
+    report("lanes/failing_key_p99", late / quiet, "x", **more)
+
+
+def throughput(broker: BrokerProcess, number: int, *, failing: bool) -> float:
+    """Of the healthy keys, in messages per second."""
+    run = Run(broker, f"backlog-{number}", TOPIC, BACKLOG - BACKLOG // KEYS, failing=failing)
+    run.app.start()
+    run.wait()
+    run.app.stop(now=True)
+    return len(run.times) / (max(run.times) - min(run.times))
+
+
+def p99(broker: BrokerProcess, number: int, *, failing: bool) -> float:
+    """Of the healthy keys, in seconds, at a steady rate."""
+    topic = f"paced-{number}"
+    broker.create_topic(topic)
+    healthy = sum(1 for each in range(PACED) if _paced_key(each) != BROKEN)
+    run = Run(broker, f"paced-{number}", topic, healthy, failing=failing)
+    run.app.start()
+    with Producer(broker.address, codec="bytes") as producer:
+        began = time.perf_counter()
+        for each in range(PACED):
+            time.sleep(max(0.0, began + each / PER_SECOND - time.perf_counter()))
+            producer.submit(topic, _stamp(), key=_paced_key(each))
+    run.wait()
+    run.app.stop(now=True)
+    return statistics.quantiles(run.latencies[PACED // 8 :], n=100)[98]
+
+
+def _paced_key(number: int) -> str:
+    """The broken key comes again and again, not once in 10,000."""
+    return BROKEN if number % 100 == 0 else f"key-{number % KEYS}"
+
+
+def _stamp() -> bytes:
+    return f"{time.perf_counter():020.6f}".encode() + b"x" * 80

@@ -1,0 +1,122 @@
+"""Starts everything, kills a consumer and an executor half-way, waits until all is done, and judges the result."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lanemq.checker.checking import Options, check
+from lanemq.client.admin import Admin
+from lanemq.model.errors import LaneError
+from lanemq.testing.demo import pipeline_progress, summary
+from lanemq.testing.demo.plan import CONSUMER_GROUP, CONSUMERS, MASTER, QUEUES, SEED, TOPIC, table_folder
+from lanemq.testing.demo.result import compare, read_rows, rows_in
+from lanemq.testing.demo.run import Run, start_broker, until
+from lanemq.testing.order_life import OrderEvent, order_events, order_truth
+from lanemq.testing.processes import executors
+
+
+@click.command()
+@click.option("--orders", default=8_000, show_default=True)
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("var/demo"), show_default=True)
+@click.option("--master", default=MASTER, show_default=True, help="where Spark runs")
+def main(orders: int, folder: Path, master: str) -> None:
+    """Run the main job and check its result."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run, console = Run(folder, orders), Console()
+    try:
+        verdict = _run(run, master, console)
+    except LaneError as error:
+        console.print(f"[red]the run failed:[/red] {error}; the parts' logs are in {folder}", soft_wrap=True)
+        sys.exit(1)
+    finally:
+        run.stop_all()
+    summary.show(run, verdict, console)
+    sys.exit(0 if verdict.passed else 1)
+
+
+def _run(run: Run, master: str, console: Console) -> summary.Verdicts:
+    events = order_events(run.orders, SEED)
+    run.mark("start")
+    run.address = start_broker(run)
+    console.print(
+        f"broker on {run.address}; {len(events):,} events of {run.orders:,} orders; "
+        f"{CONSUMERS} consumers; Spark on {master}"
+    )
+    with Admin(run.address) as admin:
+        admin.create_topic(TOPIC, queues=QUEUES, ordered=True)
+        _start_parts(run, master)
+        _watch(run, admin, events, console)
+    run.mark("done")
+    run.end("pipeline")
+    run.end("consumer")
+    console.print("comparing the table with the generator's truth, and checking every send, turn, commit and lease …")
+    table = compare(read_rows(table_folder(run.folder)), order_truth(events))
+    report = check([run.history], Options(require=("turns", "rebalance", "faults"), drained=True))
+    return summary.Verdicts(table, report, len(events), pipeline_progress.totals(run.log_of("pipeline")))
+
+
+def _start_parts(run: Run, master: str) -> None:
+    os.environ |= {"LANEMQ_DEMO_FOLDER": str(run.folder.absolute()), "LANEMQ_DEMO_SERVERS": run.address}
+    declared = Path(__file__).with_name("pipeline.py")
+    run.start(
+        "pipeline", "lanemq.cli.main", "pipeline", "run", str(declared), "--master", master, "--json",
+        "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false", "--history", str(run.history),
+    )  # fmt: skip
+    for number in range(CONSUMERS):
+        run.start(f"consumer-{number}", "lanemq.testing.demo.roles", "consume", run.address, str(run.history))
+    run.start("generator", "lanemq.testing.demo.roles", "generate", run.address, str(run.history), str(run.orders))
+
+
+def _watch(run: Run, admin: Admin, events: list[OrderEvent], console: Console) -> None:
+    """Shows progress until everything is sent, consumed and in the table; kills when half of it is."""
+    distinct = len({(event.order, event.seq) for event in events})
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bars = [progress.add_task(what, total=most) for what, most in _goals(len(events), distinct)]
+        for _ in until("all events to be sent, consumed and in the table"):
+            run.check_alive()
+            sent, consumed, in_table = _counts(run, admin)
+            _show(progress, bars, (sent, consumed, in_table))
+            if consumed * 2 >= len(events) and "consumer-1" not in run.killed:
+                run.kill("consumer-1", run.processes["consumer-1"].pid)
+                progress.console.print("killed consumer-1 with SIGKILL half-way")
+            if in_table * 2 >= distinct and "executor" not in run.killed:
+                _kill_executor(run, progress)
+            if min(sent, consumed) >= len(events) and in_table >= distinct:
+                return
+
+
+def _goals(events: int, distinct: int) -> tuple[tuple[str, int], ...]:
+    return ("sent", events), ("consumed", events), ("in table", distinct)
+
+
+def _show(progress: Progress, bars: list[TaskID], counts: tuple[int, ...]) -> None:
+    for bar, count in zip(bars, counts, strict=True):
+        progress.update(bar, completed=count)
+
+
+def _counts(run: Run, admin: Admin) -> tuple[int, int, int]:
+    """Messages stored, messages that the consumers have committed, rows in the table."""
+    sent = sum(queue.end for queue in admin.describe_topic(TOPIC).queues)
+    consumed = sum(queue.offset for queue in admin.describe_group(CONSUMER_GROUP).queues if queue.queue.topic == TOPIC)
+    return sent, consumed, rows_in(table_folder(run.folder))
+
+
+def _kill_executor(run: Run, progress: Progress) -> None:
+    """A Spark that runs in one process has no executor to kill."""
+    found = executors(run.processes["pipeline"].pid)
+    run.killed.add("executor")
+    if found:
+        run.kill("executor", found[0])
+        progress.console.print(f"killed one of {len(found)} Spark executors with SIGKILL half-way")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,107 @@
+"""One run of the main job: which processes it started, where they write, what happened when."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lanemq.clock import SystemClock
+from lanemq.history import open_history
+from lanemq.model.errors import LaneError
+
+PATIENCE_SECONDS = 300.0
+"""Far more than a step takes; a run that hangs ends with an error instead of never."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Processes by name, moments by name."""
+
+    folder: Path
+    orders: int
+    address: str = ""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    killed: set[str] = field(default_factory=set)
+    marks: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def history(self) -> Path:
+        return self.folder / "history"
+
+    def mark(self, what: str) -> None:
+        self.marks.setdefault(what, time.perf_counter())
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """A part in a process of its own; what it prints goes to a file of its name."""
+        with self.log_of(name).open("wb") as out:
+            process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=out, stderr=out)
+        self.processes[name] = process
+        return process
+
+    def log_of(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def kill(self, name: str, pid: int) -> None:
+        """SIGKILL, written down for the checker: what follows is judged knowing that it happened."""
+        record = open_history(self.history, f"operator-{name}", SystemClock().now_ns)
+        record.fault("kill -9", name, "start")
+        os.kill(pid, signal.SIGKILL)
+        record.fault("kill -9", name, "end")
+        record.close()
+        self.killed.add(name)
+        self.mark(f"kill {name}")
+
+    def check_alive(self) -> None:
+        for name, process in self.processes.items():
+            ended = process.poll()
+            if ended is None or name in self.killed or (name == "generator" and ended == 0):
+                continue
+            raise LaneError(f"{name} ended with {ended}: {self.last_words(name)}")
+
+    def last_words(self, name: str) -> str:
+        lines = self.log_of(name).read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it said nothing, see {self.log_of(name)}"
+
+    def end(self, *names: str) -> None:
+        """SIGTERM to all of them, then waits: they finish what they have begun."""
+        ending = [process for name, process in self.processes.items() if name.startswith(names)]
+        for process in ending:
+            if process.poll() is None:
+                process.terminate()
+        for process in ending:
+            process.wait(timeout=PATIENCE_SECONDS)
+
+    def stop_all(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def until(what: str) -> Iterator[None]:
+    """Yields every now and then; gives up with an error that says what was waited for."""
+    end = time.perf_counter() + PATIENCE_SECONDS
+    while time.perf_counter() < end:
+        yield
+        time.sleep(0.1)
+    raise LaneError(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
+
+
+def start_broker(run: Run) -> str:
+    """Starts the broker and returns its address."""
+    run.start(
+        "broker",
+        "lanemq.cli.main", "broker", "--listen", "127.0.0.1:0",
+        "--data", str(run.folder / "data"), "--history", str(run.history),
+    )  # fmt: skip
+    for _ in until("the broker to start"):
+        run.check_alive()
+        found = re.search(r"^LaneMQ .* on (\S+:\d+)", run.log_of("broker").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    raise AssertionError

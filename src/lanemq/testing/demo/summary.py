@@ -1,0 +1,93 @@
+"""What the main job says at its end: both verdicts, the figures behind them, and where to look next."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lanemq.checker.verdict import Report, Verdict
+from lanemq.testing.demo.plan import CONSUMER_GROUP, checkpoint_folder, table_folder
+from lanemq.testing.demo.result import MOST_SHOWN, TableVerdict
+from lanemq.testing.demo.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The table against the truth, the histories against the rules."""
+
+    table: TableVerdict
+    report: Report
+    sent: int
+    pipeline: Mapping[str, int]
+    """The pipeline's own counts, added up over its batches."""
+
+    @property
+    def passed(self) -> bool:
+        return self.table.passed and self.report.verdict is Verdict.PASS
+
+
+def show(run: Run, verdicts: Verdicts, console: Console) -> None:
+    table = Table(title="order life cycles, from producer to table")
+    table.add_column("what")
+    table.add_column("result", justify="right")
+    for what, result in _figures(run, verdicts):
+        table.add_row(what, result)
+    console.print(table)
+    _say_what_is_wrong(verdicts, console)
+    _say_where_to_look(run, console)
+    console.print("[green]PASS[/green]" if verdicts.passed else "[red]FAIL[/red]")
+
+
+def _figures(run: Run, verdicts: Verdicts) -> list[tuple[str, str]]:
+    report, table = verdicts.report, verdicts.table
+    account = report.groups.get(CONSUMER_GROUP)
+    redelivered = sum(account.redelivered.values()) if account is not None else 0
+    seconds = run.marks["done"] - run.marks["start"]
+    return [
+        ("events sent and acknowledged", f"{report.coverage.get('acked', 0):,}"),
+        ("orders whose final state is right", f"{table.orders - len(table.wrong):,} of {table.orders:,}"),
+        ("transitions in the table, each once", f"{table.rows:,}"),
+        ("repeated events absorbed by the pipeline", f"{verdicts.pipeline.get('repeats', 0):,}"),
+        ("events consumed in order by consumers", f"{account.finished if account else 0:,}"),
+        ("consumers and executors killed", str(len(run.killed))),
+        ("redelivered to consumers after the kill", f"{redelivered:,}"),
+        ("batches of the pipeline", f"{verdicts.pipeline.get('batches', 0):,}"),
+        ("order violations", str(sum(report.counts.values()))),
+        ("seconds, start of Spark included", f"{seconds:.1f}"),
+        ("checker's verdict", report.verdict.name),
+    ]
+
+
+def _say_what_is_wrong(verdicts: Verdicts, console: Console) -> None:
+    for line in verdicts.table.wrong[:MOST_SHOWN]:
+        console.print(f"[red]table:[/red] {line}", soft_wrap=True)
+    for reason in verdicts.report.reasons:
+        console.print(f"unknown: {reason}", soft_wrap=True)
+    for broken in verdicts.report.violations[:MOST_SHOWN]:
+        console.print(f"[red]{broken.invariant}[/red] {broken.text}", soft_wrap=True)
+
+
+def _say_where_to_look(run: Run, console: Console) -> None:
+    command = lanemq_command()
+    lines = (
+        "redelivery after a kill is expected: delivery is at least once; no key's order was affected",
+        f"the table: {table_folder(run.folder)} (Delta)",
+        f"check the histories again: {command} check {run.history} --drained",
+        f"the pipeline's batches and lanes: {command} pipeline status {checkpoint_folder(run.folder)}",
+        f"the same broker again: {command} broker --data {run.folder / 'data'}",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def lanemq_command() -> str:
+    """`lanemq` as this shell finds it: `make run` works before anybody has activated its environment."""
+    beside = Path(sys.executable).with_name("lanemq")
+    if shutil.which("lanemq") or not beside.exists():
+        return "lanemq"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)

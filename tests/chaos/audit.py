@@ -1,0 +1,49 @@
+"""Reads the running broker's log as any client could, and compares it with what producers were told.
+
+Each look reads only what is new. A message that was acknowledged must be there, at the place that was named; the
+messages of a key must be there from the first on, one after the other.
+"""
+
+import json
+
+from tests.broker.talk import Talk
+from tests.chaos.diary import Diary, Place
+from tests.chaos.roles import TOPIC
+
+from lanemq.wire.record import RecordView
+
+
+class Audit:
+    """One for the whole run; remembers how far it has read and what it has seen there."""
+
+    def __init__(self, diary: Diary, queues: int) -> None:
+        self._diary = diary
+        self._next = dict.fromkeys(range(queues), 0)
+        self._step: dict[str, int] = {}
+        self._unasked: dict[Place, str] = {}
+        """Stored, and so far acknowledged to nobody: under way, or their producer is dead."""
+        self.stored = 0
+
+    def look(self, address: str) -> None:
+        """Raises `AssertionError` with the first message that is missing, elsewhere, or out of its order."""
+        told = dict(self._diary.read().news)
+        with Talk(address) as talk:
+            for queue, first in self._next.items():
+                for record in talk.read(TOPIC, queue, first):
+                    self._read(queue, record)
+        for place, name in told.items():
+            there = self._unasked.pop(place, None)
+            assert there is not None, f"{name} was acknowledged at {place}, and there is nothing"
+            assert there == name, f"{name} was acknowledged at {place}, and {there} is there"
+            del self._diary.news[place]
+
+    def _read(self, queue: int, record: RecordView) -> None:
+        offset = record.queue_offset
+        assert offset == self._next[queue], f"queue {queue} jumps from {self._next[queue]} to {offset}"
+        self._next[queue] = offset + 1
+        key, step = record.properties["__SHARDINGKEY"], json.loads(record.body)["step"]
+        expected = self._step.get(key, -1) + 1
+        assert step == expected, f"key {key} has step {step} at {(queue, offset)} instead of {expected}"
+        self._step[key] = step
+        self._unasked[queue, offset] = record.properties["UNIQ_KEY"]
+        self.stored += 1

@@ -1,0 +1,45 @@
+"""kill -9 and SIGSTOP of everybody under load, round after round; `make chaos ROUNDS=500` runs as many as wanted."""
+
+import json
+import os
+
+import pytest
+from tests.chaos.campaign import FAULTS, Campaign
+from tests.chaos.stage import Stage, complaint
+
+from lanemq.checker.verdict import Report, Verdict
+
+ROUNDS = int(os.environ.get("LANEMQ_CHAOS_ROUNDS", "20"))
+SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
+FORGOTTEN_MS = 2_000
+"""A crash may take the commits of 200 ms; on a machine that is busy with other things their writer comes late."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 60 * ROUNDS)
+def test_after_every_crash_what_was_acknowledged_is_there_in_order_and_everybody_goes_on(stage: Stage) -> None:
+    campaign = Campaign(stage, SEED)
+    campaign.play(ROUNDS)
+    report = campaign.end()
+    beyond = [found for found in report.violations if not campaign.is_frozen_turn(found)]
+    assert report.verdict is not Verdict.UNKNOWN, complaint(report)
+    assert not beyond, complaint(report)
+    assert sum(report.counts.values()) == len(report.violations), complaint(report)
+    assert len(campaign.rounds) == min(ROUNDS, len(FAULTS))
+    assert campaign.forgotten.oldest_ms < FORGOTTEN_MS
+    print(json.dumps(summary(campaign, report)))
+
+
+def summary(campaign: Campaign, report: Report) -> dict[str, object]:
+    """One line for a table of what was run."""
+    names = ("faults", "acked", "turns", "redelivery", "rebalance", "zombie_turns")
+    return {
+        "seed": SEED,
+        "rounds": dict(campaign.rounds),
+        "stored": campaign.audit.stored,
+        **{name: report.coverage[name] for name in names},
+        "verdict": report.verdict.name,
+        "frozen turns that overlapped": len(report.violations),
+        "commits a crash took": campaign.forgotten.commits,
+        "age of the oldest of them, ms": round(campaign.forgotten.oldest_ms),
+    }

@@ -1,0 +1,51 @@
+"""File systems of a test's own: one in memory that is soon full, one in an image file that can be copied.
+
+Both need root and a kernel that mounts; where that is not given, the test is skipped and says why. What they show is
+shown on the simulated disk as well (`lanemq.testing.faulty_disk`, `lanemq.testing.sim.disk`), on any machine.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _run(*command: object) -> None:
+    try:
+        subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", "") or error
+        pytest.skip(f"no file system of our own here: {' '.join(map(str, command))}: {why}")
+
+
+@contextlib.contextmanager
+def _mounted(at: Path, *how: object) -> Iterator[Path]:
+    at.mkdir(exist_ok=True)
+    _run("mount", *how, at)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=False, capture_output=True, timeout=60)
+
+
+def in_memory(at: Path, mebibytes: int) -> "contextlib.AbstractContextManager[Path]":
+    """A tmpfs of this size."""
+    return _mounted(at, "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs")
+
+
+def enlarge(at: Path, mebibytes: int) -> None:
+    _run("mount", "-o", f"remount,size={mebibytes}m", at)
+
+
+def make_image(path: Path, mebibytes: int) -> Path:
+    with path.open("wb") as file:
+        file.truncate(mebibytes << 20)
+    _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", path)
+    return path
+
+
+def image(path: Path, at: Path) -> "contextlib.AbstractContextManager[Path]":
+    """An ext4 in a file. What was written and not synced is not in the file."""
+    return _mounted(at, "-o", "loop", path)

@@ -1,0 +1,19 @@
+"""What a process takes: memory, descriptors, threads; read from the system, not from the process's own opinion."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+MIB = 1024 * 1024
+
+
+class Reading(NamedTuple):
+    memory: int
+    """Bytes that are really in memory (VmRSS)."""
+    files: int
+    threads: int
+
+
+def read(pid: int) -> Reading:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    memory = int(fields["VmRSS"].split()[0]) * 1024
+    return Reading(memory, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), int(fields["Threads"]))

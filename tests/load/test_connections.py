@@ -1,0 +1,100 @@
+"""Thousands who do nothing, and some who do not listen: neither costs the others anything."""
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.broker.talk import Talk, pull_ext
+from tests.chaos.stage import Part, Stage
+from tests.load.gauge import MIB, read
+
+from lanemq.net.address import parse_address
+from lanemq.wire.codes import RequestCode
+
+IDLE = 5_000
+MOST_BYTES_EACH = 16 * 1024
+DEAF = 20
+DEAF_BYTES = 8 * MIB
+"""The unsent answers of one peer (4 MiB and one message) with the copies that are made on the way."""
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """Enough for this process; the broker inherits them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < IDLE + 500:
+        pytest.skip(f"{IDLE} connections need {IDLE + 500} open files, the system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, IDLE + 500), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def latencies(talk: Talk, count: int = 200) -> list[float]:
+    """Milliseconds of round trips that need no disk, sorted."""
+    found = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        talk.bounds("T")
+        found.append((time.perf_counter() - begin) * 500)
+    return sorted(found)
+
+
+def wait_for_files(stage: Stage, broker: Part, true: object, what: str) -> None:
+    stage.until(what, lambda: true(read(broker.process.pid).files), 60)  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("descriptors")
+def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: Stage) -> None:
+    broker = stage.broker(default_queues=1)
+    with Talk(stage.address) as talk:
+        talk.send("T")
+        alone = latencies(talk)
+        before = read(broker.process.pid)
+        begin = time.monotonic()
+        idle = [socket.create_connection(parse_address(stage.address), timeout=30) for _ in range(IDLE)]
+        try:
+            wait_for_files(stage, broker, lambda files: files >= before.files + IDLE, "all are accepted")
+            took = time.monotonic() - begin
+            after = read(broker.process.pid)
+            crowded = latencies(talk)
+            sent = talk.send("T").code
+        finally:
+            for each in idle:
+                each.close()
+        wait_for_files(stage, broker, lambda files: files <= before.files + 2, "all are let go")
+        assert talk.send("T").code == 0
+    each = (after.memory - before.memory) / IDLE
+    p99 = {"alone": alone[-2], "crowded": crowded[-2]}
+    print(json.dumps({"bytes each": round(each), "seconds to accept": round(took, 2), "p99 ms": p99}))
+    assert sent == 0
+    assert each < MOST_BYTES_EACH
+    assert crowded[len(crowded) // 2] < 5 * alone[len(alone) // 2] + 5
+
+
+@pytest.mark.slow
+def test_consumers_that_never_listen_cost_a_bounded_amount_and_hold_up_nobody(stage: Stage) -> None:
+    """Each asks for 200 mebibytes and reads none of it."""
+    broker = stage.broker(default_queues=1)
+    with Talk(stage.address) as talk:
+        talk.send("T", bytes(MIB))
+        before = read(broker.process.pid).memory
+        deaf = [Talk(stage.address) for _ in range(DEAF)]
+        for each in deaf:
+            ask = [
+                each.frame(RequestCode.PULL_MESSAGE, pull_ext("T", 0, laneMaxBytes=str(2 * MIB))) for _ in range(200)
+            ]
+            each.socket.sendall(b"".join(frame for _, frame in ask))
+        begin = time.monotonic()
+        for _ in range(100):
+            assert talk.send("T", b"others are served").code == 0
+        took = time.monotonic() - begin
+        grown = read(broker.process.pid).memory - before
+        for each in deaf:
+            each.close()
+    print(json.dumps({"MiB grown": round(grown / MIB, 1), "MiB each": round(grown / MIB / DEAF, 2), "seconds": took}))
+    assert grown < DEAF * DEAF_BYTES
+    assert took < 20

@@ -1,0 +1,78 @@
+"""More than the broker can take: it says "busy", keeps its memory, and serves whoever does not send."""
+
+import json
+import threading
+import time
+from collections import Counter
+
+import pytest
+from tests.broker.talk import Talk, bodies
+from tests.chaos.stage import Stage
+from tests.load.gauge import MIB, read
+
+from lanemq.wire.codes import ResponseCode
+
+SENDERS = 4
+EACH = 250
+BODY = bytes(256 * 1024)
+WINDOW = 8
+PENDING = MIB
+GROWTH_BYTES = PENDING + SENDERS * WINDOW * len(BODY) + 48 * MIB
+"""What may wait for the disk, what may be under way in sockets, and room for the allocator."""
+
+
+class Sender(threading.Thread):
+    """Sends as fast as it is answered, a few requests ahead, and never waits because it was told "busy"."""
+
+    def __init__(self, address: str, number: int) -> None:
+        super().__init__(daemon=True)
+        self.codes: Counter[int] = Counter()
+        self.offsets: list[int] = []
+        self._number = number
+        self._talk = Talk(address)
+
+    def run(self) -> None:
+        waiting: list[int] = []
+        for _ in range(EACH):
+            waiting.append(self._talk.post_send("T", BODY, queue=self._number))
+            if len(waiting) > WINDOW:
+                self._hear(waiting.pop(0))
+        for opaque in waiting:
+            self._hear(opaque)
+        self._talk.close()
+
+    def _hear(self, opaque: int) -> None:
+        reply = self._talk.answer(opaque)
+        self.codes[reply.code] += 1
+        if reply.code == 0:
+            self.offsets.append(int(reply.ext["queueOffset"]))
+
+
+@pytest.mark.slow
+def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(stage: Stage) -> None:
+    """A disk that takes 200 ms for every flush is easily overrun. Leases must be renewed all the same."""
+    broker = stage.broker(["stalling_disk"], default_queues=SENDERS, max_pending_bytes=PENDING)
+    with Talk(stage.address) as talk:
+        talk.create("T", SENDERS)
+        talk.lane_lock("owner")
+        before = read(broker.process.pid).memory
+        senders = [Sender(stage.address, number) for number in range(SENDERS)]
+        for sender in senders:
+            sender.start()
+        memory, slowest = before, 0.0
+        while any(sender.is_alive() for sender in senders):
+            asked = time.monotonic()
+            assert talk.lane_lock("owner").lock_ok_mq_set, "a renewal was refused"
+            slowest = max(slowest, time.monotonic() - asked)
+            memory = max(memory, read(broker.process.pid).memory)
+        codes = sum((sender.codes for sender in senders), Counter[int]())
+        told = {sender._number: sorted(sender.offsets) for sender in senders}
+        assert {number: list(range(len(each))) for number, each in told.items()} == told
+        stored = [len(bodies(talk.read("T", number))) for number in range(SENDERS)]
+    print(json.dumps({"answers": codes, "MiB grown": round((memory - before) / MIB, 1), "slowest renewal, s": slowest}))
+    assert stored == [len(each) for each in told.values()], "busy means not stored, and stored means told"
+    assert codes.total() == SENDERS * EACH, "everybody was answered"
+    assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
+    assert codes[ResponseCode.SYSTEM_BUSY] >= 4 * codes[0], "the load was less than five times the capacity"
+    assert memory - before < GROWTH_BYTES
+    assert slowest < 2.0

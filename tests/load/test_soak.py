@@ -1,0 +1,77 @@
+"""Steady load for a while: memory, descriptors and threads stay flat; `make soak MINUTES=10` takes longer.
+
+Producers and consumers work at a steady pace and write their histories; at the end everything is done and judged.
+"""
+
+import json
+import os
+import time
+
+import pytest
+from tests.chaos.diary import Diary
+from tests.chaos.stage import Part, Stage, complaint
+from tests.load.gauge import MIB, Reading, read
+
+from lanemq.checker.verdict import Verdict
+
+SECONDS = float(os.environ.get("LANEMQ_SOAK_SECONDS", "20"))
+EVERY = max(0.2, SECONDS / 400)
+GROWTH_BYTES = 12 * MIB
+"""Between the second quarter of the run and the last; the first is for caches to fill."""
+
+
+def quarters(readings: list[Reading]) -> tuple[list[Reading], list[Reading]]:
+    part = len(readings) // 4
+    return readings[part : 2 * part], readings[3 * part :]
+
+
+def growth(readings: list[Reading], field: str) -> int:
+    before, after = ([getattr(each, field) for each in part] for part in quarters(readings))
+    return int(max(after) - max(before))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + 2 * SECONDS)
+def test_memory_descriptors_and_threads_stay_flat_under_steady_load(stage: Stage) -> None:
+    broker = stage.broker(default_queues=4, recorded=True)
+    diary = Diary(stage.history)
+    producers = [stage.producer(name, keys=100, ahead=500, pause_ms=1) for name in ("p", "q")]
+    stage.until("both producers are heard", lambda: len(diary.read().acked) == 2)
+    consumers = [stage.consumer(name) for name in ("a", "b")]
+    stage.until("both consumers work", lambda: len(diary.read().turns) == 2)
+    parts = [broker, *producers, *consumers]
+    seen = watch(diary, parts)
+    stage.finish(*producers)
+    stage.until("everything is done", lambda: not diary.read().undone, 60)
+    stage.finish(*consumers)
+    stage.finish(broker)
+    report = stage.judge("acked=1000")
+    print(json.dumps(summary(seen, diary)))
+    assert report.verdict is Verdict.PASS, complaint(report)
+    for name, readings in seen.items():
+        assert growth(readings, "memory") < GROWTH_BYTES, (name, summary(seen, diary))
+        assert growth(readings, "files") <= 4, name
+        assert growth(readings, "threads") <= 2, name
+
+
+def watch(diary: Diary, parts: list[Part]) -> dict[str, list[Reading]]:
+    """The one wait by time: time is what a soak is about."""
+    seen: dict[str, list[Reading]] = {part.name: [] for part in parts}
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        time.sleep(EVERY)
+        diary.read()
+        for part in parts:
+            assert part.alive, part.name
+            seen[part.name].append(read(part.process.pid))
+    return seen
+
+
+def summary(seen: dict[str, list[Reading]], diary: Diary) -> dict[str, object]:
+    return {
+        "seconds": SECONDS,
+        "acked": diary.acked.total(),
+        "MiB at the end": {name: round(each[-1].memory / MIB, 1) for name, each in seen.items()},
+        "MiB grown": {name: round(growth(each, "memory") / MIB, 2) for name, each in seen.items()},
+        "files grown": {name: growth(each, "files") for name, each in seen.items()},
+    }

@@ -1,0 +1,61 @@
+"""The plot of a pipeline's progress is drawn from what `lanemq pipeline run --json` prints."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "plot_pipeline.py"
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("plot_pipeline", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line(batch: int, **more: Any) -> str:
+    second = f"2026-11-16T00:00:{batch * 2:02}Z"
+    given = {"time": second, "batch": batch, "pass": 0, "epoch": 1, "messages": 500, "seconds": 0.5, "rate": 1000.0}
+    return json.dumps({**given, "lag": 900 - batch, "lag_seconds": 1.5, "repeated": False, "counts": {}, **more})
+
+
+def test_a_run_becomes_a_picture(script: ModuleType, tmp_path: Path) -> None:
+    """With all that a run may have: a pass, a restart, repeats, parked keys, a lag that nobody knows the age of."""
+    lines = [
+        line(0, counts={"repeats": 3, "lanes_stopped": 1, "parked": 1}),
+        line(1, **{"pass": 1, "messages": 0, "lag_seconds": None}),
+        line(2, epoch=2, repeated=True),
+    ]
+    (tmp_path / "progress.jsonl").write_text("\n".join(lines))
+    assert script.main([str(tmp_path / "progress.jsonl"), "-o", str(tmp_path / "out.png")]) == 0
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+
+
+def test_units_are_on_the_clock_and_other_lines_are_counted(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n".join([line(0), "12:00 WARNING something", line(1)[:40], line(3)]))
+    units, other = script.read_progress(tmp_path / "log")
+    assert [unit.at for unit in units] == [0.5, 6.5]
+    assert other == 2
+
+
+def test_without_times_batches_follow_each_other(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n".join([line(0, time=None), line(3, time=None)]))
+    assert [unit.at for unit in script.read_progress(tmp_path / "log")[0]] == [0.5, 1.0]
+
+
+def test_a_file_without_batches_is_told(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_text("nothing\n")
+    assert script.main([str(tmp_path / "log"), "-o", str(tmp_path / "out.png")]) == 1
+    assert "has no line about a batch" in capsys.readouterr().err
+    assert not (tmp_path / "out.png").exists()
