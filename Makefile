@@ -44,8 +44,8 @@ slow: setup ## only the slow tests
 format: setup ## reformat and fix what ruff can fix
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: setup ## all benchmarks, one JSON line each
-	@$(BIN)/python -m benchmarks
+bench: setup ## benchmarks, one JSON line each; those with Spark: make bench WHAT=spark
+	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/python -m benchmarks $(WHAT)
 
 sim: setup ## the whole system on virtual time, a fault schedule per seed: make sim SEEDS=20000
 	@$(BIN)/python -m lanemq.testing.sim --seeds $(or $(SEEDS),300) --jobs 2

@@ -1,42 +1,40 @@
-"""All measurements, one JSON line each: `python -m benchmarks`, or some: `python -m benchmarks send pull`."""
+"""All measurements, one JSON line each: `python -m benchmarks`, or some: `python -m benchmarks send pull`.
+
+Those with Spark take long and need Java: only by name, or all of them with `python -m benchmarks spark`. So do those
+about lanes (`python -m benchmarks lanes`), of which the last two kill and restart members for minutes.
+"""
 
 import sys
+from importlib import import_module
 
-from benchmarks import compiled, consume, footprint, pull, raw_send, send
+PLAIN = ("send", "raw_send", "pull", "consume", "footprint", "compiled")
+LANES = ("lanes_speed", "lanes_failing", "lanes_send", "lanes_memory", "lanes_kill", "lanes_restart")
+SPARK = (
+    "spark_read",
+    "spark_stream",
+    "spark_write",
+    "pipeline_sinks",
+    "spark_transitions",
+    "spark_cdc",
+    "spark_memory",
+    "check_spark",
+)
+GROUPS = {"plain": PLAIN, "lanes": LANES, "spark": SPARK}
 
 
-def _spark_read() -> None:
-    """Imported only when it is wanted: it needs pyspark and a Java runtime."""
-    from benchmarks import spark_read
-
-    spark_read.main()
-
-
-def _check_spark() -> None:
-    from benchmarks import check_spark
-
-    check_spark.main()
-
-
-MEASUREMENTS = {
-    "send": send.main,
-    "raw_send": raw_send.main,
-    "pull": pull.main,
-    "consume": consume.main,
-    "footprint": footprint.main,
-    "compiled": compiled.main,
-    "spark_read": _spark_read,
-    "check_spark": _check_spark,
-}
+def chosen(names: list[str]) -> list[str]:
+    wanted = [each for name in names or ["plain"] for each in GROUPS.get(name, (name,))]
+    unknown = sorted(set(wanted) - {*PLAIN, *LANES, *SPARK})
+    if unknown:
+        there = ", ".join((*GROUPS, *PLAIN, *LANES, *SPARK))
+        sys.exit(f"no measurement called {', '.join(unknown)}: choose from {there}")
+    return list(dict.fromkeys(wanted))
 
 
 def main(names: list[str]) -> None:
-    unknown = sorted(set(names) - MEASUREMENTS.keys())
-    if unknown:
-        sys.exit(f"no measurement called {', '.join(unknown)}: choose from {', '.join(MEASUREMENTS)}")
-    for name, measure in MEASUREMENTS.items():
-        if not names or name in names:
-            measure()
+    for name in chosen(names):
+        # Imported only when it is wanted: many need pyspark or pytest.
+        import_module(f"benchmarks.{name}").main()
 
 
 if __name__ == "__main__":

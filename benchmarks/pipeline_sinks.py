@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ ROWS = StructType(
 CHANGED = StructType([*ROWS, StructField(SEQUENCE, LongType()), StructField(DELETED, BooleanType())])
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     rows = int(arguments[0]) if arguments else 400_000
     for kind in arguments[1:] or KINDS:
         with ExitStack() as stack:

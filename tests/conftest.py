@@ -1,4 +1,4 @@
-"""One Spark session for the whole run: starting a second one costs as much as all its tests."""
+"""For all tests: no deadlines for examples, which only measure how busy a machine is, and one Spark session."""
 
 import os
 import shutil
@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
+    """One for the whole run: starting a second one costs as much as all its tests."""
     if shutil.which("java", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ['PATH']}") is None:
         pytest.skip("Spark needs a Java runtime, version 17 or newer: scripts/java.sh says how to get one")
     from lanemq.spark import recommended, register

@@ -2,10 +2,14 @@
 
 import importlib.util
 import runpy
+import sqlite3
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -91,3 +95,50 @@ def test_listener_statuses_mean_what_they_mean_in_rocketmq(broker: EmbeddedBroke
 def test_pipelined_send_keeps_keys_in_order(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> None:
     example("pipelined_send").main(broker.address)
     assert capsys.readouterr().out.count("messages in order") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_order_pipeline_parks_one_order_and_ends_with_the_truth(spark: Any) -> None:
+    end = example("order_pipeline").main(spark, orders=120)
+    assert end["right"]
+    assert end["parked"] == ["order-7"]
+    assert end["repeats"] > 0
+    assert end["rows"] == end["messages"] - end["repeats"] - 1, "each event once, the unreadable one not at all"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_ledger_adds_up_after_every_entry(spark: Any) -> None:
+    end = example("ledger_balances").main(spark, transfers=800)
+    assert end["right"]
+    assert end["entries"] < end["messages"], "some came twice, or nothing was shown"
+    assert end["refused"] > 0
+
+
+def test_the_auditor_of_the_ledger_finds_a_wrong_balance(tmp_path: Path) -> None:
+    """A verdict that nothing could make fail would be none."""
+    ledger = example("ledger_balances")
+    messages = [("account-1", ledger.Entry(1, "opening", 100)), ("account-1", ledger.Entry(2, "t0", -30))]
+    with closing(sqlite3.connect(tmp_path / "bank.db")) as bank:
+        bank.execute("CREATE TABLE entries (account, number, cents, booked, balance)")
+        bank.execute("INSERT INTO entries VALUES ('account-1', 1, 100, 1, 100), ('account-1', 2, -30, 1, 70)")
+        bank.commit()
+        assert ledger.audit(tmp_path / "bank.db", messages)["right"]
+        bank.execute("UPDATE entries SET balance = 130 WHERE number = 2")
+        bank.commit()
+        assert not ledger.audit(tmp_path / "bank.db", messages)["right"]
+        bank.execute("DELETE FROM entries WHERE number = 2")
+        bank.commit()
+        assert not ledger.audit(tmp_path / "bank.db", messages)["right"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_pipeline_from_a_file_counts_as_python_does(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for name in ("VISITS_SERVERS", "VISITS_FOLDER"):
+        monkeypatch.setenv(name, "")
+    end = example("visits").main(spark)
+    assert end["right"]
+    assert end["visits"] > 0

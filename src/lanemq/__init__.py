@@ -25,11 +25,12 @@ if TYPE_CHECKING:
         ToDeadLetter,
     )
     from lanemq.client.message import Message
+    from lanemq.client.parked_admin import ParkedAdmin
     from lanemq.client.producer import Producer
     from lanemq.client.pull_consumer import PullConsumer
     from lanemq.client.push_consumer import PushConsumer
     from lanemq.client.receipt import Receipt, StoredAs
-    from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue
+    from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue, Park
     from lanemq.core.sharding import by_hash, by_int_modulo
     from lanemq.model.errors import LaneError, MissingKey
     from lanemq.model.queue import MessageQueue
@@ -52,11 +53,12 @@ _HOMES = {
         "ToDeadLetter",
     ),
     "lanemq.client.message": ("Message",),
+    "lanemq.client.parked_admin": ("ParkedAdmin",),
     "lanemq.client.producer": ("Producer",),
     "lanemq.client.pull_consumer": ("PullConsumer",),
     "lanemq.client.push_consumer": ("PushConsumer",),
     "lanemq.client.receipt": ("Receipt", "StoredAs"),
-    "lanemq.core.retry_policy": ("Backoff", "DeadLetter", "HoldKey", "HoldQueue"),
+    "lanemq.core.retry_policy": ("Backoff", "DeadLetter", "HoldKey", "HoldQueue", "Park"),
     "lanemq.core.sharding": ("by_hash", "by_int_modulo"),
     "lanemq.model.errors": ("LaneError", "MissingKey"),
     "lanemq.model.queue": ("MessageQueue",),
@@ -85,6 +87,8 @@ __all__ = [
     "MissingKey",
     "OrderlyContext",
     "OrderlyStatus",
+    "Park",
+    "ParkedAdmin",
     "Producer",
     "PullConsumer",
     "PushConsumer",

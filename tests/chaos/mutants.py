@@ -16,15 +16,21 @@ from lanemq.client.hand_over import HandOver
 from lanemq.client.holding import Holding
 from lanemq.client.lane_board import LaneBoard
 from lanemq.client.lock_keeper import LockKeeper
-from lanemq.core.dedup import Fresh, ProducerTable
-from lanemq.core.gap_map import NO_GAPS
+from lanemq.core import sharding
+from lanemq.core.dedup import Fresh, Gap, ProducerTable
+from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lane_queue import KeyedQueue
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
-from lanemq.core.turns import NO_LEASE_NEEDED, Order
+from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
+from lanemq.log import reading, record_bytes
+from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
+from lanemq.log.state import State
 from lanemq.log.store import Store
 from lanemq.model.units import Epoch, Millis
+from lanemq.testing.sim.disk import SimDisk
+from lanemq.wire.record import PROOF
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -107,6 +113,11 @@ def flush_before_ack(patch: Patch) -> None:
     patch(Appender, "append", append)
 
 
+def sync_before_ack(patch: Patch) -> None:
+    """Broker: acknowledges what the operating system has, and the disk perhaps not."""
+    patch(CommitLog, "sync", lambda self: None)
+
+
 def _each_flush_takes(patch: Patch, seconds: float) -> None:
     real = Store.flush
 
@@ -161,6 +172,84 @@ def first_unfinished(patch: Patch) -> None:
     patch(KeyedQueue, "gaps", lambda self: NO_GAPS)
 
 
+def off_by_one(patch: Patch) -> None:
+    """Member: commits the first unfinished message together with the finished ones: the last read, not the next."""
+    real = KeyedQueue.committable.fget  # type: ignore[attr-defined]
+    patch(KeyedQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
+
+
+def wide_gaps(patch: Patch) -> None:
+    """Member: reports as finished, above its offset, everything that it has fetched."""
+
+    def gaps(self: Any) -> GapMap:
+        first = self.committable + 1
+        return GapMap.of([(first, self._next)]) if first < self._next else NO_GAPS
+
+    patch(KeyedQueue, "gaps", gaps)
+
+
+def hold(patch: Patch) -> None:
+    """Member: goes on with the next message of a key when one has failed."""
+    real = LaneScheduler.finish
+
+    def finish(self: Any, turn: Any, outcome: Any, **named: Any) -> Any:
+        return real(self, turn, DONE if outcome is FAILED else outcome, **named)
+
+    patch(LaneScheduler, "finish", finish)
+
+
+def sequence_check(patch: Patch) -> None:
+    """Broker: recognises repeats, but stores what follows a missing message."""
+    real = ProducerTable.judge
+
+    def judge(self: Any, *given: Any) -> Any:
+        judged = real(self, *given)
+        return Fresh(0) if isinstance(judged, Gap) else judged
+
+    patch(ProducerTable, "judge", judge)
+
+
+def saved_epochs(patch: Patch) -> None:
+    """Broker: gives epochs out and does not write them down."""
+    patch(State, "save_leases", lambda self, rows: None)
+
+
+def restored_leases(patch: Patch) -> None:
+    """Broker: begins again with its epochs, but without knowing who holds what."""
+    real = LockTable.restore
+
+    def restore(self: Any, rows: Any, *, floor: Any, now: Millis) -> None:
+        rows = list(rows)
+        real(self, (), floor=max([floor, *(row.epoch for row in rows)]), now=now)
+
+    patch(LockTable, "restore", restore)
+
+
+def folder_sync(patch: Patch) -> None:
+    """Broker: syncs a new segment's bytes, but not its name. (The simulation's disk; a real one cannot be asked.)"""
+    patch(SimDisk, "fsync_dir", lambda self, path: None)
+
+
+def restored_stamps(patch: Patch) -> None:
+    """Broker: begins again without the stamps it finds in the log behind its checkpoint."""
+    patch(ProducerTable, "replay", lambda self, *given, **named: None)
+
+
+def record_checksum(patch: Patch) -> None:
+    """Broker: takes every record for intact whose head looks like one, at its start and when it reads."""
+
+    def checksum(whole: memoryview, start: int, end: int) -> int:
+        return int(PROOF.unpack_from(whole, start)[-1])
+
+    patch(record_bytes, "checksum_of", checksum)
+    patch(reading, "verify", lambda *given: [])
+
+
+def selector_sign(patch: Patch) -> None:
+    """Producer: takes Python's remainder of a negative hash for Java's."""
+    patch(sharding, "_index", lambda number, queues: number % len(queues))
+
+
 MUTANTS: dict[str, Callable[[Patch], None]] = {
     each.__name__: each
     for each in (
@@ -172,11 +261,22 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         lease_news,
         gap_map,
         flush_before_ack,
+        sync_before_ack,
         slow_disk,
         stalling_disk,
         failing_write,
         failing_sync,
         stamp_check,
         first_unfinished,
+        off_by_one,
+        wide_gaps,
+        hold,
+        sequence_check,
+        saved_epochs,
+        restored_leases,
+        restored_stamps,
+        folder_sync,
+        record_checksum,
+        selector_sign,
     )
 }

@@ -1,6 +1,5 @@
 """kill -9 of the broker under load, again and again: what was acknowledged is there, once, in order."""
 
-import os
 from functools import partial
 
 import pytest
@@ -9,8 +8,8 @@ from tests.chaos.stage import Stage, complaint
 from lanemq.checker.verdict import Verdict
 
 NAIVE = ["flush_before_ack", "slow_disk"]
-ROUNDS = int(os.environ.get("LANEMQ_CHAOS_ROUNDS", "3"))
-"""How often the broker is killed; the nightly run asks for more."""
+ROUNDS = 3
+"""How often the broker is killed here; `test_rounds` does it as often as told."""
 
 
 @pytest.mark.slow

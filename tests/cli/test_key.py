@@ -11,11 +11,13 @@ from lanemq.cli.lane_reason import GroupOfKey
 from lanemq.client.admin import Admin, Place
 from lanemq.client.admin_views import AtOffset, GroupQueue
 from lanemq.client.consumer import Consumer
+from lanemq.client.lane_admin import NoAnswer
 from lanemq.client.producer import Producer
 from lanemq.core.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.lane_state_bodies import LaneStateAnswer
 
 QUEUES = [MessageQueue("orders", "lanemq", number) for number in range(4)]
 KEY = "order-4711"
@@ -88,30 +90,32 @@ def test_everything_done_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> 
     assert group["waits_for"] == "nothing: every message is done"
 
 
-def test_messages_ahead_in_the_queue_are_counted(run: Run, broker: EmbeddedBroker) -> None:
+def waiting(ahead: int, lane: LaneStateAnswer | NoAnswer | None, pending: int = 5) -> GroupOfKey:
+    at = GroupQueue(HOME, QueueOffset(pending - ahead), QueueOffset(9), owner="m")
+    return GroupOfKey("g", 1, Progress(at, None, 900), done=0, pending=(pending,), lane=lane)
+
+
+def test_messages_ahead_in_the_queue_are_counted_when_the_owner_does_not_say() -> None:
+    """In key order they hold back the commit and nothing else: the key's own turn may be what fails."""
+    told = waiting(2, NoAnswer("its owner is a stock client")).waits_for
+    assert told.startswith("its own turn, or at most 2 messages ahead of it in the queue: in queue order those run")
+    assert "in key order only those of its key do" in told
+    assert told.endswith("its owner is a stock client. Its lease ends in 900 ms unless it is renewed")
+
+
+def test_message_at_the_groups_offset_waits_for_its_own_turn() -> None:
+    assert waiting(0, None).waits_for.startswith("its own turn: it runs")
+
+
+def test_a_consumer_that_has_fetched_the_key_and_not_begun_it_says_so(run: Run, broker: EmbeddedBroker) -> None:
     with Consumer(broker.address, group="behind", topics="orders") as consumer:
         assert consumer.poll(10) is not None
         (group,) = ask(run, "--group", "behind")["groups"]
-    assert "at most 2 messages ahead of it in the queue: in queue order those run first" in group["waits_for"]
+    assert group["waits_for"].startswith(
+        ("a free worker: 3 messages from offset 2 on", "its handler: running", "its fetch")
+    )
     assert group["owner"] is not None
     assert group["lease_ms"] > 0
-
-
-def test_messages_of_other_keys_ahead_are_not_named_as_the_only_reason(run: Run, broker: EmbeddedBroker) -> None:
-    """In key order they hold back the commit and nothing else: the key's own turn may be what fails."""
-    with Consumer(broker.address, group="behind-too", topics="orders") as consumer:
-        assert consumer.poll(10) is not None
-        (group,) = ask(run, "--group", "behind-too")["groups"]
-    assert group["waits_for"].startswith("its own turn, or at most 2 messages")
-    assert "in key order only those of its key do" in group["waits_for"]
-
-
-def test_message_at_the_groups_offset_waits_for_its_own_turn(run: Run, broker: EmbeddedBroker) -> None:
-    put(broker, "at-it", AtOffset(QueueOffset(2)), [HOME.queue_id])
-    with Consumer(broker.address, group="at-it", topics="orders") as consumer:
-        assert consumer.poll(10) is not None
-        (group,) = ask(run, "--group", "at-it")["groups"]
-    assert group["waits_for"].startswith("its own turn")
 
 
 def test_message_outside_its_home_queue_is_pointed_out(run: Run, producer: Producer) -> None:

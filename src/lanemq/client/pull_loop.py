@@ -77,7 +77,7 @@ class Puller:
             return
         board, queue = holding.station.board, holding.queue
         limits = self._options.limits(holding.lane)
-        room = verdict(board.cached(queue), limits, out_of_order=holding.station.plan.order is not Order.QUEUE)
+        room = verdict(board.cached(queue), limits, out_of_order=_span_counts(holding))
         if isinstance(room, WaitFor):
             board.call_below(queue, limits.messages // 2, lambda: self._call(holding))
             await self._wait(holding, room.delay)
@@ -164,3 +164,10 @@ class Puller:
     def _call(self, holding: Holding) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody pulls any more
             self._loop.call_soon_threadsafe(holding.wake.set)
+
+
+def _span_counts(holding: Holding) -> bool:
+    """Whether messages that ran ahead of an unfinished one would run again after a crash. A broker that keeps gaps
+    remembers them: there, one stuck key must not stop the queue."""
+    order = holding.station.plan.order
+    return order is Order.NONE or (order is Order.KEY and not (holding.lane and holding.epoch > 0))

@@ -28,6 +28,9 @@ from lanemq.model.units import Millis, QueueOffset
 _offset_of = attrgetter("queue_offset")
 _size_of = attrgetter("size")
 
+FOLD_AT = 1_024
+"""Finished offsets above an unfinished one that are kept singly, before they become ranges."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
@@ -234,7 +237,8 @@ class KeyedQueue(LaneQueue[M]):
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
-        # What former owners finished above the first unfinished offset: treated as if a filter left it out.
+        # What former owners finished above the first unfinished offset: treated as if a filter left it out. What
+        # this one finished joins it by and by (`_fold`).
         self._done = done
         # Every lane with a message waiting or running, by key. Unused without order.
         self._lanes: dict[str | None, Lane[M]] = {}
@@ -378,3 +382,11 @@ class KeyedQueue(LaneQueue[M]):
                 self.failures.pop(message.queue_offset, None)
         while offsets and offsets[0] in finished:
             finished.remove(offsets.popleft())
+        if len(finished) > FOLD_AT:
+            self._fold()
+
+    def _fold(self) -> None:
+        """As ranges: a key that is stuck for hours must not cost memory for every message that passes it."""
+        self._done = self.gaps()
+        self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
+        self._finished = set()

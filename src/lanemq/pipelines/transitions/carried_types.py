@@ -25,6 +25,9 @@ _CONFIG: Final = (
     "weakref", "dict", "cache_hash", "tag", "tag_field",
 )  # fmt: skip
 
+_CACHE: Final = "__msgspec_cache__"
+"""What msgspec leaves in a dataclass or TypedDict that it has decoded; cannot be pickled, and is made again."""
+
 _names: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _rebuilt: dict[str, type] = {}
 """What came here before, by the name that the sender gave it."""
@@ -38,6 +41,8 @@ def carry_types() -> None:
         return
 
     def reduce(cls: type) -> Any:
+        if _CACHE in vars(cls):
+            delattr(cls, _CACHE)
         return _taken_apart(cls) if isinstance(cls, _STRUCT) else before(cls)  # type: ignore[no-untyped-call]
 
     reduce.carries_structs = True  # type: ignore[attr-defined]

@@ -1,0 +1,116 @@
+"""What 100,000 active keys cost, and whether workers wait for each other.
+
+    python -m benchmarks lanes_memory
+
+10,000 queues with 10 keys each, one message of 100 B per key, all waiting in one member's lanes. Memory as
+`tracemalloc` counts it, with and without the messages themselves. Then 4 workers take everything, with a handler
+of 0.2 ms; nothing in the member is locked per key or queue, so what can be waited for is the board's one mutex: that
+is timed. (A thread that has the mutex and waits for the interpreter's lock makes the others wait for both.)
+"""
+
+import threading
+import time
+import tracemalloc
+
+from benchmarks.harness import report
+from lanemq.client.codec import BytesCodec
+from lanemq.client.lane_board import LaneBoard
+from lanemq.client.message import Message, Source, read_messages
+from lanemq.clock import SystemClock
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.turns import DONE, NO_LEASE_NEEDED, LaneOptions, Order
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, QueueOffset
+from lanemq.wire.properties import encode_properties
+from lanemq.wire.record import encode_record
+
+QUEUES, KEYS_EACH, WORKERS, BYTES = 10_000, 10, 4, 100
+KEYS, HANDLER_SECONDS = QUEUES * KEYS_EACH, 0.0002
+
+
+class TimedLock:
+    """A mutex that remembers how long it was waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.waits: list[float] = []
+        self.taken = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        self.taken += 1
+        if self._lock.acquire(blocking=False):
+            return True
+        if not blocking:
+            return False
+        began = time.perf_counter()
+        got = self._lock.acquire(timeout=timeout)
+        self.waits.append(time.perf_counter() - began)
+        return got
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def main() -> None:
+    queues = [MessageQueue("bench", "lanemq", number) for number in range(QUEUES)]
+    tracemalloc.start()
+    pulls = [_pulled(queue) for queue in queues]
+    with_messages = tracemalloc.get_traced_memory()[0]
+    board, mutex = _board()
+    for queue, messages in zip(queues, pulls, strict=True):
+        board.add(queue, QueueOffset(0), NO_LEASE_NEEDED)
+        board.put(queue, messages, QueueOffset(len(messages)), QueueOffset(0))
+    lanes = tracemalloc.get_traced_memory()[0] - with_messages
+    tracemalloc.stop()
+    more = {"queues": QUEUES, "keys": KEYS, "target": 1000}
+    report("lanes/memory_per_key", (lanes + with_messages) / KEYS, "B", lanes_alone=round(lanes / KEYS), **more)
+    seconds, workers_time = _work(board)
+    waited = sum(mutex.waits)
+    more = {"longest_us": round(max(mutex.waits, default=0) * 1e6), "waits": len(mutex.waits), "taken": mutex.taken}
+    share = 100 * waited / workers_time
+    report("lanes/mutex_wait", share, "% of worker time", **more, workers=WORKERS, per_second=round(KEYS / seconds))
+
+
+def _board() -> tuple[LaneBoard, TimedLock]:
+    board, mutex = LaneBoard(LaneScheduler(LaneOptions()), Order.KEY, SystemClock()), TimedLock()
+    setattr(board, "_mutex", mutex)  # noqa: B010 - measured from outside, there is no option for it
+    setattr(board, "_changed", threading.Condition(mutex))  # type: ignore[arg-type]  # noqa: B010
+    return board, mutex
+
+
+def _pulled(queue: MessageQueue) -> list[Message]:
+    """What one pull brings: messages that share its buffer."""
+    records = [_record(queue.queue_id, number) for number in range(KEYS_EACH)]
+    return list(read_messages(Source(queue, BytesCodec(), Epoch(1)), b"".join(records)))
+
+
+def _record(queue: int, number: int) -> bytes:
+    key = f"order-{queue * KEYS_EACH + number:08d}"
+    text = encode_properties({"__SHARDINGKEY": key, "UNIQ_KEY": f"{queue:016X}{number:016X}"})
+    return encode_record(
+        topic="bench", body=b"x" * BYTES, properties_text=text, queue_id=queue, queue_offset=number, position=number
+    )
+
+
+def _work(board: LaneBoard) -> tuple[float, float]:
+    """Wall time, and the time of all workers together."""
+
+    def worker() -> None:
+        while (turn := board.take(0)) is not None:
+            time.sleep(HANDLER_SECONDS)
+            board.finish(turn, DONE)
+
+    threads = [threading.Thread(target=worker) for _ in range(WORKERS)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began
+    return seconds, seconds * WORKERS

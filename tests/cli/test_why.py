@@ -1,0 +1,261 @@
+"""`lanemq why`: one sentence, in every state that a lane can be in, and fast."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.chaos.members import until
+from tests.cli.conftest import Run
+
+from lanemq.cli.lag import Progress
+from lanemq.cli.lane_reason import GroupOfKey
+from lanemq.client.admin import Admin
+from lanemq.client.admin_views import GroupQueue
+from lanemq.client.app import App
+from lanemq.client.lane_admin import LaneAdmin, NoAnswer
+from lanemq.client.message import Message
+from lanemq.client.producer import Producer
+from lanemq.core.lane_view import LaneState
+from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue, Park
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command, encode_command
+from lanemq.wire.lane_state_bodies import LaneStateAnswer
+
+LONG = Backoff(Millis(60_000), 1.0, Millis(60_000))
+Handle = Callable[[Message], None]
+
+
+class Street:
+    """One topic of one queue, sent before its member starts; every group and topic is new."""
+
+    def __init__(self, broker: EmbeddedBroker, run: Run, name: str) -> None:
+        self.broker, self.run, self.name = broker, run, name
+        self._apps: list[App] = []
+        with Admin(broker.address) as admin:
+            admin.create_topic(name, queues=1, ordered=True)
+
+    def send(self, *keys: str) -> None:
+        with Producer(self.broker.address) as producer:
+            for key in keys:
+                producer.send(self.name, {}, key=key)
+
+    def member(self, handle: Handle, policy: FailurePolicy | None = None, lanes: int = 4) -> App:
+        app = App(self.broker.address, group=self.name, client_id=f"member-of-{self.name}", rebalance_soon_ms=50)
+        app.ordered(self.name, on_fail=policy, lanes=lanes)(handle)
+        app.start()
+        self._apps.append(app)
+        return app
+
+    def why(self, key: str) -> dict[str, Any]:
+        result = self.run("why", key, "--topic", self.name, "--group", self.name, "--json")
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout)[self.name])
+
+    def until_it_waits_for(self, key: str, begin: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def is_it() -> bool:
+            found.update(self.why(key))
+            return str(found["waits_for"]).startswith(begin)
+
+        until(f"{key} waits for {begin!r}", is_it)
+        return found
+
+    def close(self) -> None:
+        for app in self._apps:
+            app.stop(now=True)
+
+
+@pytest.fixture
+def street(broker: EmbeddedBroker, run: Run, request: pytest.FixtureRequest) -> Iterator[Street]:
+    made = Street(broker, run, request.node.name.replace("[", "-").replace("]", "")[:40])
+    yield made
+    made.close()
+
+
+def fails(message: Message) -> None:
+    raise ValueError("no stock left")
+
+
+class Gate:
+    """A handler that stays inside until it is let go."""
+
+    def __init__(self) -> None:
+        self.open, self.inside = threading.Event(), threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.inside.set()
+        assert self.open.wait(20)
+
+
+def test_a_key_in_back_off_names_attempts_next_try_and_the_last_error(street: Street) -> None:
+    street.send("a", "a")
+    street.member(fails, HoldKey(backoff=LONG))
+    found = street.until_it_waits_for("a", "its next attempt, in")
+    lane = found["lane"]
+    assert "ValueError('no stock left')" in found["waits_for"]
+    assert (lane["state"], lane["head"], lane["attempts"], lane["waiting"]) == ("held", 0, 1, 2)
+    assert 0 < lane["next_retry_ms"] <= 60_000
+    assert 0 <= lane["blocked_ms"] < 20_000
+
+
+def test_blocked_since_counts_from_the_first_failure_not_from_the_last(street: Street) -> None:
+    street.send("a")
+    street.member(fails, HoldKey(retries=100, backoff=Backoff(Millis(20), 1.0, Millis(20))))
+    until("it failed five times", lambda: (street.why("a")["lane"] or {}).get("attempts", 0) >= 5)
+    assert street.why("a")["lane"]["blocked_ms"] >= 4 * 20
+
+
+def test_a_success_ends_the_trouble(street: Street) -> None:
+    street.send("a", "a")
+    gate, calls = Gate(), []
+
+    def second_time_lucky(message: Message) -> None:
+        calls.append(message.queue_offset)
+        if len(calls) == 1:
+            raise ValueError("only once")
+        if message.queue_offset == 1:
+            gate(message)
+
+    street.member(second_time_lucky, HoldKey(backoff=Backoff(Millis(10), 1.0, Millis(10))), lanes=1)
+    assert gate.inside.wait(20)
+    street.send("a")
+    gate.open.set()
+    until("all is done", lambda: street.why("a")["waits_for"].startswith("nothing"))
+
+
+def test_a_running_handler_is_named_with_its_time(street: Street) -> None:
+    gate = Gate()
+    street.send("a")
+    street.member(gate)
+    assert gate.inside.wait(20)
+    found = street.why("a")
+    gate.open.set()
+    assert found["waits_for"].startswith("its handler: running for")
+    assert found["lane"]["running_ms"] >= 0
+    assert found["owner"] == f"member-of-{street.name}"
+    assert found["epoch"] == 1
+
+
+def test_a_key_without_a_free_worker_is_told_so(street: Street) -> None:
+    gate = Gate()
+    street.send("a", "b", "b")
+    street.member(gate, lanes=1)
+    assert gate.inside.wait(20)
+    found = street.until_it_waits_for("b", "a free worker: 2 messages from offset 1 on")
+    gate.open.set()
+    assert found["lane"]["state"] == "ready"
+
+
+def test_in_queue_order_the_message_ahead_is_named(street: Street) -> None:
+    street.send("a", "b")
+    street.member(fails, HoldQueue(suspend=Millis(30_000)))
+    found = street.until_it_waits_for("b", "offset 0 of the queue, 1 before its own, which waits for its next attempt")
+    assert found["lane"]["last_error"] == "ValueError('no stock left')"
+    assert street.why("a")["waits_for"].startswith("its next attempt, in")
+
+
+def test_a_lane_parked_at_the_broker_waits_for_a_person(street: Street) -> None:
+    street.send("a", "a")
+    street.member(fails, HoldKey(retries=0))
+    found = street.until_it_waits_for("a", "a person: parked since")
+    assert "no stock left" in found["waits_for"]
+
+
+def test_a_lane_parked_in_memory_waits_for_a_person(street: Street) -> None:
+    street.send("a")
+    street.member(fails, HoldKey(retries=0, then=Park(at_broker=False)))
+    found = street.until_it_waits_for("a", "a person: parked in its owner's memory at offset 0")
+    assert "no stock left" in found["waits_for"]
+
+
+def test_a_key_that_is_done_behind_a_stuck_one_waits_for_nothing_but_its_commit(street: Street) -> None:
+    gate = Gate()
+    street.send("stuck", "b")
+
+    def one_is_stuck(message: Message) -> None:
+        if message.key == "stuck":
+            gate(message)
+
+    street.member(one_is_stuck)
+    street.until_it_waits_for("b", "nothing: every message is done, and only its commit waits, for offset 0")
+    gate.open.set()
+
+
+def test_a_group_that_is_away_waits_for_a_member(street: Street) -> None:
+    street.send("a")
+    with Admin(street.broker.address) as admin:
+        admin.reset_offsets(street.name, street.name, to="earliest")
+    assert street.why("a")["waits_for"].startswith("a member: nobody of the group is online")
+
+
+def told(lane: LaneStateAnswer | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
+    at = GroupQueue(MessageQueue("t", "b", 0), QueueOffset(5), QueueOffset(9), owner="m")
+    return GroupOfKey("g", 1, Progress(at, None, 700), 0, pending, lane=lane).waits_for
+
+
+@pytest.mark.parametrize("state", [state for state in LaneState if state is not LaneState.EMPTY])
+def test_every_state_has_a_sentence(state: LaneState) -> None:
+    lane = LaneStateAnswer(state=state.value, order="key", head=5, blocked_for=1_500, attempts=2, reason="E()")
+    assert "offset 5" in told(lane)
+    assert ", failed 2 times, blocked for 1.5 s: E()" in told(lane)
+
+
+def test_a_key_that_is_not_fetched_yet_is_told_how_far_the_owner_is() -> None:
+    lane = LaneStateAnswer(state="empty", order="key", next_offset=4, committable=2)
+    assert told(lane) == "its fetch: the owner has fetched up to offset 4, the first unfinished is 2"
+
+
+def test_an_owner_that_is_silent_is_named_with_its_lease() -> None:
+    sentence = told(NoAnswer("its owner m is not connected any more", silent=True))
+    assert sentence.endswith("its owner m is not connected any more. Its lease ends in 700 ms unless it is renewed")
+
+
+def test_a_member_that_does_not_answer_is_waited_for_no_longer_than_allowed(street: Street) -> None:
+    """A frozen process keeps its connection; the question reaches it and nothing comes back."""
+    with frozen_member(street.broker, street.name, "frozen"):
+        admin = LaneAdmin(street.broker.address)
+        until("the broker knows it", lambda: not _offline(admin, street.name))
+        began = time.monotonic()
+        answer = admin.state(street.name, "frozen", MessageQueue(street.name, "lanemq", 0), "a")
+        spent = time.monotonic() - began
+        admin.close()
+    assert isinstance(answer, NoAnswer)
+    assert answer.silent
+    assert spent < 1.0, "50 ms, and the patience of a busy machine"
+
+
+def _offline(admin: LaneAdmin, group: str) -> bool:
+    answer = admin.state(group, "frozen", MessageQueue(group, "lanemq", 0), "a")
+    return isinstance(answer, NoAnswer) and "not online" in answer.why
+
+
+def test_the_answer_comes_within_a_tenth_of_a_second(street: Street) -> None:
+    street.send("a")
+    street.member(fails, HoldKey(backoff=LONG))
+    street.until_it_waits_for("a", "its next attempt")
+    spans = []
+    for _ in range(9):
+        began = time.monotonic()
+        street.why("a")
+        spans.append(time.monotonic() - began)
+    assert min(spans) < 0.1
+
+
+def frozen_member(broker: EmbeddedBroker, group: str, client_id: str) -> socket.socket:
+    """A member that has introduced itself and reads nothing any more."""
+    host, port = broker.address.split(":")
+    sock = socket.create_connection(Address(host, int(port)), 5)
+    consumer = ConsumerData(group_name=group, subscription_data_set=[Subscription(topic=group, sub_string="*")])
+    body = HeartbeatData(client_id=client_id, consumer_data_set=[consumer])
+    sock.sendall(encode_command(Command(RequestCode.HEART_BEAT, 1, body=body.encode())))
+    return sock
