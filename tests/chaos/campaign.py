@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from tests.chaos.audit import Audit
 from tests.chaos.diary import Diary
@@ -20,8 +21,8 @@ from lanemq.checker.verdict import Report, Violation
 QUEUES = 4
 LEASE = (200, 1_500, 2_000)
 """Milliseconds: renewed every, trusted for, kept by the broker for. Short, so that freezing beyond it is."""
-BROKER = {"default_queues": QUEUES, "member_expiry_ms": 1_000, "recorded": True}
-CONSUMER = {"lease": LEASE, "options": {"heartbeat_every_ms": 300, "commit_every_ms": 100}}
+BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry_ms": 1_000, "recorded": True}
+CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every_ms": 300, "commit_every_ms": 100}}
 PATIENCE = 60.0
 """Seconds that a round may take to get going again on a machine that is busy with other things."""
 ACKS, TURNS = 20, 5

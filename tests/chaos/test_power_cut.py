@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,19 @@ def recovered(copy: Path, folder: Path) -> dict[Place, tuple[str, int, str]]:
     return found
 
 
-def cut(stage: Stage, broker: Part, diary: Diary) -> tuple[dict[Place, str], Path]:
-    """What was acknowledged until now, and the disk as it is now."""
+def has_acked(diary: Diary, enough: int) -> bool:
+    return diary.read().acked.total() > enough
+
+
+def cut(stage: Stage, broker: Part, diary: Diary) -> tuple[dict[Place, str], dict[Place, tuple[str, int, str]]]:
+    """What was acknowledged until now, and what a cut at this moment leaves. The broker goes on afterwards."""
     copy = stage.folder / "copy.img"
     broker.signal(signal.SIGSTOP)
     told = dict(diary.read().news)
     shutil.copyfile(stage.folder / "disk.img", copy)
+    found = recovered(copy, stage.folder)
     broker.signal(signal.SIGCONT)
-    return told, copy
+    return told, found
 
 
 def lost(told: dict[Place, str], found: dict[Place, tuple[str, int, str]]) -> list[Place]:
@@ -74,9 +80,8 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(stage: Stage, disk: Pat
         seen = 0
         for number in range(CUTS):
             enough = diary.read().acked.total() + 100 + 37 * number % 150
-            stage.until("messages flow", lambda enough=enough: diary.read().acked.total() > enough)
-            told, copy = cut(stage, broker, diary)
-            found = recovered(copy, stage.folder)
+            stage.until("messages flow", partial(has_acked, diary, enough))
+            told, found = cut(stage, broker, diary)
             assert not lost(told, found), lost(told, found)[:5]
             steps: dict[str, int] = {}
             for _, (key, step, _) in sorted(found.items()):
@@ -95,9 +100,9 @@ def test_a_broker_that_does_not_sync_loses_acknowledged_messages_in_a_power_cut(
         broker, diary = start(stage, ["sync_before_ack"])
         for _ in range(5):
             enough = diary.read().acked.total() + 200
-            stage.until("messages flow", lambda enough=enough: diary.read().acked.total() > enough)
-            told, copy = cut(stage, broker, diary)
-            if missing := lost(told, recovered(copy, stage.folder)):
+            stage.until("messages flow", partial(has_acked, diary, enough))
+            missing = lost(*cut(stage, broker, diary))
+            if missing:
                 break
         for part in stage.parts("p", "broker"):
             stage.kill(part)

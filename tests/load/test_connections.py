@@ -4,7 +4,7 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.broker.talk import Talk, pull_ext
@@ -42,8 +42,8 @@ def latencies(talk: Talk, count: int = 200) -> list[float]:
     return sorted(found)
 
 
-def wait_for_files(stage: Stage, broker: Part, true: object, what: str) -> None:
-    stage.until(what, lambda: true(read(broker.process.pid).files), 60)  # type: ignore[operator]
+def wait_for_files(stage: Stage, broker: Part, true: Callable[[int], bool], what: str) -> None:
+    stage.until(what, lambda: true(read(broker.process.pid).files), 60)
 
 
 @pytest.mark.slow
@@ -67,11 +67,11 @@ def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: 
                 each.close()
         wait_for_files(stage, broker, lambda files: files <= before.files + 2, "all are let go")
         assert talk.send("T").code == 0
-    each = (after.memory - before.memory) / IDLE
+    bytes_each = (after.memory - before.memory) / IDLE
     p99 = {"alone": alone[-2], "crowded": crowded[-2]}
-    print(json.dumps({"bytes each": round(each), "seconds to accept": round(took, 2), "p99 ms": p99}))
+    print(json.dumps({"bytes each": round(bytes_each), "seconds to accept": round(took, 2), "p99 ms": p99}))
     assert sent == 0
-    assert each < MOST_BYTES_EACH
+    assert bytes_each < MOST_BYTES_EACH
     assert crowded[len(crowded) // 2] < 5 * alone[len(alone) // 2] + 5
 
 

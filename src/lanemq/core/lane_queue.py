@@ -371,6 +371,8 @@ class KeyedQueue(LaneQueue[M]):
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
         """Without what former owners finished; ranges of it right behind the pull need not be pulled at all."""
         done = self._done = self._done.above(self.committable)
+        if messages and not (done and messages[0].queue_offset < done.bounds[-1]):
+            return messages, done.past(next_offset)
         return [m for m in messages if m.queue_offset not in done], done.past(next_offset)
 
     def _finish(self, done: Sequence[M]) -> None:

@@ -8,7 +8,7 @@ of the pipeline that was replaced has a lower epoch than the one that replaced i
 from dataclasses import dataclass
 from typing import Final
 
-PASSES: Final = 1024
+PASSES: Final = 1 << 20
 """Numbers that a batch of Spark has room for: its own, and those of the passes behind it."""
 
 

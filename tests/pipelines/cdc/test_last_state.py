@@ -9,7 +9,7 @@ import pytest
 from lanemq.client.producer import Producer
 from lanemq.model.units import Millis
 from lanemq.pipelines import dead_letters
-from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.batch import PASSES, Batch
 from lanemq.pipelines.cdc import LastState
 from lanemq.pipelines.ports import Results
 from lanemq.testing.embedded import EmbeddedBroker
@@ -51,8 +51,8 @@ def test_a_topic_becomes_one_row_per_key_the_same_every_time(
     stage.open(spark, tmp_path)
     options = {"servers": broker.address, "topic": topic, "columns": ",".join(stage.columns)}
     messages = spark.read.format("lanemq").options(**options).load()
-    first = stage.run(messages, Batch("q", 1024, 1))
-    again = stage.run(messages.repartition(2), Batch("q", 1024, 2))
+    first = stage.run(messages, Batch("q", PASSES, 1))
+    again = stage.run(messages.repartition(2), Batch("q", PASSES, 2))
     rows = rows_of(first)
     assert rows_of(again) == rows, "rows in any task and any order: offsets say what is newer"
     assert [(row["id"], row["name"], row["_deleted"]) for row in rows] == [
@@ -69,13 +69,13 @@ def test_a_topic_becomes_one_row_per_key_the_same_every_time(
     assert first.dead.schema == dead_letters.SCHEMA
     assert list(letter) == dead_letters.SCHEMA.fieldNames()
     assert (letter["topic"], letter["key"], letter["value"]) == (topic, '{"id": 4}', b"{broken")
-    assert letter["batch"] == 1024
+    assert letter["batch"] == PASSES
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_work_of_a_killed_run_is_removed(spark: Any, tmp_path: Path) -> None:
-    (tmp_path / "work" / "1024").mkdir(parents=True)
-    (tmp_path / "work" / "1024" / "left.rows").write_bytes(b"half")
+    (tmp_path / "work" / str(PASSES)).mkdir(parents=True)
+    (tmp_path / "work" / str(PASSES) / "left.rows").write_bytes(b"half")
     stage = LastState("id bigint", ["id"])
     stage.open(spark, tmp_path)
     assert not (tmp_path / "work").exists()

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 
 from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.transitions.event import COLUMNS
 from lanemq.spark.schema import arrow_schema, some_columns
@@ -171,7 +171,7 @@ class Pipeline:
 
     def run_pass(self, number: int | None = None) -> dict[str, int] | None:
         """The next pass, or one that was interrupted; None if nothing was due."""
-        at = self.passes + 1 if number is None else number % 1024
+        at = self.passes + 1 if number is None else number % PASSES
         batch = Batch(QUERY, batch_number(self.batch, at), 1)
         results = self.stage.run_pass(batch)
         if results is None:

@@ -13,7 +13,7 @@ from tests.pipelines.transitions.driving import QUERY, Sent, Sink, arrow
 from lanemq import Producer
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
-from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.transitions.event import COLUMNS
 from lanemq.pipelines.transitions.requests import list_parked, request_redrive, show
 from lanemq.spark.schema import some_columns
@@ -98,7 +98,7 @@ def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Str
     stream.catch_up()
     assert stream.sink.rows() == []
     place = stream.place / "stage"
-    number = batch_number(max(stream.sink.batches) // 1024, 1)
+    number = batch_number(max(stream.sink.batches) // PASSES, 1)
     _until_due(stream)
     results = stream.stage.run_pass(Batch(QUERY, number, 1))
     assert results is not None
@@ -176,6 +176,6 @@ def test_empty_and_tiny_frames_are_batches(spark: SparkSession, tmp_path: Path) 
     stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
     stage.open(spark, tmp_path)
     assert stage.run(frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
-    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, 1024, 1))
+    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, PASSES, 1))
     assert results.dead is not None
     assert results.dead.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

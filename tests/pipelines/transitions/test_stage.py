@@ -10,7 +10,7 @@ from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline,
 from lanemq.model.errors import InvalidOption, OrderError, StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
-from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.transitions import shard_work
 from lanemq.pipelines.transitions.lane import Why
 from lanemq.pipelines.transitions.requests import show
@@ -36,8 +36,8 @@ def test_a_repeated_batch_gives_the_same_rows_and_leaves_the_same_state(tmp_path
     """The worker still has the shard as the first attempt left it, and must not start from that."""
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(6))
-    first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, 1024, 1))
-    again = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, 1024, 1))
+    first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, PASSES, 1))
+    again = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, PASSES, 1))
     assert first.outputs.table().to_pylist() == again.outputs.table().to_pylist()
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 4}
 

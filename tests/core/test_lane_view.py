@@ -1,0 +1,103 @@
+"""What a lane says of itself, and what a stuck one costs."""
+
+import pytest
+from tests.core.bench import Msg, Q
+
+from lanemq.core.lane_queue import FOLD_AT
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.lane_view import LaneState, LaneView
+from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue, Park
+from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
+from lanemq.model.units import Millis, QueueOffset
+
+NOW = Millis(1_000)
+SLOW = HoldKey(backoff=Backoff(Millis(500)))
+
+
+def laid(policy: FailurePolicy = SLOW, order: Order = Order.KEY, keys: str = "aab") -> LaneScheduler[Msg]:
+    scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=policy, run_limit=1))
+    scheduler.add(Q, QueueOffset(0), order, usable_until=NO_LEASE_NEEDED)
+    messages = [Msg(offset, key) for offset, key in enumerate(keys)]
+    assert scheduler.put(Q, messages, QueueOffset(len(keys)), pulled_from=QueueOffset(0))
+    return scheduler
+
+
+def begin(scheduler: LaneScheduler[Msg]) -> Turn[Msg]:
+    turn = scheduler.next_turn(now=NOW)
+    assert isinstance(turn, Turn)
+    return turn
+
+
+def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
+    view = scheduler.view(Q, key, now=Millis(now))
+    assert view is not None
+    return view
+
+
+def test_a_lane_goes_from_ready_to_running_to_held_and_to_nothing() -> None:
+    scheduler = laid()
+    assert (seen(scheduler, "a").state, seen(scheduler, "a").waiting) == (LaneState.READY, 2)
+    turn = begin(scheduler)
+    assert (seen(scheduler, "a").state, seen(scheduler, "a").head) == (LaneState.RUNNING, 0)
+    scheduler.finish(turn, FAILED, now=NOW)
+    held = seen(scheduler, "a")
+    assert (held.state, held.head, held.attempts, held.until) == (LaneState.HELD, 0, 1, 1_500)
+    assert seen(scheduler, "b").state is LaneState.READY, "nobody else waits"
+    assert seen(scheduler, "never-sent").state is LaneState.EMPTY
+
+
+def test_a_lane_whose_hold_is_over_is_ready_though_no_worker_came_yet() -> None:
+    scheduler = laid()
+    scheduler.finish(begin(scheduler), FAILED, now=NOW)
+    assert seen(scheduler, "a", NOW + 500).state is LaneState.READY
+
+
+def test_a_parked_lane_says_so() -> None:
+    scheduler = laid(HoldKey(retries=0, then=Park(at_broker=False)))
+    scheduler.finish(begin(scheduler), FAILED, now=NOW)
+    assert seen(scheduler, "a").state is LaneState.PARKED
+
+
+def test_in_queue_order_every_key_sees_the_queues_one_lane() -> None:
+    scheduler = laid(HoldQueue(suspend=Millis(700)), Order.QUEUE)
+    scheduler.finish(begin(scheduler), FAILED, now=NOW)
+    view = seen(scheduler, "b")
+    assert (view.state, view.head, view.until, view.waiting) == (LaneState.HELD, 0, 1_700, 3)
+
+
+@pytest.mark.parametrize("what", ["lease", "hand-over"])
+def test_a_queue_that_may_not_run_is_the_reason(what: str) -> None:
+    scheduler = laid()
+    if what == "lease":
+        scheduler.set_usable_until(Q, NOT_LEASED)
+    else:
+        scheduler.drain(Q)
+    assert seen(scheduler, "a").state is (LaneState.UNLEASED if what == "lease" else LaneState.LEAVING)
+
+
+def test_a_queue_that_is_not_held_has_no_view() -> None:
+    scheduler = laid()
+    scheduler.drop(Q)
+    assert scheduler.view(Q, "a", now=NOW) is None
+
+
+def test_a_stuck_key_costs_ranges_not_every_message_that_passes_it() -> None:
+    """The gaps stay exact, and so does the count, however often finished offsets were folded."""
+    scheduler = laid(keys="s")
+    stuck = begin(scheduler)
+    count, at = 5 * FOLD_AT, 1
+    while at < count:
+        messages = [Msg(offset, str(offset)) for offset in range(at, at + 500)]
+        assert scheduler.put(Q, messages, QueueOffset(at + 500), pulled_from=QueueOffset(at))
+        at += 500
+        while isinstance(turn := scheduler.next_turn(now=NOW), Turn):
+            scheduler.finish(turn, DONE, now=NOW)
+    assert scheduler.gaps(Q).ranges() == [(1, at)]
+    assert scheduler.cached(Q).count == 1
+    assert scheduler.committable(Q) == 0
+    kept = scheduler._queues[Q]
+    assert len(kept._finished) <= FOLD_AT  # type: ignore[attr-defined]
+    assert len(kept._offsets) <= FOLD_AT + 1  # type: ignore[attr-defined]
+    scheduler.finish(stuck, DONE, now=NOW)
+    assert scheduler.committable(Q) == at
+    assert not scheduler.gaps(Q)
