@@ -50,8 +50,8 @@ class Menu(Nouns):
 def main() -> None:
     """Ordered messaging: every key has its lane; nothing overtakes.
 
-    Every command except `broker`, `pipeline`, `check` and `history` asks the broker at --server HOST:PORT, or at the environment
-    variable LANEMQ_SERVER.
+    Every command except `broker`, `pipeline`, `check` and `history` asks the broker at --server HOST:PORT, or at
+    the environment variable LANEMQ_SERVER.
     """
 
 
