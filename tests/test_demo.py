@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ LIFE = [Transition("a", 1, None, "created", 10), Transition("a", 2, "created", "
 
 def last_words(folder: Path, verdicts: summary.Verdicts | None = None) -> list[str]:
     out = io.StringIO()
-    good = summary.Verdicts(TableVerdict(1, 2), Report(Verdict.PASS, 1), 2, {})
+    good = summary.Verdicts(TableVerdict(1, 2), Report(Verdict.PASS, 1), 0, {})
     run = Run(folder, 1, marks={"start": 0.0, "done": 1.0})
     summary.show(run, verdicts or good, Console(file=out, width=30))
     return out.getvalue().splitlines()
@@ -56,9 +57,15 @@ def test_an_empty_truth_proves_nothing() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.VIOLATION, Verdict.UNKNOWN])
 def test_a_right_table_does_not_make_up_for_a_bad_history(verdict: Verdict) -> None:
-    verdicts = summary.Verdicts(TableVerdict(1, 2), Report(verdict, 1), 2, {})
+    verdicts = summary.Verdicts(TableVerdict(1, 2), Report(verdict, 1), 0, {})
     assert not verdicts.passed
     assert last_words(Path("var/demo"), verdicts)[-1] == "FAIL"
+
+
+def test_repeated_events_that_the_pipeline_did_not_recognise_are_no_pass() -> None:
+    good = summary.Verdicts(TableVerdict(1, 2), Report(Verdict.PASS, 1), 3, {"repeats": 3})
+    assert good.passed
+    assert not replace(good, pipeline={"repeats": 2}).passed
 
 
 def test_what_the_pipeline_said_is_added_up_over_its_batches(tmp_path: Path) -> None:

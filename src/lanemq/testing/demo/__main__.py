@@ -58,7 +58,8 @@ def _run(run: Run, master: str, console: Console) -> summary.Verdicts:
     console.print("comparing the table with the generator's truth, and checking every send, turn, commit and lease …")
     table = compare(read_rows(table_folder(run.folder)), order_truth(events))
     report = check([run.history], Options(require=("turns", "rebalance", "faults"), drained=True))
-    return summary.Verdicts(table, report, len(events), pipeline_progress.totals(run.log_of("pipeline")))
+    said = pipeline_progress.totals(run.log_of("pipeline"))
+    return summary.Verdicts(table, report, len(events) - _distinct(events), said)
 
 
 def _start_parts(run: Run, master: str) -> None:
@@ -75,7 +76,7 @@ def _start_parts(run: Run, master: str) -> None:
 
 def _watch(run: Run, admin: Admin, events: list[OrderEvent], console: Console) -> None:
     """Shows progress until everything is sent, consumed and in the table; kills when half of it is."""
-    distinct = len({(event.order, event.seq) for event in events})
+    distinct = _distinct(events)
     columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bars = [progress.add_task(what, total=most) for what, most in _goals(len(events), distinct)]
@@ -90,6 +91,10 @@ def _watch(run: Run, admin: Admin, events: list[OrderEvent], console: Console) -
                 _kill_executor(run, progress)
             if min(sent, consumed) >= len(events) and in_table >= distinct:
                 return
+
+
+def _distinct(events: list[OrderEvent]) -> int:
+    return len({(event.order, event.seq) for event in events})
 
 
 def _goals(events: int, distinct: int) -> tuple[tuple[str, int], ...]:
@@ -109,12 +114,11 @@ def _counts(run: Run, admin: Admin) -> tuple[int, int, int]:
 
 
 def _kill_executor(run: Run, progress: Progress) -> None:
-    """A Spark that runs in one process has no executor to kill."""
     found = executors(run.processes["pipeline"].pid)
-    run.killed.add("executor")
-    if found:
-        run.kill("executor", found[0])
-        progress.console.print(f"killed one of {len(found)} Spark executors with SIGKILL half-way")
+    if not found:
+        raise LaneError("Spark has no executor in a process of its own that could be killed: use a cluster as --master")
+    run.kill("executor", found[0])
+    progress.console.print(f"killed one of {len(found)} Spark executors with SIGKILL half-way")
 
 
 if __name__ == "__main__":

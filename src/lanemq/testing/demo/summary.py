@@ -21,13 +21,15 @@ class Verdicts:
 
     table: TableVerdict
     report: Report
-    sent: int
+    repeated: int
+    """How many events the generator sent a second time."""
     pipeline: Mapping[str, int]
     """The pipeline's own counts, added up over its batches."""
 
     @property
     def passed(self) -> bool:
-        return self.table.passed and self.report.verdict is Verdict.PASS
+        absorbed = self.pipeline.get("repeats", 0) == self.repeated
+        return self.table.passed and self.report.verdict is Verdict.PASS and absorbed
 
 
 def show(run: Run, verdicts: Verdicts, console: Console) -> None:
@@ -46,12 +48,16 @@ def _figures(run: Run, verdicts: Verdicts) -> list[tuple[str, str]]:
     report, table = verdicts.report, verdicts.table
     account = report.groups.get(CONSUMER_GROUP)
     redelivered = sum(account.redelivered.values()) if account is not None else 0
+    absorbed = verdicts.pipeline.get("repeats", 0)
     seconds = run.marks["done"] - run.marks["start"]
     return [
         ("events sent and acknowledged", f"{report.coverage.get('acked', 0):,}"),
         ("orders whose final state is right", f"{table.orders - len(table.wrong):,} of {table.orders:,}"),
         ("transitions in the table, each once", f"{table.rows:,}"),
-        ("repeated events absorbed by the pipeline", f"{verdicts.pipeline.get('repeats', 0):,}"),
+        (
+            "repeated events absorbed by the pipeline",
+            f"{verdicts.pipeline.get('repeats', 0):,} of {verdicts.repeated:,}",
+        ),
         ("events consumed in order by consumers", f"{account.finished if account else 0:,}"),
         ("consumers and executors killed", str(len(run.killed))),
         ("redelivered to consumers after the kill", f"{redelivered:,}"),
