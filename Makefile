@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format lint types contracts fast slow bench sim spark-proof interop clean
+.PHONY: help setup run test check format lint types contracts fast slow bench sim spark-proof chaos soak fuzz interop clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,15 @@ sim: setup ## the whole system on virtual time, a fault schedule per seed: make 
 
 spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
 	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
+
+chaos: setup ## kill -9 and freezes of everybody under load, round after round: make chaos ROUNDS=500
+	@LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py
+
+soak: setup ## steady load, flat memory: make soak MINUTES=10
+	@LANEMQ_SOAK_SECONDS=$$(( $(or $(MINUTES),10) * 60 )) $(BIN)/pytest -s tests/load/test_soak.py
+
+fuzz: setup ## bad input for decoders, log reader and a running broker: make fuzz MINUTES=10
+	@LANEMQ_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 30 )) $(BIN)/pytest -s tests/fuzz
 
 interop: setup ## every client against every broker, with Apache RocketMQ from Maven
 	@bash interop/run.sh

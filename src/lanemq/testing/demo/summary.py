@@ -56,7 +56,7 @@ def _figures(run: Run, verdicts: Verdicts) -> list[tuple[str, str]]:
         ("transitions in the table, each once", f"{table.rows:,}"),
         (
             "repeated events absorbed by the pipeline",
-            f"{verdicts.pipeline.get('repeats', 0):,} of {verdicts.repeated:,}",
+            f"{absorbed:,} of {verdicts.repeated:,}",
         ),
         ("events consumed in order by consumers", f"{account.finished if account else 0:,}"),
         ("consumers and executors killed", str(len(run.killed))),
