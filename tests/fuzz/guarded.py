@@ -75,3 +75,6 @@ class Attack:
             self.refused += 1
         except (Exception, Hang) as error:
             raise Failure(self.name, self._seed, data, error) from error
+        finally:
+            # Not left running: whoever comes next in this process would be killed by it.
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)

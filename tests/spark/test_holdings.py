@@ -87,3 +87,11 @@ def test_nothing_is_stored_for_a_queue_that_was_lost(holdings: Holdings) -> None
     holdings.take([A], now=SOON)
     holdings.refused(A)
     assert holdings.to_store({A: QueueOffset(50)}) == {}
+
+
+def test_a_query_goes_back_only_over_what_was_left_out_and_nobody_did(holdings: Holdings) -> None:
+    ahead = {A: QueueOffset(9), B: QueueOffset(9)}
+    assert holdings.behind(ahead, {}) == {}, "a batch that is done and not stored yet is not repeated"
+    assert holdings.behind(ahead, {A: QueueOffset(5), B: QueueOffset(0)}) == {}, "the group is past it"
+    assert holdings.behind(ahead, {A: QueueOffset(6)}) == {A: QueueOffset(5)}
+    assert holdings.behind({A: QueueOffset(5)}, {A: QueueOffset(6)}) == {}, "the query is not past it"

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -9,9 +11,12 @@ from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
 from lanemq import App, Message
 from lanemq.client.admin import Admin
-from lanemq.model.errors import LeaseLost
+from lanemq.model.errors import GroupNotFound, LeaseLost
+from lanemq.model.units import Millis
+from lanemq.spark.member_calls import MemberCalls
 from lanemq.spark.membership import Membership
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.codes import ResponseCode
 
 pytestmark = pytest.mark.slow
 
@@ -229,6 +234,129 @@ def test_a_part_of_a_batch_that_another_member_owns_is_left_to_it_and_not_skippe
             again.finish()
         rows += again.everything()
         assert values(rows) == list(range(30))
+
+
+def crash_in_a_batch(checkpoint: Checkpoint, options: dict[str, str]) -> None:
+    crashed = Query(checkpoint, **options)
+    assert crashed.plan()
+    crashed.partitions()
+    freeze(crashed)
+    crashed.stop()
+
+
+def repeat_beside_another(again: Query, options: dict[str, str]) -> Sequence[Any]:
+    """What a repeated batch reads while one of its queues is another member's, who leaves without reading it."""
+    with Query(**options) as other:
+        until(lambda: other.plan() and len(owners(options["servers"], options["group"])) == 2)
+        again.reader._driver._bounds()
+        until(lambda: len(membership_of(other)._wanted) == 1)
+        assert again.plan()
+        partitions = again.partitions()
+    assert len(partitions) == 1
+    return partitions
+
+
+def owning_both(checkpoint: Checkpoint, options: dict[str, str]) -> Query:
+    query = Query(checkpoint, **options)
+    query.reader._driver._bounds()
+    membership_of(query).settle(Millis(15_000))
+    return query
+
+
+def test_what_was_left_out_is_read_by_the_next_run_if_nobody_did_it(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    """Spark noted the batch, and the query was stopped before it could plan another: only the broker knows."""
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
+    crash_in_a_batch(checkpoint, options)
+    with Query(checkpoint, **options) as again:
+        rows = again.read(repeat_beside_another(again, options))
+        checkpoint.finished += 1
+    with owning_both(checkpoint, options) as unlucky:
+        assert len(membership_of(unlucky).usable()) == 1, "nothing is planned before it is known where to begin"
+        unlucky.reader.latestOffset(_json(checkpoint.ends[-1]), unlucky.reader.getDefaultReadLimit())
+        # Stopped before Spark could log the answer: the group's offset must not have moved.
+    with owning_both(checkpoint, options) as third:
+        rest = third.everything()
+    assert set(values([*rows, *rest])) == set(range(30))
+    assert {queue for queue, _ in places(rows)}.isdisjoint(queue for queue, _ in places(rest))
+    with owning_both(checkpoint, options) as fourth:
+        assert fourth.everything() == []
+
+
+def test_a_left_out_part_that_the_repeated_batch_reads_after_all_is_read_once(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
+    crash_in_a_batch(checkpoint, options)
+    with Query(checkpoint, **options) as again:
+        repeat_beside_another(again, options)
+    with owning_both(checkpoint, options) as third:
+        assert values(third.everything()) == list(range(30))
+
+
+def test_a_queue_that_was_new_in_a_repeated_batch_is_left_out_from_its_first_message_on(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    checkpoint.ends = ["{}"]
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
+    crashed = owning_both(checkpoint, options)
+    assert crashed.plan()
+    crashed.partitions()
+    freeze(crashed)
+    crashed.stop()
+    with Query(checkpoint, **options) as again:
+        rows = again.read(repeat_beside_another(again, options))
+        again.finish()
+        membership_of(again).settle(Millis(15_000))
+        rows += again.everything()
+    assert values(rows) == list(range(30))
+
+
+def test_a_batch_that_cannot_note_what_it_leaves_out_is_not_run(
+    broker: EmbeddedBroker, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a broker that refuses offsets of groups it does not know."""
+
+    def refuse(*_: object) -> None:
+        raise GroupNotFound(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no such group")
+
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
+    crash_in_a_batch(checkpoint, options)
+    monkeypatch.setattr(MemberCalls, "note_left", refuse)
+    with Query(checkpoint, **options) as again, pytest.raises(LeaseLost, match="leaves it to that member"):
+        repeat_beside_another(again, options)
+
+
+def test_a_query_that_stops_after_spark_reported_its_batch_has_stored_it(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    send(broker.address, topic, range(30))
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    with owning_both(Checkpoint(), options) as query:
+        assert len(query.batch()) == 30
+    with Admin(broker.address) as admin:
+        assert sum(queue.offset for queue in admin.describe_group(group).queues) == 30
+
+
+def test_a_batch_that_was_only_read_is_not_stored_by_a_stop(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """Nobody has said that it is done; the next run repeats it."""
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    with owning_both(checkpoint, options) as query:
+        assert query.plan()
+        assert len(query.read(query.partitions())) == 30
+    with owning_both(checkpoint, options) as query:
+        assert values(query.everything()) == list(range(30))
 
 
 def test_a_limit_is_not_used_up_by_what_another_member_has_done(broker: EmbeddedBroker, topic: str, group: str) -> None:

@@ -1,14 +1,15 @@
 """A pipeline while it runs: Spark's query, the passes between its batches, and an end that repeats nothing.
 
-The rules guarded here: a batch and a pass never run at once; a pass follows a batch that Spark has noted as done; a
-pipeline that is asked to stop ends between two batches, after Spark's note of the last one, because stopping a query
-inside a batch would repeat it; whatever ends a pipeline, its checkpoint is free afterwards.
+The rules guarded here: a batch and a pass never run at once; a pass follows a batch that Spark has noted as done;
+what a person decided is carried out before the first batch, which may be stuck for want of it; a pipeline that is
+asked to stop ends between two batches, after Spark's note of the last one, because stopping a query inside a batch
+would repeat it; whatever ends a pipeline, its checkpoint is free afterwards.
 """
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from lanemq.pipelines.checkpoint import Checkpoint
 from lanemq.pipelines.effects import Effects
 from lanemq.pipelines.failure import PipelineFailed
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.progress import Progress
+from lanemq.pipelines.progress import Done, Progress
 from lanemq.pipelines.reporting import Report, Reporting
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.pipelines.work import Work
 from lanemq.spark.brokers import Brokers
+from lanemq.spark.options import ALL_TAGS
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +57,18 @@ class RunningPipeline:
         self._during = ""
         self._query: StreamingQuery
         self._once = False
+        self._before: list[Done] = []
         self._keeper = threading.Thread(target=self._keep, name=f"lanemq-pipeline-{self.name}", daemon=True)
 
-    def begin(self, query: Callable[[Callable[[DataFrame, int], None]], StreamingQuery], once: bool) -> None:
-        """Spark's query, and the thread that looks after it."""
+    def begin(
+        self,
+        query: Callable[[Callable[[DataFrame, int], None]], StreamingQuery],
+        before: Sequence[Done | None],
+        once: bool,
+    ) -> None:
+        """Spark's query, and the thread that looks after it. `before`: passes that ran already."""
         self._once = once
+        self._before = [done for done in before if done is not None]
         self._query = query(self._on_batch)
         self._keeper.start()
 
@@ -129,6 +138,8 @@ class RunningPipeline:
 
     def _keep(self) -> None:
         try:
+            for done in self._before:
+                self._reporting.did(done)
             while not self._query.awaitTermination(TICK_SECONDS):  # type: ignore[arg-type]
                 self._look()
             self._look_last()
@@ -209,19 +220,18 @@ def start(
     history = Path(pipeline.history) if pipeline.history is not None else None
     effects = Effects(history, pipeline.name)
     dead = pipeline.dead_letters or ParquetSink(checkpoint.folder / "dead_letters")
-    work = Work(pipeline.stage, pipeline.sink, dead, checkpoint, effects, clock)
+    whole = pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS
+    work = Work(pipeline.stage, pipeline.sink, dead, checkpoint, effects, clock, whole=whole)
     try:
         work.open(spark)
         running = RunningPipeline(pipeline, work, checkpoint, report or _nobody, clock)
         frame = pipeline.source.stream(spark, () if pipeline.prepare else pipeline.stage.columns)
-        first = work.finish_pass()
-        running.begin(lambda on_batch: _query(pipeline, frame, on_batch, once), once)
+        first = [work.finish_pass(), work.run_due()]
+        running.begin(lambda on_batch: _query(pipeline, frame, on_batch, once), first, once)
     except BaseException:
         work.close()
         checkpoint.close()
         raise
-    if first is not None:
-        log.info("pass %s was unfinished and is done now", first.batch)
     return running
 
 

@@ -29,14 +29,24 @@ class Work:
     """Opened before the query starts; used by one thread at a time."""
 
     def __init__(
-        self, stage: Stage, sink: Sink, dead: Sink, checkpoint: Checkpoint, effects: Effects, clock: Clock | None = None
+        self,
+        stage: Stage,
+        sink: Sink,
+        dead: Sink,
+        checkpoint: Checkpoint,
+        effects: Effects,
+        clock: Clock | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
+        """`whole`: the stage is given every message of its queues, so offsets that are missing are worth a warning."""
         self._stage = stage
         self._sink = sink
         self._dead = dead
         self._checkpoint = checkpoint
         self._effects = effects
         self._clock = clock or SystemClock()
+        self._whole = whole
         self._applied: int | None = None
         """What the sink had when this run opened it; later batches of the run are new by their numbers."""
         self._spare: int | None = None
@@ -86,6 +96,11 @@ class Work:
         """How long until a pass is wanted; None: nothing waits."""
         return self._stage.due(self._clock.wall())
 
+    def run_due(self) -> Done | None:
+        """A pass, if one is wanted. Before the query starts: a batch may fail for what a person has decided about."""
+        behind = self._checkpoint.log.done()
+        return self.run_pass(behind) if behind is not None and self.due() == 0 else None
+
     def run_pass(self, behind: int) -> Done | None:
         """A pass behind a batch of Spark that is done. None: nothing was due, or there is no number left."""
         number = self._pass_number(behind)
@@ -99,6 +114,12 @@ class Work:
         return self._apply(batch, results, began)
 
     def _apply(self, batch: Batch, results: Results, began: Millis) -> Done:
+        if self._whole and results.counts.get("missing"):
+            log.warning(
+                "%s: no message came for %d offsets: retention deleted them, or another member of the group had them",
+                batch,
+                results.counts["missing"],
+            )
         dead = 0 if results.dead is None else results.dead.count()
         if results.dead is not None and dead:
             self._dead.write(results.dead, replace(batch, query=_dead(batch.query)))

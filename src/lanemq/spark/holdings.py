@@ -7,6 +7,7 @@ The rules guarded here:
 3. A lease that was lost while its batch ran ends the query: somebody else may have processed the same messages,
    so this driver is the stale one.
 4. On a new grant the group's stored offset counts: what another member finished meanwhile is not read again.
+5. What was left to others, and is not done by anybody when the queue comes back, is read from the group's offset.
 """
 
 from collections.abc import Collection, Iterable
@@ -115,6 +116,14 @@ class Holdings:
                 f"{', '.join(map(str, broken))}: another member took over while a batch was running; "
                 f"this query is the stale one. Start it again and it goes on behind the other's work"
             )
+
+    def behind(self, positions: Positions, left: Positions) -> Positions:
+        """Queues whose position is past messages that were left to others and that nobody has done: where to begin."""
+        return {
+            queue: held.floor
+            for queue, held in self._held.items()
+            if queue in positions and held.floor < min(positions[queue], left.get(queue, 0))
+        }
 
     def to_store(self, positions: Positions) -> Positions:
         """Offsets that the broker does not know yet."""

@@ -1,6 +1,9 @@
 """The questions of a group member over blocking sockets: heartbeats, members, leases, offsets.
 
 Connections stay open: a LaneMQ broker frees the leases of a member whose connection is gone.
+
+What a query leaves to others is noted as the offset of a second group, `%LEFT%` and the name of the first: a place
+that every broker keeps over restarts, and that the next run of the query can read without its checkpoint.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ from lanemq.client.routes import TopicRoute
 from lanemq.client.tag_filter import TagFilter
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, OffsetNotFound
+from lanemq.model.names import MAX_GROUP_CHARS
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
@@ -38,6 +42,7 @@ from lanemq.wire.headers import (
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH
 
 ASK_SECONDS = 3.0
+LEFT_PREFIX = "%LEFT%"
 
 
 class Granted(NamedTuple):
@@ -53,6 +58,8 @@ class MemberCalls:
     def __init__(self, servers: str, group: str, tags: TagFilter, clock: Clock) -> None:
         self.client_id = new_client_id()
         self._group = group
+        # Long names that become alike share notes, which makes queries repeat more and lose nothing.
+        self._left_group = LEFT_PREFIX + group[len(LEFT_PREFIX) - MAX_GROUP_CHARS :]
         self._tags = tags
         self._version = clock.wall()
         self._routes = BlockingRoutes(parse_addresses(servers), clock)
@@ -111,12 +118,17 @@ class MemberCalls:
 
     def committed(self, address: Address, queue: MessageQueue) -> QueueOffset:
         """Where the group stands; 0 where it has never been."""
-        header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
-        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext() | {LANE_CLIENT: self.client_id})
-        try:
-            return QueueOffset(max(0, OffsetResponse.from_ext(self._ask(address, command).ext).offset))
-        except OffsetNotFound:
-            return QueueOffset(0)
+        return self._stored(address, queue, self._group)
+
+    def left_until(self, address: Address, queue: MessageQueue) -> QueueOffset:
+        """The end of what a query of this group left to others; 0 if it never did."""
+        return self._stored(address, queue, self._left_group)
+
+    def note_left(self, address: Address, queue: MessageQueue, until: QueueOffset) -> None:
+        header = UpdateOffsetHeader(
+            consumer_group=self._left_group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=until
+        )
+        self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
 
     def commit(self, address: Address, queue: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
         """Stores the group's progress; `LeaseLost` if the queue is another member's now."""
@@ -134,6 +146,14 @@ class MemberCalls:
         header = UnregisterHeader(client_id=self.client_id, consumer_group=self._group)
         for address in list(self._links):
             self._ask(address, Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext()))
+
+    def _stored(self, address: Address, queue: MessageQueue, group: str) -> QueueOffset:
+        header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext() | {LANE_CLIENT: self.client_id})
+        try:
+            return QueueOffset(max(0, OffsetResponse.from_ext(self._ask(address, command).ext).offset))
+        except OffsetNotFound:
+            return QueueOffset(0)
 
     def _locking(self, queues: Sequence[MessageQueue]) -> bytes:
         bodies = [QueueBody.of(queue) for queue in queues]

@@ -40,6 +40,8 @@ class Membership:
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._allocated = False
         """The last round saw every topic's members."""
+        self._left: Positions = {}
+        """What a former run left to others in the queues granted so far; 0 once that is taken into account."""
         self._heartbeat_due: dict[Address, int] = {}
         self._renew_due: dict[Address, int] = {}
         self._lock = threading.Lock()
@@ -72,22 +74,56 @@ class Membership:
             self._ended.wait(0.1)
 
     def usable(self) -> Positions:
-        """The queues this query may read now, each with the group's offset when it was taken."""
+        """The queues this query may read now, each with the group's offset when it was taken.
+
+        Not yet those where a former run may have left something out: `batch_done` says first where they begin.
+        """
         with self._lock:
-            return self._holdings.usable(now=self._clock.now())
+            found = self._holdings.usable(now=self._clock.now())
+            return {queue: floor for queue, floor in found.items() if not self._left.get(queue)}
 
     def take(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, Claim]:
         """Those of the queues that the next batch may read; they stay ours until it is done, if time allows."""
         with self._lock:
-            return self._holdings.take(queues, now=self._clock.now())
+            claims = self._holdings.take(queues, now=self._clock.now())
+            # A repeated batch that was left out before reads the left part itself.
+            self._left.update(dict.fromkeys(claims, QueueOffset(0)))
+            return claims
 
-    def batch_done(self, positions: Positions) -> None:
-        """Every batch up to these positions is finished: store them, then give back what others wait for."""
+    def leave_to_others(self, ends: Positions) -> None:
+        """Notes at the broker that a batch is not read here up to these ends, before Spark can note it as done.
+
+        The checkpoint will say that the messages are done. Without the note a query that is stopped before its
+        next batch would believe it, and if the others leave too, nobody reads them.
+        """
+        with self._lock:
+            for queue, until in ends.items():
+                try:
+                    address = self._master(queue)
+                    if max(self._calls.committed(address, queue), self._calls.left_until(address, queue)) < until:
+                        self._calls.note_left(address, queue, until)
+                except LaneError as error:
+                    raise LeaseLost(
+                        f"{queue}: another member owns it, and the broker could not note that this batch leaves it "
+                        f"to that member: {error}. Start the query again; once the other is past {until} it goes on"
+                    ) from error
+                self._left[queue] = QueueOffset(0)
+
+    def batch_done(self, positions: Positions) -> Positions:
+        """Every batch up to these positions is finished: store them, then give back what others wait for.
+
+        Except, and that is the answer, queues where a former run left out what nobody has done since: they begin
+        at the group's offset.
+        """
         with self._lock:
             self._holdings.finished()
-            for queue, offset in self._holdings.to_store(positions).items():
+            behind = self._holdings.behind(positions, self._left)
+            self._left.update(dict.fromkeys(self._holdings.queues(), QueueOffset(0)))
+            done = {queue: at for queue, at in positions.items() if queue not in behind}
+            for queue, offset in self._holdings.to_store(done).items():
                 self._store(queue, offset)
             self._give_back()
+            return behind
 
     def leave(self) -> None:
         """Ends the membership; idle queues are given back, the others when the broker misses us."""
@@ -168,6 +204,8 @@ class Membership:
                 continue
             # Read under the lease, so it is what the former owner left.
             floor = answer.offset if answer.offset is not None else self._floor(address, queue)
+            if queue not in self._left:
+                self._left[queue] = self._calls.left_until(address, queue)
             grant = self._holdings.granted(queue, answer.epoch, floor, times, asked_at=asked_at)
             if grant is Grant.NEW:
                 log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)

@@ -2,7 +2,8 @@
 
 The rules guarded here: Spark plans a batch only when the one before is finished, so everything up to the start of
 the next one is done and may be reported; in a group a batch holds only queues that this query owns; a part of a
-batch that another member has taken over is not read here, and its position goes back to where it began.
+batch that another member has taken over is not read here, and its position goes back to where it began, also when
+the query is stopped before it could write that down.
 """
 
 import logging
@@ -64,7 +65,7 @@ class Driver:
         """Where the next batch ends; `start` itself if there is nothing to do yet."""
         options = self._options
         if self._membership is not None:
-            self._membership.batch_done({q: at for q, at in start.items() if q not in self._left_out})
+            self._batch_done(self._membership, start)
         found = begins(*self._readable(start, self._bounds()))
         self._report(found.losses)
         set_back = self._put_back(start) | found.set_back
@@ -93,8 +94,11 @@ class Driver:
         ]
 
     def report_done(self, end: Positions) -> None:
-        """Tells the broker how far a group is that takes no leases. A member reports under its leases instead."""
-        if self._membership is not None or self._options.group is None:
+        """Tells the broker how far the group is; a member does so under its leases."""
+        if self._membership is not None:
+            self._batch_done(self._membership, end)
+            return
+        if self._options.group is None:
             return
         if self._reporter is None:
             options = self._options
@@ -105,6 +109,11 @@ class Driver:
             except LaneError as error:
                 # The checkpoint is the truth; the broker is told again after the next batch.
                 log.warning("offset %s of %s is not stored at the broker: %s", offset, queue, error)
+
+    def _batch_done(self, membership: Membership, end: Positions) -> None:
+        """What was left out is not done, whatever the end of the batch says."""
+        behind = membership.batch_done({queue: at for queue, at in end.items() if queue not in self._left_out})
+        self._left_out |= behind
 
     def _bounds(self) -> QueueBounds:
         found = self.brokers.bounds()
@@ -173,10 +182,14 @@ class Driver:
         promised = [queue for queue in end if end[queue] > start.get(queue, 0)]
         self._settle(membership, promised)
         claims = membership.take(promised)
-        self._left_out |= {queue: start[queue] for queue in promised if queue in start and queue not in claims}
+        # A queue that is new has no start yet; of one that is gone nobody can be told anything.
+        firsts = {queue: held.first for queue, held in bounds.items()} | start
+        left = [queue for queue in promised if queue in firsts and queue not in claims]
+        membership.leave_to_others({queue: end[queue] for queue in left if queue in bounds})
+        self._left_out |= {queue: firsts[queue] for queue in left}
         begin: Positions = {}
         for queue, claim in claims.items():
-            at = start[queue] if queue in start else bounds[queue].first if queue in bounds else claim.floor
+            at = firsts.get(queue, claim.floor)
             begin[queue] = max(at, claim.floor) if claim.floor <= end[queue] else at
         return begin, {queue: claim.epoch for queue, claim in claims.items()}
 

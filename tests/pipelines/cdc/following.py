@@ -73,6 +73,10 @@ class Replica:
     def run(self, *partitions: pa.Table) -> Results:
         """One batch, stage and merge."""
         self._number += 1
+        return self.repeat(*partitions)
+
+    def repeat(self, *partitions: pa.Table) -> Results:
+        """The last batch once more, under its number."""
         frame: Any = Frame(*partitions)
         results = self._stage.run(frame, Batch("q", self._number, 1))
         self.merge(results)

@@ -51,7 +51,7 @@ def replicated(stage: LastState, queues: list[list[Pair]], dice: random.Random) 
                 places[number] += min(count, len(queue) - places[number])
             done.append(replica.run(*parts))
             if dice.random() < 0.3:
-                replica.run(*parts)
+                replica.repeat(*parts)
             if dice.random() < 0.2:
                 replica.merge(dice.choice(done))
         assert not replica.dead

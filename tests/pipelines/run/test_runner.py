@@ -169,9 +169,42 @@ def test_once_carries_out_what_is_due_now(spark: Any, broker: EmbeddedBroker, to
     assert start(pipeline, spark, once=True).await_end(60)
     stage.unfinished = batch_number(0, 7)
     stage.waiting += [Results(rows_of()), Results(rows_of())]
+    late = Results(rows_of())
+    stage.before_run = lambda batch: stage.waiting.append(late) if batch.number == batch_number(1) else None
     send(broker.address, topic, range(5, 8))
     assert start(pipeline, spark, once=True).await_end(60)
-    assert sink.numbers == [batch_number(0), batch_number(0, 7), batch_number(1), batch_number(1, 1)]
+    assert sink.numbers == [
+        batch_number(0),
+        batch_number(0, 7),
+        batch_number(0, 1),
+        batch_number(1),
+        batch_number(1, 1),
+    ]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_what_was_decided_runs_before_a_batch_that_is_stuck(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, once: bool
+) -> None:
+    """A full lane fails every batch until it is redriven, so a pass behind the batch would never come."""
+    send(broker.address, topic, range(5))
+    stage, sink, told = FakeStage(), FakeSink(), list[Progress]()
+    pipeline = declare(stage=stage, sink=sink)
+    assert start(pipeline, spark, once=True).await_end(60)
+
+    def full(batch: Batch) -> None:
+        if batch_number(0, 1) not in sink.numbers and not batch.is_pass:
+            raise ValueError("the lane is full")
+
+    stage.before_run = full
+    send(broker.address, topic, range(5, 8))
+    with pytest.raises(PipelineFailed, match="the lane is full"):
+        start(pipeline, spark, once=True).await_end(60)
+    stage.waiting.append(Results(rows_of()))
+    with start(pipeline, spark, once=once, report=told.append) as running:
+        assert running.await_end(60) if once else running.wait_idle(60)
+    assert sink.numbers == [batch_number(0), batch_number(0, 1), batch_number(1)]
+    assert [each.done.batch.number for each in told] == [batch_number(0, 1), batch_number(1)]
 
 
 def test_a_broker_that_is_away_ends_the_pipeline_with_its_own_sentence(spark: Any, declare: Declare) -> None:

@@ -34,10 +34,10 @@ class Stand:
         self.history: Path | None = None
         self.held: list[tuple[Checkpoint, Work]] = []
 
-    def start(self) -> Work:
+    def start(self, *, whole: bool = False) -> Work:
         self.crash()
         checkpoint = Checkpoint(self.folder, "orders")
-        work = Work(self.stage, self.sink, self.dead, checkpoint, Effects(self.history, "orders"))
+        work = Work(self.stage, self.sink, self.dead, checkpoint, Effects(self.history, "orders"), whole=whole)
         self.held.append((checkpoint, work))
         work.open(None)  # type: ignore[arg-type]
         return work
@@ -206,3 +206,21 @@ def test_a_history_of_rows_without_origin_is_refused(stand: Stand, tmp_path: Pat
     stand.stage.schema = type(stand.stage.schema)([field for field in stand.stage.schema if field.name != "key"])
     with pytest.raises(InvalidOption, match="history: the outputs have no column key"):
         stand.start()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_missing_offsets_are_told_if_nobody_left_them_out(
+    stand: Stand, caplog: pytest.LogCaptureFixture, whole: bool
+) -> None:
+    stand.stage.waiting.append(Results(rows_of(), counts={"missing": 7}))
+    stand.start(whole=whole).run_pass(4)
+    assert ("no message came for 7 offsets" in caplog.text) is whole
+
+
+def test_what_is_due_runs_behind_the_last_batch_that_is_done(stand: Stand) -> None:
+    work = stand.start()
+    assert work.run_due() is None
+    assert stand.steps == []
+    stand.stage.waiting.append(Results(rows_of()))
+    assert work.run_due() is not None
+    assert stand.sink.numbers == [batch_number(4, 1)]

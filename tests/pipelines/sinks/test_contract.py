@@ -194,6 +194,37 @@ def test_a_merge_keeps_the_newest_row_of_a_key(place: Place) -> None:
 
 
 @merging
+def test_rows_that_lose_a_merge_are_counted_and_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """A sequence that began again makes every change lose; a table that no longer changes must not look well."""
+    sink = place.merging()
+    sink.write(changes((1, "first", 10, False), (2, "first", 10, False)), named(1, 0))
+    assert (sink.last_stale, caplog.messages) == (0, [])
+    sink.write(changes((1, "newer", 11, False), (2, "older", 9, False), (3, "new", 1, False)), named(1, 1))
+    assert sink.last_stale == 1
+    assert "1 of 3 rows were left out, being older than the table's" in caplog.messages[-1]
+    assert "sequence=" in caplog.messages[-1]
+    sink.write(changes((1, "begun again", 0, False), (2, None, 10, True)), named(1, 2))
+    assert sink.last_stale == 2, "none of them newer: Delta has nothing to commit, and counts all the same"
+    assert sink.write(changes((1, "newest", 12, False)), named(1, 3))
+    assert sink.last_stale == 0
+
+
+@merging
+def test_a_repeated_merge_counts_no_row_as_older(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Its rows are in the table; they did not lose."""
+    rows = changes((1, "one", 5, False), (2, "two", 5, False))
+    sink = place.merging()
+    sink.write(rows, named(1, 0))
+    sink.write(changes((1, "late", 4, False)), named(1, 1))
+    caplog.clear()
+    assert not sink.write(rows, named(1, 0))
+    assert sink.last_stale == 0
+    again = place.merging(epoch=2)
+    assert not again.write(rows, named(2, 0))
+    assert (again.last_stale, caplog.messages) == (0, [])
+
+
+@merging
 def test_a_deletion_beats_a_change_that_is_older_and_arrives_later(place: Place) -> None:
     sink = place.merging()
     sink.write(changes((1, "there", 10, False)), named(1, 0))

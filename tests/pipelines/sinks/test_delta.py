@@ -16,7 +16,7 @@ from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, DeltaPlace, Die
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import TableRows
-from lanemq.pipelines.sinks import DeltaSink, read_table
+from lanemq.pipelines.sinks import DeltaSink, delta_files, read_table
 from lanemq.pipelines.sinks.columns import arrow_schema
 
 
@@ -101,6 +101,20 @@ def test_a_table_that_never_stops_changing_fails_the_batch(place: DeltaPlace, mo
     monkeypatch.setattr(sink, "_append_files", collide)
     with pytest.raises(StorageError, match="faster than it can be written"):
         sink.write(place.batch_rows(a=[1]), named(1, 0))
+
+
+def test_files_and_their_names_are_on_the_disk_before_the_log_names_them(
+    place: DeltaPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power cut leaves a batch that counts as applied, and rows that nobody can read."""
+    happened: list[str] = []
+    monkeypatch.setattr(delta_files, "sync", lambda path: happened.append(path.name))
+    sink = place.opened()
+    before(sink, "_append_files", lambda: happened.append("commit"))
+    sink.write(place.batch_rows(a=[1], b=[2]), named(1, 0))
+    files = sorted(file.name for file in (place.folder / "table").glob("*.parquet"))
+    assert sorted(happened[:2]) == files
+    assert happened[2:] == ["table", "commit"]
 
 
 def test_files_of_a_crashed_batch_are_invisible_and_vacuumed(place: DeltaPlace) -> None:

@@ -1,6 +1,7 @@
 """The Parquet sink: one rename makes a batch visible, and one takes a replaced run's work away."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,48 @@ def test_a_batch_is_a_folder_with_a_file_per_shard_and_a_note(place: ParquetPlac
         "000-orders-broker-a-0.parquet", "001-orders-broker-a-1.parquet", "_batch.json"
     ]  # fmt: skip
     assert json.loads((folder / "_batch.json").read_text()) == {"query": "q/1", "batch": 7, "epoch": 1, "rows": 2}
+
+
+def test_batches_without_rows_leave_one_note_and_no_folders(place: ParquetPlace) -> None:
+    """A silent topic has a batch every few seconds, for years."""
+    sink = place.opened()
+    sink.write(place.batch_rows(a=[1]), named(1, 0))
+    for number in range(1, 6):
+        assert sink.write(place.batch_rows(a=[]), named(1, number))
+    files = place.folder / "files"
+    assert [found.name for found in (files / "lanemq_query=3f1c-query").iterdir()] == ["lanemq_batch=0"]
+    workshop = files / "_lanemq" / "query=3f1c-query"
+    assert sorted(found.name for found in workshop.iterdir()) == ["empty-5", "epoch=1"]
+    assert list((workshop / "epoch=1").iterdir()) == []
+    again = place.opened(epoch=2)
+    assert again.applied() == 5, "known to the next run"
+    assert not again.write(place.batch_rows(a=[]), named(2, 5))
+    assert again.write(place.batch_rows(a=[2]), named(2, 6))
+    assert place.opened(epoch=3).applied() == 6
+    assert place.numbers() == [1, 2]
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_batch_without_rows_that_died_at_any_step_is_known_or_can_be_repeated(place: ParquetPlace, step: int) -> None:
+    place.opened().write(place.batch_rows(a=[]), named(1, 1))
+    dying = place.opened()
+    dies_at(dying, step)
+    with suppress(Died):
+        dying.write(place.batch_rows(a=[]), named(1, 2))
+    after = place.opened(epoch=2)
+    assert after.applied() in (1, 2)
+    assert after.write(place.batch_rows(a=[]), named(2, 2)) == (step == 0)
+    assert after.write(place.batch_rows(a=[]), named(2, 3))
+    assert place.opened(epoch=3).applied() == 3
+    assert [note.name for note in (place.folder / "files").rglob("empty-*")] == ["empty-3"]
+
+
+def test_a_run_replaced_while_it_notes_an_empty_batch_is_refused(place: ParquetPlace) -> None:
+    old = place.opened(epoch=1)
+    old._reached = lambda step: place.opened(epoch=2) if step == "staged" else None
+    with pytest.raises(SinkFenced):
+        old.write(place.batch_rows(a=[]), named(1, 0))
+    assert place.opened(epoch=2).applied() is None
 
 
 def test_spark_reads_committed_rows_only(place: ParquetPlace, spark: SparkSession) -> None:

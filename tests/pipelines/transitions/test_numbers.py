@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from tests.pipelines.transitions.driving import Pipeline, Sent
 
-from lanemq.pipelines import DeadLetter, Event, Hold, Park
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.transitions.lane import Why
 from lanemq.pipelines.transitions.requests import list_parked, request_discard, request_redrive, show
+from lanemq.pipelines.transitions.shard_cache import CACHE
 
 
 def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -38,6 +40,59 @@ def test_a_gap_is_counted_and_passed_when_it_is_only_reported(tmp_path: Path) ->
     running = pipeline(tmp_path, "report")
     assert running.run(*numbered(1, 4, 5))["gaps"] == 2
     assert running.outputs("k") == [1, 4, 5]
+
+
+def test_a_number_that_comes_late_is_a_dead_letter_and_its_repeat_is_a_repeat(tmp_path: Path) -> None:
+    """It was never applied, so calling it a repeat would lose it without a trace."""
+    running = pipeline(tmp_path, "report")
+    counts = running.run(*numbered(1, 3, 2, 2, 3, 6))
+    assert (counts["late"], counts["dead"], counts["repeats"]) == (1, 1, 2)
+    counts = running.run(*numbered(2, 5, 4, 5, first=6))
+    assert (counts["late"], counts["repeats"]) == (2, 2)
+    assert [row["queue_offset"] for row in running.sink.dead_rows()] == [2, 7, 8]
+    assert "number 2 came late, its key had gone on to 3" in running.sink.dead_rows()[0]["reason"]
+    assert running.outputs("k") == [1, 3, 6]
+
+
+def test_a_late_number_does_not_stop_its_key(tmp_path: Path) -> None:
+    """Neither as it comes nor when it waited behind a failure."""
+    running = pipeline(tmp_path, "report", on_failure=Hold(retries=3, first_ms=10))
+    running.run(*numbered(1, 3), *numbered(4, first=2, fails=1), *numbered(2, 5, first=3))
+    running.clock.time += 10
+    counts = running.run_pass()
+    assert counts is not None
+    assert (counts["late"], counts["lanes_stopped"]) == (1, 0)
+    assert running.outputs("k") == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("decide", [request_redrive, request_discard])
+def test_what_a_person_went_on_without_is_late_when_it_comes(tmp_path: Path, decide: Any) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 4))
+    decide(tmp_path, "k")
+    running.run_pass()
+    counts = running.run(*numbered(2, 6, 3, 3, first=2))
+    assert (counts["late"], counts["repeats"], counts["lanes_stopped"]) == (2, 1, 1)
+
+
+def test_what_is_late_is_never_taken_for_a_repeat_however_many_are_missing(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report")
+    running.run(*numbered(*range(2, 202, 2)))
+    CACHE._shards.clear()
+    assert running.run(*numbered(*range(1, 201, 2), first=100))["late"] == 100
+
+
+def test_missing_numbers_are_remembered_with_a_typed_state(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report", state_type=int)
+    running.run(*numbered(1, 3))
+    assert running.run(*numbered(2, first=2))["late"] == 1
+
+
+def test_the_limit_of_keys_advises_only_what_helps(tmp_path: Path) -> None:
+    """The number of a key that ended stays, so giving back None makes no room here."""
+    running = pipeline(tmp_path, "report", limits=StateLimits(max_keys_per_shard=1))
+    with pytest.raises(InvalidOption, match=r"go with expire_after_ms$"):
+        running.run(*(Sent(0, at, f"key-{at}", {"seq": 1, "end": True}) for at in range(2)))
 
 
 def test_a_key_waits_for_a_missing_number_and_goes_on_by_itself(tmp_path: Path) -> None:

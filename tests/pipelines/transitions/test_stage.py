@@ -1,5 +1,6 @@
 """The stage with its files and its tasks, without a JVM."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.transitions import shard_work
+from lanemq.pipelines.transitions.arrow_runs import runs
+from lanemq.pipelines.transitions.books import Books
 from lanemq.pipelines.transitions.lane import Why
+from lanemq.pipelines.transitions.machine import ShardMachine
 from lanemq.pipelines.transitions.requests import show
+from lanemq.pipelines.transitions.shard import Shard
 from lanemq.pipelines.transitions.shard_cache import CACHE
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
@@ -85,6 +90,23 @@ def test_offsets_that_were_seen_are_repeats(tmp_path: Path) -> None:
     counts = pipeline.run(*messages(8, first=3))
     assert (counts["repeats"], counts["applied"]) == (3, 5)
     assert sorted(row["n"] for row in pipeline.sink.rows()) == list(range(11))
+
+
+def test_offsets_that_no_message_came_for_are_counted(tmp_path: Path) -> None:
+    """Within a batch, between two, and behind repeats; a queue may begin anywhere."""
+    pipeline = Pipeline(tmp_path)
+    assert pipeline.run(*messages(3, first=7), *messages(2, first=20))["missing"] == 10
+    assert pipeline.run(*messages(4, first=22))["missing"] == 0
+    assert pipeline.run(*messages(2, first=30))["missing"] == 4
+    assert pipeline.run(*messages(4, first=30), *messages(1, first=35))["missing"] == 1
+
+
+def test_a_share_of_the_keys_misses_no_offsets(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    machine = ShardMachine(Shard(), replace(pipeline.stage._spec, by_queue=False).rules(), 0)
+    ((_, run),) = runs(arrow([*messages(2), *messages(2, first=9)]))
+    machine.take(run)
+    assert machine.counts["missing"] == 0
 
 
 def test_old_messages_that_come_again_do_not_move_a_queue_back(tmp_path: Path) -> None:
@@ -261,6 +283,64 @@ def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -
     counts = pipeline.run(*messages(3, first=57), again=True)
     assert counts["applied"] == 3
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 20}
+
+
+def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first_ms=1, most_ms=1))
+    pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
+    for _ in range(199):
+        pipeline.clock.time += 10
+        pipeline.run_pass()
+    assert len(list((tmp_path / "ledger").iterdir())) <= 3
+    assert len([path for path in (tmp_path / "state").rglob("*") if path.is_file()]) <= 140
+    assert not list((tmp_path / "intents").iterdir())
+
+
+def test_the_last_pass_and_the_batch_behind_many_passes_can_be_repeated(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD, limits=StateLimits(snapshot_every=1))
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}))
+    for _ in range(2):
+        pipeline.clock.time += 1_000
+        pipeline.run_pass()
+    assert pipeline.outputs("a") == [0]
+    CACHE._shards.clear()
+    pipeline.restart()
+    assert pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), again=True)["repeated_batches"] == 1
+    pipeline.run(Sent(0, 1, "a", 1), settle=False)
+    CACHE._shards.clear()
+    pipeline.restart()
+    pipeline.run(Sent(0, 1, "a", 1), again=True)
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
+
+
+def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its intent is there still, so what it started from must be there, too."""
+    pipeline = Pipeline(
+        tmp_path, on_failure=Hold(retries=9, first_ms=1, most_ms=1), limits=StateLimits(snapshot_every=1)
+    )
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 5}))
+    for _ in range(4):
+        pipeline.clock.time += 10
+        pipeline.run_pass()
+
+    def crash(books: Books, kind: str, number: int) -> None:
+        if kind == "intents":
+            raise Crash
+        remove(books, kind, number)  # type: ignore[arg-type]
+
+    remove = Books.remove
+    pipeline.clock.time += 10
+    with monkeypatch.context() as patched:
+        patched.setattr(Books, "remove", crash)
+        with pytest.raises(Crash):
+            pipeline.run_pass()
+    CACHE._shards.clear()
+    pipeline.restart()
+    assert pipeline.run_pass(pipeline.stage.unfinished_pass()) is not None
+    pipeline.run(Sent(0, 1, "a", 1))
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
 
 def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path) -> None:

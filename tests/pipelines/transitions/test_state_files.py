@@ -26,6 +26,10 @@ def chain(files: ShardFiles, *changes: Change) -> list[Version]:
     return versions[1:]
 
 
+def _units(files: ShardFiles) -> list[str]:
+    return [path.name.partition("-")[0] for path in files.folder.iterdir()]
+
+
 def test_a_version_is_its_changes_in_order(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1", b=b"1"), change(a=b"2"), change(("b",), c=b"3"))
     assert files.load(versions[0]).lanes == {"a": b"1", "b": b"1"}
@@ -37,9 +41,9 @@ def test_a_snapshot_stands_for_everything_before_it(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(a=b"2"))
     files.write_snapshot(files.load(versions[1]))
     last = files.write_change(20, versions[1], change(b=b"3"))
-    (files.folder / ".0.on--1.change.77-abcd").touch()  # a crash left it
+    (files.folder / ".0-ab.on--1-.change.77-abcd").touch()  # a crash left it
     files.remove_before(10)
-    assert sorted(path.name for path in files.folder.iterdir()) == ["10.snapshot", "20.on-10.change"]
+    assert sorted(_units(files)) == ["10", "20"]
     assert files.load(last).lanes == {"a": b"2", "b": b"3"}
     assert files.load(versions[1]).lanes == {"a": b"2"}
 
@@ -47,7 +51,7 @@ def test_a_snapshot_stands_for_everything_before_it(files: ShardFiles) -> None:
 def test_a_shard_in_memory_reads_only_what_it_misses(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(b=b"2"), change(c=b"3"))
     shard = files.load(versions[1])
-    (files.folder / "0.on--1.change").unlink()
+    next(files.folder.glob("0-*.change")).unlink()
     assert files.catch_up(shard, versions[2])
     assert shard.lanes == {"a": b"1", "b": b"2", "c": b"3"}
 
@@ -83,7 +87,7 @@ def test_a_flipped_bit_in_any_byte_is_noticed(files: ShardFiles) -> None:
 
 def test_a_missing_link_is_noticed(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(b=b"2"), change(c=b"3"))
-    (files.folder / "10.on-0.change").unlink()
+    next(files.folder.glob("10-*.change")).unlink()
     with pytest.raises(StateLost, match="nothing about unit 10"):
         files.load(versions[2])
 
@@ -94,12 +98,35 @@ def test_a_file_of_another_query_is_refused(files: ShardFiles) -> None:
         ShardFiles(files.place, "another", files.shard).load(version)
 
 
-def test_a_file_that_another_attempt_wrote_over_is_refused(files: ShardFiles) -> None:
-    """The ledger knows the digest of what counted."""
-    (version,) = chain(files, change(a=b"1"))
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_an_attempt_that_ends_late_replaces_nothing(files: ShardFiles, snapshots: bool) -> None:
+    """Speculation, or an executor that was given up and lives: the ledger names the attempt that counted."""
+    (counted,) = chain(files, change(a=b"1"))
+    if snapshots:
+        files.write_snapshot(files.load(counted))
+    late = files.write_change(0, Version(), change(a=b"2"))
+    if snapshots:
+        files.write_snapshot(files.load(late))
+    assert files.load(counted).lanes == {"a": b"1"}
+    assert files.load(files.write_change(10, counted, change(b=b"3"))).lanes == {"a": b"1", "b": b"3"}
+
+
+def test_a_file_under_the_name_of_another_attempt_is_refused(files: ShardFiles) -> None:
+    (counted,) = chain(files, change(a=b"1"))
+    kept = next(files.folder.iterdir())
     files.write_change(0, Version(), change(a=b"2"))
-    with pytest.raises(StateLost, match="written over"):
-        files.load(version)
+    next(path for path in files.folder.iterdir() if path != kept).rename(kept)
+    with pytest.raises(StateLost, match="changed by somebody else"):
+        files.load(counted)
+
+
+@pytest.mark.parametrize("name", [".nfs000000000123", "1.bak", "5-zz.snapshot", ".5", "notes"])
+def test_a_file_of_somebody_else_is_left_alone(files: ShardFiles, name: str) -> None:
+    (version,) = chain(files, change(a=b"1"))
+    (files.folder / name).touch()
+    assert files.load(version).lanes == {"a": b"1"}
+    files.remove_before(100)
+    assert [path.name for path in files.folder.iterdir()] == [name]
 
 
 def test_the_same_change_written_twice_is_the_same_version(files: ShardFiles) -> None:
@@ -108,12 +135,15 @@ def test_the_same_change_written_twice_is_the_same_version(files: ShardFiles) ->
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_attempts_from_different_bases_the_last_remains(files: ShardFiles, order: tuple[int, int]) -> None:
+def test_attempts_from_different_bases_are_not_mixed(files: ShardFiles, order: tuple[int, int]) -> None:
     versions = chain(files, change(a=b"1"), change(a=b"2"))
-    files.write_change(99, versions[order[0]], change(b=b"1"))
+    first = files.write_change(99, versions[order[0]], change(b=b"1"))
     last = files.write_change(99, versions[order[1]], change(b=b"2"))
-    assert files.load(last).lanes["b"] == b"2"
-    assert len(list(files.folder.glob("99.*"))) == 1
+    assert files.load(last).lanes == {"a": b"12"[order[1] : order[1] + 1], "b": b"2"}
+    assert files.load(first).lanes["b"] == b"1"
+    files.write_snapshot(files.load(files.write_change(100, last, change())))
+    files.remove_before(100)
+    assert set(_units(files)) == {"100"}
 
 
 def test_a_cached_shard_that_is_newer_than_wanted_is_read_anew(files: ShardFiles) -> None:

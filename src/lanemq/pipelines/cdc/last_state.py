@@ -29,6 +29,7 @@ from lanemq.pipelines import dead_letters
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.cdc.fold import settle
 from lanemq.pipelines.cdc.plan import FormatName, OnMisfit, Plan, TimeUnit, make_plan
+from lanemq.pipelines.cdc.restarts import Ends
 from lanemq.pipelines.cdc.sequence import sequence_type
 from lanemq.pipelines.cdc.table import declare_table
 from lanemq.pipelines.cdc.task import LINE, Line, fold_task
@@ -90,6 +91,7 @@ class LastState:
         self.schema = declared.merged(sequence_type(self._plan.parts))
         self.how: Append | Merge = Merge(declared.keys)
         self._work: Path | None = None
+        self._ends = Ends()
 
     @property
     def plan(self) -> Plan:
@@ -98,6 +100,7 @@ class LastState:
 
     def open(self, spark: SparkSession, place: Path) -> None:
         self._work = place / "work"
+        self._ends = Ends()
         shutil.rmtree(self._work, ignore_errors=True)  # of a run that was killed; nothing refers to it
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
@@ -147,6 +150,9 @@ class LastState:
                 f"{batch}: {counts['key_changes']} changes of a row's key; queue offsets cannot order the old row "
                 f"against the new one: declare a sequence of the source, or one_queue if the topic has only one"
             )
+        if not self._plan.parts:
+            self._ends.refuse_restart(lines, batch)
+            self._ends.note(lines, batch)
 
     def _rows(self, lines: Sequence[Line]) -> pa.Table:
         wanted = to_arrow_schema(self.schema, timezone="UTC")

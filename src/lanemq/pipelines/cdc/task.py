@@ -32,19 +32,25 @@ class Line(msgspec.Struct):
     rows: str
     dead: str | None
     counts: Counts
+    first: int
+    """The lowest queue offset."""
+    last: int
+    """The highest queue offset."""
 
 
 def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For `mapInArrow`. A task that is tried again writes files of other names; only lines that arrive count."""
     reader = Reader(plan)
     parts: dict[str, list[Folded]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     with _no_collector():
         for chunk in _chunks(batches):
             for queue, messages in by_queue(chunk):
                 folded = reader.fold(messages)
                 folded.counts["events"] = messages.num_rows
                 parts.setdefault(queue, []).append(folded)
-    lines = [_write(queue, reader.together(some), Path(folder)) for queue, some in parts.items()]
+                spans[queue] = _span(messages, spans.get(queue))
+    lines = [_write(queue, reader.together(some), spans[queue], Path(folder)) for queue, some in parts.items()]
     if lines:
         yield pa.record_batch({"line": pa.array([msgspec.json.encode(line).decode() for line in lines])})
 
@@ -86,14 +92,20 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(gathered)
 
 
-def _write(queue: str, folded: Folded, folder: Path) -> Line:
+def _span(messages: pa.Table, known: tuple[int, int] | None) -> tuple[int, int]:
+    """`messages` are in order."""
+    first, last = messages["queue_offset"][0].as_py(), messages["queue_offset"][-1].as_py()
+    return (first, last) if known is None else (min(first, known[0]), max(last, known[1]))
+
+
+def _write(queue: str, folded: Folded, span: tuple[int, int], folder: Path) -> Line:
     name = uuid4().hex
     rows, dead = folder / f"{name}.rows", folder / f"{name}.dead"
     folder.mkdir(parents=True, exist_ok=True)
     feather.write_feather(folded.rows, str(rows), compression="lz4")
     if folded.dead.num_rows:
         feather.write_feather(folded.dead, str(dead), compression="lz4")
-    return Line(queue, str(rows), str(dead) if folded.dead.num_rows else None, folded.counts)
+    return Line(queue, str(rows), str(dead) if folded.dead.num_rows else None, folded.counts, *span)
 
 
 def _constant(column: pa.ChunkedArray) -> bool:

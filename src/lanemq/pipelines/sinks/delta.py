@@ -78,6 +78,8 @@ class DeltaSink(ExactSink):
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
         self._since_maintained = 0
+        self._stale = 0
+        """Rows that lost in the last attempt to merge."""
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
@@ -90,6 +92,7 @@ class DeltaSink(ExactSink):
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch)
+        self._stale = self.last_stale = 0
         if not self._standing(terms).admits(batch):
             return False
         commit = self._prepare(rows, batch, terms)
@@ -97,6 +100,7 @@ class DeltaSink(ExactSink):
         new = self._until_committed(lambda: self._standing(terms).admits(batch) and commit(), str(batch))
         self._reached("committed")
         if new:
+            self._tell_stale(batch, rows.count(), self._stale)
             self._maintain()
         return new
 
@@ -176,7 +180,8 @@ class DeltaSink(ExactSink):
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
             merge = table.merge(changes, same, source_alias="s", target_alias="t", commit_properties=named)
             newer = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}"
-            merge.when_matched_update_all(newer).when_not_matched_insert_all().execute()
+            done = merge.when_matched_update_all(newer).when_not_matched_insert_all().execute()
+            self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
             # A merge that changes nothing commits nothing, and the batch would be unknown.
             self._commit_nothing(named)

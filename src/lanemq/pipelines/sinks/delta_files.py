@@ -1,7 +1,8 @@
 """Rows become files of a Delta table: placed in its folder first, named in its log afterwards.
 
-The rule guarded here: a file is visible only through the commit that names it, and no two attempts share a name. What
-a crash leaves between the two is invisible to readers and deleted by the next vacuum.
+The rules guarded here: a file is visible only through the commit that names it, and no two attempts share a name. What
+a crash leaves between the two is invisible to readers and deleted by the next vacuum. Files and their names are on the
+disk before the log can name them, or a power cut could leave a batch that counts as applied without its rows.
 
 Files of a stage are taken over as they are: delta-rs would decode and encode every row, ten times as long, and mix
 the rows of several files; so a shard's file keeps the shard's order.
@@ -20,7 +21,7 @@ from deltalake.transaction import AddAction
 
 from lanemq.model.units import Millis
 from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.shard_files import ShardRows, shards
+from lanemq.pipelines.sinks.shard_files import ShardRows, shards, sync
 
 LONGEST_BOUND = 64
 """Characters of a text that is written down as a file's smallest or largest; longer ones help no reader to skip."""
@@ -37,9 +38,12 @@ def place_files(
         for values, part in _parts(shard, partition_by):
             target = folder / f"lanemq-{uuid.uuid4().hex}.parquet"
             part.put(target)
+            sync(target)
             actions.append(
                 AddAction(target.name, target.stat().st_size, values, wall, True, _stats(pq.read_metadata(target)))
             )
+    if actions:
+        sync(folder)
     return actions
 
 

@@ -5,6 +5,7 @@ sink takes batches only of the run that opened it. Where the two numbers are kep
 as they change in the same commit as the rows.
 """
 
+import logging
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from lanemq.model.errors import Closed, SinkFenced, UsageError
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.sinks.columns import arrow_schema, check_merge_columns
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class ExactSink:
     """The beginning of every sink: opened by one run, and used for that run's batches only."""
 
     _terms: Terms | None = None
+    last_stale = 0
+    """Rows of the last `write` that a merge left out, because the table's were as new or newer."""
 
     def _agree(self, query: str, epoch: int, schema: StructType, how: Append | Merge) -> Terms:
         keys = how.keys if isinstance(how, Merge) else ()
@@ -78,6 +83,19 @@ class ExactSink:
         if (batch.query, batch.epoch) != (terms.query, terms.epoch):
             raise UsageError(f"{batch} does not belong to the run that opened the sink: {terms.query}, {terms.epoch}")
         return terms
+
+    def _tell_stale(self, batch: Batch, rows: int, stale: int) -> None:
+        """Late changes lose rightly; but a sequence that began again makes all of them lose, and looks the same."""
+        self.last_stale = stale
+        if stale:
+            log.warning(
+                "%s: %d of %d rows were left out, being older than the table's. If it goes on, the sequence began "
+                "again: a topic that was created again counts from 0, and so does a key that moved to another queue; "
+                "declare sequence= of the source, or begin with an empty table and checkpoint",
+                batch,
+                stale,
+                rows,
+            )
 
     def _reached(self, step: str) -> None:
         """Called between any two steps of a commit, for tests that let the process die there."""

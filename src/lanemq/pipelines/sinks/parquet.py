@@ -2,12 +2,16 @@
 
     <path>/lanemq_query=<query>/lanemq_batch=<number>/000-<shard>.parquet     what readers see
     <path>/_lanemq/query=<query>/epoch=<epoch>/                               what is being written
+    <path>/_lanemq/query=<query>/empty-<number>                               the newest batch without rows
 
 The rules guarded here: a batch's files are written and synced under the run's own epoch folder, then one `rename` of
 their folder makes them visible; a number that is there is not written again. Opening by a newer run moves the older
 epoch folders away, so the older run's rename finds nothing to rename. Both are single renames, one of them is first:
 no lock is needed, and a run that hangs in between holds nobody up. That is as good as the file system's `rename`:
 atomic on local disks, NFS and HDFS-like systems; do not use object stores behind a file interface.
+
+A batch without rows is a note that is renamed in the same way and replaces older ones, so that a topic which is silent
+most of the time leaves no folders.
 
 Readers skip names with an underscore. The folders' names become columns `lanemq_query` and `lanemq_batch` in Spark,
 pandas and Arrow; old batches may be deleted or compacted by anybody, except the newest of each query.
@@ -30,7 +34,8 @@ from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
 from lanemq.pipelines.sinks.shard_files import file_name, shards, sync
 
-_BATCH, _EPOCH = "lanemq_batch=", "epoch="
+_BATCH, _EPOCH, _EMPTY = "lanemq_batch=", "epoch=", "empty-"
+_NOTE = "_batch.json"
 
 
 class ParquetSink(ExactSink):
@@ -54,7 +59,7 @@ class ParquetSink(ExactSink):
         self._take_over(terms)
         self._note_schema(schema)
         self._visible(terms).mkdir(exist_ok=True)
-        self._applied = max((number for _, number in _numbered(self._visible(terms), _BATCH)), default=None)
+        self._applied = self._highest(terms)
 
     def applied(self) -> int | None:
         self._opened()
@@ -68,7 +73,7 @@ class ParquetSink(ExactSink):
         try:
             staged = self._stage(rows, batch, workshop, terms)
             self._reached("staged")
-            new = self._publish(staged, batch, terms)
+            new = (self._publish if rows.count() else self._publish_empty)(staged, batch, terms)
         except FileNotFoundError:
             if workshop.exists():
                 raise
@@ -86,7 +91,7 @@ class ParquetSink(ExactSink):
             shard.put(target)
             sync(target)
             self._reached("one file written")
-        note = folder / "_batch.json"
+        note = folder / _NOTE
         note.write_text(
             json.dumps({"query": batch.query, "batch": batch.number, "epoch": batch.epoch, "rows": rows.count()})
         )
@@ -106,6 +111,22 @@ class ParquetSink(ExactSink):
             return False
         sync(target.parent)
         return True
+
+    def _publish_empty(self, staged: Path, batch: Batch, terms: Terms) -> bool:
+        """The number is part of the name, so no note can replace that of a later batch."""
+        notes = self._workshop(terms).parent
+        (staged / _NOTE).rename(notes / f"{_EMPTY}{batch.number}")
+        sync(notes)
+        self._reached("empty batch noted")
+        for older, number in _numbered(notes, _EMPTY):
+            if number < batch.number:
+                older.unlink(missing_ok=True)
+        shutil.rmtree(staged, ignore_errors=True)
+        return True
+
+    def _highest(self, terms: Terms) -> int | None:
+        found = _numbered(self._visible(terms), _BATCH) + _numbered(self._workshop(terms).parent, _EMPTY)
+        return max((number for _, number in found), default=None)
 
     def _take_over(self, terms: Terms) -> None:
         """Each run makes its folder first and looks for others then, so of two runs at least one sees the other."""

@@ -185,13 +185,13 @@ class PostgresSink(SqlSink):
     def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
         self._copy(connection, self._name, tables, terms)
 
-    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> None:
+    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
         connection.execute("DROP TABLE IF EXISTS pg_temp.lanemq_changes")
         connection.execute(
             f"CREATE TEMP TABLE lanemq_changes ON COMMIT DROP AS SELECT * FROM {self._name} WITH NO DATA"
         )
         self._copy(connection, "lanemq_changes", [changes], terms)
-        connection.execute(self._upsert(terms, f"SELECT {names_of(terms)} FROM lanemq_changes"))
+        return int(connection.execute(self._upsert(terms, f"SELECT {names_of(terms)} FROM lanemq_changes")).rowcount)
 
     def _copy(self, connection: Any, target: str, tables: Iterable[pa.Table], terms: Terms) -> None:
         statement = f"COPY {target} ({names_of(terms)}) FROM STDIN (FORMAT csv)"

@@ -81,8 +81,8 @@ class SqlSink(ExactSink, ABC):
         """Adds the rows, in order."""
 
     @abstractmethod
-    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> None:
-        """Applies one row per key by `upsert`."""
+    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
+        """Applies one row per key by `upsert`, and says how many were new or newer."""
 
     for_update = ""
     """What makes a SELECT lock its row; empty where the transaction locks everything."""
@@ -113,6 +113,7 @@ class SqlSink(ExactSink, ABC):
         return self._patience.run(lambda: self._purge_once(below), f"table {self._table}")
 
     def _write_once(self, rows: Rows, changes: pa.Table | None, batch: Batch, terms: Terms) -> bool:
+        stale = self.last_stale = 0
         with self._transaction() as connection:
             if not self._standing(connection, terms).admits(batch):
                 return False
@@ -120,10 +121,11 @@ class SqlSink(ExactSink, ABC):
             if changes is None:
                 self._append(connection, shard_tables(rows, terms.schema), terms)
             elif changes.num_rows:
-                self._merge(connection, changes, terms)
+                stale = changes.num_rows - self._merge(connection, changes, terms)
             self._reached("rows in")
             self._note(connection, terms, batch.number)
             self._reached("noted")
+        self._tell_stale(batch, 0 if changes is None else changes.num_rows, stale)
         self._reached("committed")
         return True
 

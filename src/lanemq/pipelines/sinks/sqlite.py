@@ -118,8 +118,9 @@ class SqliteSink(SqlSink):
         for table in tables:
             connection.executemany(statement, in_rows(_plain(table)))
 
-    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> None:
-        connection.executemany(self._upsert(terms, f"VALUES ({_marks(terms)})"), in_rows(_plain(changes)))
+    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
+        statement = self._upsert(terms, f"VALUES ({_marks(terms)})")
+        return int(connection.executemany(statement, in_rows(_plain(changes))).rowcount)
 
 
 def _marks(terms: Terms) -> str:

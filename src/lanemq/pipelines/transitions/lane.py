@@ -6,11 +6,14 @@ a step that changed the state it was given and then failed has changed nothing: 
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from lanemq.pipelines.transitions.event import Message
+
+MOST_MISSED: Final = 32
+"""Stretches of missing numbers that a key remembers: they are part of its state."""
 
 
 class Why(StrEnum):
@@ -50,6 +53,31 @@ class Lane(msgspec.Struct, array_like=True):
     seen: int = 0
     """Store time of the newest message, milliseconds."""
     waiting: Waiting | None = None
+    missed: tuple[tuple[int, int], ...] = ()
+    """Numbers that the key went on without, as first and last of each stretch; what is not here was settled."""
+
+    def reach(self, number: int, first_number: int | None) -> None:
+        """Goes on with a number; those between it and the last one are missed from now on.
+
+        When there are too many stretches the oldest two become one with what is between them: a repeat may then be
+        told as late, but nothing that is late as a repeat.
+        """
+        expected = first_number if self.number is None else self.number + 1
+        if expected is not None and number > expected:
+            missed = (*self.missed, (expected, number - 1))
+            self.missed = missed if len(missed) <= MOST_MISSED else ((missed[0][0], missed[1][1]), *missed[2:])
+        self.number = number
+
+    def settle_missed(self, number: int) -> None:
+        """The number has come after all."""
+        left: list[tuple[int, int]] = []
+        for first, last in self.missed:
+            parts = [(first, last)] if not first <= number <= last else [(first, number - 1), (number + 1, last)]
+            left += [part for part in parts if part[0] <= part[1]]
+        self.missed = tuple(left)
+
+    def has_missed(self, number: int) -> bool:
+        return any(first <= number <= last for first, last in self.missed)
 
 
 class RawLane(msgspec.Struct, array_like=True):
@@ -59,6 +87,7 @@ class RawLane(msgspec.Struct, array_like=True):
     number: int | None
     seen: int
     waiting: Waiting | None = None
+    missed: tuple[tuple[int, int], ...] = ()
 
 
 class LaneCodec:
@@ -75,7 +104,7 @@ class LaneCodec:
     def _typed(self, packed: bytes) -> Lane:
         assert self._state is not None
         raw = self._raw(packed)
-        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting)
+        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed)
 
 
 def comes_back(state: object, again: object) -> bool:

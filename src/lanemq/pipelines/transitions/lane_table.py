@@ -9,7 +9,7 @@ from typing import Any
 
 from lanemq.pipelines.transitions.event import Event
 from lanemq.pipelines.transitions.lane import Lane, comes_back
-from lanemq.pipelines.transitions.rules import Early, Rules, UnfitState
+from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
 
 
 class LaneTable:
@@ -71,11 +71,13 @@ class LaneTable:
         assert self._rules.number is not None
         number = self._rules.number(event)
         if lane.number is not None and number <= lane.number:
+            if lane.has_missed(number):
+                raise Late(number, lane.number)
             return False
         expected = self._rules.first_number if lane.number is None else lane.number + 1
         if expected is not None and number > expected:
             if self._rules.on_gap != "report":
                 raise Early(number, expected)
             self.counts["gaps"] += number - expected
-        lane.number = number
+        lane.reach(number, self._rules.first_number)
         return True

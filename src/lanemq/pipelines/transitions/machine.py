@@ -9,6 +9,7 @@ Pure: events and wall time come in, rows, dead letters and a `Change` come out. 
 messages in its own state (`stopped.py`), so a stopped lane costs no other lane anything.
 """
 
+from bisect import bisect_left
 from itertools import pairwise
 from operator import ge
 from typing import NamedTuple, TypeAlias
@@ -113,9 +114,10 @@ class ShardMachine:
     def _check_size(self) -> None:
         most, keys = self._rules.limits.max_keys_per_shard, len(self._shard.lanes)
         if keys > most:
+            ended = "" if self._rules.number else ", or give back None from the step when a key has ended"
             raise InvalidOption(
-                f"a shard has {keys} keys, more than StateLimits(max_keys_per_shard={most}): raise it, let old keys "
-                f"go with expire_after_ms, or give back None from the step when a key has ended"
+                f"a shard has {keys} keys, more than StateLimits(max_keys_per_shard={most}): raise it, or let old keys "
+                f"go with expire_after_ms{ended}"
             )
 
     def _fresh(self, run: Run) -> Run:
@@ -125,14 +127,17 @@ class ShardMachine:
         if (reached is not None and offsets[0] < reached) or any(map(ge, offsets, offsets[1:])):
             raise _out_of_order(queue, offsets, reached)
         self._reached[queue] = offsets[-1] + 1
+        known = self._known(queue, offsets[0], run.stored[0])
+        if self._rules.by_queue:
+            seen = reached is not None or queue in self._shard.meta.offsets
+            self.counts["missing"] += _missing(offsets, max(reached or 0, known) if seen else offsets[0])
         self._times[queue] = max(self._times.get(queue, 0), max(run.stored))
         self.counts["events"] += len(offsets)
-        known = self._known(queue, offsets[0], run.stored[0])
         dropped = set() if offsets[0] >= known else {at for at, offset in enumerate(offsets) if offset < known}
         if run.stamps is not None:
             repeats, gaps = self._stamps.judge(queue, run.stamps)
             dropped.update(repeats)
-            self.counts["gaps"] += gaps if self._rules.stamp_gaps else 0
+            self.counts["gaps"] += gaps if self._rules.by_queue else 0
         self.counts["repeats"] += len(dropped)
         return run.without(dropped) if dropped else run
 
@@ -159,6 +164,12 @@ class ShardMachine:
             del self._shard.lanes[name]
         self.counts["expired"] += len(old)
         return old
+
+
+def _missing(offsets: list[int], since: int) -> int:
+    """How many offsets no message came for: deleted before they were read, or left out on the way."""
+    fresh = len(offsets) - bisect_left(offsets, since)
+    return max(0, offsets[-1] + 1 - since) - fresh
 
 
 def _out_of_order(queue: str, offsets: list[int], reached: int | None) -> OrderError:

@@ -48,7 +48,7 @@ class Spec:
             number=numbering(self.sequence),
             on_gap=self.on_gap,
             first_number=self.first_number,
-            stamp_gaps=self.by_queue,
+            by_queue=self.by_queue,
         )
 
 

@@ -22,6 +22,14 @@ class Early(OrderError):
         super().__init__(f"number {number} came, {expected} is missing")
 
 
+class Late(OrderError):
+    """An event whose key has gone on without it; no repeat, since it was never applied."""
+
+    def __init__(self, number: int, reached: int) -> None:
+        self.number = number
+        super().__init__(f"number {number} came late, its key had gone on to {reached} without it")
+
+
 class UnfitState(InvalidOption):
     """A state that the step would not get back as it gave it; no policy for one key can help."""
 
@@ -39,8 +47,8 @@ class Rules:
     number: Number | None = None
     on_gap: OnGap = "report"
     first_number: int | None = 1
-    stamp_gaps: bool = True
-    """Whether a missing stamp means anything: a share of the keys never has all of a producer's messages."""
+    by_queue: bool = True
+    """Whether a missing stamp or offset means anything: a share of the keys never has all of a queue's messages."""
 
 
 def numbering(sequence: str | Number | None) -> Number | None:

@@ -75,9 +75,13 @@ def _files(folder: Path, found: list[tuple[str, str, int]]) -> list[RowFile]:
 
 
 def forget_old(books: Books, batch: Batch, cleaned: dict[str, int]) -> None:
-    """Removes what no repetition of the last two batches can need. `cleaned` is what was removed already."""
+    """Removes what no repetition of the last two units can need. `cleaned` is what was removed already.
+
+    Behind a pass the batch before it is never computed again, and a topic without messages has passes only: there
+    the ledger that the pass started from is the oldest that stays.
+    """
     ledgers = sorted(books.ledgers())
-    floor = (batch.spark_batch - 1) * PASSES
+    floor = batch.number if batch.is_pass else (batch.spark_batch - 1) * PASSES
     below = [number for number in ledgers if number < floor]
     if not below:
         return

@@ -240,7 +240,7 @@ class Transitions:
 
 
 def _columns_of(outputs: str | StructType) -> StructType:
-    schema = parse_columns(outputs) if isinstance(outputs, str) else outputs
+    schema = parse_columns(outputs) if isinstance(outputs, str) and outputs.strip() else outputs
     if not isinstance(schema, StructType) or not schema.fields:
         raise InvalidOption(f"outputs={outputs!r} names no columns: write them like 'order_id string, status string'")
     return schema

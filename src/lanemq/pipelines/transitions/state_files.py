@@ -1,15 +1,17 @@
 """A shard's state on disk: one change file per unit that touched it, and a snapshot now and then.
 
-    state/<shard>/<number>.on-<base>.change    what unit <number> changed in version <base>
-    state/<shard>/<number>.snapshot            everything, as unit <number> left it
+    state/<shard>/<version>.on-<base>.change    what a unit changed in version <base>
+    state/<shard>/<version>.snapshot            everything, as the unit left it
 
-The rules guarded here: a version is read along the names, from its own file back to a snapshot or to the start, so a
-file of a unit that is being repeated is never part of what the unit starts from; every file names the digest of the
-one it builds on, so attempts of a unit that differ are never mixed; a file that is cut, damaged or of another query
-is refused. Written under another name, synced, then renamed: a file is whole or not there.
+A version is the unit's number and the digest of its change. The rules guarded here: a version is read along the names,
+from its own file back to a snapshot or to the start, so a file of a unit that is being repeated is never part of what
+the unit starts from; attempts of a unit that differ have files of their own, so one that ends late replaces nothing
+that counts; a file that is cut, damaged or of another query is refused, and one whose name is not of this form is
+left alone. Written under another name, synced, then renamed: a file is whole or not there.
 """
 
 import hashlib
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,12 @@ from lanemq.pipelines.transitions.shard import START, Change, Shard, Version
 
 _HEAD: Final = struct.Struct("<8s16s")
 _MAGIC: Final = b"LANEST1\n"
+
+_VERSION: Final = r"(-?[0-9]+)-([0-9a-f]*)"
+_CHANGE: Final = re.compile(rf"{_VERSION}\.on-{_VERSION}\.change")
+_SNAPSHOT: Final = re.compile(rf"{_VERSION}\.snapshot")
+_OURS: Final = re.compile(rf"\.?{_VERSION}(?:\.on-{_VERSION}\.change|\.snapshot)(?:\..*)?")
+"""Whole files, and with a dot before and more behind: what a crash left of their writing."""
 
 
 class _Content(msgspec.Struct):
@@ -55,31 +63,29 @@ class ShardFiles:
 
     def write_change(self, number: int, base: Version, change: Change) -> Version:
         """The version that the change leads to."""
-        path = self._change(number, base.number)
-        digest = self._write(path, _Content(self.query, self.shard, base, change))
-        # An attempt from another base was never finished, or this one could not have started elsewhere.
-        for other in self.folder.glob(f"{number}.on-*.change"):
-            if other != path:
-                other.unlink(missing_ok=True)
-        return Version(number, digest)
+        body, digest = _packed(_Content(self.query, self.shard, base, change))
+        version = Version(number, digest)
+        write_durably(self._change(version, base), body)
+        return version
 
     def write_snapshot(self, shard: Shard) -> None:
         whole = Change(shard.meta, shard.lanes, [])
-        self._write(self._snapshot(shard.version.number), _Content(self.query, self.shard, shard.version, whole))
+        body, _ = _packed(_Content(self.query, self.shard, shard.version, whole))
+        write_durably(self._snapshot(shard.version), body)
 
     def load(self, version: Version) -> Shard:
         """The shard at a version, from files alone."""
         shard = Shard()
         if not self.catch_up(shard, version):
             raise StateLost(
-                f"state of shard {self.shard} in {self.folder} is not what unit {version.number} left there: it was "
-                f"written over by another run. Restore the checkpoint's folder, or start anew with an empty one"
+                f"state of shard {self.shard} in {self.folder} is not what unit {version.number} left there: its "
+                f"files were changed by somebody else. Restore the checkpoint's folder, or start anew with an empty one"
             )
         return shard
 
     def catch_up(self, shard: Shard, version: Version) -> bool:
         """Reads what a shard in memory misses. False: it descends from another attempt and must not be used."""
-        for path in self._way(shard.version.number, version.number):
+        for number, path in self._way(shard.version, version):
             if path.suffix == ".snapshot":
                 shard.clear()
                 content, _ = self._read(path)
@@ -88,60 +94,57 @@ class ShardFiles:
             content, digest = self._read(path)
             if content.base != shard.version:
                 return False
-            shard.apply(content.change, Version(_number(path), digest))
+            shard.apply(content.change, Version(number, digest))
         return shard.version == version
 
     def remove_before(self, snapshot: int) -> None:
         """Files that only versions below a snapshot need, and what crashes left of their writing."""
         for path in self.folder.iterdir():
-            number = _number(path)
+            found = _OURS.fullmatch(path.name)
+            if found is None:
+                continue
+            number = int(found[1])
             if number < snapshot or (number == snapshot and path.suffix == ".change"):
                 path.unlink(missing_ok=True)
 
-    def _way(self, have: int, want: int) -> list[Path]:
-        """The files from what is in memory to a version, oldest first."""
+    def _way(self, have: Version, want: Version) -> list[tuple[int, Path]]:
+        """The files from what is in memory to a version, oldest first, each with its unit."""
         bases, snapshots = self._listed()
-        way: list[Path] = []
+        way: list[tuple[int, Path]] = []
         at = want
         while at != have:
             # A snapshot is the shortest way from nothing, changes are from what is in memory.
-            if at in bases and (at not in snapshots or have != START):
-                way.append(self._change(at, bases[at]))
+            if at in bases and (at not in snapshots or have.number != START):
+                way.append((at.number, self._change(at, bases[at])))
                 at = bases[at]
             elif at in snapshots:
-                way.append(self._snapshot(at))
+                way.append((at.number, self._snapshot(at)))
                 break
-            elif at == START:
+            elif at.number == START:
                 break
             else:
                 raise StateLost(
-                    f"state of shard {self.shard} behind unit {want} is incomplete: nothing about unit {at} in "
-                    f"{self.folder}. Restore the checkpoint's folder as it was, or start anew with an empty one"
+                    f"state of shard {self.shard} behind unit {want.number} is incomplete: nothing about unit "
+                    f"{at.number} in {self.folder}. Restore the checkpoint's folder as it was, or start anew with an "
+                    f"empty one"
                 )
         return way[::-1]
 
-    def _listed(self) -> tuple[dict[int, int], set[int]]:
-        bases: dict[int, int] = {}
-        snapshots: set[int] = set()
-        for path in self.folder.glob("[0-9]*") if self.folder.is_dir() else ():
-            number, _, rest = path.name.partition(".")
-            if rest == "snapshot":
-                snapshots.add(int(number))
-            elif rest.startswith("on-") and rest.endswith(".change"):
-                bases[int(number)] = int(rest[3:-7])
+    def _listed(self) -> tuple[dict[Version, Version], set[Version]]:
+        bases: dict[Version, Version] = {}
+        snapshots: set[Version] = set()
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if found := _SNAPSHOT.fullmatch(path.name):
+                snapshots.add(Version(int(found[1]), found[2]))
+            elif found := _CHANGE.fullmatch(path.name):
+                bases[Version(int(found[1]), found[2])] = Version(int(found[3]), found[4])
         return bases, snapshots
 
-    def _change(self, number: int, base: int) -> Path:
-        return self.folder / f"{number}.on-{base}.change"
+    def _change(self, version: Version, base: Version) -> Path:
+        return self.folder / f"{_name(version)}.on-{_name(base)}.change"
 
-    def _snapshot(self, number: int) -> Path:
-        return self.folder / f"{number}.snapshot"
-
-    def _write(self, path: Path, content: _Content) -> str:
-        body = zstandard.ZstdCompressor(level=1).compress(_encode(content))
-        digest = _digest(body)
-        write_durably(path, _HEAD.pack(_MAGIC, digest) + body)
-        return digest.hex()
+    def _snapshot(self, version: Version) -> Path:
+        return self.folder / f"{_name(version)}.snapshot"
 
     def _read(self, path: Path) -> tuple[_Content, str]:
         try:
@@ -174,5 +177,12 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16).digest()
 
 
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix(".").partition(".")[0])
+def _packed(content: _Content) -> tuple[bytes, str]:
+    """The file's bytes, and its digest."""
+    body = zstandard.ZstdCompressor(level=1).compress(_encode(content))
+    digest = _digest(body)
+    return _HEAD.pack(_MAGIC, digest) + body, digest.hex()
+
+
+def _name(version: Version) -> str:
+    return f"{version.number}-{version.digest}"

@@ -12,7 +12,7 @@ from lanemq.pipelines.transitions.lane import Lane, Waiting, Why
 from lanemq.pipelines.transitions.lane_table import LaneTable
 from lanemq.pipelines.transitions.orders import Orders
 from lanemq.pipelines.transitions.policies import GiveUp, SetAside, TryAgain, after
-from lanemq.pipelines.transitions.rules import Early, Rules, UnfitState
+from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
 from lanemq.pipelines.transitions.shard import GAP_AT, PARKED_AT, key_of
 
 Queued: TypeAlias = list[tuple[Message, int | None]]
@@ -44,6 +44,9 @@ class StoppedLanes:
     def _failed(self, name: str, message: Message, error: Exception, *, poison: bool, failures: int) -> bool:
         """An event could not be applied, for the nth time. True: its lane goes on without it."""
         lane = self._table.restore(name)
+        if isinstance(error, Late):
+            self._too_late(name, lane, message, error)
+            return True
         number = None if poison else self._number_of(message)
         if isinstance(error, Early) and self._rules.on_gap == "hold":
             self._stand(name, lane, Why.GAP, str(error), 0, [(message, error.number)])
@@ -72,7 +75,7 @@ class StoppedLanes:
             return
         number = self._number_of(message)
         if self._by_number and number is not None and self._is_known(lane, waiting, number):
-            self._table.counts["repeats"] += 1
+            self._drop(name, lane, message, number)
             return
         waiting.messages.append(message)
         waiting.numbers.append(number)
@@ -81,6 +84,20 @@ class StoppedLanes:
         expected = self._rules.first_number if lane.number is None else lane.number + 1
         if waiting.why is Why.GAP and (number is None or expected is None or number <= expected):
             self._drain(name)
+
+    def _drop(self, name: str, lane: Lane, message: Message, number: int) -> None:
+        """A number below the lane's, or one that waits in it."""
+        if lane.number is not None and lane.has_missed(number):
+            self._too_late(name, lane, message, Late(number, lane.number))
+        else:
+            self._table.counts["repeats"] += 1
+
+    def _too_late(self, name: str, lane: Lane, message: Message, error: Late) -> None:
+        """The lane went on without it: applied now it would be out of order, dropped it would be lost silently."""
+        lane.settle_missed(error.number)
+        self._table.save(name, lane)
+        self._table.counts["late"] += 1
+        self._bury(message, name, str(error), 0)
 
     def run(self, orders: Orders) -> None:
         """A pass: lanes whose time has come, and those that a person decided about."""
@@ -130,6 +147,7 @@ class StoppedLanes:
         lane = self._table.hot[name]
         message, number = queue.pop(0)
         if leap and number is not None and number > (lane.number or 0):
+            lane.reach(number, self._rules.first_number)
             lane.number = number - 1
         return message
 
@@ -169,7 +187,7 @@ class StoppedLanes:
         if reason is not None:
             self._bury(message, name, reason, failures)
         if number is not None and number > (lane.number or 0):
-            lane.number = number
+            lane.reach(number, self._rules.first_number)
             self._table.save(name, lane)
 
     def _discard(self, name: str, *, first_only: bool) -> None:
