@@ -55,6 +55,10 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
         "broker discarded 1 k\na turn 2 k\na end 2 k ok\na commit 3"
     ),
+    "a member tells of parking when the discard is over": (
+        "a turn 0 k\na end 0 k retry\nbroker parked 0 k\nbroker discarded 0 k\na parked 0 k\na commit 1\n"
+        "a turn 1 k\na end 1 k ok\na commit 2"
+    ),
     "first discarded, the rest redriven": (
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
         "broker redriven 1 k\na turn 1 k\na end 1 k ok\na turn 2 k"

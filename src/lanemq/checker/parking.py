@@ -17,6 +17,8 @@ class Parking:
 
     def parked(self, event: Parked) -> None:
         held = self._state.group_queue(event.group, event.topic, event.queue)
+        if event.offset <= held.discarded.get(event.key, -1):
+            return  # the member tells late, when the broker's answer has come, what was given up meanwhile
         lane = held.lane(event.key)
         lane.redriven = False
         if held.parked.get(event.offset) is lane:
@@ -40,6 +42,7 @@ class Parking:
         if lane is not None:
             self._state.count("discarded")
             held.account.skipped += 1
+            held.discarded[event.key] = max(event.offset, held.discarded.get(event.key, -1))
             lane.unfinished.discard(event.offset)
             _forget(held, lane)
 

@@ -96,6 +96,8 @@ class GroupQueue:
     dead: set[int] = field(default_factory=set)
     parked: dict[int, Lane] = field(default_factory=dict)
     """Parked messages, and the last of each lane that was redriven: a lost removal may bring it once more."""
+    discarded: dict[str, int] = field(default_factory=dict)
+    """Key to the last offset of it that was given up."""
     holes: set[int] = field(default_factory=set)
     """Offsets that were committed past although nothing was known of them."""
     lanes: dict[str, Lane] = field(default_factory=dict)
