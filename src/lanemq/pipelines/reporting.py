@@ -52,6 +52,11 @@ class Reporting:
             seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
             self._tell(Progress(self._name, done, moved(progress), seconds or done.seconds, self._lag))
 
+    def waits_before(self, batch: int) -> bool:
+        """Whether a batch before this one is not told yet."""
+        with self._lock:
+            return any(number < batch for number in self._waiting)
+
     def close(self) -> None:
         with self._lock:
             ready, self._waiting = list(self._waiting.values()), {}

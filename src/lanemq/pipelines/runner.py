@@ -153,13 +153,21 @@ class RunningPipeline:
             self._end()
 
     def _look(self) -> None:
-        self._reporting.seen(self._query.lastProgress)
+        self._see()
         if not self._once and not self._stopping.is_set():
             self._run_pass()
 
+    def _see(self) -> None:
+        """Short batches may have come and gone since the last look; then the older ones are asked for too."""
+        last = self._query.lastProgress
+        if last is not None and self._reporting.waits_before(int(last["batchId"])):
+            for progress in self._query.recentProgress:
+                self._reporting.seen(progress)
+        self._reporting.seen(last)
+
     def _look_last(self) -> None:
         """The query has ended. With `once`, a person's requests are carried out before the end."""
-        self._reporting.seen(self._query.lastProgress)
+        self._see()
         while self._once and not self._stopping.is_set() and self._run_pass():
             pass
 
