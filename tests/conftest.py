@@ -1,13 +1,20 @@
-"""For all tests: no deadlines for examples, which only measure how busy a machine is, and one Spark session."""
+"""For all tests: no deadlines for examples, which only measure how busy a machine is.
+
+For the tests of Spark and of pipelines: one session, one broker, and a topic and a group for each test.
+"""
 
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from lanemq.client.admin import Admin
+from lanemq.testing.embedded import EmbeddedBroker
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -34,3 +41,24 @@ def spark() -> Iterator[Any]:
     register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[EmbeddedBroker]:
+    """Shared: every test has a topic and a group of its own."""
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: EmbeddedBroker) -> str:
+    """A topic of two queues that no other test knows."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    with Admin(broker.address) as admin:
+        admin.create_topic(name, 2)
+    return name
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g-{uuid.uuid4().hex[:12]}"

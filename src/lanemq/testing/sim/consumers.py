@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from random import Random
 from typing import Any
 
@@ -21,7 +22,7 @@ LANES, HANDS = "lanes", "hands"
 _BACKOFF = Backoff(Millis(50), 2.0, Millis(1_000))
 
 
-class ConsumerProgram:
+class ConsumerProgram(ABC):
     """One consuming process over all its lives; each life is a new member of the group."""
 
     group: str
@@ -92,11 +93,13 @@ class ConsumerProgram:
         if fails:
             raise ValueError("this message was handled, and then something went wrong")
 
+    @abstractmethod
     def ask_to_end(self) -> None:
-        raise NotImplementedError
+        """A graceful stop: what has begun is finished and handed over."""
 
+    @abstractmethod
     async def _live(self, host: Host, history: SimHistory) -> None:
-        raise NotImplementedError
+        """One life of the process, until it is asked to end or killed."""
 
 
 class HandlerProgram(ConsumerProgram):
