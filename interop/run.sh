@@ -7,8 +7,8 @@ python=.venv/bin/python
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
-all="lane:lane lane:java49 lane:java5 apache:lane apache:java49 apache:java5"
-"$python" -m interop.maven || all="lane:lane" # it has said in one line what is missing for the others
+all="lane:lane lane:java49 lane:java5 lane:spark apache:lane apache:java49 apache:java5 apache:spark"
+"$python" -m interop.maven || all="lane:lane lane:spark" # it has said in one line what is missing for the others
 "$python" -m pytest interop/selftest -q > "$results/selftest" || { cat "$results/selftest"; exit 1; }
 
 combos=${COMBOS:-$all}
@@ -19,8 +19,10 @@ for combo in $combos; do
   echo "== $backend $client"
   folder=var/interop/$backend-$client
   mkdir -p var/interop
+  cases="interop/cases --client $client"
+  if [ "$client" = spark ]; then cases=interop/spark; fi
   # shellcheck disable=SC2086
-  if "$python" -m pytest interop/cases --backend "$backend" --client "$client" -q --no-header \
+  if "$python" -m pytest $cases --backend "$backend" -q --no-header \
     --basetemp="$folder" --junitxml="$results/$combo.xml" ${ARGS:-}; then
     rm -rf "$folder"
   else

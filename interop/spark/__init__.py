@@ -1,0 +1,1 @@
+"""Spark pipelines against the brokers of the suite."""
