@@ -21,6 +21,23 @@ settings.load_profile("any machine")
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
+SERVERS = {"spark", "postgres"}
+"""Fixtures that start something large: whoever needs them waits for it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make check` is for the minute after an edit; a JVM alone takes a quarter of it to start."""
+    for item in items:
+        if SERVERS & {*getattr(item, "fixturenames", ()), *_parameters(item)}:
+            item.add_marker(pytest.mark.slow)
+
+
+def _parameters(item: pytest.Item) -> list[str]:
+    """The contract of all sinks takes its servers by their names."""
+    call = getattr(item, "callspec", None)
+    return [] if call is None else [each for each in call.params.values() if isinstance(each, str)]
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """One for the whole run: starting a second one costs as much as all its tests."""
