@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lanemq.core.sharding import by_hash, by_int_modulo
     from lanemq.model.errors import LaneError, MissingKey
     from lanemq.model.queue import MessageQueue
+    from lanemq.net.tls import TlsOptions
+    from lanemq.wire.signing import Credentials
 
 _HOMES = {
     "lanemq.client.admin": ("Admin",),
@@ -62,6 +64,8 @@ _HOMES = {
     "lanemq.core.sharding": ("by_hash", "by_int_modulo"),
     "lanemq.model.errors": ("LaneError", "MissingKey"),
     "lanemq.model.queue": ("MessageQueue",),
+    "lanemq.net.tls": ("TlsOptions",),
+    "lanemq.wire.signing": ("Credentials",),
 }
 """The same for the running program."""
 
@@ -78,6 +82,7 @@ __all__ = [
     "ConcurrentlyContext",
     "ConcurrentlyStatus",
     "Consumer",
+    "Credentials",
     "DeadLetter",
     "HoldKey",
     "HoldQueue",
@@ -98,6 +103,7 @@ __all__ = [
     "Skip",
     "StartFrom",
     "StoredAs",
+    "TlsOptions",
     "ToDeadLetter",
     "by_hash",
     "by_int_modulo",

@@ -143,7 +143,8 @@ def test_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     result = lanemq("broker", "--listen", "192.0.2.1:9876", "--data", str(tmp_path))
     assert result.exit_code == 1
     warning, error = result.stderr.splitlines()
-    assert "no authentication" in warning
+    assert "everybody may do everything (--users)" in warning
+    assert "everybody on the way may read along (--tls-cert)" in warning
     assert "this machine has no such address" in error
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
@@ -18,13 +18,13 @@ class EchoServer:
     NONSENSE: ClassVar = 4
     NOISY: ClassVar = 5
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, **limits: Any) -> None:
         self.address = Address("127.0.0.1", 0)
         self.seen: list[bytes] = []
         self.peers = 0
         self.server: Server | None = None
         self._limits = limits
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:

@@ -20,7 +20,8 @@ from lanemq.broker.checkpoints import (
 )
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.delays import DelayDelivery
-from lanemq.broker.dispatch import Dispatch
+from lanemq.broker.dispatch import Dispatch, Handler
+from lanemq.broker.guard import Guard
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -50,7 +51,7 @@ from lanemq.core.lock_table import LockTable
 from lanemq.core.long_poll import LongPolls
 from lanemq.core.membership import ConnectionId, Membership
 from lanemq.core.topic_table import TopicTable
-from lanemq.history import NO_HISTORY, open_history
+from lanemq.history import NO_HISTORY, last_time, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.staging import Arrival
 from lanemq.log.state import OffsetRow, ProducerRow, Sync
@@ -60,6 +61,7 @@ from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
+from lanemq.net.server_tls import Door
 from lanemq.wire.command import Command
 from lanemq.wire.hosts import pack_host
 from lanemq.wire.properties import PropertyName
@@ -87,6 +89,7 @@ class Broker:
         self._recording = Recording(NO_HISTORY)
         self._parts: Parts
         self._server: Server
+        self._handle: Handler
         self.address = options.listen
 
     async def start(self) -> None:
@@ -97,6 +100,7 @@ class Broker:
             self._recording = self._open_history()
             self._parts = self._assemble(store)
             self._recover()
+            self._handle = self._dispatch if self.options.users is None else self._new_guard(self.options.users)
             self._server = self._new_server()
             self.address = await self._server.listen(self.options.listen)
             self._parts.advertised = Address(self.options.advertised_host, self.address.port)
@@ -141,7 +145,7 @@ class Broker:
         if command.is_response:
             self._resets.answered(peer, command)
         else:
-            self._dispatch(peer, command)
+            self._handle(peer, command)
 
     def closed(self, peer: Peer) -> None:
         parts = self._parts
@@ -223,11 +227,22 @@ class Broker:
 
     def _new_server(self) -> Server:
         """A simulation brings one that needs no sockets."""
-        return Server(self, max_connections=self.options.max_connections, together=self._runs.take)
+        options = self.options
+        return Server(
+            self,
+            max_connections=options.max_connections,
+            together=self._runs.take if options.users is None else None,  # each request has its own signature
+            door=None if options.tls is None else Door(options.tls, self._clock),
+        )
+
+    def _new_guard(self, users: Path) -> Handler:
+        store = self._parts.store
+        return Guard(users, self._dispatch, lambda position: RecordView(store.read_at(position)).topic, self._clock)
 
     def _open_history(self) -> Recording:
-        options = self.options
-        return Recording(open_history(options.history, f"broker-{options.name}", nanoseconds_of(self._clock), "broker"))
+        folder, name, now = self.options.history, f"broker-{self.options.name}", nanoseconds_of(self._clock)
+        alive = last_time(folder, name, now())
+        return Recording(open_history(folder, name, now, "broker"), alive)
 
     # what survives a restart
 

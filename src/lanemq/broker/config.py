@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import Address
+from lanemq.net.server_tls import ServerTls
 
 MEBIBYTE = 1024 * 1024
 
@@ -17,10 +18,17 @@ class BrokerOptions:
     """Folder of the log and the small state. One broker at a time may use it."""
 
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9876))
-    """Where to accept. Loopback by default: there is no authentication, so a public address is a decision."""
+    """Where to accept. Loopback by default: a broker without `users` serves whoever reaches it, so a public address
+    is a decision."""
 
     advertise: str | None = None
     """Host that clients are told to connect to; default: the listening host (127.0.0.1 for 0.0.0.0)."""
+
+    tls: ServerTls | None = None
+    """Encrypted connections on the same port; None: plain ones only."""
+
+    users: Path | None = None
+    """File of those who may use the broker (docs/security.md), read again when it changes; None: everybody may."""
 
     name: str = "lanemq"
     """Broker name in routes. Part of a queue's identity for RocketMQ clients: renaming moves every queue."""

@@ -21,6 +21,7 @@ import click
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
+from lanemq.cli.broker_security import serves_securely
 from lanemq.cli.options import Failed
 from lanemq.net.address import parse_address
 
@@ -47,6 +48,7 @@ UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
 @click.option("--max-parked-lane", type=int, default=10_000, show_default=True, help="Most messages in a parked lane.")
 @click.option("--max-parked-messages", type=int, default=200_000, show_default=True, help="Most parked by one group.")
 @click.option("--max-parked-bytes", type=int, default=2**30, show_default=True, help="Most bytes parked by one group.")
+@serves_securely
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for what happened, for lanemq check.")
 @click.option(
     "--log-level",
@@ -70,14 +72,34 @@ def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_lev
         auto_create_topics=not no_auto_create,
         **settings,
     )
-    if not _is_loopback(options.listen.host):
+    _warn(options)
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(serve(options))
+
+
+def _warn(options: BrokerOptions) -> None:
+    """About what strangers can do, if they can get here at all."""
+    open_to_all = [
+        text
+        for text, wrong in (
+            ("everybody may do everything (--users)", options.users is None),
+            ("everybody on the way may read along (--tls-cert)", options.tls is None),
+        )
+        if wrong
+    ]
+    if open_to_all and not _is_loopback(options.listen.host):
         click.echo(
-            f"warning: {options.listen} can be reached from other machines and there is no authentication yet: "
+            f"warning: {options.listen} can be reached from other machines and {' and '.join(open_to_all)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}",
             err=True,
         )
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        runner.run(serve(options))
+
+    if options.users is not None and options.users.is_file() and options.users.stat().st_mode & 0o077:
+        click.echo(
+            f"warning: {options.users} holds secrets and can be read by other users of this machine: "
+            f"chmod 600 {options.users}",
+            err=True,
+        )
 
 
 async def serve(options: BrokerOptions) -> None:

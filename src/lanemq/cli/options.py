@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from lanemq.cli.output import harmless
+from lanemq.cli.security import asks_securely
 from lanemq.clock import SystemClock
 from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
 from lanemq.model.units import Millis
@@ -65,7 +66,8 @@ class Nouns(click.Group):
 
 
 def asks_server(command: F) -> F:
-    """Adds `--server` and `--json`; the command gets `server` and `as_json`, once a broker can be reached."""
+    """Adds `--server`, `--json` and what protects the connection; the command gets `server` and `as_json`, once a
+    broker can be reached."""
 
     @functools.wraps(command)
     def patient(*args: Any, server: str, **options: Any) -> Any:
@@ -85,7 +87,7 @@ def asks_server(command: F) -> F:
         metavar="HOST:PORT",
         help="A LaneMQ broker or RocketMQ name servers; several joined by ';'.",
     )
-    return cast(F, json_option(server(patient)))
+    return cast(F, json_option(server(asks_securely(patient))))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

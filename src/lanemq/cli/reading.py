@@ -7,6 +7,7 @@ from lanemq.client.codec import BytesCodec
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
+from lanemq.client.security import security_of
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
@@ -41,7 +42,8 @@ class Reader:
     """One topic, read from anywhere to anywhere."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        self._routes = BlockingRoutes(parse_addresses(servers))
+        self._security = security_of()
+        self._routes = BlockingRoutes(parse_addresses(servers), security=self._security)
         self._connections: dict[Address, BlockingConnection] = {}
         try:
             self.route: TopicRoute = self._routes.get(check_topic(topic))
@@ -132,7 +134,7 @@ class Reader:
     def _request(self, broker: str, code: RequestCode, header: Header) -> Command:
         address = self.route.master(broker)
         if address not in self._connections:
-            self._connections[address] = BlockingConnection(address)
+            self._connections[address] = BlockingConnection(address, security=self._security)
         return self._connections[address].request(Command(code, 0, ext=header.to_ext()))
 
 

@@ -5,7 +5,7 @@ broker knows (owners with epochs) is simply absent there, and the answer says so
 """
 
 from collections.abc import Collection, Mapping
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, Unpack
 
 import msgspec
 
@@ -21,6 +21,7 @@ from lanemq.client.admin_views import (
     QueueBounds,
     TopicDescription,
 )
+from lanemq.client.security import Protection, security_of
 from lanemq.clock import Clock
 from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
@@ -60,7 +61,6 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 FOREVER = Millis(2**62)
 DEFAULT_QUEUES = 8
 
-
 _AS_LANE = {LANE_CLIENT: "admin"}
 """With it a LaneMQ broker says what it has, and not where RocketMQ would let a new group begin."""
 
@@ -88,8 +88,10 @@ class _LeaseTable(msgspec.Struct):
 class Admin:
     """Looks at brokers and changes them. Blocking; for one thread."""
 
-    def __init__(self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None) -> None:
-        self._calls = AdminCalls(servers, timeout=timeout, clock=clock)
+    def __init__(
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[Protection]
+    ) -> None:
+        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
 
     def __enter__(self) -> Self:
         return self

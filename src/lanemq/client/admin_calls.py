@@ -7,6 +7,7 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import TransportError
 from lanemq.net.address import Address, parse_address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
+from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import Header
@@ -18,9 +19,12 @@ MASTER = 0
 class AdminCalls:
     """Connections to name servers and brokers. Not for use by two threads."""
 
-    def __init__(self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, security: Security = OPEN
+    ) -> None:
         self.clock = clock or SystemClock()
-        self.routes = BlockingRoutes(parse_addresses(servers), self.clock)
+        self.security = security
+        self.routes = BlockingRoutes(parse_addresses(servers), self.clock, security=security)
         self._timeout = timeout
         self._links: dict[Address, BlockingConnection] = {}
 
@@ -72,7 +76,7 @@ class AdminCalls:
             else:
                 self._links[address] = kept
                 return reply
-        link = BlockingConnection(address)
+        link = BlockingConnection(address, security=self.security)
         reply = link.request(command, self._timeout)
         self._links[address] = link
         return reply

@@ -43,7 +43,7 @@ class Consumer:
         self.options = consumer_options(servers, group, options)
         plans = plans_for(topics, tags, on_fail)
         board = make_board(plans[0], self.options.clock)
-        self._turns = OpenTurns(board, group, self.options.history)
+        self._turns = OpenTurns(board, group, self.options.history, self.options.clock)
         self._thread = EngineThread(self.options, plans, board)
         self._term: object | None = None
         self._ending = False

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.option_kinds import wrong_kinds
+from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
 from lanemq.core.flow_control import FlowLimits
@@ -14,6 +15,9 @@ from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
 from lanemq.net.address import Address, parse_addresses
+from lanemq.net.security import Security
+from lanemq.net.tls import TlsOptions
+from lanemq.wire.signing import Credentials
 
 STRATEGIES: dict[str, Allocate] = {
     "averagely": averagely,
@@ -119,6 +123,10 @@ class ConsumerOptions:
     client_id: str | None = None
     """Who this member is; None makes an id that no other process has."""
 
+    tls: TlsOptions | None = None
+    """Encrypted connections; None: as the environment says (docs/security.md), else plain ones."""
+    credentials: Credentials | None = None
+    """Signs every request, for brokers with access control; None: as the environment says, else nothing."""
     clock: Clock = field(default_factory=SystemClock)
     history: History = NO_HISTORY
     """Where to write down what happens, for the checker."""
@@ -148,6 +156,11 @@ class ConsumerOptions:
     @property
     def addresses(self) -> tuple[Address, ...]:
         return parse_addresses(self.servers)
+
+    @property
+    def security(self) -> Security:
+        """How connections are protected."""
+        return security_of(self.tls, self.credentials)
 
     @property
     def allocate(self) -> Allocate:
@@ -199,6 +212,8 @@ _LEAST = {
 _KINDS: dict[str, object] = {
     **dict.fromkeys((*_LEAST, "start_timestamp_ms"), int),
     "pull_batch": int | None,
+    "tls": TlsOptions | None,
+    "credentials": Credentials | None,
     "sharing": Sharing,
     "start": StartFrom,
 }

@@ -5,9 +5,10 @@ to know why a key does not move gets what is known after 50 ms, and a sentence a
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Unpack
 
 from lanemq.client.admin_calls import AdminCalls
+from lanemq.client.security import Protection, security_of
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.net.blocking import BlockingConnection
@@ -31,8 +32,8 @@ class NoAnswer:
 class LaneAdmin:
     """Questions about lanes. Blocking; for one thread."""
 
-    def __init__(self, servers: str, *, patience: float = PATIENCE_SECONDS) -> None:
-        self._calls = AdminCalls(servers)
+    def __init__(self, servers: str, *, patience: float = PATIENCE_SECONDS, **protection: Unpack[Protection]) -> None:
+        self._calls = AdminCalls(servers, security=security_of(**protection))
         self._patience = patience
 
     def close(self) -> None:
@@ -45,7 +46,7 @@ class LaneAdmin:
             return NoAnswer(f"broker {queue.broker} is none of LaneMQ's: only the owner's own log knows more")
         header = RunningInfoHeader(consumer_group=group, client_id=owner)
         body = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
-        link = BlockingConnection(address)
+        link = BlockingConnection(address, security=self._calls.security)
         try:
             reply = link.request(
                 Command(RequestCode.LANE_STATE, 0, ext=header.to_ext(), body=body.encode()), self._patience

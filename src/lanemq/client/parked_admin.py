@@ -6,9 +6,10 @@ here is empty.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from lanemq.client.admin_calls import AdminCalls
+from lanemq.client.security import Protection, security_of
 from lanemq.clock import Clock
 from lanemq.core.parked_lanes import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
@@ -49,8 +50,10 @@ class ParkedLaneView:
 class ParkedAdmin:
     """Looks at parked lanes and decides about them. Blocking; for one thread."""
 
-    def __init__(self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None) -> None:
-        self._calls = AdminCalls(servers, timeout=timeout, clock=clock)
+    def __init__(
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[Protection]
+    ) -> None:
+        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
         self._masters: dict[str, Address] = {}
 
     def __enter__(self) -> Self:

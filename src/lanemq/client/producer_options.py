@@ -6,9 +6,13 @@ from typing import TypedDict
 
 from lanemq.client.codec import Codec
 from lanemq.client.option_kinds import wrong_kinds
+from lanemq.client.security import security_of
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
+from lanemq.net.security import Security
+from lanemq.net.tls import TlsOptions
+from lanemq.wire.signing import Credentials
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """The largest body RocketMQ's brokers take (MessageStoreConfig.maxMessageSize)."""
@@ -40,6 +44,10 @@ class ProducerOptions:
     compress_above: int = 4096
     """Single bodies of this size or more are sent as zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: int = MAX_BODY_BYTES
+    tls: TlsOptions | None = None
+    """Encrypted connections; None: as the environment says (docs/security.md), else plain ones."""
+    credentials: Credentials | None = None
+    """Signs every request, for brokers with access control; None: as the environment says, else nothing."""
     history: History = NO_HISTORY
     """Where to write down what happens, for the checker."""
 
@@ -48,6 +56,11 @@ class ProducerOptions:
         problems = wrong_kinds(self, _KINDS) or [text for wrong, text in self._rules() if wrong]
         if problems:
             raise InvalidOption("producer options: " + "; ".join(problems))
+
+    @property
+    def security(self) -> Security:
+        """How connections are protected."""
+        return security_of(self.tls, self.credentials)
 
     def _rules(self) -> tuple[tuple[bool, str], ...]:
         return (
@@ -74,7 +87,9 @@ class ProducerOptions:
         )
 
 
-_KINDS = {
+_KINDS: dict[str, object] = {
+    "tls": TlsOptions | None,
+    "credentials": Credentials | None,
     "linger_ms": int,
     "window": int,
     "max_batch_messages": int,
@@ -101,4 +116,6 @@ class ProducerSettings(TypedDict, total=False):
     request_timeout: float
     compress_above: int
     max_body_bytes: int
+    tls: TlsOptions | None
+    credentials: Credentials | None
     history: History | str | Path

@@ -13,10 +13,12 @@ either; everything happens inside the calls.
 
 import contextlib
 from collections.abc import Iterable
+from typing import Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.security import Protection, security_of
 from lanemq.client.tag_filter import tag_filter
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
@@ -56,6 +58,7 @@ class PullConsumer:
         batch: int = 1_000,
         request_timeout: float = 3.0,
         clock: Clock | None = None,
+        **protection: Unpack[Protection],
     ) -> None:
         self._group = check_group(group)
         self._tags = tag_filter(tags)
@@ -63,7 +66,8 @@ class PullConsumer:
         self._batch = batch
         self._timeout = request_timeout
         self._clock = clock or SystemClock()
-        self._routes = BlockingRoutes(parse_addresses(servers), self._clock)
+        self._security = security_of(**protection)
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
         self._connections: dict[Address, BlockingConnection] = {}
         # Where the next poll reads of each assigned queue; what `commit` reports.
         self._positions: dict[MessageQueue, QueueOffset] = {}
@@ -206,7 +210,7 @@ class PullConsumer:
                 reply = kept.request(command, self._timeout + extra)
                 self._connections[address] = kept
                 return reply
-        fresh = BlockingConnection(address)
+        fresh = BlockingConnection(address, security=self._security)
         try:
             reply = fresh.request(command, self._timeout + extra)
         except BaseException:

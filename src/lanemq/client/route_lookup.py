@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from lanemq.client.routes import RouteBook, TopicRoute, provisional_route, topic_route
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import ConnectFailed, LaneError, TopicNotFound, TransportError
+from lanemq.model.errors import ConnectFailed, LaneError, TlsFailed, TopicNotFound, TransportError
 from lanemq.model.names import DEFAULT_TOPIC
 from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.pool import ConnectionPool
+from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import TopicRouteData
@@ -42,7 +43,8 @@ class NameServers:
 
     def none_answered(self, failures: Sequence[LaneError]) -> ConnectFailed:
         tried = ", ".join(map(str, self._addresses))
-        return ConnectFailed(f"no name server answered (tried {tried}): {failures[-1]}")
+        kind = TlsFailed if isinstance(failures[-1], TlsFailed) else ConnectFailed
+        return kind(f"no name server answered (tried {tried}): {failures[-1]}")
 
 
 def route_request(topic: str) -> Command:
@@ -129,8 +131,9 @@ class AsyncRoutes:
 class BlockingRoutes:
     """Routes without an event loop, for any number of threads; one of them asks, the others wait."""
 
-    def __init__(self, servers: Sequence[Address], clock: Clock | None = None) -> None:
+    def __init__(self, servers: Sequence[Address], clock: Clock | None = None, *, security: Security = OPEN) -> None:
         self._servers = NameServers(servers)
+        self._security = security
         self._clock = clock or SystemClock()
         self._book = RouteBook()
         self._asking = threading.Lock()
@@ -204,7 +207,7 @@ class BlockingRoutes:
                 reply = kept.request(command, ASK_SECONDS)
                 self._connections[address] = kept
                 return reply
-        connection = BlockingConnection(address)
+        connection = BlockingConnection(address, security=self._security)
         try:
             reply = connection.request(command, ASK_SECONDS)
         except BaseException:

@@ -12,6 +12,7 @@ LaneError
 │   └── RemoteProtocolError  we received it; the connection cannot go on
 ├── TransportError         retriable: nobody knows whether the request arrived
 │   ├── ConnectFailed
+│   │   └── TlsFailed        a peer is there, but not one that may be trusted, or that trusts us
 │   ├── ConnectionLost
 │   └── RequestTimedOut
 ├── BrokerRefused          the broker said no; carries code and remark
@@ -20,6 +21,7 @@ LaneError
 │   ├── SequenceGap          the broker misses an earlier message of this producer
 │   ├── ProducerFenced       a newer producer with this id exists
 │   ├── LaneFrozen           an earlier message of the lane failed; nothing may pass it
+│   ├── Dropped              given up by drop() before it was sent
 │   ├── LeaseLost            the queue belongs to another member now
 │   └── SinkFenced           a newer run of this pipeline writes to the sink now
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
@@ -100,6 +102,14 @@ class ConnectFailed(TransportError):
     """No connection to the address."""
 
 
+class TlsFailed(ConnectFailed):
+    """Somebody answered, but no TLS connection came about.
+
+    Retriable like any failed connection: a certificate that is renewed at the broker ends it, and giving up would
+    freeze lanes that only had to wait for that.
+    """
+
+
 class ConnectionLost(TransportError):
     """The connection ended before the answer came."""
 
@@ -168,6 +178,10 @@ class ProducerFenced(OrderError):
 
 class LaneFrozen(OrderError):
     """An earlier message of the lane failed; nothing may pass it."""
+
+
+class Dropped(OrderError):
+    """Given up by `drop` before it was sent; certainly not stored."""
 
 
 class LeaseLost(OrderError):

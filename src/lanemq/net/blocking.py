@@ -11,16 +11,30 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
-from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, ProtocolError, RequestTimedOut
+from lanemq.model.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    InvalidOption,
+    LaneError,
+    ProtocolError,
+    RequestTimedOut,
+    TlsFailed,
+)
 from lanemq.net.address import Address
-from lanemq.wire.command import Command, decode_command, encode_command
+from lanemq.net.security import OPEN, Security, request_encoder
+from lanemq.net.tls import TlsOptions, client_context
+from lanemq.net.tls_socket import TlsSocket
+from lanemq.net.tls_trouble import alert, handshake_trouble, unheard
+from lanemq.wire.command import Command, decode_command
 from lanemq.wire.frame import FrameDecoder
 
 CONNECT_SECONDS = 3.0
 READ_BYTES = 64 * 1024
 
 OnReply = Callable[[Command | None, LaneError | None], None]
+Wire: TypeAlias = socket.socket | TlsSocket
 
 
 def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket:
@@ -33,20 +47,45 @@ def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket
     return sock
 
 
+def connect_with(security: Security, address: Address, timeout: float) -> Wire:
+    """The same, encrypted if that is asked for; then a peer that cannot be trusted is `TlsFailed`."""
+    sock = connect(address, timeout)
+    if security.tls is None:
+        return sock
+    try:
+        return _encrypted(sock, address, security.tls)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _encrypted(sock: socket.socket, address: Address, tls: TlsOptions) -> TlsSocket:
+    try:
+        return TlsSocket(sock, client_context(tls), address.host)
+    except TimeoutError as error:
+        raise TlsFailed(f"no TLS connection to {address}: no answer in time; does a broker listen there?") from error
+    except OSError as error:
+        raise TlsFailed(f"no TLS connection to {address}: {handshake_trouble(error, address, tls)}") from error
+    except InvalidOption as error:  # a file that was sound when the client was made
+        raise TlsFailed(f"no TLS connection to {address}: {error}") from error
+
+
 class BlockingConnection:
     """One request at a time; the caller waits for its answer. Not for use by two threads."""
 
-    def __init__(self, address: Address, *, timeout: float = CONNECT_SECONDS) -> None:
+    def __init__(self, address: Address, *, timeout: float = CONNECT_SECONDS, security: Security = OPEN) -> None:
         self.address = address
         self._decoder = FrameDecoder()
         self._arrived: list[Command] = []
         self._opaques = itertools.count(1)
-        self._socket = connect(address, timeout)
+        self._encode = request_encoder(security)
+        self._unheard = unheard(security)
+        self._socket = connect_with(security, address, timeout)
 
     def request(self, command: Command, timeout: float = 3.0) -> Command:
         """The answer, whatever its code says. After an error the connection is closed."""
         command.opaque = next(self._opaques) & 0x7FFFFFFF
-        frame = encode_command(command)
+        frame = self._encode(command)
         try:
             self._socket.settimeout(timeout)
             self._socket.sendall(frame)
@@ -56,10 +95,13 @@ class BlockingConnection:
             raise RequestTimedOut(f"no answer from {self.address} in {timeout:g} s") from error
         except OSError as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self.address} was lost: {error}") from error
+            raise ConnectionLost(f"the connection to {self.address} was lost: {self._why(error)}") from error
         except LaneError:
             self.close()
             raise
+
+    def _why(self, error: OSError) -> str:
+        return alert(error) or f"{error}{self._unheard}"
 
     def _answer_to(self, opaque: int) -> Command:
         while True:
@@ -70,7 +112,8 @@ class BlockingConnection:
             self._arrived.clear()
             data = self._socket.recv(READ_BYTES)
             if not data:
-                raise ConnectionLost(f"{self.address} closed the connection")
+                raise ConnectionLost(f"{self.address} closed the connection{self._unheard}")
+            self._unheard = ""
             self._arrived.extend(decode_command(frame) for frame in self._decoder.feed(data))
 
     def close(self) -> None:
@@ -92,6 +135,7 @@ class DuplexConnection:
         *,
         on_lost: Callable[["DuplexConnection"], None],
         timeout: float = CONNECT_SECONDS,
+        security: Security = OPEN,
     ) -> None:
         self.address = address
         self.is_open = True
@@ -101,7 +145,9 @@ class DuplexConnection:
         self._outgoing: deque[bytes] = deque()
         self._opaques = itertools.count(1)
         self._writing = threading.Lock()
-        self._socket = connect(address, timeout)
+        self._encode = request_encoder(security)
+        self._unheard = unheard(security)
+        self._socket = connect_with(security, address, timeout)
         self._socket.settimeout(None)
         self._reader = threading.Thread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
         self._reader.start()
@@ -119,7 +165,7 @@ class DuplexConnection:
         """
         command.opaque = opaque = next(self._opaques) & 0x7FFFFFFF
         self._waiting[opaque] = on_reply
-        self._outgoing.append(encode_command(command))
+        self._outgoing.append(self._encode(command))
         return opaque
 
     def flush(self) -> None:
@@ -139,7 +185,7 @@ class DuplexConnection:
         """Sends and expects no answer; silently lost with the connection."""
         command.opaque = next(self._opaques) & 0x7FFFFFFF
         command.flag |= 2
-        self._outgoing.append(encode_command(command))
+        self._outgoing.append(self._encode(command))
         self.flush()
 
     def _write_lined_up(self) -> None:
@@ -172,6 +218,7 @@ class DuplexConnection:
     def _read(self) -> None:
         try:
             while data := self._socket.recv(READ_BYTES):
+                self._unheard = ""
                 for frame in self._decoder.feed(data):
                     self._received(decode_command(frame))
         except (OSError, ProtocolError):
@@ -188,7 +235,7 @@ class DuplexConnection:
         for opaque in tuple(self._waiting):
             on_reply = self._waiting.pop(opaque, None)
             if on_reply is not None:
-                on_reply(None, ConnectionLost(f"the connection to {self.address} was lost"))
+                on_reply(None, ConnectionLost(f"the connection to {self.address} was lost{self._unheard}"))
 
     def _received(self, command: Command) -> None:
         if command.is_response:

@@ -6,11 +6,23 @@ go to `on_request`. A connection that is lost fails everything that still waits:
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from typing import cast
 
-from lanemq.model.errors import ConnectFailed, ConnectionLost, LaneError, ProtocolError, RequestTimedOut
+from lanemq.model.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    InvalidOption,
+    LaneError,
+    ProtocolError,
+    RequestTimedOut,
+    TlsFailed,
+)
 from lanemq.net.address import Address
+from lanemq.net.security import OPEN, Security, request_encoder
+from lanemq.net.tls import TlsOptions, client_context
+from lanemq.net.tls_trouble import alert, handshake_trouble, unheard
 from lanemq.wire.command import Command, decode_command, encode_command
 from lanemq.wire.frame import FrameDecoder
 
@@ -27,8 +39,17 @@ OnReply = Callable[[Command | None, LaneError | None], None]
 class Connection(asyncio.Protocol):
     """A live connection to one address. Made by `open_connection`; dead after `is_open` turns false."""
 
-    def __init__(self, address: Address, on_request: OnRequest | None, on_lost: OnLost | None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        on_request: OnRequest | None,
+        on_lost: OnLost | None,
+        security: Security = OPEN,
+    ) -> None:
         self.address = address
+        self._encode = request_encoder(security)
+        self._unheard = unheard(security)
+        self._encrypted = security.tls is not None
         self.is_open = False
         self._loop = asyncio.get_running_loop()
         self._on_request = on_request
@@ -67,14 +88,14 @@ class Connection(asyncio.Protocol):
         command.opaque = self._next_opaque()
         timer = self._loop.call_later(timeout, self._timed_out, command.opaque, command.code, timeout)
         self._waiting[command.opaque] = (on_reply, timer)
-        self._transport.write(encode_command(command))
+        self._transport.write(self._encode(command))
 
     def post_oneway(self, command: Command) -> None:
         """Sends and expects no answer."""
         if self.is_open and self._transport is not None:
             command.opaque = self._next_opaque()
             command.flag |= 2
-            self._transport.write(encode_command(command))
+            self._transport.write(self._encode(command))
 
     def reply(self, command: Command) -> None:
         """Answers a request of the peer's."""
@@ -86,8 +107,12 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def close(self) -> None:
+        """What was sent leaves. An encrypted connection does not wait for the peer's farewell, as TLS would have it:
+        whoever closes may be about to end the loop."""
         if self._transport is not None:
             self._transport.close()
+            if self._encrypted:
+                self._loop.call_soon(self._transport.abort)
 
     def _next_opaque(self) -> int:
         self._last_opaque = (self._last_opaque + 1) & 0x7FFFFFFF or 1
@@ -113,6 +138,7 @@ class Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
+        self._unheard = ""
         try:
             for frame in self._decoder.feed(data):
                 self._received(decode_command(frame))
@@ -138,7 +164,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._writable.set()
-        reason = f"the connection to {self.address} was lost" + (f": {error}" if error else "")
+        told = alert(error)
+        why = f": {told}" if told else (f": {error}" if error else "") + self._unheard
+        reason = f"the connection to {self.address} was lost{why}"
         for opaque in tuple(self._waiting):
             on_reply = self._drop(opaque)
             if on_reply is not None:
@@ -153,14 +181,32 @@ async def open_connection(
     on_request: OnRequest | None = None,
     on_lost: OnLost | None = None,
     timeout: float = CONNECT_SECONDS,
+    security: Security = OPEN,
 ) -> Connection:
-    """Connects, or raises `ConnectFailed` saying to what and why."""
-    loop = asyncio.get_running_loop()
+    """Connects, or raises `ConnectFailed` saying to what and why; `TlsFailed` if the peer cannot be trusted."""
+    made = Connection(address, on_request, on_lost, security)
     try:
         # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the result.
         async with asyncio.timeout(timeout):
-            _, connection = await loop.create_connection(lambda: Connection(address, on_request, on_lost), *address)
+            if security.tls is None:
+                await asyncio.get_running_loop().create_connection(lambda: made, *address)
+            else:
+                await _connect_encrypted(made, security.tls)
     except (OSError, TimeoutError) as error:
         reason = str(error) or f"no answer in {timeout:g} s"
         raise ConnectFailed(f"cannot connect to {address}: {reason}; is a broker running there?") from error
-    return connection
+    return made
+
+
+async def _connect_encrypted(made: Connection, tls: TlsOptions) -> None:
+    address = made.address
+    try:
+        context = client_context(tls)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: made, *address, ssl=context, server_hostname=address.host)
+    except InvalidOption as error:  # a file that was sound when the client was made
+        raise TlsFailed(f"no TLS connection to {address}: {error}") from error
+    except OSError as error:
+        if isinstance(error, (ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
+            raise TlsFailed(f"no TLS connection to {address}: {handshake_trouble(error, address, tls)}") from error
+        raise

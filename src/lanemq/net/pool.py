@@ -5,14 +5,18 @@ import asyncio
 from lanemq.model.errors import Closed
 from lanemq.net.address import Address, parse_address
 from lanemq.net.connection import Connection, OnLost, OnRequest, open_connection
+from lanemq.net.security import OPEN, Security
 
 
 class ConnectionPool:
     """Shares connections; two askers for one address wait for the same attempt."""
 
-    def __init__(self, on_request: OnRequest | None = None, on_lost: OnLost | None = None) -> None:
+    def __init__(
+        self, on_request: OnRequest | None = None, on_lost: OnLost | None = None, *, security: Security = OPEN
+    ) -> None:
         self._on_request = on_request
         self._on_lost = on_lost
+        self._security = security
         self._open: dict[Address, Connection] = {}
         self._locks: dict[Address, asyncio.Lock] = {}
         self._closed = False
@@ -33,7 +37,9 @@ class ConnectionPool:
     async def _connect(self, address: Address) -> Connection:
         if self._closed:
             raise Closed("this client is closed")
-        connection = await open_connection(address, on_request=self._on_request, on_lost=self._on_lost)
+        connection = await open_connection(
+            address, on_request=self._on_request, on_lost=self._on_lost, security=self._security
+        )
         self._open[address] = connection
         return connection
 

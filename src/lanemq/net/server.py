@@ -9,12 +9,14 @@ import asyncio
 import itertools
 import logging
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from lanemq.model.errors import ProtocolError
+from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
+from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, Door
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, decode_command, encode_response
 from lanemq.wire.frame import Frame, FrameDecoder
@@ -229,6 +231,7 @@ class Server:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
+        door: Door | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.together = together
@@ -240,6 +243,7 @@ class Server:
         self.peers: dict[Peer, None] = {}
         """In the order of their coming, so that a run can be repeated exactly."""
         self.refused = 0
+        self._door = door
         self._max_connections = max_connections
         self._listener: socket.socket | None = None
         self._joining: set[asyncio.Task[None]] = set()
@@ -263,22 +267,38 @@ class Server:
         """An accept of our own: asyncio's server, closed in the moment of an accept, forgets the socket."""
         for _ in range(BACKLOG):
             try:
-                connection, _ = listener.accept()
+                connection, address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 self._pause_accepting(listener, error)
                 return
+            if self._door is not None and len(self.peers) + len(self._joining) >= self._max_connections:
+                connection.close()  # a handshake takes a place, or a crowd that never ends one would have no limit
+                self.refused += 1
+                continue
             connection.setblocking(False)
-            joining = self.loop.create_task(self._join(connection))
+            joining = self.loop.create_task(self._join(connection, Address(*address[:2])))
             self._joining.add(joining)
             joining.add_done_callback(self._joining.discard)
 
-    async def _join(self, connection: socket.socket) -> None:
+    async def _join(self, connection: socket.socket, address: Address) -> None:
         try:
-            await self.loop.connect_accepted_socket(lambda: Peer(self), connection)
-        except OSError:
-            connection.close()  # it was gone before it could be used
+            context = None if self._door is None else await self._door.way_in(connection)
+            if context is None:
+                await self.loop.connect_accepted_socket(lambda: Peer(self), connection)
+            else:
+                await self.loop.connect_accepted_socket(
+                    lambda: Peer(self),
+                    connection,
+                    ssl=context,
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                    ssl_shutdown_timeout=FAREWELL_SECONDS,
+                )
+        except (OSError, TransportError) as error:
+            if isinstance(error, (ssl.SSLError, TlsFailed)):
+                log.warning("a connection from %s was refused: %s", address, error)
+            connection.close()  # else it was gone before it could be used
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         log.warning("cannot accept a connection: %s; trying again", error)
@@ -306,6 +326,8 @@ class Server:
     async def close(self) -> None:
         """Closes the listener and every peer, and waits until they are gone; the slowest are cut off."""
         self.stop_accepting()
+        if self._door is not None:
+            self._door.close()
         if self._joining:
             await asyncio.wait(self._joining)
         for peer in tuple(self.peers):

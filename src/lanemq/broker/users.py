@@ -1,0 +1,122 @@
+"""Who may use a broker, and for what: the file of `--users`, in TOML.
+
+    [[user]]
+    access_key = "billing"
+    secret_key = "..."
+    topics = { orders = "SUB", invoices = "PUB|SUB" }
+    groups = { billing = "SUB" }
+
+Rights are RocketMQ's (plain ACL): PUB, SUB, PUB|SUB or DENY. The rule guarded here: what nobody wrote down is not
+allowed, and a file with a mistake is refused as a whole; half of a file would let in whom the other half keeps out.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from pathlib import Path
+from typing import Any, Final
+
+from lanemq.model.errors import InvalidOption
+from lanemq.model.names import SCHEDULE_TOPIC
+
+_OF_A_GROUP = re.compile(r"%[A-Z]+%(.+)", re.DOTALL)
+"""Names that belong to a group: its retry and dead letter topics, and the notes of Spark queries."""
+
+SHORTEST_SECRET: Final = 6
+"""Characters; RocketMQ's PlainPermissionManager asks for more than that, too."""
+
+
+class Right(IntFlag):
+    """What may be done with a topic or a group."""
+
+    DENY = 0
+    PUB = 1
+    SUB = 2
+    ANY = 3
+    """One of both is enough, or both are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One entry of the file."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    admin: bool = False
+    """May do everything, as administration has to."""
+    topics: Mapping[str, Right] = field(default_factory=dict)
+    groups: Mapping[str, Right] = field(default_factory=dict)
+    default_topic: Right = Right.DENY
+    default_group: Right = Right.SUB
+    """For those not listed, as in the file that RocketMQ ships. A group alone gives access to no message."""
+
+    def may_use_topic(self, name: str, wanted: Right) -> bool:
+        """A topic that belongs to a group is a matter of the group; the broker's own belong to nobody."""
+        group = _OF_A_GROUP.fullmatch(name)
+        if group is not None:
+            return self.may_use_group(group[1])
+        if name == SCHEDULE_TOPIC:
+            return self.admin
+        return self.admin or bool(self.topics.get(name, self.default_topic) & wanted)
+
+    def may_use_group(self, name: str) -> bool:
+        of_a_group = _OF_A_GROUP.fullmatch(name)
+        name = name if of_a_group is None else of_a_group[1]
+        return self.admin or bool(self.groups.get(name, self.default_group) & Right.SUB)
+
+
+Users = Mapping[str, User]
+"""By access key."""
+
+
+def read_users(path: Path) -> Users:
+    """Everybody in the file, or `InvalidOption` with what is wrong in it; never with a secret of it."""
+    try:
+        members = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidOption(f"users file {path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidOption(f"users file {path}: is no TOML: {error}") from None
+    entries = members.pop("user", None)
+    if members or not isinstance(entries, list) or not entries:
+        raise InvalidOption(f"users file {path}: must consist of [[user]] entries, at least one, and nothing else")
+    users: dict[str, User] = {}
+    for number, entry in enumerate(entries, 1):
+        user = _user(entry, f"users file {path}, user {number}")
+        if user.access_key in users:
+            raise InvalidOption(f"users file {path}, user {number}: access_key {user.access_key!r} is there already")
+        users[user.access_key] = user
+    return users
+
+
+def _user(entry: Any, where: str) -> User:
+    unknown = set(entry) - set(User.__slots__)
+    if unknown:
+        raise InvalidOption(f"{where}: {min(unknown)} is none of {', '.join(User.__slots__)}")
+    for name in ("access_key", "secret_key"):
+        if not isinstance(entry.get(name), str) or not entry[name].strip():
+            raise InvalidOption(f"{where}: {name} is missing or empty")
+    if len(entry["secret_key"]) < SHORTEST_SECRET:
+        raise InvalidOption(f"{where}: secret_key is too short to be one, use {SHORTEST_SECRET} characters or more")
+    if not isinstance(entry.get("admin", False), bool):
+        raise InvalidOption(f"{where}: admin must be true or false")
+    rights: dict[str, Any] = {
+        name: _right(entry[name], f"{where}: {name}") for name in ("default_topic", "default_group") if name in entry
+    }
+    rights |= {name: _rights(entry[name], f"{where}: {name}") for name in ("topics", "groups") if name in entry}
+    return User(entry["access_key"], entry["secret_key"], entry.get("admin", False), **rights)
+
+
+def _rights(table: Any, where: str) -> dict[str, Right]:
+    if not isinstance(table, dict):
+        raise InvalidOption(f'{where} must be a table such as {{ orders = "PUB|SUB" }}')
+    return {name: _right(text, f"{where}.{name}") for name, text in table.items()}
+
+
+def _right(text: Any, where: str) -> Right:
+    parts = [part.strip() for part in text.split("|")] if isinstance(text, str) else []
+    if not parts or not set(parts) <= {"PUB", "SUB", "DENY"} or ("DENY" in parts and len(parts) > 1):
+        raise InvalidOption(f"{where} is {text!r}, write PUB, SUB, PUB|SUB or DENY")
+    return Right(sum(Right[part] for part in set(parts)))

@@ -1,0 +1,22 @@
+"""The environment variables that protect a client's connections.
+
+In a module of their own, because the command line shows them in its help, for which nobody should wait until a
+network is loaded.
+"""
+
+from typing import Final
+
+TLS: Final = "LANEMQ_TLS"
+"""`on`: encrypt, with the system's authorities unless others are named; `off`: do not, whatever else is set."""
+TLS_CA: Final = "LANEMQ_TLS_CA"
+TLS_CERT: Final = "LANEMQ_TLS_CERT"
+TLS_KEY: Final = "LANEMQ_TLS_KEY"
+"""PEM files, as in `TlsOptions`."""
+TLS_VERIFY: Final = "LANEMQ_TLS_VERIFY"
+VERIFY: Final = ("full", "ca", "none")
+"""What is checked of a broker: authority and host name, the authority only, nothing."""
+ACCESS_KEY: Final = "LANEMQ_ACCESS_KEY"
+SECRET_KEY: Final = "LANEMQ_SECRET_KEY"
+SECRET_KEY_FILE: Final = "LANEMQ_SECRET_KEY_FILE"
+"""A file that holds the secret and nothing else."""
+SECURITY_TOKEN: Final = "LANEMQ_SECURITY_TOKEN"

@@ -1,0 +1,63 @@
+"""Files that may change while a process runs: certificates that are renewed, users that come and go.
+
+The rule guarded here: a file that changed is read before it matters, and one that became unusable changes nothing:
+what was read last stays in force, with a line in the log that says so.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from lanemq.clock import Clock
+from lanemq.model.errors import InvalidOption
+from lanemq.model.units import Millis
+
+T = TypeVar("T")
+
+LOOK_EVERY = Millis(1_000)
+"""A look costs microseconds per file; whoever changes one waits at most this long."""
+
+log = logging.getLogger(__name__)
+
+
+class FreshFile(Generic[T]):
+    """What was read from some files, read again once they differ. Raises only when it is made."""
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T], clock: Clock) -> None:
+        self._paths = paths
+        self._read = read
+        self._clock = clock
+        self._seen = self._state()
+        self._value = read()
+        self._look_at = clock.now() + LOOK_EVERY
+
+    def value(self) -> T:
+        now = self._clock.now()
+        if now >= self._look_at:
+            self._look_at = Millis(now + LOOK_EVERY)
+            self._look()
+        return self._value
+
+    def _look(self) -> None:
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
+        try:
+            self._value = self._read()
+        except InvalidOption as error:
+            log.error("%s; what was read before stays in force", error)
+        else:
+            log.warning("read again, because it changed: %s", ", ".join(map(str, self._paths)))
+
+    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_state_of, self._paths))
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,125 @@
+"""TLS on the listening side: whom a new connection has to convince, and with what we convince it.
+
+Plain and encrypted clients use the same port, as in RocketMQ: the first byte of a TLS connection is that of a
+handshake record, which no frame of the protocol begins with. The rule guarded here: with `enforcing` nothing that
+came unencrypted is ever handed on.
+"""
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from lanemq.clock import Clock
+from lanemq.model.errors import ConnectionLost, InvalidOption, TlsFailed
+from lanemq.net.fresh_file import FreshFile
+from lanemq.net.tls import show, trust
+
+HANDSHAKE_BYTE = b"\x16"
+"""TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""
+
+FIRST_BYTE_SECONDS = 120.0
+"""As long as a silent connection may stay in general (RocketMQ: NettyServerConfig)."""
+
+HANDSHAKE_SECONDS = 5.0
+"""Far more than a handshake takes; a peer that dawdles holds a place."""
+
+FAREWELL_SECONDS = 1.0
+"""How long a closed connection waits for the client's farewell, which TLS asks for. A client that only listens while
+it waits for an answer never says it, and a stop would wait for each of them."""
+
+
+class TlsMode(Enum):
+    """Who may come in (RocketMQ's tls.server.mode)."""
+
+    PERMISSIVE = "permissive"
+    """Everybody, encrypted or not: for the time in which clients are moved to TLS."""
+    ENFORCING = "enforcing"
+    """Encrypted connections only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """How a broker speaks TLS; its files are read again when they change."""
+
+    cert: Path
+    """PEM file of the certificate and its chain. Clients check that it is for the host they connect to."""
+    key: Path | None = None
+    """PEM file of its private key, not encrypted; None: it is in the file of the certificate."""
+    client_ca: Path | None = None
+    """PEM file of the authorities whose certificates clients must show; None: clients need none."""
+    mode: TlsMode = TlsMode.ENFORCING
+
+    def __post_init__(self) -> None:
+        if self.client_ca is not None and self.mode is TlsMode.PERMISSIVE:
+            raise InvalidOption(
+                "tls client ca: asks nothing of a client that comes without TLS, which permissive lets in; "
+                "use the mode enforcing"
+            )
+        self.context()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
+
+    def context(self) -> ssl.SSLContext:
+        """What the ssl module needs, or `InvalidOption` naming the file that cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        show(context, self.cert, self.key, "tls cert")
+        if self.client_ca is not None:
+            trust(context, self.client_ca, "tls client ca")
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class Door:
+    """Looks at the first byte of every new connection."""
+
+    def __init__(self, tls: ServerTls, clock: Clock) -> None:
+        self._enforcing = tls.mode is TlsMode.ENFORCING
+        self._context = FreshFile(tls.files, tls.context, clock)
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    async def way_in(self, connection: socket.socket) -> ssl.SSLContext | None:
+        """With what to go on; None for a plain connection that is welcome. `TlsFailed` for one that is not, and
+        `ConnectionLost` or an OSError for one that is not there any more."""
+        first = await self._first_byte(connection)
+        if first == HANDSHAKE_BYTE:
+            return self._context.value()
+        if not first:
+            raise ConnectionLost("it left without a word")
+        if self._enforcing:
+            raise TlsFailed("it does not use TLS, and --tls-mode enforcing takes nothing else")
+        return None
+
+    def close(self) -> None:
+        """Lets nobody wait any longer; those who have not said anything are turned away."""
+        self._closed = True
+        for waiting in self._waiting:
+            waiting.cancel()
+
+    async def _first_byte(self, connection: socket.socket) -> bytes:
+        loop = asyncio.get_running_loop()
+        readable: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(readable)
+        loop.add_reader(connection, _resolve, readable)
+        try:
+            if not self._closed:
+                await asyncio.wait((readable,), timeout=FIRST_BYTE_SECONDS)
+        finally:
+            loop.remove_reader(connection)
+            self._waiting.discard(readable)
+        with suppress(BlockingIOError):
+            return connection.recv(1, socket.MSG_PEEK)
+        return b""
+
+
+def _resolve(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)

@@ -1,0 +1,243 @@
+"""A broker with users, in bare frames: what any client, an honest one or not, would see."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.running import HandClock, Running
+from tests.broker.talk import Talk
+
+from lanemq.broker.needs import _NEEDS, _OPEN, Need, needs
+from lanemq.broker.users import Right, User, read_users
+from lanemq.model.errors import InvalidOption
+from lanemq.net.address import parse_address
+from lanemq.net.blocking import BlockingConnection, connect
+from lanemq.net.security import OPEN, Security
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, Subscription
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command, encode_command
+from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader
+from lanemq.wire.parked_bodies import LaneBody
+from lanemq.wire.record import RecordView
+from lanemq.wire.signing import Credentials, sign
+from lanemq.wire.sysflag import PULL_SUBSCRIPTION
+
+ROOT = Credentials("root", "the root of all")
+WRITER = Credentials("writer", "writer's secret")
+READER = Credentials("reader", "reader's secret")
+USERS = """
+[[user]]
+access_key = "root"
+secret_key = "the root of all"
+admin = true
+
+[[user]]
+access_key = "writer"
+secret_key = "writer's secret"
+topics = { orders = "PUB" }
+default_group = "DENY"
+
+[[user]]
+access_key = "reader"
+secret_key = "reader's secret"
+topics = { orders = "SUB", others = "DENY" }
+groups = { audit = "DENY" }
+"""
+
+Ask = Callable[..., Command]
+
+
+@pytest.fixture
+def users(folder: Path) -> Path:
+    (folder / "users.toml").write_text(USERS)
+    return folder / "users.toml"
+
+
+@pytest.fixture
+def guarded(start: Start, users: Path) -> Running:
+    return start(users=users, clock=HandClock())
+
+
+@pytest.fixture
+def ask(guarded: Running) -> Iterator[Ask]:
+    """One request under somebody's name; None is nobody."""
+    links: list[BlockingConnection] = []
+
+    def ask_as(user: Credentials | None, command: Command) -> Command:
+        security = OPEN if user is None else Security(credentials=user)
+        links.append(BlockingConnection(parse_address(guarded.address), security=security))
+        return links[-1].request(command)
+
+    yield ask_as
+    for link in links:
+        link.close()
+
+
+def send(topic: str = "orders", code: RequestCode = RequestCode.SEND_MESSAGE_V2) -> Command:
+    header = SendHeader(
+        producer_group="g", topic=topic, default_topic="TBW102", default_topic_queue_nums=4,
+        queue_id=0, sys_flag=0, born_timestamp=1, flag=0,
+    )  # fmt: skip
+    ext = header.to_ext_v1() if code is RequestCode.SEND_MESSAGE else header.to_ext_v2()
+    return Command(code, 0, ext=ext, body=b"body")
+
+
+def pull(topic: str = "orders", group: str = "g") -> Command:
+    header = PullHeader(
+        consumer_group=group, topic=topic, queue_id=0, queue_offset=0, max_msg_nums=1, sys_flag=PULL_SUBSCRIPTION,
+        subscription="*",
+    )  # fmt: skip
+    return Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext())
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+def test_a_send_needs_the_right_to_send(ask: Ask, code: RequestCode) -> None:
+    assert ask(WRITER, send(code=code)).code == ResponseCode.SUCCESS
+    refused = ask(READER, send(code=code))
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert refused.remark == "user 'reader' may not send to topic 'orders'"
+
+
+def test_nobody_gets_past_without_a_signature(ask: Ask) -> None:
+    for command in (send(), pull(), Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0), Command(99_999, 0)):
+        assert ask(None, command).code == ResponseCode.NO_PERMISSION
+
+
+def test_a_changed_request_is_refused(guarded: Running) -> None:
+    """The signature is right, for another body."""
+    command = send()
+    sign(command, WRITER)
+    command.body = b"changed on the way"
+    with BlockingConnection(parse_address(guarded.address)) as link:
+        refused = link.request(command)
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert "the signature is wrong" in (refused.remark or "")
+
+
+def test_many_sends_at_once_are_judged_one_by_one(guarded: Running) -> None:
+    """What arrives together is stored together by other brokers; here each has to prove itself."""
+    talk = Talk(guarded.address)
+    frames = b""
+    for opaque in range(1, 21):
+        command = send()
+        command.opaque = opaque
+        if opaque > 10:
+            sign(command, WRITER)
+        frames += encode_command(command)
+    talk.socket.sendall(frames)
+    codes = [talk.answer(opaque).code for opaque in range(1, 21)]
+    talk.close()
+    assert codes == [ResponseCode.NO_PERMISSION] * 10 + [ResponseCode.SUCCESS] * 10
+
+
+def test_a_oneway_request_without_the_right_does_nothing(guarded: Running, ask: Ask) -> None:
+    with connect(parse_address(guarded.address)) as sock:
+        oneway = send()
+        oneway.flag |= 2
+        sock.sendall(encode_command(oneway))
+        signed = pull()
+        signed.opaque = 7
+        sign(signed, READER)
+        sock.sendall(encode_command(signed))
+        assert sock.recv(1)  # answered behind it
+    assert ask(READER, pull()).code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST)
+
+
+def test_pulls_need_topic_and_group(ask: Ask) -> None:
+    ask(WRITER, send())
+    assert ask(READER, pull()).code == ResponseCode.SUCCESS
+    assert ask(READER, pull("others")).code == ResponseCode.NO_PERMISSION
+    assert ask(READER, pull(group="audit")).code == ResponseCode.NO_PERMISSION
+    assert ask(WRITER, pull()).code == ResponseCode.NO_PERMISSION
+
+
+def test_retry_and_dead_letter_topics_belong_to_their_group(ask: Ask) -> None:
+    for prefix in ("%RETRY%", "%DLQ%"):
+        assert ask(READER, pull(prefix + "g")).code != ResponseCode.NO_PERMISSION
+        assert ask(READER, pull(prefix + "audit")).code == ResponseCode.NO_PERMISSION
+
+
+def test_no_user_reads_what_the_broker_delays_for_others(ask: Ask) -> None:
+    assert ask(READER, pull("SCHEDULE_TOPIC_XXXX")).code == ResponseCode.NO_PERMISSION
+    assert not User("x", "secret", default_topic=Right.ANY).may_use_topic("SCHEDULE_TOPIC_XXXX", Right.SUB)
+
+
+def test_a_message_of_another_topic_cannot_be_had_by_its_place(ask: Ask) -> None:
+    """Sent back, it would be delivered to the sender's group."""
+    assert ask(ROOT, send("private")).code == ResponseCode.SUCCESS
+    place = RecordView(ask(ROOT, pull("private")).body).position
+    header = SendBackHeader(offset=place, group="g", delay_level=0, origin_topic="orders")
+    refused = ask(READER, Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext()))
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert "topic 'private'" in (refused.remark or "")
+    view = Command(RequestCode.VIEW_MESSAGE_BY_ID, 0, ext={"offset": str(place)})
+    assert ask(READER, view).code == ResponseCode.NO_PERMISSION
+    assert ask(ROOT, view).code == ResponseCode.SUCCESS
+
+
+def test_a_group_that_is_denied_cannot_be_joined(ask: Ask) -> None:
+    for group, topic, code in (("g", "orders", 0), ("audit", "orders", 16), ("g", "others", 16)):
+        data = ConsumerData(group_name=group, subscription_data_set=[Subscription(topic=topic)])
+        beat = HeartbeatData(client_id="c", consumer_data_set=[data]).encode()
+        assert ask(READER, Command(RequestCode.HEART_BEAT, 0, body=beat)).code == code
+    body = LockRequest(client_id="c", consumer_group="audit").encode()
+    for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+        assert ask(READER, Command(code, 0, body=body)).code == ResponseCode.NO_PERMISSION
+
+
+def test_parked_lanes_of_all_groups_are_for_administrators(ask: Ask) -> None:
+    for body, code in ((LaneBody(group="g"), 0), (LaneBody(group="audit"), 16), (LaneBody(), 16)):
+        assert ask(READER, Command(RequestCode.LANE_PARKED, 0, body=body.encode())).code == code
+
+
+def test_a_request_that_nobody_thought_about_needs_an_administrator() -> None:
+    assert list(needs(Command(99_999, 0), str)) == [Need("topic", "")]
+    assert not Need("topic", "").given_to(User("x", "secret", default_topic=Right.ANY))
+    changing = [RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.PUT_KV_CONFIG]
+    changing += [RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP]
+    assert not (_NEEDS.keys() | _OPEN) & set(changing)
+
+
+def test_a_body_that_cannot_be_read_is_refused_and_the_connection_lives(guarded: Running) -> None:
+    with BlockingConnection(parse_address(guarded.address), security=Security(credentials=READER)) as link:
+        assert link.request(Command(RequestCode.HEART_BEAT, 0, body=b"no json")).code != ResponseCode.SUCCESS
+        assert link.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)).code == ResponseCode.SUCCESS
+
+
+def test_a_changed_file_counts_without_a_restart(guarded: Running, ask: Ask, users: Path) -> None:
+    assert ask(READER, send()).code == ResponseCode.NO_PERMISSION
+    users.write_text(USERS.replace('orders = "SUB"', 'orders = "PUB|SUB"'))
+    guarded.advance(5_000)
+    assert ask(READER, send()).code == ResponseCode.SUCCESS
+    users.write_text("[[user")
+    guarded.advance(5_000)
+    assert ask(READER, send()).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "must consist of"),
+        ("[[user", "is no TOML"),
+        ("x = 1", "must consist of"),
+        ("[[user]]\naccess_key = 'a'", "user 1: secret_key is missing"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush'", "too short"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\nadmn = true", "admn is none of"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\nadmin = 1", "admin must be true or false"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\ntopics = { x = 'READ' }", "topics.x is 'READ', write"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\ntopics = { x = 'DENY|PUB' }", "write PUB"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\ntopics = 'all'", "must be a table"),
+        ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\n" * 2, "is there already"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_and_its_secrets_are_not_told(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "users").write_text(text)
+    with pytest.raises(InvalidOption, match=told) as refused:
+        read_users(tmp_path / "users")
+    assert "hush" not in str(refused.value)
+
+
+def test_a_broker_without_its_users_does_not_start(start: Start, folder: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"users file .*missing: cannot be read"):
+        start(users=folder / "missing")

@@ -1,0 +1,119 @@
+"""TLS and credentials on the command line: a broker process that wants both, and commands that give them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.certificates import Authority, new_authority
+
+from lanemq.cli.main import main
+
+SECRET = "the root of all"
+USERS = f"""
+[[user]]
+access_key = "root"
+secret_key = "{SECRET}"
+admin = true
+"""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a broker in a process of its own listens, on the event loop that users run."""
+    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
+    (folder / "users.toml").write_text(USERS)
+    (folder / "users.toml").chmod(0o600)
+    command = [sys.executable, "-m", "lanemq.cli.main", "broker", "--listen", "127.0.0.1:0", "--data", folder / "data"]
+    command += ["--tls-cert", identity.cert, "--tls-key", identity.key, "--users", folder / "users.toml"]
+    with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.readline()
+        yield told.split(" on ")[1].split(",")[0]
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    return tmp_path / "secret"
+
+
+def lanemq(*words: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, words)])
+
+
+def test_commands_speak_tls_and_sign(server: str, authority: Authority, secret: Path) -> None:
+    how = ("--server", server, "--tls-ca", authority.ca, "--access-key", "root", "--secret-key-file", secret)
+    assert lanemq("topic", "create", "orders", "--ordered", *how).exit_code == 0
+    assert lanemq("send", "orders", "hello", "--key", "a", *how).exit_code == 0
+    told = lanemq("tail", "orders", "--from", "first", "--count", "1", *how)
+    assert (told.exit_code, "hello" in told.stdout) == (0, True), told.stderr
+    assert lanemq("group", "list", *how).exit_code == 0
+    assert lanemq("parked", "list", *how).exit_code == 0
+    assert lanemq("key", "a", "--topic", "orders", *how).exit_code == 0
+
+
+def test_the_environment_does_the_same(server: str, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TLS_CA", authority.ca), ("ACCESS_KEY", "root"), ("SECRET_KEY", SECRET), ("SERVER", server)):
+        monkeypatch.setenv(f"LANEMQ_{name}", str(value))
+    assert lanemq("topic", "list").exit_code == 0
+
+
+def test_the_command_line_wins_over_the_environment_and_leaves_it_as_it_was(
+    server: str, authority: Authority, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TLS", "off"), ("ACCESS_KEY", "nobody"), ("SECRET_KEY", "another one")):
+        monkeypatch.setenv(f"LANEMQ_{name}", value)
+    before = dict(os.environ)
+    how = ("--server", server, "--tls-ca", authority.ca, "--access-key", "root", "--secret-key-file", secret)
+    result = lanemq("topic", "list", *how)
+    assert result.exit_code == 0, result.stderr
+    assert dict(os.environ) == before
+
+
+def test_a_refusal_is_one_line_that_says_what_to_do(server: str, authority: Authority) -> None:
+    result = lanemq("topic", "list", "--server", server, "--tls-ca", authority.ca)
+    assert result.exit_code == 1
+    assert "connect with credentials" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_broker_that_cannot_be_trusted_is_not_told_to_be_missing(server: str) -> None:
+    """The hint to start a broker is for those where none is."""
+    result = lanemq("topic", "list", "--server", server, "--tls")
+    assert result.exit_code == 1
+    assert "not signed by the system's authorities" in result.stderr
+    assert "Start one with" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("--tls-mode", "enforcing"), 2, "need --tls-cert"),
+        (("--tls-cert", "missing.pem"), 2, "tls cert missing.pem: cannot be read"),
+        (("--users", "missing.toml"), 2, "users file missing.toml: cannot be read"),
+    ],
+)
+def test_a_broker_with_unusable_files_does_not_start(
+    tmp_path: Path, words: tuple[str, ...], code: int, told: str
+) -> None:
+    result = lanemq("broker", "--listen", "127.0.0.1:0", "--data", tmp_path / "data", *words)
+    assert result.exit_code == code
+    assert told in result.stderr
+
+
+def test_a_secret_cannot_be_an_argument() -> None:
+    """Every user of a machine can read the arguments of all processes."""
+    result = lanemq("topic", "list", "--secret-key", "hush")
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr

@@ -1,0 +1,280 @@
+"""Clients at a broker that encrypts and asks who is there: what works, and what is told when it does not."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.certificates import Authority, new_authority
+
+from lanemq import (
+    Admin,
+    App,
+    AsyncConsumer,
+    AsyncProducer,
+    Consumer,
+    Credentials,
+    Message,
+    ParkedAdmin,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    TlsOptions,
+)
+from lanemq.broker.config import BrokerOptions
+from lanemq.client.consumer_options import StartFrom
+from lanemq.client.listener import OrderlyStatus
+from lanemq.client.security import security_of
+from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed
+from lanemq.net.address import Address
+from lanemq.net.server_tls import ServerTls
+from lanemq.testing.embedded import EmbeddedBroker
+
+USERS = """
+[[user]]
+access_key = "root"
+secret_key = "the root of all"
+admin = true
+
+[[user]]
+access_key = "shop"
+secret_key = "shop's secret"
+topics = { orders = "PUB|SUB", audit = "PUB" }
+groups = { other = "DENY" }
+"""
+ROOT = Credentials("root", "the root of all")
+SHOP = Credentials("shop", "shop's secret")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def broker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """Encrypts, asks for credentials, and has the topics `orders`, `audit` and `private`."""
+    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
+    (folder / "users.toml").write_text(USERS)
+    options = BrokerOptions(
+        folder / "data",
+        listen=Address("127.0.0.1", 0),
+        tls=ServerTls(identity.cert, identity.key),
+        users=folder / "users.toml",
+    )
+    with EmbeddedBroker(options) as running:
+        with Admin(running.address, tls=TlsOptions(authority.ca), credentials=ROOT) as admin:
+            for name in ("orders", "audit", "private"):
+                admin.create_topic(name, 2, ordered=True)
+        yield running
+
+
+@pytest.fixture
+def tls(authority: Authority) -> TlsOptions:
+    return TlsOptions(authority.ca)
+
+
+def test_a_producer_and_a_consumer_work_encrypted_and_signed(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    with Producer(broker.address, tls=tls, credentials=SHOP) as producer:
+        for number in range(20):
+            producer.send("orders", number, key="a")
+        producer.send_many("orders", [(key, 1) for key in "bcdefgh"])
+    assert [message.value() for message in _read(broker, tls, 27) if message.key == "a"] == list(range(20))
+
+
+def _read(broker: EmbeddedBroker, tls: TlsOptions, count: int) -> list[Message]:
+    found = []
+    with Consumer(broker.address, group="reader", topics=["orders"], tls=tls, credentials=SHOP) as consumer:
+        while len(found) < count:
+            message = consumer.poll(20)
+            assert message is not None, f"only {len(found)} of {count} came"
+            consumer.done(message)
+            found.append(message)
+    return found
+
+
+def test_asyncio_clients_work_encrypted_and_signed(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    async def send_and_receive() -> list[object]:
+        async with AsyncProducer(broker.address, tls=tls, credentials=SHOP) as producer:
+            for number in range(5):
+                await producer.send("orders", f"async {number}", key="async")
+        values: list[object] = []
+        consumer = AsyncConsumer(broker.address, group="async", topics=["orders"], tls=tls, credentials=SHOP)
+        async with consumer:
+            while len(values) < 5:
+                message = await consumer.poll(20)
+                assert message is not None
+                await consumer.done(message)
+                if message.key == "async":
+                    values.append(message.value())
+        return values
+
+    assert asyncio.run(send_and_receive()) == [f"async {number}" for number in range(5)]
+
+
+def test_apps_push_and_pull_consumers_work_encrypted_and_signed(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    with Producer(broker.address, tls=tls, credentials=SHOP) as producer:
+        producer.send("orders", "for all", key="all")
+    heard = {"app": threading.Event(), "push": threading.Event()}
+    app = App(broker.address, group="app", tls=tls, credentials=SHOP)
+
+    @app.ordered("orders")
+    def handle(message: Message) -> None:
+        if message.key == "all":
+            heard["app"].set()
+
+    def listen(messages: list[Message], _: object) -> OrderlyStatus:
+        if any(message.key == "all" for message in messages):
+            heard["push"].set()
+        return OrderlyStatus.SUCCESS
+
+    push = PushConsumer(broker.address, group="push", start=StartFrom.FIRST, tls=tls, credentials=SHOP)
+    push.subscribe("orders")
+    push.register_orderly(listen)
+    push.start()
+    with app:
+        assert all(each.wait(20) for each in heard.values())
+    push.shutdown()
+    with PullConsumer(broker.address, group="pull", tls=tls, credentials=SHOP) as pull:
+        pull.assign(pull.queues("orders"))
+        assert any(message.key == "all" for _ in range(4) for message in pull.poll(0.2))
+        pull.commit()
+
+
+def test_a_producer_goes_on_encrypted_after_a_restart_of_the_broker(tmp_path: Path, authority: Authority) -> None:
+    identity = authority.issue("restarted")
+    options = BrokerOptions(
+        tmp_path / "data", listen=Address("127.0.0.1", 0), tls=ServerTls(identity.cert, identity.key)
+    )
+    running = EmbeddedBroker(options).start()
+    with Producer(running.address, tls=TlsOptions(authority.ca), timeout=30.0) as producer:
+        producer.send("orders", 1, key="a")
+        running.stop()
+        running.start()
+        assert producer.send("orders", 2, key="a").offset == 1
+    running.stop()
+
+
+def test_a_send_without_credentials_is_refused_with_a_sentence(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    with (
+        Producer(broker.address, tls=tls) as producer,
+        pytest.raises(NotAllowed, match="this broker takes signed requests only: connect with credentials"),
+    ):
+        producer.send("orders", 1, key="a")
+
+
+@pytest.mark.parametrize("wrong", [replace(SHOP, secret_key="shop's other secret"), replace(SHOP, access_key="nobody")])
+def test_a_wrong_secret_and_an_unknown_user_are_told_the_same(
+    broker: EmbeddedBroker, tls: TlsOptions, wrong: Credentials
+) -> None:
+    """Whoever guesses must not learn which half is right."""
+    with Admin(broker.address, tls=tls, credentials=wrong) as admin, pytest.raises(NotAllowed) as refused:
+        admin.describe_topic("orders")
+    told = f"the access key {wrong.access_key!r} is unknown or the signature is wrong: check access key and secret key"
+    assert refused.value.remark == told
+    assert refused.value.code == 16
+
+
+def test_a_topic_without_the_right_is_refused(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    with Producer(broker.address, tls=tls, credentials=SHOP) as producer:
+        producer.send("audit", 1, key="a")
+        with pytest.raises(NotAllowed, match="user 'shop' may not send to topic 'private'"):
+            producer.send("private", 1, key="a")
+    with (
+        PullConsumer(broker.address, group="pull", tls=tls, credentials=SHOP) as pull,
+        pytest.raises(NotAllowed, match="user 'shop' may not consume from topic 'audit'"),
+    ):
+        pull.assign(pull.queues("audit"))
+
+
+def test_administration_is_for_administrators(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    with Admin(broker.address, tls=tls, credentials=SHOP) as admin:
+        assert {"orders", "private"} <= set(admin.topics())
+        for forbidden in (lambda: admin.create_topic("mine"), lambda: admin.delete_topic("orders")):
+            with pytest.raises(NotAllowed, match="user 'shop' may not do this: only administrators may"):
+                forbidden()
+    with (
+        ParkedAdmin(broker.address, tls=tls, credentials=SHOP) as parked,
+        pytest.raises(NotAllowed, match="only administrators may"),
+    ):
+        list(parked.lanes())
+
+
+def test_a_consumer_of_a_forbidden_group_is_refused(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    with (
+        PullConsumer(broker.address, group="other", tls=tls, credentials=SHOP) as pull,
+        pytest.raises(NotAllowed, match="may not consume from group 'other'"),
+    ):
+        pull.assign(pull.queues("orders"))
+
+
+def test_an_untrusted_broker_gets_no_request(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    stranger = new_authority(tmp_path)
+    with (
+        Admin(broker.address, tls=TlsOptions(stranger.ca), credentials=SHOP) as admin,
+        pytest.raises(TlsFailed, match="not signed by an authority in"),
+    ):
+        admin.topics()
+
+
+def test_a_plain_producer_is_told_about_tls(broker: EmbeddedBroker) -> None:
+    with (
+        Producer(broker.address, timeout=1.0) as producer,
+        pytest.raises(LaneError, match="if it takes nothing but TLS, connect with tls"),
+    ):
+        producer.send("orders", 1, key="a")
+
+
+def test_the_environment_protects_clients_that_say_nothing(
+    broker: EmbeddedBroker, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANEMQ_TLS_CA", str(authority.ca))
+    monkeypatch.setenv("LANEMQ_ACCESS_KEY", SHOP.access_key)
+    monkeypatch.setenv("LANEMQ_SECRET_KEY", SHOP.secret_key)
+    with Producer(broker.address) as producer, Admin(broker.address) as admin:
+        producer.send("orders", 1, key="environment")
+        assert len(admin.describe_topic("orders").queues) == 2
+
+
+def test_what_a_program_says_wins_over_the_environment() -> None:
+    names = {"LANEMQ_TLS": "on", "LANEMQ_ACCESS_KEY": "env", "LANEMQ_SECRET_KEY": "env secret"}
+    own = TlsOptions(insecure_skip_verify=True)
+    found = security_of(own, SHOP, environment=names)
+    assert (found.tls, found.credentials) == (own, SHOP)
+    assert security_of(environment=names).credentials == Credentials("env", "env secret")
+
+
+def test_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("from a file\n")
+    names = {"LANEMQ_ACCESS_KEY": "user", "LANEMQ_SECRET_KEY_FILE": str(tmp_path / "secret")}
+    assert security_of(environment=names).credentials == Credentials("user", "from a file")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ({"LANEMQ_ACCESS_KEY": "user"}, "LANEMQ_ACCESS_KEY is set and LANEMQ_SECRET_KEY is not"),
+        ({"LANEMQ_SECRET_KEY": "hush"}, "LANEMQ_SECRET_KEY is set and LANEMQ_ACCESS_KEY is not"),
+        ({"LANEMQ_SECRET_KEY": "hush", "LANEMQ_SECRET_KEY_FILE": "f"}, "which one is meant"),
+        ({"LANEMQ_SECRET_KEY_FILE": "missing"}, "missing: cannot be read"),
+        ({"LANEMQ_TLS": "perhaps"}, "write on or off"),
+        ({"LANEMQ_TLS_VERIFY": "some"}, "write full, ca or none"),
+        ({"LANEMQ_TLS_CA": "missing.pem"}, "tls ca missing.pem: cannot be read"),
+    ],
+)
+def test_half_of_an_environment_is_a_mistake(names: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidOption, match=told) as refused:
+        security_of(environment=names)
+    assert "hush" not in str(refused.value)
+
+
+def test_tls_may_be_switched_off_in_the_environment() -> None:
+    assert security_of(environment={"LANEMQ_TLS": "off", "LANEMQ_TLS_CA": "missing.pem"}).tls is None
+
+
+def test_credentials_of_the_wrong_kind_are_refused_without_being_shown() -> None:
+    with pytest.raises(InvalidOption, match="credentials must be Credentials") as refused:
+        Producer("localhost:1", credentials=("user", "hush"))  # type: ignore[arg-type]
+    assert "hush" not in str(refused.value)
