@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import TOPIC, BrokerProcess, Round, made_messages, report, timed
+from benchmarks.harness import TOPIC, BrokerProcess, Messages, Round, made_messages, report, timed
 from benchmarks.pull import MEBIBYTE, pull_all
 from benchmarks.raw_send import MESSAGES as SINGLES
 from benchmarks.raw_send import pipeline, requests
@@ -113,12 +113,18 @@ def paths() -> dict[str, float]:
         many = made_messages(MANY, 100)
         with Producer(broker.address, codec="bytes") as producer:
             rounds = [timed(broker, MANY, lambda: producer.send_many(TOPIC, many)) for _ in range(ROUNDS)]
-        _note(figures, "send_many", rounds)
+            _note(figures, "send_many", rounds)
+            _note(figures, "submit", [timed(broker, MANY, lambda: submit(producer, many)) for _ in range(ROUNDS)])
         with BlockingConnection(parse_address(broker.address)) as connection:
-            total = SINGLES * ROUNDS + MANY * ROUNDS
+            total = (SINGLES + 2 * MANY) * ROUNDS
             rounds = [timed(broker, total, lambda: pull_all(connection, MEBIBYTE)) for _ in range(ROUNDS)]
         _note(figures, "pull", rounds, client=False)
     return figures
+
+
+def submit(producer: Producer, messages: Messages) -> None:
+    for future in [producer.submit(TOPIC, value, key=key) for key, value in messages]:
+        future.result()
 
 
 def _note(figures: dict[str, float], name: str, rounds: list[Round], *, client: bool = True) -> None:

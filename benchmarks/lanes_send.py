@@ -4,7 +4,8 @@
 
 `pipelined`: ordered sends with a receipt each (`submit`) against one send after the other, on one connection.
 `durable`: single sends with 64 unanswered at most, `fdatasync` before every answer, against the same without it.
-Rounds take turns, so that both sides of a ratio meet the same neighbours; medians are compared.
+Rounds take turns, so that both sides of a ratio meet the same neighbours; medians are compared. `verdict` is the
+checker's word on the last round of each kind.
 """
 
 import statistics
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import Future
 
+from benchmarks.audit import verdict
 from benchmarks.harness import TOPIC, BrokerProcess, made_messages, report
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
@@ -27,26 +29,29 @@ def main() -> None:
 
 def _pipelined() -> None:
     few, many = made_messages(SINGLE, BYTES), made_messages(MANY, BYTES)
-    slow, fast, bulk = [], [], []
+    rates: dict[str, list[float]] = {"sync": [], "submit": [], "send_many": []}
+    kept: dict[str, list[Receipt]] = {}
     with BrokerProcess() as broker:
         broker.create_topic()
         with Producer(broker.address, codec="bytes") as producer:
             producer.send(TOPIC, b"warm", key="k")
             for _ in range(ROUNDS):
                 began = time.perf_counter()
-                for key, value in few:
-                    producer.send(TOPIC, value, key=key)
-                slow.append(SINGLE / (time.perf_counter() - began))
+                kept["sync"] = [producer.send(TOPIC, value, key=key) for key, value in few]
+                rates["sync"].append(SINGLE / (time.perf_counter() - began))
                 began = time.perf_counter()
-                for future in [producer.submit(TOPIC, value, key=key) for key, value in many]:
-                    future.result()
-                fast.append(MANY / (time.perf_counter() - began))
+                futures = [producer.submit(TOPIC, value, key=key) for key, value in many]
+                kept["submit"] = [future.result() for future in futures]
+                rates["submit"].append(MANY / (time.perf_counter() - began))
                 began = time.perf_counter()
-                producer.send_many(TOPIC, many)
-                bulk.append(MANY / (time.perf_counter() - began))
-    one, each, all_ = map(statistics.median, (slow, fast, bulk))
-    report("lanes/pipelined_submit", each / one, "x", sync=round(one), submit=round(each), target=30)
-    report("lanes/pipelined_send_many", all_ / one, "x", sync=round(one), send_many=round(all_), target=30)
+                kept["send_many"] = producer.send_many(TOPIC, many)
+                rates["send_many"].append(MANY / (time.perf_counter() - began))
+        verdicts = {name: verdict(broker, receipts) for name, receipts in kept.items()}
+    one = statistics.median(rates["sync"])
+    for name in ("submit", "send_many"):
+        fast = statistics.median(rates[name])
+        more = {"sync": round(one), name: round(fast), "target": 30, "verdict": verdicts[name]}
+        report(f"lanes/pipelined_{name}", fast / one, "x", **more)
 
 
 def _durable() -> None:
@@ -56,25 +61,30 @@ def _durable() -> None:
             broker.create_topic()
         with Producer(durable.address, codec="bytes") as safe, Producer(relaxed.address, codec="bytes") as quick:
             for _ in range(ROUNDS):
-                rates[True].append(windowed(safe))
-                rates[False].append(windowed(quick))
+                rate, receipts = windowed(safe)
+                rates[True].append(rate)
+                rates[False].append(windowed(quick)[0])
+        word = verdict(durable, receipts)
     hard, soft = (statistics.median(rates[each]) for each in (True, False))
-    more = {"durable": round(hard), "relaxed": round(soft), "in_flight": IN_FLIGHT, "target": 0.5}
+    more = {"durable": round(hard), "relaxed": round(soft), "in_flight": IN_FLIGHT, "target": 0.5, "verdict": word}
     report("lanes/durable_share", hard / soft, "x", **more)
 
 
-def windowed(producer: Producer) -> float:
-    """Sends per second with so many unanswered at most."""
+def windowed(producer: Producer) -> tuple[float, list[Receipt]]:
+    """Sends per second with so many unanswered at most, and the receipts."""
     room = threading.Semaphore(IN_FLIGHT)
 
-    def answered(future: "Future[Receipt]") -> None:
-        future.result()
+    def answered(_: "Future[Receipt]") -> None:
         room.release()
 
+    futures = []
     began = time.perf_counter()
     for key, value in made_messages(WINDOWED, BYTES):
         room.acquire()
-        producer.submit(TOPIC, value, key=key).add_done_callback(answered)
+        future = producer.submit(TOPIC, value, key=key)
+        future.add_done_callback(answered)
+        futures.append(future)
     for _ in range(IN_FLIGHT):
         room.acquire()
-    return WINDOWED / (time.perf_counter() - began)
+    rate = WINDOWED / (time.perf_counter() - began)
+    return rate, [future.result() for future in futures]

@@ -2,15 +2,20 @@
 
     python -m benchmarks send
 
-One producer, 100 keys over 4 queues. `sync` waits for every receipt before the next send.
+One producer, 100 keys over 4 queues. `sync` waits for every receipt before the next send. `verdict` is the checker's
+word on the last round: read back from the queues, complete and in order of each key.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
+from typing import Any
 
+from benchmarks.audit import verdict
 from benchmarks.harness import TOPIC, BrokerProcess, Messages, Round, made_messages, report_rounds, timed
 from lanemq.client.async_producer import AsyncProducer
 from lanemq.client.producer import Producer
+from lanemq.client.receipt import Receipt
 
 ROUNDS, SINGLE, MANY = 5, 3_000, 100_000
 
@@ -27,44 +32,49 @@ def main() -> None:
 
 def blocking(broker: BrokerProcess, size: int) -> None:
     few, many = made_messages(SINGLE, size), made_messages(MANY, size)
-    more = {"mode": broker.mode, "bytes": size}
+    more: dict[str, Any] = {"mode": broker.mode, "bytes": size}
+    kept: list[Receipt] = []
     with Producer(broker.address, codec="bytes") as producer:
 
         def sync() -> None:
-            for key, value in few:
-                producer.send(TOPIC, value, key=key)
+            kept[:] = [producer.send(TOPIC, value, key=key) for key, value in few]
 
         def submit() -> None:
-            for future in [producer.submit(TOPIC, value, key=key) for key, value in many]:
-                future.result()
+            kept[:] = [each.result() for each in [producer.submit(TOPIC, value, key=key) for key, value in many]]
+
+        def send_many() -> None:
+            kept[:] = producer.send_many(TOPIC, many)
 
         producer.send(TOPIC, b"warm", key="k")
-        report_rounds("send/sync", [timed(broker, SINGLE, sync) for _ in range(ROUNDS)], **more)
-        report_rounds("send/submit", [timed(broker, MANY, submit) for _ in range(ROUNDS)], **more)
-        rounds = [timed(broker, MANY, lambda: producer.send_many(TOPIC, many)) for _ in range(ROUNDS)]
-        report_rounds("send/send_many", rounds, **more)
+        for work, count in ((sync, SINGLE), (submit, MANY), (send_many, MANY)):
+            rounds = [timed(broker, count, work) for _ in range(ROUNDS)]
+            report_rounds(f"send/{work.__name__}", rounds, **more, verdict=verdict(broker, kept))
 
 
 async def on_a_loop(broker: BrokerProcess, size: int) -> None:
     many = made_messages(MANY, size)
+    more: dict[str, Any] = {"mode": broker.mode, "bytes": size}
     async with AsyncProducer(broker.address, codec="bytes") as producer:
         await producer.send(TOPIC, b"warm", key="k")
-        more = {"mode": broker.mode, "bytes": size}
-        report_rounds("send/async_submit", [await _submit(broker, producer, many) for _ in range(ROUNDS)], **more)
-        report_rounds("send/async_send_many", [await _many(broker, producer, many) for _ in range(ROUNDS)], **more)
+        for work in (submit, send_many):
+            done = [await work(broker, producer, many) for _ in range(ROUNDS)]
+            word = verdict(broker, done[-1][1])
+            report_rounds(f"send/async_{work.__name__}", [each for each, _ in done], **more, verdict=word)
 
 
-async def _submit(broker: BrokerProcess, producer: AsyncProducer, messages: Messages) -> Round:
+async def submit(broker: BrokerProcess, producer: AsyncProducer, messages: Messages) -> tuple[Round, Sequence[Receipt]]:
     begun = broker.cpu_seconds(), time.process_time(), time.perf_counter()
     futures = [await producer.submit(TOPIC, value, key=key) for key, value in messages]
-    await asyncio.gather(*futures)
-    return _ended(broker, begun, len(messages))
+    receipts = await asyncio.gather(*futures)
+    return _ended(broker, begun, len(messages)), receipts
 
 
-async def _many(broker: BrokerProcess, producer: AsyncProducer, messages: Messages) -> Round:
+async def send_many(
+    broker: BrokerProcess, producer: AsyncProducer, messages: Messages
+) -> tuple[Round, Sequence[Receipt]]:
     begun = broker.cpu_seconds(), time.process_time(), time.perf_counter()
-    await producer.send_many(TOPIC, messages)
-    return _ended(broker, begun, len(messages))
+    receipts = await producer.send_many(TOPIC, messages)
+    return _ended(broker, begun, len(messages)), receipts
 
 
 def _ended(broker: BrokerProcess, begun: tuple[float, float, float], count: int) -> Round:

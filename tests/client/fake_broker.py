@@ -67,6 +67,7 @@ class FakeBroker:
         self.lane = lane
         self.topics: dict[str, FakeTopic] = {}
         self.faults: Faults = lambda header, number: None
+        self.refuses: Callable[[bytes], bool] = lambda body: False
         self.requests: list[SendHeader] = []
         self.codes: Counter[int] = Counter()
         self.connections = 0
@@ -200,6 +201,8 @@ class FakeBroker:
             items = split_batch(command.body)
         else:
             items = [BatchItem(0, decompress(header.sys_flag, command.body), header.properties)]
+        if any(self.refuses(item.body) for item in items):
+            return encode_response(command.opaque, ResponseCode.MESSAGE_ILLEGAL, remark="illegal")
         queue = topic.messages[header.queue_id]
         offset, skip, repeat = QueueOffset(len(queue)), 0, False
         stamp = find_stamp(items[0].properties_text)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, TypeVar
 from lanemq.client.async_producer import AsyncProducer
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
+from lanemq.client.send_freezes import Frozen
 
 T = TypeVar("T")
 
@@ -45,6 +46,12 @@ class Blocking:
 
     def resume(self, topic: str, **how: Any) -> None:
         self.producer.resume(topic, **how)
+
+    def drop(self, topic: str, key: str) -> int:
+        return self.producer.drop(topic, key=key)
+
+    def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
+        return self.producer.frozen_keys(topic)
 
     def close(self) -> None:
         self.producer.close()
@@ -95,6 +102,18 @@ class OnALoop:
 
     def resume(self, topic: str, **how: Any) -> None:
         self.run(self.producer.resume(topic, **how))
+
+    def drop(self, topic: str, key: str) -> int:
+        async def on_the_loop() -> int:
+            return self.producer.drop(topic, key=key)
+
+        return self.run(on_the_loop())
+
+    def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
+        async def on_the_loop() -> list[Frozen]:
+            return self.producer.frozen_keys(topic)
+
+        return self.run(on_the_loop())
 
     def close(self) -> None:
         self.run(self.producer.close())

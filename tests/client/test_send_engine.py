@@ -130,6 +130,9 @@ class Rig:
             if self.engine.is_idle:
                 return
 
+    def frozen(self) -> set[str | None]:
+        return {each.key for each in self.engine.frozen()}
+
     def _do(self, work: Work) -> None:
         self.wire += work.requests
         for outcome in work.outcomes:
@@ -256,8 +259,8 @@ def test_deadline_fails_the_oldest_and_freezes_what_is_behind() -> None:
     assert isinstance(rig.told.errors[1], LaneFrozen)
     with pytest.raises(LaneFrozen, match="then call resume"):
         rig.offer()
-    assert rig.engine.resume(QUEUE)
-    assert not rig.engine.resume(QUEUE)
+    assert rig.engine.resume("orders", "k")
+    assert not rig.engine.resume("orders", "k")
     rig.offer()
     assert rig.wire[-1].batch.epoch == 2
     assert rig.wire[-1].batch.first_sequence == 0
@@ -291,7 +294,7 @@ def test_lane_of_a_failed_call_opens_when_the_call_ends() -> None:
     with pytest.raises(LaneFrozen):
         rig.offer(ticket=call)
     rig.engine.call_ended(call)
-    assert rig.engine.frozen() == [QUEUE]
+    assert rig.frozen() == {"k"}
     rig.engine.call_ended(other)
     assert rig.engine.frozen() == []
 
@@ -316,8 +319,8 @@ def test_submit_turned_away_by_a_failed_call_keeps_the_lane_frozen() -> None:
     with pytest.raises(LaneFrozen):
         rig.offer()
     rig.engine.call_ended(call)
-    assert rig.engine.frozen() == [QUEUE]
-    assert rig.engine.resume(QUEUE)
+    assert rig.frozen() == {"k"}
+    assert rig.engine.resume("orders", queue=QUEUE)
     assert rig.engine.frozen() == []
 
 

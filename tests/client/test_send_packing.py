@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lanemq.client.identity import MessageIds
+from lanemq.client.identity import new_message_ids
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routes import BrokerRoute, TopicRoute
@@ -24,14 +24,14 @@ def route(queues: int, *, provisional: bool = False, brokers: int = 1) -> TopicR
 
 
 def test_ids_are_32_hex_digits_and_differ_across_blocks() -> None:
-    ids = MessageIds()
+    ids = new_message_ids()
     made = [ids.next() for _ in range(10_000)]
     assert len(set(made)) == len(made)
     assert all(len(each) == 32 and int(each, 16) >= 0 and each == each.upper() for each in made)
 
 
 def test_ids_of_threads_that_share_a_producer_differ() -> None:
-    ids = MessageIds()
+    ids = new_message_ids()
     made: list[list[str]] = [[] for _ in range(4)]
     threads = [
         threading.Thread(target=lambda mine=mine: mine.extend(ids.next() for _ in range(10_000))) for mine in made

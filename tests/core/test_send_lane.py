@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.core.retry_policy import Backoff
-from lanemq.core.send_lane import Failed, SendBatch, SendError, SendLane, SendOptions
+from lanemq.core.send_batch import Failed, SendBatch, SendError
+from lanemq.core.send_lane import SendLane, SendOptions
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 
@@ -15,9 +16,14 @@ NOW = Millis(0)
 LATER = Millis(10_000)
 
 
+def key_of(message: str) -> str | None:
+    """ "m1" has none, "a1" has key a."""
+    return None if message.startswith("m") else message[0]
+
+
 def lane(window: int = 1, timeout: int = 120_000) -> SendLane[str]:
     options = SendOptions(window, Millis(timeout), Backoff(Millis(50), 2, Millis(400)))
-    return SendLane(options, epoch=Epoch(1))
+    return SendLane(options, epoch=Epoch(1), key_of=key_of)
 
 
 def offered(count: int, **options: int) -> SendLane[str]:
@@ -199,14 +205,14 @@ def test_resume_of_a_healthy_lane_changes_nothing() -> None:
     assert sender.offer("m1", 1, now=NOW) == 1
 
 
-def test_delivery_timeout_tells_sent_from_unsent_and_freezes() -> None:
+def test_delivery_timeout_tells_sent_from_unsent() -> None:
     sender = offered(4, timeout=500)
     batch = take(sender)
     assert sender.next_deadline() == 500
     assert sender.expire(now=Millis(499)) is None
     failed = sender.expire(now=Millis(500))
-    assert failed == Failed(SendError.TOO_LATE, unknown=("m0", "m1"), blocked=("m2", "m3"))
-    assert sender.frozen is SendError.TOO_LATE
+    assert failed == Failed(SendError.TOO_LATE, unknown=("m0", "m1"), unsent=("m2", "m3"))
+    assert sender.epoch == 2, "the first two leave a hole in the numbers of the first"
     assert not sender.acknowledged(batch)
     assert sender.next_deadline() is None
 
@@ -286,3 +292,102 @@ def test_window_of_one_never_inverts_even_without_broker_checks(count: int, fate
         error = SendError.RETRY if fate == "request lost" else broker.store(batch)
         answer(sender, batch, SendError.RETRY if fate == "answer lost" else error, now)
     assert list(dict.fromkeys(broker.log)) == [f"m{number}" for number in range(count)]
+
+
+# a message that is refused, and its key
+
+
+def test_a_refused_batch_is_sent_again_one_by_one_with_the_numbers_it_had() -> None:
+    sender = offered(3)
+    sender.failed(take(sender, count=3), SendError.REFUSED, now=NOW)
+    alone = []
+    while (batch := sender.take_batch(max_count=9, max_bytes=1_000, now=NOW)) is not None:
+        alone.append((batch.epoch, batch.first_sequence, batch.messages))
+        sender.acknowledged(batch)
+    assert alone == [(1, 0, ("m0",)), (1, 1, ("m1",)), (1, 2, ("m2",))]
+    assert not sender.must_renew
+
+
+def test_a_gap_behind_a_batch_that_was_taken_apart_costs_no_time() -> None:
+    """It is no news, and nothing was lost: waiting would only make it slow."""
+    sender = offered(4, window=2)
+    first, second = take(sender), take(sender)
+    sender.failed(first, SendError.REFUSED, now=NOW)
+    assert full(sender), "the later one is still under way"
+    sender.failed(second, SendError.GAP, now=NOW)
+    assert take(sender).messages == ("m0",)
+
+
+def test_a_guilty_message_takes_its_key_with_it_and_the_others_go_on_in_a_new_epoch() -> None:
+    sender = lane()
+    sender.offer_all(("a0", "b0", "a1"), (10, 10, 10), now=NOW)
+    failed = sender.failed(take(sender, count=1), SendError.REFUSED, now=NOW)
+    assert failed == Failed(SendError.REFUSED, refused=("a0",), blocked=("a1",))
+    assert full(sender), "the hole is still open"
+    assert sender.must_renew
+    sender.renew()
+    batch = take(sender)
+    assert (batch.epoch, batch.first_sequence, batch.messages) == (2, 0, ("b0",))
+
+
+def test_nothing_goes_on_before_every_batch_is_accounted_for() -> None:
+    sender = lane(window=3)
+    sender.offer_all(("a0", "b0", "a1", "c0"), (10, 10, 10, 10), now=NOW)
+    first, guilty, behind = (take(sender, count=1) for _ in range(3))
+    failed = sender.failed(guilty, SendError.REFUSED, now=NOW)
+    assert failed == Failed(SendError.REFUSED, refused=("b0",))
+    assert not sender.must_renew
+    sender.failed(behind, SendError.GAP, now=NOW)
+    assert not sender.must_renew
+    sender.acknowledged(first)
+    assert sender.must_renew
+    assert sender.renew() == 1
+    assert take(sender, count=9).messages == ("a1", "c0")
+
+
+def test_a_lost_answer_behind_the_guilty_message_is_asked_for_once_more() -> None:
+    """Sent under a new number without that, it might be stored twice."""
+    sender = lane(window=2)
+    sender.offer_all(("a0", "b0"), (10, 10), now=NOW)
+    guilty, behind = take(sender, count=1), take(sender, count=1)
+    sender.failed(guilty, SendError.REFUSED, now=NOW)
+    sender.failed(behind, SendError.RETRY, now=NOW)
+    assert not sender.must_renew
+    again = take(sender, now=LATER)
+    assert (again.epoch, again.first_sequence, again.attempt) == (1, 1, 2)
+    sender.failed(again, SendError.GAP, now=LATER)
+    assert sender.must_renew
+
+
+def test_what_comes_back_keeps_its_deadline() -> None:
+    sender = lane(timeout=500)
+    sender.offer_all(("a0", "b0"), (10, 10), now=NOW)
+    sender.failed(take(sender, count=1), SendError.REFUSED, now=Millis(400))
+    sender.renew()
+    assert sender.next_deadline() == 500
+    assert sender.expire(now=Millis(500)) == Failed(SendError.TOO_LATE, unsent=("b0",))
+
+
+def test_a_forgotten_producer_starts_a_new_epoch_only_if_nothing_is_in_doubt() -> None:
+    for in_doubt in (False, True):
+        sender = lane()
+        sender.offer_all(("a0", "a1", "b0"), (10, 10, 10), now=NOW)
+        sender.acknowledged(take(sender, count=1))
+        batch = take(sender, count=1)
+        if in_doubt:
+            sender.connection_lost(now=NOW)
+            batch = take(sender, count=1, now=LATER)
+        failed = sender.failed(batch, SendError.FORGOTTEN, now=LATER)
+        assert failed == (Failed(SendError.FORGOTTEN, unknown=("a1",)) if in_doubt else None)
+        assert sender.must_renew
+        sender.renew()
+        assert take(sender, now=LATER).messages == (("b0",) if in_doubt else ("a1", "b0"))
+
+
+def test_withdrawn_messages_free_their_numbers() -> None:
+    sender = lane()
+    sender.offer_all(("a0", "b0", "a1", "c0"), (10, 10, 10, 10), now=NOW)
+    sender.acknowledged(take(sender, count=1))
+    assert sender.withdraw("a") == ("a1",)
+    batch = take(sender, count=9)
+    assert (batch.epoch, batch.first_sequence, batch.messages) == (1, 1, ("b0", "c0"))

@@ -23,6 +23,8 @@ HOMES = (
     "client.send_packing",
     "client.send_requests",
     "client.send_outcomes",
+    "client.send_inbox",
+    "client.identity",
 )
 """Where the references are."""
 

@@ -12,7 +12,7 @@ from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_packing import NOTHING, Outgoing, Tools
 from lanemq.client.send_requests import Parcel
 from lanemq.client.send_tickets import UNHEARD, WaitingCrowd
-from lanemq.model.errors import Closed, MessageTooLarge
+from lanemq.model.errors import Closed, InvalidOption, MessageTooLarge
 from lanemq.model.queue import MessageQueue
 
 pytestmark = needs_twins
@@ -96,3 +96,16 @@ def test_receipts_are_made_alike(parcels: list[Parcel], offset: int, repeat: boo
         parcel.ticket = UNHEARD if shared or index % 2 else WaitingCrowd()
     arguments = parcels, Receipt, MessageQueue("T", "b", 1), offset, StoredAs.DURABLE, repeat
     assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", 1, True, None]), st.integers())))
+def test_runs_are_sorted_alike(run: list[Any]) -> None:
+    def queue_of(key: Any) -> int:
+        if key is True:
+            raise InvalidOption("a truth value")
+        return len(str(key)) if key is None else hash(key) % 2
+
+    ended = [outcome(kind["sort_run"], queue_of, run) for kind in (twins, references)]
+    assert ended[0] == ended[1]
+    assert list(ended[0]) == list(ended[1])

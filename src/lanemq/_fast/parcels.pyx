@@ -1,25 +1,30 @@
-# cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for the producer: packing messages, the body of a batch, receipts.
+# cython: language_level=3, boundscheck=True, wraparound=False, binding=False, cdivision=True
+"""Twins for the producer: packing messages, the inbox, the body of a batch, receipts.
 
-The references are in `client/send_packing.py`, `client/send_requests.py` and `client/send_outcomes.py`, with what
-everything means. These work on the caller's objects, so whatever a codec, an iterator or a key raises goes through.
+The references are in `client/send_packing.py`, `send_inbox.py`, `identity.py`, `send_requests.py` and
+`send_outcomes.py`, with what everything means. These work on the caller's objects, so whatever a codec, an iterator or
+a key raises goes through. A plain message writes its properties where they are read, which is in most cases into the
+body of a batch.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 from libc.stdint cimport int64_t, uint32_t
-from libc.stdio cimport snprintf
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy
 
 from lanemq._fast.bytes cimport lane_put16, lane_put32
 
 from lanemq._fast import references
+from lanemq._fast.submissions import SubmittedFuture, new_future
 
 cdef extern from *:
     const char *LANEMQ_SOURCES
     bint PyUnicode_IS_ASCII(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    object PyUnicode_New(Py_ssize_t size, int largest)
+    void *PyUnicode_DATA(object text)
 
 cdef const char *_pure = getenv(b"LANEMQ_PURE")
 if _pure != NULL and _pure[0] not in (0, 48):
@@ -30,10 +35,144 @@ SOURCES = LANEMQ_SOURCES.decode()
 cdef enum:
     BATCH_HEAD = 20
     BATCH_FRAME = 22
-    NUMBER_ROOM = 24
     MOST_PROPERTIES = 32767
     QUICK_TEXT = 8000
     PARCEL_OVERHEAD = 100
+    MOST_IN_LINE = 1024
+    TEXT_FRAME = 35
+
+cdef const char *BEFORE_KEY = b"__SHARDINGKEY\x01"
+cdef const char *BEFORE_ID = b"\x02UNIQ_KEY\x01"
+cdef const char *AFTER_ID = b"\x02WAIT\x01true\x02"
+cdef const char *HEX_DIGITS = b"0123456789ABCDEF"
+
+
+@cython.no_gc
+@cython.freelist(1024)
+cdef class QuickParcel:
+    """A `Parcel` with a key and nothing special; what is not in here is the same for all of them."""
+
+    cdef readonly bytes body
+    cdef readonly str key
+    cdef readonly str message_id
+    cdef readonly object ticket
+    cdef object _place
+    cdef readonly Py_ssize_t index
+    cdef readonly Py_ssize_t size
+
+    @property
+    def properties(self):
+        return f"__SHARDINGKEY\x01{self.key}\x02UNIQ_KEY\x01{self.message_id}\x02WAIT\x01true\x02"
+
+    @property
+    def sys_flag(self):
+        return 0
+
+    @property
+    def alone(self):
+        return False
+
+    @property
+    def told(self):
+        return False
+
+
+cdef inline QuickParcel _parcel(bytes body, str key, str message_id, ticket):
+    cdef QuickParcel parcel = QuickParcel.__new__(QuickParcel)
+    parcel.body, parcel.key, parcel.message_id, parcel.ticket = body, key, message_id, ticket
+    parcel.size = PyBytes_GET_SIZE(body) + PyUnicode_GET_LENGTH(key) + PyUnicode_GET_LENGTH(message_id)
+    parcel.size += TEXT_FRAME + PARCEL_OVERHEAD
+    return parcel
+
+
+cdef class MessageIds:
+    """Twin of `client.identity.MessageIds`."""
+
+    cdef bytes _prefix
+    cdef uint32_t _number
+
+    def __init__(self, str prefix not None, uint32_t first_block):
+        self._prefix = prefix.encode("ascii")
+        self._number = first_block << 12
+
+    def next(self):
+        return self.give()
+
+    cdef str give(self):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(self._prefix)
+        cdef uint32_t number = self._number
+        cdef int digit
+        cdef object text = PyUnicode_New(size + 8, 127)
+        cdef unsigned char *at = <unsigned char *>PyUnicode_DATA(text)
+        memcpy(at, PyBytes_AS_STRING(self._prefix), size)
+        for digit in range(7, -1, -1):
+            at[size + digit] = HEX_DIGITS[number & 15]
+            number >>= 4
+        self._number += 1
+        return <str>text
+
+
+cdef MessageIds _source(next_id):
+    """Whose `next` that is, to be asked without a call; None if it is something else."""
+    of = getattr(next_id, "__self__", None)
+    return of if type(of) is MessageIds and next_id == of.next else None
+
+
+cdef class Intake:
+    """Twin of `client.send_inbox.Intake`."""
+
+    cdef public dict places
+    cdef public bint open
+    cdef object _encode, _next_id, _make, _empty
+    cdef MessageIds _ids
+    cdef Py_ssize_t _most_body
+    cdef bint _as_it_is
+    cdef list _line
+
+    def __init__(self, encode, next_id, make, empty, Py_ssize_t most_body, bint as_it_is):
+        self.places = {}
+        self._line = []
+        self._encode, self._next_id, self._empty = encode, next_id, empty
+        self._make = new_future if make is SubmittedFuture else make
+        self._ids = _source(next_id)
+        self._most_body, self._as_it_is = most_body, as_it_is
+
+    def take(self, topic, key, value):
+        places = self.places.get(topic)
+        if places is None or not self.open or len(self._line) >= MOST_IN_LINE:
+            return None
+        place = (<dict>places).get(key)
+        if place is None:
+            place = places.find(key)
+        body = value if self._as_it_is and type(value) is bytes else self._encode(value)
+        if place is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._most_body:
+            return None
+        ticket = self._make()
+        message_id = self._ids.give() if self._ids is not None else self._next_id()
+        cdef QuickParcel parcel = _parcel(body, key, message_id, ticket)
+        parcel._place = place
+        self._line.append(parcel)
+        if not self.open:
+            self._empty()
+        return ticket
+
+    def __len__(self):
+        return len(self._line)
+
+    def take_out(self):
+        cdef list line = self._line, parcels = None
+        cdef dict placed = {}
+        cdef object last = None
+        cdef QuickParcel parcel
+        self._line = []
+        for parcel in line:
+            if parcel._place is not last:
+                last = parcel._place
+                parcels = placed.get(last)
+                if parcels is None:
+                    parcels = placed[last] = []
+            parcels.append(parcel)
+        return placed
 
 
 def pack_pairs(tools, source, ticket, Py_ssize_t index, list run not None, Py_ssize_t room):
@@ -42,6 +181,8 @@ def pack_pairs(tools, source, ticket, Py_ssize_t index, list run not None, Py_ss
     cdef Py_ssize_t most_messages = limits[0], most_body = limits[1], size
     cdef bint as_it_is = limits[2]
     cdef object errors = ticket.errors
+    cdef MessageIds ids = _source(next_id)
+    cdef QuickParcel parcel
     while len(run) < most_messages and not errors:
         message = next(source, nothing)
         if message is nothing:
@@ -52,14 +193,13 @@ def pack_pairs(tools, source, ticket, Py_ssize_t index, list run not None, Py_ss
         if type(key) is not str or not _is_good_key(key):
             return message, None, room
         body = value if as_it_is and type(value) is bytes else encode(value)
-        size = len(body)
+        if type(body) is not bytes:
+            return message, None, room
+        size = PyBytes_GET_SIZE(body)
         if size > most_body:
             refuse(size)
-        message_id = next_id()
-        text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
-        parcel = make(
-            body, text, message_id, key, 0, False, False, ticket, index, size + PyUnicode_GET_LENGTH(text) + PARCEL_OVERHEAD
-        )
+        parcel = _parcel(body, key, ids.give() if ids is not None else next_id(), ticket)
+        parcel.index = index
         index += 1
         room -= size
         if room < 0:
@@ -73,6 +213,36 @@ cdef inline bint _is_good_key(str key):
     return 0 < length <= QUICK_TEXT - 200 and "\x01" not in key and "\x02" not in key
 
 
+def sort_run(queue_of, run):
+    """Twin of `client.send_packing.sort_run`."""
+    cdef dict placed = {}, known = {}
+    cdef list parcels
+    for key, parcel in run:
+        parcels = known.get(key) if type(key) is str else None
+        if parcels is None:
+            parcels = placed.setdefault(queue_of(key), [])
+            if type(key) is str:
+                known[key] = parcels
+        parcels.append(parcel)
+    return placed
+
+
+def total_size(parcels):
+    """Twin of `client.send_requests.total_size`."""
+    cdef Py_ssize_t total = 0
+    for parcel in parcels:
+        total += (<QuickParcel>parcel).size if isinstance(parcel, QuickParcel) else parcel.size
+    return total
+
+
+def batch_weights(parcels, too_large):
+    """Twin of `client.send_requests.batch_weights`."""
+    return [
+        (<QuickParcel>parcel).size if isinstance(parcel, QuickParcel) else too_large if parcel.alone else parcel.size
+        for parcel in parcels
+    ]
+
+
 def batch_body(parcels, str stamp not None, sequence):
     """Twin of `client.send_requests.batch_body`."""
     body = _batch_body(parcels, stamp, sequence) if type(parcels) is tuple and 0 <= sequence < 1 << 60 else None
@@ -81,52 +251,102 @@ def batch_body(parcels, str stamp not None, sequence):
 
 cdef bytes _batch_body(tuple parcels, str stamp, int64_t sequence):
     """In two steps, the size first; None for what the reference has to look at."""
-    cdef Py_ssize_t stamp_size, text_size, size, total = 0, room = 0
+    cdef Py_ssize_t stamp_size, size, total = 0, i = 0
     cdef const char *stamp_text = PyUnicode_AsUTF8AndSize(stamp, &stamp_size)
-    cdef const char *text
-    cdef list bodies = [], texts = []
-    cdef unsigned char *at
-    cdef Py_ssize_t i
+    cdef list others = []
     for parcel in parcels:
-        body, properties = parcel.body, parcel.properties
-        if type(body) is not bytes or type(properties) is not str or not PyUnicode_IS_ASCII(properties):
+        size = _message_size(parcel, others, stamp_size + _digits(sequence + i) + 1)
+        if size < 0:
             return None
-        text_size = PyUnicode_GET_LENGTH(properties)
-        if text_size + stamp_size + NUMBER_ROOM > MOST_PROPERTIES:
-            return None
-        room += BATCH_FRAME + PyBytes_GET_SIZE(body) + text_size + stamp_size + NUMBER_ROOM
-        bodies.append(body)
-        texts.append(properties)
-    if room > 0x7FFFFFFF:
+        total += size
+        i += 1
+    if total > 0x7FFFFFFF:
         return None
-    cdef bytes scratch = PyBytes_FromStringAndSize(NULL, room)
-    cdef unsigned char *start = <unsigned char *>PyBytes_AS_STRING(scratch)
-    at = start
-    for i in range(len(bodies)):
-        body, properties = bodies[i], texts[i]
-        size = PyBytes_GET_SIZE(body)
-        text = PyUnicode_AsUTF8AndSize(properties, &text_size)
-        total = _put_message(at, PyBytes_AS_STRING(body), size, text, text_size, stamp_text, stamp_size, sequence + i)
-        at += total
-    return PyBytes_FromStringAndSize(<char *>start, at - start)
+    cdef bytes whole = PyBytes_FromStringAndSize(NULL, total)
+    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(whole)
+    cdef unsigned char *end
+    cdef bytes body
+    texts = iter(others)
+    for parcel in parcels:
+        if isinstance(parcel, QuickParcel):
+            body = (<QuickParcel>parcel).body
+            end = _put_quick_text(at + BATCH_FRAME + PyBytes_GET_SIZE(body), <QuickParcel>parcel)
+        else:
+            body = next(texts)
+            end = _put_text(at + BATCH_FRAME + PyBytes_GET_SIZE(body), next(texts))
+        end = _put_number(_put(end, stamp_text, stamp_size), sequence)
+        at = _put_frame(at, body, end)
+        sequence += 1
+    return whole
 
 
-cdef Py_ssize_t _put_message(unsigned char *at, const char *body, Py_ssize_t size, const char *text,
-                             Py_ssize_t text_size, const char *stamp, Py_ssize_t stamp_size, int64_t number) noexcept:
-    """The bytes written; the caller has made room."""
-    cdef unsigned char *properties = at + BATCH_FRAME + size
-    cdef Py_ssize_t length = text_size + stamp_size
-    memcpy(at + BATCH_HEAD, body, size)
-    memcpy(properties, text, text_size)
-    memcpy(properties + text_size, stamp, stamp_size)
-    length += snprintf(<char *>properties + length, NUMBER_ROOM, b"%lld\x02", <long long>number)
-    lane_put32(at, <uint32_t>(BATCH_FRAME + size + length))
+cdef Py_ssize_t _message_size(parcel, list others, Py_ssize_t stamp_size) except? -2:
+    """The bytes of one message in a batch, -1 for one that is not as usual. Keeps body and text of what is not quick."""
+    cdef Py_ssize_t text_size
+    if isinstance(parcel, QuickParcel):
+        body = (<QuickParcel>parcel).body
+        PyUnicode_AsUTF8AndSize((<QuickParcel>parcel).key, &text_size)
+        text_size += PyUnicode_GET_LENGTH((<QuickParcel>parcel).message_id) + TEXT_FRAME
+    else:
+        body, text = parcel.body, parcel.properties
+        if type(body) is not bytes or type(text) is not str or not PyUnicode_IS_ASCII(text):
+            return -1
+        text_size = PyUnicode_GET_LENGTH(text)
+        others += (body, text)
+    if text_size + stamp_size > MOST_PROPERTIES:
+        return -1
+    return BATCH_FRAME + PyBytes_GET_SIZE(body) + text_size + stamp_size
+
+
+cdef inline int _digits(int64_t number) noexcept:
+    cdef int count = 1
+    while number >= 10:
+        number //= 10
+        count += 1
+    return count
+
+
+cdef inline unsigned char *_put(unsigned char *at, const char *text, Py_ssize_t size) noexcept:
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexcept:
+    """In decimal, and the end of the property behind it."""
+    cdef unsigned char *end = at + _digits(number)
+    at = end
+    end[0] = 2
+    while True:
+        at -= 1
+        at[0] = <unsigned char>(48 + number % 10)
+        number //= 10
+        if number == 0:
+            return end + 1
+
+
+cdef inline unsigned char *_put_text(unsigned char *at, str text) except NULL:
+    cdef Py_ssize_t size
+    cdef const char *start = PyUnicode_AsUTF8AndSize(text, &size)
+    return _put(at, start, size)
+
+
+cdef unsigned char *_put_quick_text(unsigned char *at, QuickParcel parcel) except NULL:
+    """The properties without the stamp; the caller has made room."""
+    at = _put_text(_put(at, BEFORE_KEY, 14), parcel.key)
+    return _put(_put_text(_put(at, BEFORE_ID, 10), parcel.message_id), AFTER_ID, 11)
+
+
+cdef unsigned char *_put_frame(unsigned char *at, bytes body, unsigned char *end) noexcept:
+    """Everything but the properties, which are there already and reach to `end`."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    lane_put32(at, <uint32_t>(end - at))
     lane_put32(at + 4, 0)
     lane_put32(at + 8, 0)
     lane_put32(at + 12, 0)
     lane_put32(at + 16, <uint32_t>size)
-    lane_put16(at + BATCH_HEAD + size, <unsigned short>length)
-    return BATCH_FRAME + size + length
+    memcpy(at + BATCH_HEAD, PyBytes_AS_STRING(body), size)
+    lane_put16(at + BATCH_HEAD + size, <unsigned short>(end - at - BATCH_FRAME - size))
+    return end
 
 
 def receipts_of(parcels, make, queue, first_offset, stored, repeat):
@@ -146,4 +366,7 @@ def receipts_of(parcels, make, queue, first_offset, stored, repeat):
     return receipts, indexes, True
 
 
-TWINS = {each.__name__: each for each in (pack_pairs, batch_body, receipts_of)}
+TWINS = {
+    each.__name__: each
+    for each in (pack_pairs, sort_run, batch_body, receipts_of, total_size, batch_weights, MessageIds, Intake)
+}

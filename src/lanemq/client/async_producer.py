@@ -20,13 +20,24 @@ from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.routes import TopicRoute
 from lanemq.client.send_batch import AsyncBatch
 from lanemq.client.send_engine import SendEngine
+from lanemq.client.send_freezes import Frozen
+from lanemq.client.send_inbox import SendInbox
 from lanemq.client.send_packing import Choice, Many, Packer, QueueChooser, check_sendable, choice_of
 from lanemq.client.send_requests import Parcel, RequestBuilder, extras_of, heartbeat
 from lanemq.client.send_tickets import AwaitedCrowd, Crowd, LoopFuture
-from lanemq.client.send_work import SendRequest, Work, closed, not_reached
+from lanemq.client.send_work import (
+    CLOSE_SPARE_SECONDS,
+    HEARTBEAT_MILLIS,
+    TICK_SECONDS,
+    SendRequest,
+    Work,
+    buffer_full,
+    closed,
+    not_reached,
+)
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import Selector
-from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut
+from lanemq.model.errors import LaneError, LaneFrozen
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_addresses
 from lanemq.net.connection import Connection, open_connection
@@ -34,12 +45,6 @@ from lanemq.net.pool import ConnectionPool
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
-
-TICK_SECONDS = 0.2
-CLOSE_SPARE_SECONDS = 1.0
-HEARTBEAT_MILLIS = 30_000
-"""As in `producer`."""
-
 
 Run: TypeAlias = Sequence[tuple[str | int | None, Parcel]]
 
@@ -51,12 +56,16 @@ class AsyncProducer:
         self._clock = clock or SystemClock()
         self._client_id = new_client_id()
         self._options = producer_options(self._clock, self._client_id, **settings)
-        self._pool = ConnectionPool()
+        self._security = self._options.security
+        self._pool = ConnectionPool(security=self._security)
         self._routes = AsyncRoutes(parse_addresses(servers), self._pool, self._clock)
         self._packer = Packer(self._options)
         self._chooser = QueueChooser()
         builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
         self._engine = SendEngine(self._options, builder, self._clock)
+        self._inbox = SendInbox(self._options, self._packer, LoopFuture, self._empty_inbox)
+        self._take = self._inbox.take
+        self._unanswered = 0
         self._links: dict[str, Connection] = {}
         self._line = asyncio.Lock()
         self._in_line = 0
@@ -84,7 +93,7 @@ class AsyncProducer:
     ) -> Receipt:
         """Stores one message and returns where it is; raises when it is not known to be stored."""
         parcel = self._packer.one(value, key, extras_of(tag, keys, properties, delay_level))
-        future = self._future_of(parcel)
+        parcel.ticket = future = LoopFuture()
         await self._accept(topic, value, [(key, parcel)], choice_of(selector, arg, queue))
         return await future
 
@@ -104,11 +113,15 @@ class AsyncProducer:
     ) -> asyncio.Future[Receipt]:
         """Takes its place in line; the future says how it ended. Waits only for a route or a full buffer.
 
-        If it fails, the lane is frozen: what was submitted behind it fails with `LaneFrozen`, and so does what
-        comes later, until `resume`.
+        If it fails, its key is frozen: what was submitted of that key behind it fails with `LaneFrozen`, and so
+        does what comes later, until `resume` or `drop`. Other keys go on.
         """
+        if not (tag or keys or properties or delay_level or selector) and queue is None and type(key) is str:
+            taken: LoopFuture | None = self._take(topic, key, value)
+            if taken is not None:
+                return taken
         parcel = self._packer.one(value, key, extras_of(tag, keys, properties, delay_level))
-        future = self._future_of(parcel)
+        parcel.ticket = future = LoopFuture()
         parcel.told = False
         try:
             await self._accept(topic, value, [(key, parcel)], choice_of(selector, arg, queue))
@@ -136,7 +149,7 @@ class AsyncProducer:
     async def send_many(self, topic: str, messages: Many) -> list[Receipt]:
         """Stores all messages, those of a key in the order given; the fast way for more than a few.
 
-        Raises the error of the first message that failed; nothing behind it in its queue is stored, others of the
+        Raises the error of the first message that failed; nothing behind it of its key is stored, others of the
         call may be. No more messages are read after a failure.
         """
         crowd = AwaitedCrowd()
@@ -153,6 +166,7 @@ class AsyncProducer:
             crowd.close(count)
             return await crowd.wait()
         finally:
+            self._empty_inbox()
             self._engine.call_ended(crowd)
 
     def batch(self, topic: str) -> AsyncBatch:
@@ -163,6 +177,7 @@ class AsyncProducer:
 
     async def flush(self) -> None:
         """Waits until everything accepted so far is settled, one way or the other; not for what comes later."""
+        self._empty_inbox()
         self._post(self._engine.hurry())
         mark = self._engine.mark()
         await self._wait_until(lambda: mark.settled)
@@ -170,14 +185,22 @@ class AsyncProducer:
     async def resume(
         self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None
     ) -> None:
-        """Opens the frozen lane of a key (or a queue) again; without either, all frozen lanes of the topic."""
-        route = await self._route(topic)
-        if key is None and queue is None:
-            queues: Sequence[MessageQueue] = route.publish
-        else:
-            queues = [self._chooser.choose(route, None, key, Choice(queue=queue))]
-        for each in queues:
-            self._engine.resume(each)
+        """Opens a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
+        route, everywhere = await self._route(topic), key is None and queue is None
+        chosen = None if everywhere else self._chooser.choose(route, None, key, Choice(queue=queue))
+        self._empty_inbox()
+        self._engine.resume(topic, None if key is None else str(key), chosen)
+
+    def drop(self, topic: str, *, key: str | int) -> int:
+        """Gives up what waits of a key, and opens the key; how many messages. What is under way is settled as usual."""
+        self._empty_inbox()
+        outcomes = self._engine.drop(topic, str(key))
+        self._finish(Work(outcomes=outcomes))
+        return sum(len(outcome.parcels) for outcome in outcomes)
+
+    def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
+        """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
+        return self._engine.frozen(topic)
 
     async def close(self) -> None:
         """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and tasks."""
@@ -207,11 +230,6 @@ class AsyncProducer:
 
     # inside: taking parcels in
 
-    def _future_of(self, parcel: Parcel) -> asyncio.Future[Receipt]:
-        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        parcel.ticket = LoopFuture(future)
-        return future
-
     async def _route(self, topic: str) -> TopicRoute:
         return self._routes.cached(topic) or await self._routes.get(check_sendable(topic), provisional=True)
 
@@ -220,12 +238,14 @@ class AsyncProducer:
             raise closed()
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._empty_inbox()
         size = sum([parcel.size for _, parcel in run])
         route = self._routes.cached(topic)
         if self._in_line == 0 and route is not None and self._has_space(size):
             self._offer(route, value, run, choice)
             return
         self._in_line += 1
+        self._adjust_inbox()
         try:
             async with self._line:
                 route = await self._route(topic)
@@ -233,6 +253,7 @@ class AsyncProducer:
                 self._offer(route, value, run, choice)
         finally:
             self._in_line -= 1
+            self._adjust_inbox()
 
     def _offer(self, route: TopicRoute, value: object, run: Run, choice: Choice | None) -> None:
         if self._closing:
@@ -244,10 +265,25 @@ class AsyncProducer:
             queue = self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
             stamps, creates = route.is_lane(queue.broker), route.provisional
             lanes = [self._engine.offer(queue, (parcel,), checks_stamps=stamps, creates=creates, hurry=parcel.told)]
+        self._inbox.know(route)
         for lane in lanes:
             self._post(self._engine.pump(lane))
             if self._engine.needs_keeper(lane):
                 self._wake.set()
+
+    def _empty_inbox(self) -> None:
+        """Gives what `submit` left there its place. Before anything that may not pass it."""
+        if self._inbox:
+            work, wake = self._inbox.place_all(self._engine)
+            if wake:
+                self._wake.set()
+            self._post(work.requests)
+            self._finish(work)
+
+    def _adjust_inbox(self) -> None:
+        """After anything that changes what it depends on; nobody passes those who stand in line."""
+        is_usual = not self._in_line and not self._closing
+        self._inbox.adjust(is_usual and self._unanswered > 0, self._engine.buffered_bytes)
 
     def _has_space(self, size: int) -> bool:
         return self._engine.buffered_bytes + size <= self._options.buffer_bytes
@@ -259,10 +295,7 @@ class AsyncProducer:
             async with asyncio.timeout(self._options.timeout):
                 await self._wait_until(lambda: self._has_space(size) or self._closing)
         except TimeoutError:
-            raise RequestTimedOut(
-                f"the buffer of {self._options.buffer_bytes} bytes stayed full for {self._options.timeout:g} s: "
-                f"the broker is slower than this producer"
-            ) from None
+            raise buffer_full(self._options.buffer_bytes, self._options.timeout) from None
 
     async def _wait_until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -275,9 +308,13 @@ class AsyncProducer:
         # The engine's deadlines come first; this one only keeps a connection from remembering forever.
         patience = self._options.timeout + 60
         for request in requests:
+            self._unanswered += 1
             self._links[request.broker].post(request.command, partial(self._replied, request), patience)
+        self._adjust_inbox()
 
     def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        self._unanswered -= 1
+        self._empty_inbox()
         work = self._engine.replied(request, reply, error)
         self._post(work.requests)
         self._finish(work)
@@ -310,6 +347,8 @@ class AsyncProducer:
                     pause = TICK_SECONDS
 
     def _look_after(self, dials: asyncio.TaskGroup) -> None:
+        self._empty_inbox()
+        self._inbox.forget_old(self._routes.cached)
         work = self._engine.tick()
         self._post(work.requests)
         self._finish(work)
@@ -335,7 +374,8 @@ class AsyncProducer:
     async def _dial(self, broker: str, topic: str) -> None:
         try:
             route = await self._routes.get(topic, provisional=True)
-            link = await open_connection(route.master(broker), on_lost=partial(self._lost, broker))
+            lost = partial(self._lost, broker)
+            link = await open_connection(route.master(broker), on_lost=lost, security=self._security)
         except Exception as error:  # noqa: BLE001 - whatever it was: not told, the broker would never be dialled again
             self._routes.stale(topic)
             self._engine.dial_failed(broker, not_reached(broker, error))

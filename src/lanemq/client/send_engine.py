@@ -4,24 +4,35 @@ No sockets, threads or tasks here: parcels, replies and a clock come in, request
 shells carry them. Per queue there is a `SendLane` (core), which owns the order; this file gives it parcels,
 turns its batches into requests, and translates replies, lost connections and deadlines into its events.
 
-After a failure that cannot be retried a lane is frozen: what was sent behind the failed message must not pass
-it. If everybody concerned is told before they can send anything else (they wait, or the messages have no key),
-the lane opens again by itself, for a call that sends many when that call ends; otherwise it waits for `resume`.
+What a failure closes, and when that opens again, is `send_freezes`; here the other keys of the queue go on.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
+from lanemq.client.known_brokers import KnownBroker, KnownBrokers
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.routes import TopicRoute
+from lanemq.client.send_freezes import Freezes, Frozen, frozen_of
 from lanemq.client.send_history import SendHistory
-from lanemq.client.send_outcomes import NotStored, Outcome, doubtful, failed_outcomes, forgotten, stored_outcomes
-from lanemq.client.send_requests import Parcel, RequestBuilder
+from lanemq.client.send_outcomes import (
+    NotStored,
+    Outcome,
+    doubtful,
+    dropped,
+    failed_outcomes,
+    forgotten,
+    stored_outcomes,
+    without,
+)
+from lanemq.client.send_requests import Parcel, RequestBuilder, batch_weights, total_size
 from lanemq.client.send_tickets import Crowd
-from lanemq.client.send_work import EngineLane, KnownBroker, Mark, SendRequest, Work
+from lanemq.client.send_work import EngineLane, Mark, SendRequest, Work
 from lanemq.clock import Clock
-from lanemq.core.send_lane import Failed, SendBatch, SendError, SendLane, SendOptions
-from lanemq.model.errors import BrokerReadOnly, BrokerRefused, Closed, LaneError, LaneFrozen, SequenceGap
+from lanemq.core.send_batch import Failed, SendBatch, SendError
+from lanemq.core.send_lane import SendLane, SendOptions
+from lanemq.model.errors import BrokerReadOnly, BrokerRefused, Closed, LaneError, MessageRefused, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.wire.codes import STORED_CODES, error_for
@@ -32,9 +43,7 @@ log = logging.getLogger(__name__)
 
 FIRST_EPOCH = Epoch(1)
 _NEVER = Millis(2**62)
-
-DIAL_BACKOFF_MILLIS = (0, 50, 100, 200, 500, 1000)
-"""How long to wait before the next attempt to connect, by failures in a row; the last one repeats."""
+_KEY_OF = attrgetter("key")
 
 
 class SendEngine:
@@ -48,9 +57,8 @@ class SendEngine:
         self._lanes: dict[MessageQueue, EngineLane] = {}
         # In the order in which they became active, so that a run can be repeated exactly.
         self._active: dict[EngineLane, None] = {}
-        self._brokers: dict[str, KnownBroker] = {}
-        # Frozen lanes that wait for the end of a call.
-        self._held: dict[EngineLane, None] = {}
+        self._brokers = KnownBrokers()
+        self._freezes = Freezes(clock)
         self.buffered_bytes = 0
 
     # parcels in
@@ -66,12 +74,8 @@ class SendEngine:
     ) -> EngineLane:
         """Gives the parcels their places. `LaneFrozen` if nothing may be sent there; nothing has changed then."""
         lane = self._lanes.get(queue) or self._open_lane(queue, checks_stamps)
-        if lane.sender.frozen is not None:
-            self._concern(lane, parcels)
-            raise LaneFrozen(
-                f"an earlier message to queue {queue} failed ({lane.last_error or lane.sender.frozen.value}): "
-                f"decide what to do about it, then call resume({queue.topic!r}, key=...)"
-            )
+        if lane.freeze is not None or lane.frozen_keys:
+            self._freezes.check_open(lane, parcels)
         now, lane.creates = self._clock.now(), creates
         if hurry:
             lane.linger_until = 0
@@ -92,29 +96,26 @@ class SendEngine:
             total = parcel.size
             lane.sender.offer(parcel, too_large if parcel.alone else total, now=now)
         else:
-            lane.sender.offer_all(parcels, [too_large if each.alone else each.size for each in parcels], now=now)
-            total = sum([parcel.size for parcel in parcels])
+            lane.sender.offer_all(parcels, batch_weights(parcels, too_large), now=now)
+            total = total_size(parcels)
         lane.gathered += len(parcels)
         lane.gathered_bytes += total
         self.buffered_bytes += total
 
     def offer_all(self, placed: Mapping[MessageQueue, Sequence[Parcel]], route: TopicRoute) -> list[EngineLane]:
-        """All parcels of a run, or none: `LaneFrozen` if one of the lanes is."""
+        """All parcels of a run, or none: `LaneFrozen` if one of them may not be sent."""
         for queue, parcels in placed.items():
             lane = self._lanes.get(queue)
-            if lane is not None and lane.sender.frozen is not None:
-                self.offer(queue, parcels, checks_stamps=lane.checks_stamps)  # says why, and raises
+            if lane is not None and (lane.freeze is not None or lane.frozen_keys):
+                self._freezes.check_open(lane, parcels)
         return [
             self.offer(queue, parcels, checks_stamps=route.is_lane(queue.broker), creates=route.provisional)
             for queue, parcels in placed.items()
         ]
 
     def call_ended(self, crowd: Crowd) -> None:
-        """Its caller knows what became of the messages now; lanes that were frozen for that open again."""
-        crowd.over = True
-        for lane in tuple(self._held):
-            lane.waits_for.discard(crowd)
-            self._reopen(lane)
+        """Its caller knows what became of the messages now; what was frozen for that opens again."""
+        self._freezes.call_ended(crowd)
 
     def pump(self, lane: EngineLane) -> list[SendRequest]:
         """What may go out on this lane now."""
@@ -131,8 +132,9 @@ class SendEngine:
             requests.append(self._request(lane, batch, now))
             if batch.attempt == 1:
                 lane.repeats = False
+                lane.recovering = max(0, lane.recovering - len(batch.messages))
                 lane.gathered -= len(batch.messages)
-                lane.gathered_bytes -= sum([parcel.size for parcel in batch.messages])
+                lane.gathered_bytes -= total_size(batch.messages)
         return requests
 
     def _may_send(self, lane: EngineLane) -> bool:
@@ -143,7 +145,7 @@ class SendEngine:
         """
         options = self._options
         full = lane.gathered >= options.max_batch_messages or lane.gathered_bytes >= options.max_batch_bytes
-        if not full and not lane.repeats:
+        if not full and not lane.repeats and not lane.recovering:
             if lane.linger_until and self._clock.now() >= lane.linger_until:
                 lane.linger_until = 0
             if lane.linger_until or lane.under_way or not lane.gathered:
@@ -174,15 +176,13 @@ class SendEngine:
             problem = error_for(reply.code, reply.remark) if reply is not None else error
             assert problem is not None
             self._refused(lane, request, problem, reply, work)
-        self._reopen(lane)
+        self._go_on(lane)
         work.requests += self.pump(lane)
-        if lane.sender.idle:
-            self._active.pop(lane, None)
+        self._retire(lane)
         return work
 
     def connected(self, broker: str) -> list[SendRequest]:
-        state = self._brokers[broker]
-        state.connected, state.dialing, state.failures = True, False, 0
+        self._brokers[broker].has_connected()
         return [request for lane in self._lanes_of(broker) for request in self.pump(lane)]
 
     def disconnected(self, broker: str) -> None:
@@ -190,11 +190,7 @@ class SendEngine:
         self._brokers[broker].connected = False
 
     def dial_failed(self, broker: str, error: LaneError) -> None:
-        state = self._brokers[broker]
-        state.failures += 1
-        state.dialing = False
-        wait = DIAL_BACKOFF_MILLIS[min(state.failures, len(DIAL_BACKOFF_MILLIS) - 1)]
-        state.dial_at = self._clock.now() + wait
+        self._brokers[broker].has_failed(self._clock.now())
         for lane in self._lanes_of(broker):
             lane.last_error = error
 
@@ -202,30 +198,22 @@ class SendEngine:
 
     def tick(self) -> Work:
         """Deadlines, waits that are over, requests that nobody answers."""
-        work, now = Work(), self._clock.now()
+        work, now, request_millis = Work(), self._clock.now(), self._options.request_timeout * 1000
         for lane in tuple(self._active):
             failed = lane.sender.expire(now=now)
             if failed is not None:
-                lane.under_way.clear()
+                lane.forget_requests()
                 self._give_up(lane, failed, lane.last_error, work)
-                self._reopen(lane)
-            if self._is_unanswered(lane, now) and lane.queue.broker not in work.hang_up:
+                self._go_on(lane)
+            if lane.is_overdue(now, request_millis) and lane.queue.broker not in work.hang_up:
                 work.hang_up.append(lane.queue.broker)
             work.requests += self.pump(lane)
-            if lane.sender.idle:
-                self._active.pop(lane, None)
+            self._retire(lane)
         return work
 
     def to_dial(self) -> list[tuple[str, str]]:
         """Brokers to connect to now, each with a topic whose route knows it. `connected` or `dial_failed` follows."""
-        now = self._clock.now()
-        dial: list[tuple[str, str]] = []
-        for name in {lane.queue.broker for lane in self._active}:
-            broker = self._brokers[name]
-            if not broker.connected and not broker.dialing and broker.dial_at <= now:
-                broker.dialing = True
-                dial.append((name, broker.topic))
-        return dial
+        return self._brokers.to_dial({lane.queue.broker for lane in self._active}, self._clock.now())
 
     def next_wake(self) -> int | None:
         """When `tick` and `to_dial` have something to do, if nothing happens before. Deadlines are not in it."""
@@ -243,16 +231,37 @@ class SendEngine:
 
     # people
 
-    def resume(self, queue: MessageQueue) -> bool:
-        """Opens a frozen lane; false if it was not frozen."""
-        lane = self._lanes.get(queue)
-        if lane is None or lane.sender.frozen is None:
-            return False
-        self._open_again(lane)
-        return True
+    def resume(self, topic: str, key: str | None = None, queue: MessageQueue | None = None) -> bool:
+        """Opens the queue (without one, all of the topic) if it is frozen as a whole, and its keys, or only that key.
 
-    def frozen(self) -> list[MessageQueue]:
-        return [queue for queue, lane in self._lanes.items() if lane.sender.frozen is not None]
+        A key is opened wherever it is frozen. False if nothing of all this was frozen.
+        """
+        freezes, lanes = self._freezes, self._lanes_with(topic)
+        chosen = lanes if queue is None else [lane for lane in lanes if lane.queue == queue]
+        opened = [freezes.open_queue(lane) for lane in chosen]
+        opened += [freezes.open_key(lane, key) for lane in (chosen if key is None else lanes)]
+        return any(opened)
+
+    def drop(self, topic: str, key: str) -> list[Outcome]:
+        """Gives up everything of the key that waits, and opens it; what is under way is settled as usual."""
+        outcomes: list[Outcome] = []
+        for lane in self._lanes_with(topic):
+            self._freezes.open_key(lane, key)
+            parcels = lane.sender.withdraw(key)
+            if not parcels:
+                continue
+            self.buffered_bytes -= total_size(parcels)
+            if self._history.on:
+                self._history.dropped(lane.queue, parcels)
+            outcomes.append(NotStored(parcels, dropped(lane.queue, key)))
+            lane.gather_anew()
+            self._retire(lane)
+        return outcomes
+
+    def frozen(self, topic: str | None = None) -> list[Frozen]:
+        """Everything that is closed: keys, and queues as a whole."""
+        lanes = self._lanes.values() if topic is None else self._lanes_with(topic)
+        return [each for lane in lanes for each in frozen_of(lane)]
 
     @property
     def is_idle(self) -> bool:
@@ -268,7 +277,7 @@ class SendEngine:
         for lane in self._active:
             left = lane.sender.expire(now=_NEVER)
             if left is not None:
-                outcomes.append(NotStored((*left.unknown, *left.blocked), closed))
+                outcomes.append(NotStored(left.everything, closed))
         self._active.clear()
         return outcomes
 
@@ -277,13 +286,20 @@ class SendEngine:
     def _open_lane(self, queue: MessageQueue, checks_stamps: bool) -> EngineLane:
         window = self._options.window if checks_stamps else 1
         options = SendOptions(window, Millis(round(self._options.timeout * 1000)))
-        lane = EngineLane(queue, checks_stamps, SendLane(options, epoch=FIRST_EPOCH))
+        lane = EngineLane(queue, checks_stamps, SendLane(options, epoch=FIRST_EPOCH, key_of=_KEY_OF))
         self._lanes[queue] = lane
         self._brokers.setdefault(queue.broker, KnownBroker(queue.topic))
         return lane
 
     def _lanes_of(self, broker: str) -> list[EngineLane]:
         return [lane for lane in self._active if lane.queue.broker == broker]
+
+    def _lanes_with(self, topic: str) -> list[EngineLane]:
+        return [lane for queue, lane in self._lanes.items() if queue.topic == topic]
+
+    def _retire(self, lane: EngineLane) -> None:
+        if lane.sender.idle:
+            self._active.pop(lane, None)
 
     def _request(self, lane: EngineLane, batch: SendBatch[Parcel], now: Millis) -> SendRequest:
         before = lane.built.get(batch.first_sequence)
@@ -304,9 +320,13 @@ class SendEngine:
             return
         lane.under_way.pop(request.batch.first_sequence, None)
         lane.built.pop(request.batch.first_sequence, None)
-        parcels = request.batch.messages
-        self.buffered_bytes -= sum([parcel.size for parcel in parcels])
-        for outcome in stored_outcomes(parcels, lane.queue, reply):
+        parcels, given_up = request.batch.messages, request.batch.given_up
+        outcomes = stored_outcomes(parcels, lane.queue, reply)
+        if given_up:
+            outcomes = without(outcomes, given_up)
+            parcels = tuple(parcel for outcome in outcomes for parcel in outcome.parcels)
+        self.buffered_bytes -= total_size(parcels)
+        for outcome in outcomes:
             if self._history.on:
                 self._history.stored(lane.queue, outcome.parcels, outcome.first_offset)
             work.outcomes.append(outcome)
@@ -319,77 +339,49 @@ class SendEngine:
         lane.last_error = problem
         if isinstance(problem, BrokerRefused) and problem.stale_route:
             work.stale_topics.append(lane.queue.topic)
-        kind = _kind_of(problem)
+        kind = _kind_of(problem, reply)
+        if kind is SendError.REFUSED:
+            lane.built.pop(request.batch.first_sequence, None)  # it is taken apart, if it goes out again at all
         failed = lane.sender.failed(request.batch, kind, now=self._clock.now())
+        lane.forget_answered()
         if failed is None:
-            lane.under_way.clear()
-            lane.repeats = True  # all of them will be sent again, from the first
-        elif kind is SendError.GAP and reply is not None and reply.ext.get(LANE_EXPECTED) == "0":
-            if request.batch.attempt == 1:
-                self._start_over(lane, failed)
-            else:
-                self._give_up(lane, doubtful(failed), forgotten(lane.queue), work)
-                lane.under_way.clear()
-        else:
-            if isinstance(problem, BrokerReadOnly):
-                failed = doubtful(failed)
-            self._give_up(lane, failed, problem, work)
-            for sequence in [each for each in lane.under_way if each >= request.batch.first_sequence]:
-                del lane.under_way[sequence]
+            lane.repeats = True
+            return
+        if kind is SendError.FORGOTTEN:
+            problem = forgotten(lane.queue)
+        elif isinstance(problem, BrokerReadOnly):
+            failed = doubtful(failed)
+        self._give_up(lane, failed, problem, work)
 
-    def _start_over(self, lane: EngineLane, failed: Failed[Parcel]) -> None:
-        """The broker does not know this producer any more, and refused everything that was under way.
-
-        The first batch was sent only once, and with it all behind it: nothing of them is stored, so all of it may
-        go out again under a new epoch, from sequence 0. An attempt before could have been stored and forgotten.
-        """
-        log.warning("queue %s: the broker has forgotten this producer, starting a new epoch", lane.queue)
-        lane.under_way.clear()
-        lane.built.clear()
-        lane.sender.resume()
-        parcels = (*failed.refused, *failed.unknown, *failed.blocked)
-        lane.gathered = lane.gathered_bytes = 0
-        self.buffered_bytes -= sum([parcel.size for parcel in parcels])
-        self._place(lane, parcels, self._clock.now())
+    def _go_on(self, lane: EngineLane) -> None:
+        """After a failure: other keys under a new epoch, or the queue again if everybody knows of it."""
+        if lane.sender.must_renew:
+            lane.recovering += lane.sender.renew()
+            lane.forget_requests()
+            lane.gather_anew()
+            log.info("queue %s: %d messages go out again, in a new epoch", lane.queue, lane.recovering)
+        if lane.freeze is not None:
+            self._freezes.reopen(lane)
 
     def _give_up(self, lane: EngineLane, failed: Failed[Parcel], reason: LaneError | None, work: Work) -> None:
-        parcels = (*failed.refused, *failed.unknown, *failed.blocked)
+        parcels = failed.everything
         log.warning("queue %s: %d messages not stored: %s", lane.queue, len(parcels), reason or failed.error.value)
-        self.buffered_bytes -= sum([parcel.size for parcel in parcels])
+        self.buffered_bytes -= total_size(parcels)
         if self._history.on:
             self._history.given_up(lane.queue, failed)
-        work.outcomes += failed_outcomes(lane.queue, failed, reason, self._options.timeout)
-        self._concern(lane, parcels)
-        lane.gathered = lane.gathered_bytes = 0
-
-    def _concern(self, lane: EngineLane, parcels: Sequence[Parcel]) -> None:
-        lane.concern(parcels)
-        if lane.waits_for:
-            self._held[lane] = None
-
-    def _reopen(self, lane: EngineLane) -> None:
-        if lane.may_reopen:
-            self._open_again(lane)
-
-    def _open_again(self, lane: EngineLane) -> None:
-        lane.sender.resume()
-        lane.waits_for.clear()
-        lane.needs_resume = False
-        self._held.pop(lane, None)
-        lane.repeats = False
-        lane.under_way.clear()
-        lane.built.clear()
-        lane.last_error = None
-
-    def _is_unanswered(self, lane: EngineLane, now: Millis) -> bool:
-        """A broker that does not check stamps would store a repetition twice: there, only patience helps."""
-        if not lane.checks_stamps or not lane.under_way:
-            return False
-        oldest = min(request.sent_at for request in lane.under_way.values())
-        return now - oldest >= self._options.request_timeout * 1000
+        outcomes = failed_outcomes(lane.queue, failed, reason, self._options.timeout)
+        self._freezes.given_up(lane, outcomes)
+        work.outcomes += outcomes
+        lane.gather_anew()
 
 
-def _kind_of(problem: LaneError) -> SendError:
+def _kind_of(problem: LaneError, reply: Command | None) -> SendError:
+    """Whose fault it is: of the moment, of the message, or of the queue."""
     if problem.retriable:
         return SendError.RETRY
-    return SendError.GAP if isinstance(problem, SequenceGap) else SendError.FATAL
+    if isinstance(problem, MessageRefused):
+        return SendError.REFUSED
+    if isinstance(problem, SequenceGap):
+        forgot = reply is not None and reply.ext.get(LANE_EXPECTED) == "0"
+        return SendError.FORGOTTEN if forgot else SendError.GAP
+    return SendError.FATAL

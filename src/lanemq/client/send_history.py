@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lanemq.client.send_requests import Parcel
-from lanemq.core.send_lane import Failed
+from lanemq.core.send_batch import Failed
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
 
@@ -26,7 +26,14 @@ class SendHistory:
             self._history.acked(queue.topic, parcel.key or "", parcel.message_id, queue.queue_id, offset)
 
     def given_up(self, queue: MessageQueue, failed: Failed[Parcel]) -> None:
-        for parcel in failed.unknown:
+        for parcel in (*failed.unknown, *failed.behind):
             self._history.send_unknown(queue.topic, parcel.key or "", parcel.message_id)
-        for parcel in (*failed.refused, *failed.blocked):
-            self._history.send_failed(queue.topic, parcel.key or "", parcel.message_id)
+        for parcel in (*failed.refused, *failed.unsent, *failed.blocked):
+            self._failed(queue, parcel)
+
+    def dropped(self, queue: MessageQueue, parcels: Sequence[Parcel]) -> None:
+        for parcel in parcels:
+            self._failed(queue, parcel)
+
+    def _failed(self, queue: MessageQueue, parcel: Parcel) -> None:
+        self._history.send_failed(queue.topic, parcel.key or "", parcel.message_id)

@@ -1,15 +1,15 @@
 """What became of parcels, and the words in which their senders are told."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from lanemq._fast import compiled
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_requests import Parcel
-from lanemq.client.send_tickets import Crowd
-from lanemq.core.send_lane import Failed, SendError
-from lanemq.model.errors import LaneError, LaneFrozen, RequestTimedOut, SequenceGap
+from lanemq.client.send_tickets import FEW, Crowd, SubmittedFuture, Ticket
+from lanemq.core.send_batch import Failed, SendError
+from lanemq.model.errors import Dropped, LaneError, LaneFrozen, RequestTimedOut, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.wire.command import Command
@@ -29,16 +29,15 @@ class Stored:
     repeat: bool
 
     def tell(self) -> None:
-        parcels = self.parcels
-        crowd = parcels[0].ticket
-        receipts, indexes, shared = receipts_of(
-            parcels, Receipt, self.queue, self.first_offset, self.stored, self.repeat
-        )
-        if shared and isinstance(crowd, Crowd):
-            crowd.stored_all(indexes, receipts)
-            return
-        for parcel, receipt in zip(parcels, receipts, strict=True):
-            parcel.ticket.stored(parcel.index, receipt)
+        parcels, crowd = self.parcels, self.parcels[0].ticket
+        facts = Receipt, self.queue, self.first_offset, self.stored, self.repeat
+        if isinstance(crowd, Crowd):
+            receipts, indexes, shared = receipts_of(parcels, *facts)
+            if shared:
+                crowd.stored_all(indexes, receipts)
+                return
+        for ticket, index, receipt in settle(parcels, *facts):
+            ticket.stored(index, receipt)
 
 
 @compiled
@@ -57,6 +56,26 @@ def receipts_of(
     ]
     ticket = parcels[0].ticket
     return receipts, [parcel.index for parcel in parcels], all([parcel.ticket is ticket for parcel in parcels])
+
+
+@compiled
+def settle(
+    parcels: Sequence[Parcel],
+    make: type[Receipt],
+    queue: MessageQueue,
+    first_offset: int,
+    stored: StoredAs,
+    repeat: bool,
+) -> list[tuple[Ticket, int, Receipt]]:
+    """Ends the futures at which nobody looks, in one go; who is still to be told, and what."""
+    rest: list[tuple[Ticket, int, Receipt]] = []
+    with FEW:
+        for offset, parcel in enumerate(parcels, first_offset):
+            receipt = make(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
+            ticket = parcel.ticket
+            if type(ticket) is not SubmittedFuture or not ticket.end_unseen(receipt):
+                rest.append((ticket, parcel.index, receipt))
+    return rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +108,46 @@ def stored_outcomes(parcels: Sequence[Parcel], queue: MessageQueue, reply: Comma
     ]
 
 
+def without(outcomes: Sequence[Stored], given_up: Collection[int]) -> list[Stored]:
+    """The same, but nobody hears again of the messages that were given up before the answer came."""
+    left: list[Stored] = []
+    index = 0
+    for outcome in outcomes:
+        for place, parcel in enumerate(outcome.parcels):
+            offset = outcome.first_offset + place if outcome.first_offset >= 0 else -1
+            if index not in given_up:
+                left.append(Stored((parcel,), outcome.queue, offset, outcome.stored, outcome.repeat))
+            index += 1
+    return left
+
+
 def failed_outcomes(
     queue: MessageQueue, failed: Failed[Parcel], reason: LaneError | None, seconds: float
 ) -> list[NotStored]:
-    """What each parcel's sender is told when a lane gives up. `reason` is the last error heard of, if any."""
-    outcomes = []
+    """What each parcel's sender is told, the root of it first. `reason` is the last error heard of, if any."""
     if failed.error is SendError.TOO_LATE:
         why = f"; the last problem was: {reason}" if reason is not None else ""
         late = f"no answer for queue {queue} within {seconds:g} s"
         unknown: LaneError = RequestTimedOut(f"{late}: the message may be stored or not{why}")
         unsent: LaneError = RequestTimedOut(f"{late}: the message was not sent{why}")
-        blocked = _frozen(queue, unknown) if failed.unknown else unsent
+        roots = ((failed.unknown, unknown), (failed.unsent, unsent))
     else:
-        blocked = _frozen(queue, reason)
+        problem = reason or _queue_frozen(queue, None)
         # Doubt about the first of them is the reason itself; otherwise they were sent behind a refused one.
-        unknown = blocked if failed.refused or reason is None else reason
-    if failed.refused:
-        outcomes.append(NotStored(failed.refused, reason or _frozen(queue, None)))
-    if failed.unknown:
-        outcomes.append(NotStored(failed.unknown, unknown))
-    if failed.blocked:
-        outcomes.append(NotStored(failed.blocked, blocked))
-    return outcomes
+        behind = _queue_frozen(queue, reason) if failed.refused else problem
+        roots = ((failed.refused, problem), (failed.unknown, behind))
+    told = [NotStored(parcels, error) for parcels, error in roots if parcels]
+    if failed.error in (SendError.FATAL, SendError.GAP):
+        return [*told, NotStored(failed.blocked, _queue_frozen(queue, reason))] if failed.blocked else told
+    return told + _behind_their_keys(queue, (*failed.behind, *failed.blocked), told)
+
+
+def _behind_their_keys(queue: MessageQueue, parcels: Sequence[Parcel], roots: Sequence[NotStored]) -> list[NotStored]:
+    reasons = {parcel.key: outcome.error for outcome in reversed(roots) for parcel in outcome.parcels}
+    by_key: dict[str | None, list[Parcel]] = {}
+    for parcel in parcels:
+        by_key.setdefault(parcel.key, []).append(parcel)
+    return [NotStored(of_key, _key_frozen(queue, key, reasons.get(key))) for key, of_key in by_key.items()]
 
 
 def doubtful(failed: Failed[Parcel]) -> Failed[Parcel]:
@@ -126,5 +163,13 @@ def forgotten(queue: MessageQueue) -> SequenceGap:
     )
 
 
-def _frozen(queue: MessageQueue, reason: LaneError | None) -> LaneFrozen:
+def dropped(queue: MessageQueue, key: str) -> Dropped:
+    return Dropped(f"not sent: it waited for queue {queue}, and key {key!r} was dropped")
+
+
+def _queue_frozen(queue: MessageQueue, reason: LaneError | None) -> LaneFrozen:
     return LaneFrozen(f"not sent, because an earlier message to queue {queue} failed: {reason}")
+
+
+def _key_frozen(queue: MessageQueue, key: str | None, reason: LaneError | None) -> LaneFrozen:
+    return LaneFrozen(f"not stored, because an earlier message of key {key!r} to queue {queue} failed: {reason}")

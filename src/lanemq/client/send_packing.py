@@ -6,13 +6,14 @@ broker takes. Afterwards a message holds a sequence number, and a failure would 
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 
 from lanemq._fast import compiled
 from lanemq.client.codec import BytesCodec, JsonCodec, codec_named
-from lanemq.client.identity import MessageIds
+from lanemq.client.identity import new_message_ids
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.routes import TopicRoute
 from lanemq.client.send_requests import (
@@ -85,6 +86,8 @@ def pack_pairs(
         if type(key) is not str or not 0 < len(key) <= MOST_QUICK_KEY or "\x01" in key or "\x02" in key:
             return message, None, room
         body = value if as_it_is and type(value) is bytes else encode(value)
+        if type(body) is not bytes:
+            return message, None, room
         size = len(body)
         if size > most_body:
             refuse(size)
@@ -105,13 +108,14 @@ class Packer:
 
     def __init__(self, options: ProducerOptions) -> None:
         codec = codec_named(options.codec)
-        self._encode = codec.encode
-        self._next_id = MessageIds().next
+        self.encode = codec.encode
+        self.next_id = new_message_ids().next
         self._max_body_bytes = options.max_body_bytes
         self._compress_above = options.compress_above
-        as_it_is = type(codec) in (BytesCodec, JsonCodec)
-        limits = RUN_MESSAGES, options.max_body_bytes, as_it_is
-        self._tools: Tools = self._encode, self._next_id, self._refuse_large, Parcel, NOTHING, limits
+        self.as_it_is = type(codec) in (BytesCodec, JsonCodec)
+        """The codec leaves bytes alone."""
+        limits = RUN_MESSAGES, options.max_body_bytes, self.as_it_is
+        self._tools: Tools = self.encode, self.next_id, self._refuse_large, Parcel, NOTHING, limits
 
     def one(self, value: object, key: str | int | None, extras: Extras) -> Parcel:
         """A parcel of its own: it may be compressed or delayed."""
@@ -131,10 +135,10 @@ class Packer:
         index: int = 0,
     ) -> Parcel:
         """A parcel that may share a batch."""
-        body = self._encode(value)
+        body = self.encode(value)
         if len(body) > self._max_body_bytes:
             self._refuse_large(len(body))
-        message_id = self._next_id()
+        message_id = self.next_id()
         text = key if key is None or isinstance(key, str) else str(key)
         properties = properties_text(text, message_id, extras)
         size = len(body) + len(properties) + PARCEL_OVERHEAD
@@ -191,6 +195,23 @@ def choice_of(selector: Selector | None, arg: object, queue: int | MessageQueue 
     return None if selector is None and queue is None else Choice(selector, arg, queue)
 
 
+@compiled
+def sort_run(
+    queue_of: Callable[[str | int | None], MessageQueue], run: Iterable[Keyed]
+) -> dict[MessageQueue, list[Parcel]]:
+    """The parcels by queue; a key that is text is asked for once."""
+    placed: dict[MessageQueue, list[Parcel]] = {}
+    known: dict[str, list[Parcel]] = {}
+    for key, parcel in run:
+        parcels = known.get(key) if type(key) is str else None
+        if parcels is None:
+            parcels = placed.setdefault(queue_of(key), [])
+            if type(key) is str:
+                known[key] = parcels
+        parcels.append(parcel)
+    return placed
+
+
 class QueueChooser:
     """Which queue a message goes to."""
 
@@ -235,20 +256,9 @@ class QueueChooser:
         known[key] = queue
         return queue
 
-    def sort_out(
-        self, route: TopicRoute, run: Iterable[tuple[str | int | None, Parcel]]
-    ) -> dict[MessageQueue, list[Parcel]]:
+    def sort_out(self, route: TopicRoute, run: Iterable[Keyed]) -> dict[MessageQueue, list[Parcel]]:
         """The parcels of a run by queue, in order. All queues are chosen before any parcel takes its place."""
-        placed: dict[MessageQueue, list[Parcel]] = {}
-        known: dict[str, list[Parcel]] = {}
-        for key, parcel in run:
-            parcels = known.get(key) if type(key) is str else None
-            if parcels is None:
-                parcels = placed.setdefault(self.by_key(route, key), [])
-                if type(key) is str:
-                    known[key] = parcels
-            parcels.append(parcel)
-        return placed
+        return sort_run(partial(self.by_key, route), run)
 
     def _check_not_moving(self, route: TopicRoute) -> None:
         """A topic that comes into being on some of several brokers changes its list of queues, and keys move."""

@@ -5,7 +5,7 @@ RocketMQ's own producer sets, and LaneMQ adds one, the stamp. Requests are built
 sends the same bytes, or the broker could not recognise it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -62,6 +62,17 @@ class Parcel(msgspec.Struct, gc=False):
 
 
 PARCEL_OVERHEAD = 100
+
+
+@compiled
+def total_size(parcels: Iterable[Parcel]) -> int:
+    return sum([parcel.size for parcel in parcels])
+
+
+@compiled
+def batch_weights(parcels: Iterable[Parcel], too_large: int) -> list[int]:
+    """What each takes of a batch. One that cannot share is declared larger than a batch: it then travels alone."""
+    return [too_large if parcel.alone else parcel.size for parcel in parcels]
 
 
 class Extras(msgspec.Struct, frozen=True):

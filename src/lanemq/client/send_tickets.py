@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Protocol
 
+from lanemq._fast import compiled
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError
 
@@ -64,10 +65,11 @@ class WaitingThread:
         return self._receipt
 
 
-_few = threading.Lock()
+FEW = threading.Lock()
 """Guards the moment in which a future gets its condition or its result."""
 
 
+@compiled
 class SubmittedFuture(Future[Receipt]):
     """A future that costs little as long as nobody waits for it.
 
@@ -87,7 +89,7 @@ class SubmittedFuture(Future[Receipt]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._made is None:
-            with _few:
+            with FEW:
                 if self._made is None:
                     self._waiters = []
                     self._done_callbacks: list[object] = []
@@ -104,11 +106,17 @@ class SubmittedFuture(Future[Receipt]):
         receipt: Receipt | None = self._result
         return super().result(timeout) if receipt is None else receipt
 
+    def end_unseen(self, receipt: Receipt) -> bool:
+        """For whoever holds the lock. False if somebody looks: a waiter, or a callback, has to be told then."""
+        if self._made is not None:
+            return False
+        self._state = "FINISHED"
+        self._result = receipt
+        return True
+
     def stored(self, index: int, receipt: Receipt) -> None:
-        with _few:
-            if self._made is None:  # nobody looked yet: no waiter, no callback
-                self._state = "FINISHED"
-                self._result = receipt
+        with FEW:
+            if self.end_unseen(receipt):
                 return
         self.set_result(receipt)
 
@@ -116,21 +124,16 @@ class SubmittedFuture(Future[Receipt]):
         self.set_exception(error)
 
 
-class LoopFuture:
-    """The asyncio twin; a waiter that was cancelled is not told."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, future: asyncio.Future[Receipt]) -> None:
-        self.future = future
+class LoopFuture(asyncio.Future[Receipt]):
+    """The asyncio counterpart; a waiter that was cancelled is not told."""
 
     def stored(self, index: int, receipt: Receipt) -> None:
-        if not self.future.done():
-            self.future.set_result(receipt)
+        if not self.done():
+            self.set_result(receipt)
 
     def failed(self, index: int, error: LaneError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self.done():
+            self.set_exception(error)
 
 
 class Crowd(ABC):

@@ -7,13 +7,24 @@ from dataclasses import dataclass, field
 from lanemq.client.send_outcomes import Outcome
 from lanemq.client.send_requests import Parcel
 from lanemq.client.send_tickets import Crowd
-from lanemq.core.send_lane import SendBatch, SendLane
-from lanemq.model.errors import Closed, ConnectFailed, LaneError
+from lanemq.core.frozen_keys import Freeze, FrozenKeys
+from lanemq.core.send_batch import SendBatch
+from lanemq.core.send_lane import SendLane
+from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+"""How exact deadlines are. Idle ticks cost nothing worth counting; waking the keeper for every send would."""
+
+CLOSE_SPARE_SECONDS = 1.0
+"""How long `close` waits beyond the deadline of the youngest message: the keeper is not that exact."""
+
+HEARTBEAT_MILLIS = 30_000
+"""RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,16 +52,7 @@ class Work:
     """Brokers that do not answer: close the connection, which sends everything again over a new one."""
 
 
-@dataclass(slots=True)
-class KnownBroker:
-    """What the engine knows of a connection; the shell makes and ends it."""
-
-    topic: str
-    """One whose route knows the broker."""
-    connected: bool = False
-    failures: int = 0
-    dialing: bool = False
-    dial_at: int = 0
+NO_WORK = Work()
 
 
 @dataclass(slots=True, eq=False)
@@ -75,25 +77,34 @@ class EngineLane:
     """Its newest route is provisional: the topic comes into being by the first message."""
     accepted: int = 0
     """How many messages it was ever given."""
-    waits_for: set[Crowd] = field(default_factory=set)
-    """Frozen, and these calls have not ended: their callers do not know it yet."""
-    needs_resume: bool = False
-    """Frozen, and somebody may send on without knowing it: only a person opens the lane."""
+    recovering: int = 0
+    """So many of those that wait were sent before, in an epoch that is over; they do not wait for company."""
+    freeze: Freeze[Crowd] | None = None
+    """The whole queue is frozen; the same time as `sender.frozen`."""
+    frozen_keys: FrozenKeys[Crowd] = field(default_factory=FrozenKeys)
 
-    def concern(self, parcels: Iterable[Parcel]) -> None:
-        """These were given up or turned away: notes who must hear of it before anything may pass them."""
-        for parcel in parcels:
-            if parcel.told or parcel.key is None:
-                continue
-            if not isinstance(parcel.ticket, Crowd):
-                self.needs_resume = True
-            elif not parcel.ticket.over:
-                self.waits_for.add(parcel.ticket)
+    def gather_anew(self) -> None:
+        """Messages left the middle of the line, or came back to it."""
+        waiting = self.sender.waiting()
+        self.gathered = len(waiting)
+        self.gathered_bytes = sum([parcel.size for parcel in waiting])
+        self.recovering = min(self.recovering, self.gathered)
 
-    @property
-    def may_reopen(self) -> bool:
-        """Frozen, but everybody concerned was told, and nothing is unanswered."""
-        return self.sender.frozen is not None and not (self.needs_resume or self.waits_for) and self.sender.idle
+    def forget_answered(self) -> None:
+        """Requests that no answer is expected for are under way no more."""
+        flying = self.sender.in_flight()
+        self.under_way = {first: request for first, request in self.under_way.items() if first in flying}
+
+    def forget_requests(self) -> None:
+        """The epoch is over, and with it all its requests."""
+        self.under_way.clear()
+        self.built.clear()
+
+    def is_overdue(self, now: Millis, request_millis: float) -> bool:
+        """A broker that does not check stamps would store a repetition twice: there, only patience helps."""
+        if not self.checks_stamps or not self.under_way:
+            return False
+        return now - min(request.sent_at for request in self.under_way.values()) >= request_millis
 
 
 class Mark:
@@ -105,6 +116,12 @@ class Mark:
     @property
     def settled(self) -> bool:
         return all(lane.accepted - lane.sender.open_span >= accepted for lane, accepted in self._lanes)
+
+
+def buffer_full(size: int, seconds: float) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"the buffer of {size} bytes stayed full for {seconds:g} s: the broker is slower than this producer"
+    )
 
 
 def closed() -> Closed:

@@ -1,29 +1,35 @@
 """The messages of one producer for one queue, on their way to the broker.
 
-Rule: they are stored in the order of `offer`, through time-outs, refusals and reconnects.
+Rule: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and
+nothing of a key is stored behind a message of it that failed.
 
-- Every message gets its sequence number at the offer, once. A batch keeps its messages and numbers for life,
-  so what is sent again is byte for byte what was sent before, and a broker that knows it answers "stored".
+- Every message gets a sequence number, and what is sent again has the number it had (`send_batch`), so a broker
+  that knows it answers "stored".
 - At most `window` batches are unanswered. With window 1 a later batch cannot pass an unanswered earlier one:
   that is the setting for a broker that does not check sequences (Apache RocketMQ). A LaneMQ broker refuses
   gaps, which makes larger windows safe, on one connection: batches behind a failed one are refused, and all
   of them are sent again in order.
-- A message that will not be stored, or of which nobody can tell, freezes the lane: nothing behind it may pass.
-  `resume` opens a new epoch with sequences from 0, since the old epoch's numbers have a hole now. The broker
-  fences the old epoch, so a straggler still in some buffer can no longer be stored behind newer messages.
+- A refused batch is taken apart, and its messages are tried alone: only the guilty one fails.
+- What fails leaves a hole in the epoch's numbers. Its key is given up with everything of it that waits. Other keys
+  wait until every batch is accounted for: what came before the hole is stored, and what was sent behind it is
+  refused as a gap, which proves that it is not stored. Then they go on under a new epoch, with numbers from 0;
+  it fences the old one, so a straggler in some buffer can no longer be stored behind newer messages.
+- A failure that concerns the whole queue freezes the lane until `resume`.
 
 It does not know connections or answers' encodings; the shell translates those to the calls below.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from itertools import accumulate, islice, repeat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, repeat, takewhile
 from typing import Final, Generic, TypeVar
 
+from lanemq.core.open_span import LeftOut
 from lanemq.core.retry_policy import Backoff
+from lanemq.core.send_batch import Entry, Failed, SendBatch, SendError, SentBatch
+from lanemq.core.sent_window import SentWindow
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 
@@ -48,66 +54,19 @@ class SendOptions:
             )
 
 
-class SendError(Enum):
-    """Why a batch was not acknowledged."""
-
-    RETRY = "may succeed later"
-    """Busy, timed out, connection lost: nobody knows, or not now."""
-    GAP = "the broker misses an earlier message"
-    """Expected behind a failed batch; a reason to freeze when everything earlier was acknowledged."""
-    FATAL = "will never be stored"
-    """The message is illegal, or the producer is fenced."""
-    TOO_LATE = "not acknowledged within the delivery timeout"
-
-
-@dataclass(frozen=True, slots=True)
-class SendBatch(Generic[M]):
-    """One request: these messages with sequences first_sequence, first_sequence + 1, ... of this epoch."""
-
-    epoch: Epoch
-    first_sequence: int
-    messages: tuple[M, ...]
-    size: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed(Generic[M]):
-    """Messages that are given up, with the reason; the lane is frozen behind them.
-
-    `unknown` may or may not be stored. `blocked` were never sent and are certainly not.
-    """
-
-    error: SendError
-    refused: tuple[M, ...] = ()
-    unknown: tuple[M, ...] = ()
-    blocked: tuple[M, ...] = ()
-
-
-@dataclass(slots=True)
-class _Sent(Generic[M]):
-    first_sequence: int
-    messages: tuple[M, ...]
-    size: int
-    deadline: Millis
-    """Of its first message, which is the oldest."""
-    attempt: int = 0
-    in_flight: bool = False
-    sent_first: bool = False
-    """Everything earlier was acknowledged when it was sent last, so a gap cannot come from an open retry."""
-
-
 class SendLane(Generic[M]):
-    """One queue's lane of one producer."""
+    """One queue's lane of one producer. Messages whose `key_of` is None have no order among them to keep."""
 
-    def __init__(self, options: SendOptions, *, epoch: Epoch) -> None:
+    def __init__(self, options: SendOptions, *, epoch: Epoch, key_of: Callable[[M], str | None]) -> None:
         self._options = options
         self._epoch = epoch
+        self._key_of = key_of
         self._next_sequence = 0
-        # (message, size, deadline), in the order of their sequences.
-        self._pending: deque[tuple[M, int, Millis]] = deque()
-        # Batches sent at least once and not acknowledged, ascending by sequence; all before `_pending`.
-        self._unanswered: deque[_Sent[M]] = deque()
+        # In the order of their sequences.
+        self._pending: deque[Entry[M]] = deque()
+        # All of it before `_pending`.
+        self._sent: SentWindow[M] = SentWindow(options.window, key_of)
+        self._left_out = LeftOut()
         self._failures = 0
         self._retry_at: Millis | None = None
         self._frozen: SendError | None = None
@@ -118,25 +77,41 @@ class SendLane(Generic[M]):
 
     @property
     def frozen(self) -> SendError | None:
+        """Why nothing at all may be offered; frozen keys are not known here."""
         return self._frozen
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is unanswered."""
-        return not self._pending and not self._unanswered
+        return not self._pending and not self._sent
 
     @property
     def open_span(self) -> int:
-        """How many were offered since the oldest that is neither acknowledged nor given up, itself included."""
-        if self._unanswered:
-            return self._next_sequence - self._unanswered[0].first_sequence
-        return len(self._pending)
+        """How many were offered since the oldest that is neither acknowledged nor given up, itself included.
+
+        It may be larger for a while after messages were given up, never smaller.
+        """
+        oldest = self._oldest()
+        return self._next_sequence - oldest + self._left_out.since(oldest)
+
+    @property
+    def must_renew(self) -> bool:
+        """Every batch is accounted for after a failure: `renew`, and go on."""
+        return self._sent.has_hole and self._frozen is None and self._sent.all_clear
+
+    def waiting(self) -> list[M]:
+        """What was never sent, or goes out again under a new epoch."""
+        return [message for message, _, _ in self._pending]
+
+    def in_flight(self) -> set[int]:
+        """First sequences of the batches that an answer is expected for."""
+        return {batch.first_sequence for batch in self._sent.in_flight()}
 
     def offer(self, message: M, size: int, *, now: Millis) -> int:
-        """Queue a message; its sequence number in the present epoch.
+        """Queue a message; its sequence number in the present epoch, as long as nothing before it fails.
 
         Raises:
-            LaneFrozen: an earlier message failed; nothing may pass it before `resume`.
+            LaneFrozen: the lane is frozen; nothing may be sent before `resume`.
         """
         if self._frozen is not None:
             raise self._refusal(self._frozen)
@@ -161,13 +136,14 @@ class SendLane(Generic[M]):
         if self._retry_at is not None and now < self._retry_at:
             return None
         self._retry_at = None
-        again = next((batch for batch in self._unanswered if not batch.in_flight), None)
+        sent = self._sent
+        again = sent.to_repeat() if sent else None
         if again is not None:
-            return self._send(again)
-        if not self._pending or len(self._unanswered) >= self._options.window:
+            return self._send(again) if sent.may_go(again) else None
+        if not self._pending or len(sent) >= self._options.window or sent.has_hole:
             return None
         fresh = self._cut(max_count, max_bytes)
-        self._unanswered.append(fresh)
+        sent.append(fresh)
         return self._send(fresh)
 
     def acknowledged(self, batch: SendBatch[M]) -> bool:
@@ -178,54 +154,83 @@ class SendLane(Generic[M]):
         found = self._find(batch)
         if found is None:
             return False
-        self._unanswered.remove(found)
+        self._sent.remove(found)
         self._failures = 0
         return True
 
     def failed(self, batch: SendBatch[M], error: SendError, *, now: Millis) -> Failed[M] | None:
-        """The batch was not acknowledged; what is given up for that, or None when it will be retried."""
+        """The batch was not acknowledged; what is given up for that, or None when all of it will be sent again."""
         found = self._find(batch)
         if found is None or found.attempt != batch.attempt or not found.in_flight:
             return None  # an answer to an attempt that was already counted as lost
-        if error is SendError.RETRY or (error is SendError.GAP and not found.sent_first):
-            self._back_off(now)
-            return None
+        match error:
+            case SendError.RETRY:
+                self._back_off(now)
+                return None
+            case SendError.GAP | SendError.FORGOTTEN:
+                return self._missing(found, error, now)
+            case SendError.REFUSED:
+                return self._refused(found)
         return self._freeze(found, error)
 
     def connection_lost(self, *, now: Millis) -> None:
         """Every batch in flight is unanswered for good; all go out again, in order, from the first."""
-        if any(batch.in_flight for batch in self._unanswered):
+        if self._sent.in_flight():
             self._back_off(now)
 
     def expire(self, *, now: Millis) -> Failed[M] | None:
-        """Give up when the oldest message has waited longer than the delivery timeout."""
+        """Give up what has waited longer than the delivery timeout, and what is under way together with it."""
         deadline = self._deadline()
         if deadline is None or now < deadline:
             return None
-        unknown = _all(batch.messages for batch in self._unanswered)
-        self._unanswered.clear()
-        return self._give_up(SendError.TOO_LATE, unknown=unknown)
+        unknown: tuple[M, ...] = ()
+        if self._sent:
+            unknown = self._sent.lose(lambda batch: not self._sent.is_clear(batch))
+            if self._frozen is None:
+                self.renew()
+        lost = self._give_up(SendError.TOO_LATE, unknown=unknown)
+        late = tuple([message for message, _, _ in takewhile(lambda entry: entry[2] <= now, self._pending)])
+        for _ in late:
+            self._pending.popleft()
+        self._shorten(len(late))
+        left = self._give_up(SendError.TOO_LATE, unsent=late)
+        return replace(left, unknown=unknown, behind=lost.behind, blocked=(*lost.blocked, *left.blocked))
 
     def next_deadline(self) -> Millis | None:
         """When to call `expire` and `take_batch` again, if nothing happens before."""
         times = [time for time in (self._deadline(), self._retry_at) if time is not None]
         return min(times, default=None)
 
+    def renew(self) -> int:
+        """Goes on behind a hole, in a new epoch; how many messages go out again."""
+        oldest, before = self._oldest(), self._next_sequence
+        again = self._sent.start_anew()
+        self._pending.extendleft(reversed(again))
+        self._left_out.renumbered(oldest)
+        self._begin_epoch()
+        self._left_out.leave(before - oldest - self._next_sequence, next_sequence=self._next_sequence)
+        return len(again)
+
+    def withdraw(self, key: str) -> tuple[M, ...]:
+        """Give up everything of the key that waits; what is under way is settled as if nothing had happened."""
+        return (*self._sent.withdraw(key), *self._take_from_line({key}))
+
     def resume(self) -> Epoch:
-        """Go on after a freeze, in a new epoch with sequences from 0.
+        """Go on after a freeze of the whole lane, in a new epoch with sequences from 0.
 
         Raises:
             UsageError: batches from before the failure are unanswered; the new epoch would fence them out.
         """
-        if self._unanswered:
+        if self._frozen is None:
+            return self._epoch
+        if self._sent:
             raise UsageError("earlier batches are unanswered: resume after they were acknowledged or given up")
-        if self._frozen is not None:
-            self._epoch = Epoch(self._epoch + 1)
-            self._next_sequence = 0
-            self._frozen = None
-            self._failures = 0
-            self._retry_at = None
-        return self._epoch
+        self._frozen = None
+        self._left_out.clear()
+        self._sent.start_anew()
+        return self._begin_epoch()
+
+    # inside: what goes out
 
     def _refusal(self, frozen: SendError) -> LaneFrozen:
         return LaneFrozen(
@@ -233,53 +238,109 @@ class SendLane(Generic[M]):
             f"decide what to do about it, then resume the lane"
         )
 
-    def _send(self, batch: _Sent[M]) -> SendBatch[M]:
+    def _send(self, batch: SentBatch[M]) -> SendBatch[M]:
         batch.attempt += 1
         batch.in_flight = True
-        batch.sent_first = self._unanswered[0] is batch
-        return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt)
+        batch.sent_first = self._sent.first is batch
+        return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt, batch.given_up)
 
-    def _cut(self, max_count: int, max_bytes: int) -> _Sent[M]:
+    def _cut(self, max_count: int, max_bytes: int) -> SentBatch[M]:
         pending = self._pending
         first = self._next_sequence - len(pending)
-        sizes = list(accumulate([size for _, size, _ in islice(pending, max_count)]))
-        count = bisect_right(sizes, max_bytes) or 1
+        ends = list(accumulate([size for _, size, _ in islice(pending, max_count)]))
+        count = bisect_right(ends, max_bytes) or 1
         deadline = pending[0][2]
         messages = tuple([pending.popleft()[0] for _ in range(count)])
-        return _Sent(first, messages, sizes[count - 1], deadline)
+        return SentBatch(first, messages, ends, deadline)
 
-    def _find(self, batch: SendBatch[M]) -> _Sent[M] | None:
-        if batch.epoch != self._epoch:
-            return None
-        return next((sent for sent in self._unanswered if sent.first_sequence == batch.first_sequence), None)
+    def _find(self, batch: SendBatch[M]) -> SentBatch[M] | None:
+        return self._sent.find(batch) if batch.epoch == self._epoch else None
+
+    # inside: what went wrong
 
     def _back_off(self, now: Millis) -> None:
-        for batch in self._unanswered:
-            batch.in_flight = False
+        self._sent.land()
         self._failures += 1
         self._retry_at = Millis(now + self._options.backoff.delay(self._failures))
 
-    def _freeze(self, refused: _Sent[M], error: SendError) -> Failed[M]:
-        # Earlier batches are innocent and stay; what was sent behind the refused one may be stored or not.
-        behind: list[_Sent[M]] = []
-        while self._unanswered[-1] is not refused:
-            behind.insert(0, self._unanswered.pop())
-        self._unanswered.pop()
-        unknown = _all(batch.messages for batch in behind)
-        return self._give_up(error, refused=refused.messages, unknown=unknown)
+    def _missing(self, found: SentBatch[M], error: SendError, now: Millis) -> Failed[M] | None:
+        sent = self._sent
+        if sent.is_behind_hole(found):
+            found.in_flight = found.doubt = False
+        elif sent.waits_before(found):
+            found.in_flight = False
+        elif not found.sent_first:
+            self._back_off(now)
+        elif error is SendError.GAP:
+            return self._freeze(found, error)
+        elif not found.doubt:
+            # Sent once and refused, and with it all behind it: nothing of them is stored.
+            found.in_flight = False
+            sent.tear_at(found.first_sequence)
+        else:
+            unknown = sent.lose(lambda batch: batch.doubt)
+            return self._give_up(error, unknown=unknown, after=found.first_sequence)
+        return None
 
-    def _give_up(self, error: SendError, *, refused: tuple[M, ...] = (), unknown: tuple[M, ...] = ()) -> Failed[M]:
-        blocked = tuple(message for message, _, _ in self._pending)
+    def _refused(self, found: SentBatch[M]) -> Failed[M] | None:
+        found.in_flight = False
+        if len(found.messages) > 1:
+            self._sent.take_apart(found)
+            return None
+        guilty = self._sent.lose(lambda batch: batch is found)
+        return self._give_up(SendError.REFUSED, refused=guilty, after=found.first_sequence) if guilty else None
+
+    def _give_up(
+        self,
+        error: SendError,
+        *,
+        refused: tuple[M, ...] = (),
+        unknown: tuple[M, ...] = (),
+        unsent: tuple[M, ...] = (),
+        after: int = -1,
+    ) -> Failed[M]:
+        """With them goes everything of their keys that was offered behind them."""
+        keys = {key for message in (*refused, *unknown, *unsent) if (key := self._key_of(message)) is not None}
+        behind, clear = self._sent.bar(keys, after)
+        return Failed(error, refused, unknown, unsent, behind, (*clear, *self._take_from_line(keys)))
+
+    def _take_from_line(self, keys: set[str]) -> list[M]:
+        gone = [message for message in self.waiting() if self._key_of(message) in keys] if keys else []
+        if gone:
+            self._pending = deque(entry for entry in self._pending if self._key_of(entry[0]) not in keys)
+            self._shorten(len(gone))
+        return gone
+
+    def _freeze(self, refused: SentBatch[M], error: SendError) -> Failed[M]:
+        """Nothing may be sent any more. Batches before the refused one are innocent and stay."""
+        unknown, clear = self._sent.stop_at(refused)
+        blocked = (*clear, *self.waiting())
         self._pending.clear()
         self._frozen = error
-        return Failed(error, refused, unknown, blocked)
+        return Failed(error, refused.left(), unknown, blocked=blocked)
+
+    def _begin_epoch(self) -> Epoch:
+        self._epoch = Epoch(self._epoch + 1)
+        self._next_sequence = len(self._pending)
+        self._failures = 0
+        self._retry_at = None
+        return self._epoch
+
+    # inside: who stands where
+
+    def _oldest(self) -> int:
+        """The number of the oldest open message, or of the next one."""
+        if self._sent:
+            return self._sent.first.first_sequence
+        return self._next_sequence - len(self._pending)
+
+    def _shorten(self, count: int) -> None:
+        """So many that waited have left; nothing of them was sent, so their numbers are free."""
+        self._next_sequence -= count
+        self._left_out.leave(count, next_sequence=self._next_sequence)
 
     def _deadline(self) -> Millis | None:
         """Of the oldest message."""
-        if self._unanswered:
-            return self._unanswered[0].deadline
+        if self._sent:
+            return self._sent.first.deadline
         return self._pending[0][2] if self._pending else None
-
-
-def _all(parts: Iterable[tuple[M, ...]]) -> tuple[M, ...]:
-    return tuple(message for part in parts for message in part)

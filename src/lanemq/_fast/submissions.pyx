@@ -1,0 +1,139 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, binding=False
+"""Twins of the futures that `submit` hands out, and of what settles them.
+
+The references are in `client/send_tickets.py` and `client/send_outcomes.py`. A future makes its receipt when somebody
+asks. What the references guard with a lock takes place in one go here: nothing in between runs Python code, so no
+other thread does.
+"""
+
+import threading
+from concurrent.futures import Future
+
+from cpython.object cimport PyObject, PyTypeObject
+from libc.stdint cimport int64_t
+from libc.stdlib cimport getenv
+
+cdef extern from *:
+    const char *LANEMQ_SOURCES
+    bint PyObject_GC_IsTracked(object one)
+    void PyObject_GC_Track(PyObject *one)
+    void PyObject_GC_UnTrack(void *one)
+    int PyObject_GenericSetAttr(object one, object name, object value) except -1
+
+cdef const char *_pure = getenv(b"LANEMQ_PURE")
+if _pure != NULL and _pure[0] not in (0, 48):
+    raise ImportError("LANEMQ_PURE is set")
+
+SOURCES = LANEMQ_SOURCES.decode()
+
+cdef tuple NO_ARGUMENTS = ()
+
+
+cdef class Submission:
+    """The part of a future that costs something; whoever looks before the end gets the condition made.
+
+    The garbage collector would look at all futures that a caller keeps, again and again. They hold nothing that could
+    refer back, so it gets to know them only when somebody gives them a callback or an attribute.
+    """
+
+    cdef public object _made
+    cdef public object _state
+    cdef public object _exception
+    cdef public object _waiters
+    cdef public object _done_callbacks
+    cdef object _receipt
+    cdef tuple _facts
+    cdef str _message_id, _key
+    cdef int64_t _offset
+
+    def __cinit__(self):
+        self._state = "PENDING"
+
+    def __init__(self):
+        pass
+
+    def __setattr__(self, str name, value):
+        if not PyObject_GC_IsTracked(self):
+            PyObject_GC_Track(<PyObject *>self)
+        PyObject_GenericSetAttr(self, name, value)
+
+    @property
+    def _condition(self):
+        if self._made is None:
+            condition = threading.Condition()
+            if not PyObject_GC_IsTracked(self):
+                PyObject_GC_Track(<PyObject *>self)
+            if self._made is None:
+                self._waiters = []
+                self._done_callbacks = []
+                self._made = condition
+        return self._made
+
+    @property
+    def _result(self):
+        if self._receipt is None and self._facts is not None:
+            make, queue, stored, repeat = self._facts
+            self._receipt = make(queue, self._offset, self._message_id, self._key, stored, repeat)
+        return self._receipt
+
+    @_result.setter
+    def _result(self, receipt):
+        self._receipt = receipt
+
+    def cancel(self):
+        return False
+
+    def done(self):
+        return self._state == "FINISHED"
+
+    def result(self, timeout=None):
+        receipt = self._result
+        return Future.result(self, timeout) if receipt is None else receipt
+
+    def end_unseen(self, receipt):
+        if self._made is not None:
+            return False
+        self._state = "FINISHED"
+        self._receipt = receipt
+        return True
+
+    def stored(self, index, receipt):
+        if not self.end_unseen(receipt):
+            self.set_result(receipt)
+
+    def failed(self, index, error):
+        self.set_exception(error)
+
+
+class SubmittedFuture(Submission, Future):
+    """Twin of `client.send_tickets.SubmittedFuture`."""
+
+
+def new_future():
+    """Without the calls that a type makes for its arguments, and unknown to the garbage collector."""
+    future = (<PyTypeObject *>SubmittedFuture).tp_new(SubmittedFuture, <PyObject *>NO_ARGUMENTS, NULL)
+    PyObject_GC_UnTrack(<void *>future)
+    return future
+
+
+def settle(parcels, make, queue, first_offset, stored, repeat):
+    """Twin of `client.send_outcomes.settle`."""
+    cdef list rest = []
+    cdef tuple facts = (make, queue, stored, repeat)
+    cdef int64_t offset = first_offset
+    cdef Submission future
+    for parcel in parcels:
+        ticket = parcel.ticket
+        if isinstance(ticket, Submission) and (<Submission>ticket)._made is None:
+            future = <Submission>ticket
+            future._key, future._message_id = parcel.key, parcel.message_id
+            future._offset = offset
+            future._facts = facts
+            future._state = "FINISHED"
+        else:
+            rest.append((ticket, parcel.index, make(queue, offset, parcel.message_id, parcel.key, stored, repeat)))
+        offset += 1
+    return rest
+
+
+TWINS = {each.__name__: each for each in (settle, SubmittedFuture)}

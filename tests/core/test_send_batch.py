@@ -1,0 +1,30 @@
+"""Messages keep their numbers, together and alone."""
+
+from lanemq.core.send_batch import ALONE, Failed, SendError, SentBatch
+from lanemq.model.units import Millis
+
+
+def batch() -> SentBatch[str]:
+    return SentBatch(7, ("a", "b", "c"), [10, 30, 35, 99], Millis(500), attempt=2, doubt=True, given_up={1})
+
+
+def test_messages_taken_apart_keep_their_numbers_and_their_doubt() -> None:
+    parts = batch().alone()
+    assert [(part.first_sequence, part.messages) for part in parts] == [(7, ("a",)), (8, ("b",)), (9, ("c",))]
+    assert [part.is_given_up for part in parts] == [False, True, False]
+    assert all(part.doubt and part.attempt == 2 and part.size == ALONE for part in parts)
+    assert not any(part.in_flight for part in parts)
+
+
+def test_what_was_given_up_is_left_out() -> None:
+    assert batch().left() == ("a", "c")
+    assert list(batch().entries()) == [("a", 10, 500), ("c", 5, 500)]
+
+
+def test_its_size_is_that_of_its_own_messages() -> None:
+    assert batch().size == 35
+
+
+def test_everything_that_failed_is_there_once() -> None:
+    failed = Failed(SendError.FATAL, ("a",), ("b",), ("c",), ("d",), ("e",))
+    assert failed.everything == ("a", "b", "c", "d", "e")

@@ -1,0 +1,123 @@
+"""Compiled twins of what `submit` does per message give what their references give."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fast.both import needs_twins, outcome, same
+
+from lanemq._fast import references, twins
+from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.client.routes import TopicRoute
+from lanemq.client.send_inbox import MOST_MESSAGES, Places
+from lanemq.client.send_requests import PARCEL_OVERHEAD, Parcel
+from lanemq.client.send_tickets import UNHEARD, SubmittedFuture, WaitingCrowd
+from lanemq.model.queue import MessageQueue
+
+pytestmark = needs_twins
+
+KEYS = st.sampled_from(["k", "key-2", "ключ", "😀", "", "a\x01b", "\ud800", "x" * 251])
+VALUES = st.binary(max_size=60) | st.sampled_from([b"x" * 51, bytearray(b"abc"), "text", None])
+MESSAGES = st.tuples(st.sampled_from(["orders", "orders", "unknown"]), KEYS, VALUES)
+QUEUES = tuple(MessageQueue("orders", "b", number) for number in range(4))
+
+
+def intake(kind: dict[str, Any], make: Any = SubmittedFuture, as_it_is: bool = True) -> Any:
+    numbers = iter(range(10**6))
+    made = kind["Intake"](encoded, lambda: f"{next(numbers):032X}", make, lambda: None, 50, as_it_is)
+    made.places["orders"] = Places(TopicRoute("orders", QUEUES, (), {}))
+    made.open = True
+    return made
+
+
+def encoded(value: object) -> Any:
+    """Refuses what is no bytes; a bytearray stays one, as with a codec that does not care."""
+    if isinstance(value, bytearray):
+        return value
+    return bytes(value)  # type: ignore[call-overload]
+
+
+def shown(parcel: Any) -> Any:
+    fields = parcel.body, parcel.properties, parcel.message_id, parcel.key, parcel.sys_flag
+    return *fields, parcel.alone, parcel.told, parcel.index, parcel.size
+
+
+def taken(kind: dict[str, Any], messages: list[Any], as_it_is: bool) -> Any:
+    one = intake(kind, as_it_is=as_it_is)
+    tickets = [outcome(one.take, *message) for message in messages]
+    placed = {place.queue: parcels for place, parcels in one.take_out().items()}
+    given_out = [each for each in tickets if isinstance(each, SubmittedFuture)]
+    tickets_of_parcels = [parcel.ticket for parcels in placed.values() for parcel in parcels]
+    assert set(map(id, given_out)) == set(map(id, tickets_of_parcels))
+    kinds = ["taken" if isinstance(each, SubmittedFuture) else each for each in tickets]
+    return kinds, {queue: [shown(parcel) for parcel in parcels] for queue, parcels in placed.items()}, len(one)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(MESSAGES, max_size=12), st.booleans())
+def test_messages_are_taken_alike(messages: list[Any], as_it_is: bool) -> None:
+    assert taken(twins, messages, as_it_is) == taken(references, messages, as_it_is)
+
+
+@pytest.mark.parametrize("kind", [twins, references], ids=["compiled", "reference"])
+def test_a_full_line_takes_no_more(kind: dict[str, Any]) -> None:
+    one = intake(kind)
+    assert all(one.take("orders", "k", b"x") for _ in range(MOST_MESSAGES))
+    assert one.take("orders", "k", b"x") is None
+    one.take_out()
+    assert one.take("orders", "k", b"x") is not None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(["k", "ключ"]), st.binary(max_size=20)), min_size=1), st.integers(0, 10**12))
+def test_what_was_taken_is_written_into_a_batch_alike(messages: list[Any], sequence: int) -> None:
+    one = intake(twins)
+    for key, value in messages:
+        one.take("orders", key, value)
+    parcels = [parcel for queue in one.take_out().values() for parcel in queue]
+    mixed = (*parcels, Parcel(b"body", "a\x01b\x02", "id"), *parcels[:1])
+    stamp = "LANE_STAMP\x01p.1."
+    assert twins["batch_body"](mixed, stamp, sequence) == references["batch_body"](mixed, stamp, sequence)
+
+
+@pytest.mark.parametrize("first_block", [0, 255, 0xFFFFF])
+def test_ids_are_made_alike(first_block: int) -> None:
+    compiled, reference = (kind["MessageIds"]("AB" * 12, first_block) for kind in (twins, references))
+    ids = [compiled.next() for _ in range(2 * 4096 + 5)]
+    assert ids == [reference.next() for _ in ids]
+    assert {len(each) for each in ids} == {32}
+
+
+PARCELS = st.builds(
+    Parcel, st.just(b""), st.just(""), st.just("id"), alone=st.booleans(), size=st.integers(PARCEL_OVERHEAD, 2**40)
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(PARCELS, max_size=4))
+def test_parcels_weigh_alike(parcels: list[Parcel]) -> None:
+    same("total_size", parcels)
+    same("batch_weights", parcels, 2**50)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from(["unseen", "watched", "crowd", "nobody"]), max_size=6), st.integers(-1, 2**60))
+def test_receipts_reach_those_who_look_alike(kinds: list[str], offset: int) -> None:
+    ended = [settled(kind["settle"], kinds, offset) for kind in (twins, references)]
+    assert ended[0] == ended[1]
+
+
+def settled(settle: Any, kinds: list[str], offset: int) -> Any:
+    """Who is left to be told, and what the futures say."""
+    parcels = []
+    for index, kind in enumerate(kinds):
+        ticket: Any = {"crowd": WaitingCrowd, "nobody": lambda: UNHEARD}.get(kind, SubmittedFuture)()
+        if kind == "watched":
+            ticket.add_done_callback(print)
+        parcels.append(Parcel(b"x", "", f"id-{index}", "k", ticket=ticket, index=index))
+    left = settle(parcels, Receipt, QUEUES[0], offset, StoredAs.DURABLE, True)
+    names = [(index, receipt) for _, index, receipt in left]
+    assert all(ticket is parcels[index].ticket for ticket, index, _ in left)
+    futures = [parcel.ticket for parcel in parcels if isinstance(parcel.ticket, SubmittedFuture)]
+    return names, [future.result(0) if future.done() else None for future in futures]
