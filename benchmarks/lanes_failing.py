@@ -4,7 +4,8 @@
 
 10,000 keys over 4 queues. A round with every key healthy and a round with one failing, in turns; medians are
 compared. Throughput: a stored backlog is worked off with a handler that does nothing. Latency: messages are sent at a
-steady rate and timed from the send call to the handler; the failing key's are not counted.
+steady rate and timed from the send call to the handler; the failing key's are not counted. `verdict` is the checker's
+word on a shorter run with the failing key.
 """
 
 import logging
@@ -13,26 +14,30 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.harness import TOPIC, BrokerProcess, report
+from benchmarks.harness import TOPIC, BrokerProcess, Messages, report
+from benchmarks.judged import verdict
 from lanemq.client.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
 from lanemq.core.retry_policy import RETRY_FOREVER, HoldKey
+from lanemq.history import NO_HISTORY, History
 
 KEYS, BACKLOG, ROUNDS = 10_000, 100_000, 5
-PACED, PER_SECOND = 8_000, 1_000
+PACED, PER_SECOND, JUDGED = 8_000, 1_000, 20_000
 BROKEN = "key-7"
 
 
 class Run:
     """One group working on one topic until all messages of the healthy keys are done."""
 
-    def __init__(self, broker: BrokerProcess, group: str, topic: str, wanted: int, *, failing: bool) -> None:
+    def __init__(
+        self, address: str, group: str, topic: str, wanted: int, *, failing: bool, history: History = NO_HISTORY
+    ) -> None:
         self.finished = threading.Event()
         self.latencies: list[float] = []
         self.times: list[float] = []
         self._wanted, self._failing = wanted, failing
-        self.app: Any = App(broker.address, group=group, codec="bytes")
+        self.app: Any = App(address, group=group, codec="bytes", history=history)
         self.app.ordered(topic, on_fail=HoldKey(retries=RETRY_FOREVER))(self._handle)
 
     def _handle(self, message: Message) -> None:
@@ -55,7 +60,7 @@ def main() -> None:
     with BrokerProcess() as broker:
         broker.create_topic()
         with Producer(broker.address, codec="bytes") as producer:
-            producer.send_many(TOPIC, [(f"key-{number % KEYS}", _stamp()) for number in range(BACKLOG)])
+            producer.send_many(TOPIC, _backlog(BACKLOG))
         rates: dict[bool, list[float]] = {False: [], True: []}
         cpu: dict[bool, list[float]] = {False: [], True: []}
         tails: dict[bool, list[float]] = {False: [], True: []}
@@ -69,7 +74,7 @@ def main() -> None:
             tails[failing].append(p99(broker, number, failing=failing))
     clean, hurt = (statistics.median(rates[each]) for each in (False, True))
     spent = [round(statistics.median(cpu[each]), 1) for each in (False, True)]
-    more = {"clean": round(clean), "failing": round(hurt), "client_cpu_us": spent, "target": 0.95}
+    more = {"clean": round(clean), "failing": round(hurt), "client_cpu_us": spent, "target": 0.95, "verdict": judged()}
     report("lanes/failing_key_throughput", hurt / clean, "x", **more)
     quiet, late = (statistics.median(tails[each]) * 1e3 for each in (False, True))
     more = {"clean_ms": round(quiet, 2), "failing_ms": round(late, 2), "per_second": PER_SECOND, "target": 1.2}
@@ -78,7 +83,7 @@ def main() -> None:
 
 def throughput(broker: BrokerProcess, number: int, *, failing: bool) -> float:
     """Of the healthy keys, in messages per second."""
-    run = Run(broker, f"backlog-{number}", TOPIC, BACKLOG - BACKLOG // KEYS, failing=failing)
+    run = Run(broker.address, f"backlog-{number}", TOPIC, BACKLOG - BACKLOG // KEYS, failing=failing)
     run.app.start()
     run.wait()
     run.app.stop(now=True)
@@ -90,7 +95,7 @@ def p99(broker: BrokerProcess, number: int, *, failing: bool) -> float:
     topic = f"paced-{number}"
     broker.create_topic(topic)
     healthy = sum(1 for each in range(PACED) if _paced_key(each) != BROKEN)
-    run = Run(broker, f"paced-{number}", topic, healthy, failing=failing)
+    run = Run(broker.address, f"paced-{number}", topic, healthy, failing=failing)
     run.app.start()
     with Producer(broker.address, codec="bytes") as producer:
         began = time.perf_counter()
@@ -100,6 +105,22 @@ def p99(broker: BrokerProcess, number: int, *, failing: bool) -> float:
     run.wait()
     run.app.stop(now=True)
     return statistics.quantiles(run.latencies[PACED // 8 :], n=100)[98]
+
+
+def judged() -> str:
+    """Healthy keys pass the broken one, and its messages are left over."""
+
+    def to_the_end(address: str, history: History) -> None:
+        run = Run(address, "judged", TOPIC, JUDGED - JUDGED // KEYS, failing=True, history=history)
+        run.app.start()
+        run.wait()
+        run.app.stop()
+
+    return verdict(_backlog(JUDGED), to_the_end, drained=False)
+
+
+def _backlog(count: int) -> Messages:
+    return [(f"key-{number % KEYS}", _stamp()) for number in range(count)]
 
 
 def _paced_key(number: int) -> str:

@@ -6,19 +6,24 @@
 `tracemalloc` counts it, with and without the messages themselves. Then 4 workers take everything, with a handler
 of 0.2 ms; nothing in the member is locked per key or queue, so what can be waited for is the board's one mutex: that
 is timed. (A thread that has the mutex and waits for the interpreter's lock makes the others wait for both.)
+`verdict`: every message ran once, no two of a key at a time, and every queue can be committed to its end.
 """
 
 import threading
 import time
 import tracemalloc
+from collections import defaultdict
+from itertools import pairwise
 
 from benchmarks.harness import report
 from lanemq.client.codec import BytesCodec
 from lanemq.client.lane_board import LaneBoard
 from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.turn_run import run_visit
+from lanemq.client.visits import Visit
 from lanemq.clock import SystemClock
 from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import DONE, NO_LEASE_NEEDED, LaneOptions, Order
+from lanemq.core.turns import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.properties import encode_properties
@@ -26,6 +31,9 @@ from lanemq.wire.record import encode_record
 
 QUEUES, KEYS_EACH, WORKERS, BYTES = 10_000, 10, 4, 100
 KEYS, HANDLER_SECONDS = QUEUES * KEYS_EACH, 0.0002
+
+Call = tuple[str, int, int, float, float]
+"""Key, queue, offset, begin and end of a call of the handler."""
 
 
 class TimedLock:
@@ -70,10 +78,12 @@ def main() -> None:
     tracemalloc.stop()
     more = {"queues": QUEUES, "keys": KEYS, "target": 1000}
     report("lanes/memory_per_key", (lanes + with_messages) / KEYS, "B", lanes_alone=round(lanes / KEYS), **more)
-    seconds, workers_time = _work(board)
+    calls: list[Call] = []
+    seconds, workers_time = _work(board, calls)
     waited = sum(mutex.waits)
     more = {"longest_us": round(max(mutex.waits, default=0) * 1e6), "waits": len(mutex.waits), "taken": mutex.taken}
     share = 100 * waited / workers_time
+    more["verdict"] = _verdict(board, queues, calls)
     report("lanes/mutex_wait", share, "% of worker time", **more, workers=WORKERS, per_second=round(KEYS / seconds))
 
 
@@ -81,6 +91,7 @@ def _board() -> tuple[LaneBoard, TimedLock]:
     board, mutex = LaneBoard(LaneScheduler(LaneOptions()), Order.KEY, SystemClock()), TimedLock()
     setattr(board, "_mutex", mutex)  # noqa: B010 - measured from outside, there is no option for it
     setattr(board, "_changed", threading.Condition(mutex))  # type: ignore[arg-type]  # noqa: B010
+    setattr(board, "_told", type(board._told)(mutex, board._outcome))  # type: ignore[arg-type]  # noqa: B010, SLF001
     return board, mutex
 
 
@@ -98,13 +109,20 @@ def _record(queue: int, number: int) -> bytes:
     )
 
 
-def _work(board: LaneBoard) -> tuple[float, float]:
+def _work(board: LaneBoard, calls: list[Call]) -> tuple[float, float]:
     """Wall time, and the time of all workers together."""
 
+    def attempt(batch: tuple[Message, ...], _: object) -> None:
+        began = time.perf_counter()
+        time.sleep(HANDLER_SECONDS)
+        calls.append((str(batch[0].key), batch[0].queue.queue_id, batch[0].queue_offset, began, time.perf_counter()))
+        if len(calls) == KEYS:
+            board.close()
+
     def worker() -> None:
-        while (turn := board.take(0)) is not None:
-            time.sleep(HANDLER_SECONDS)
-            board.finish(turn, DONE)
+        visit = Visit()
+        while board.visit(visit):
+            run_visit(visit, attempt, 1, SystemClock())
 
     threads = [threading.Thread(target=worker) for _ in range(WORKERS)]
     began = time.perf_counter()
@@ -114,3 +132,14 @@ def _work(board: LaneBoard) -> tuple[float, float]:
         thread.join()
     seconds = time.perf_counter() - began
     return seconds, seconds * WORKERS
+
+
+def _verdict(board: LaneBoard, queues: list[MessageQueue], calls: list[Call]) -> str:
+    lanes: dict[str, list[Call]] = defaultdict(list)
+    for call in sorted(calls, key=lambda each: each[3]):
+        lanes[call[0]].append(call)
+    overlaps = sum(first[4] > then[3] for lane in lanes.values() for first, then in pairwise(lane))
+    backwards = sum(first[2] > then[2] for lane in lanes.values() for first, then in pairwise(lane))
+    once = len(calls) == len({call[:3] for call in calls}) == KEYS
+    ended = all(board.committable(queue) == KEYS_EACH for queue in queues)
+    return "PASS" if once and ended and not overlaps and not backwards else "VIOLATION"

@@ -4,6 +4,7 @@
 
 One queue, 1,000 keys, a handler that waits 5 ms. Once the whole queue in order, as RocketMQ works, and once by key
 with 32 lanes; both in one run, the ratio counts. The rate is that of the handler's calls from first to last.
+`verdict` is the checker's word on a shorter run by key.
 """
 
 import asyncio
@@ -12,14 +13,16 @@ import time
 from itertools import count
 from typing import Any
 
-from benchmarks.harness import TOPIC, BrokerProcess, report
+from benchmarks.harness import TOPIC, BrokerProcess, Messages, report
+from benchmarks.judged import verdict
 from lanemq.client.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
 from lanemq.core.retry_policy import HoldQueue
+from lanemq.history import NO_HISTORY, History
 
 KEYS, LANES, HANDLER_SECONDS = 1_000, 32, 0.005
-IN_QUEUE_ORDER, BY_KEY = 600, 20_000
+IN_QUEUE_ORDER, BY_KEY, JUDGED = 600, 20_000, 4_000
 TARGET = 25
 
 
@@ -27,18 +30,31 @@ def main() -> None:
     with BrokerProcess() as broker:
         broker.create_topic(queues=1)
         with Producer(broker.address, codec="bytes") as producer:
-            producer.send_many(TOPIC, [(f"key-{number % KEYS}", b"x" * 100) for number in range(BY_KEY)])
-        slow = rate(broker, "queue-order", IN_QUEUE_ORDER, on_fail=HoldQueue())
-        fast = rate(broker, "key-order", BY_KEY, lanes=LANES)
-        tasks = rate(broker, "key-order-tasks", BY_KEY, lanes=LANES, tasks=True)
+            producer.send_many(TOPIC, _messages(BY_KEY))
+        slow = rate(broker.address, "queue-order", IN_QUEUE_ORDER, on_fail=HoldQueue())
+        fast = rate(broker.address, "key-order", BY_KEY, lanes=LANES)
+        tasks = rate(broker.address, "key-order-tasks", BY_KEY, lanes=LANES, tasks=True)
     more = {"queue_order": round(slow), "lanes": LANES, "keys": KEYS, "handler_ms": 5, "target": TARGET}
-    report("lanes/speed_up", fast / slow, "x", by_key=round(fast), **more)
-    report("lanes/speed_up_tasks", tasks / slow, "x", by_key=round(tasks), **more)
+    report("lanes/speed_up", fast / slow, "x", by_key=round(fast), **more, verdict=judged(tasks=False))
+    report("lanes/speed_up_tasks", tasks / slow, "x", by_key=round(tasks), **more, verdict=judged(tasks=True))
 
 
-def rate(broker: BrokerProcess, group: str, messages: int, *, tasks: bool = False, **options: Any) -> float:
+def judged(*, tasks: bool) -> str:
+    def to_the_end(address: str, history: History) -> None:
+        rate(address, "judged", JUDGED, tasks=tasks, history=history, lanes=LANES)
+
+    return verdict(_messages(JUDGED), to_the_end, queues=1)
+
+
+def _messages(count: int) -> Messages:
+    return [(f"key-{number % KEYS}", b"x" * 100) for number in range(count)]
+
+
+def rate(
+    address: str, group: str, messages: int, *, tasks: bool = False, history: History = NO_HISTORY, **options: Any
+) -> float:
     """Messages per second."""
-    app: Any = App(broker.address, group=group, codec="bytes")
+    app: Any = App(address, group=group, codec="bytes", history=history)
     begun: list[float] = []
     numbers, finished = count(1), threading.Event()
 
@@ -61,5 +77,5 @@ def rate(broker: BrokerProcess, group: str, messages: int, *, tasks: bool = Fals
     app.start()
     assert finished.wait(120), "the consumer did not finish"
     seconds = time.perf_counter() - begun[0]
-    app.stop(now=True)
+    app.stop(now=history is NO_HISTORY)
     return (messages - 1) / seconds

@@ -15,14 +15,26 @@ from lanemq.model.units import Millis
 
 if sys.platform == "linux":
 
-    def _now_ns() -> int:
+    class _Running:
         """Linux's CLOCK_MONOTONIC, which `time.monotonic` reads, stands still during a suspend."""
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+        def now(self) -> Millis:
+            return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000  # type: ignore[return-value]
+
+        def now_ns(self) -> int:
+            """The clock of `now`, as fine as the machine tells it; the same for all processes of a machine."""
+            return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 else:
 
-    def _now_ns() -> int:
-        return time.monotonic_ns()
+    class _Running:
+        """The only such clock elsewhere."""
+
+        def now(self) -> Millis:
+            return Millis(time.monotonic_ns() // 1_000_000)
+
+        def now_ns(self) -> int:
+            return time.monotonic_ns()
 
 
 class Clock(Protocol):
@@ -37,18 +49,11 @@ class Clock(Protocol):
         ...
 
 
-class SystemClock:
-    """The machine's two clocks. Asked several times per message, so not even `Millis` is called for the answer."""
-
-    def now(self) -> Millis:
-        return _now_ns() // 1_000_000  # type: ignore[return-value]
+class SystemClock(_Running):
+    """The machine's two clocks. Asked for every message, so nothing is called for the answer, not even `Millis`."""
 
     def wall(self) -> Millis:
         return time.time_ns() // 1_000_000  # type: ignore[return-value]
-
-    def now_ns(self) -> int:
-        """The clock of `now`, as fine as the machine tells it; the same for all processes of a machine."""
-        return _now_ns()
 
 
 def nanoseconds_of(clock: Clock) -> Callable[[], int]:

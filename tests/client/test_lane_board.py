@@ -7,7 +7,8 @@ from collections import defaultdict
 import pytest
 from tests.client.consumer_fakes import message, queue
 
-from lanemq.client.lane_board import LaneBoard, LoopBoard
+from lanemq.client.lane_board import LaneBoard
+from lanemq.client.loop_board import LoopBoard
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.lane_scheduler import LaneScheduler

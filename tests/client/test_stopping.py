@@ -22,6 +22,7 @@ from lanemq.client.message import Message
 from lanemq.client.open_turns import OpenTurns
 from lanemq.client.producer import Producer
 from lanemq.client.pull_consumer import PullConsumer
+from lanemq.clock import SystemClock
 from lanemq.core.turns import Finished, Why
 from lanemq.history import NO_HISTORY
 from lanemq.model.errors import LaneError, UsageError
@@ -238,7 +239,7 @@ class Impatient:
 
 def test_a_close_while_others_decide_ends_every_turn_once() -> None:
     board = Impatient()
-    turns = OpenTurns(board, "g", NO_HISTORY)  # type: ignore[arg-type]
+    turns = OpenTurns(board, "g", NO_HISTORY, SystemClock())  # type: ignore[arg-type]
     given = [turns.give_out(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
     board.meanwhile.append(lambda: turns.done(given[1]))
     turns.abandon()

@@ -22,7 +22,7 @@ from lanemq.client.listener import (
 )
 from lanemq.client.message import Message
 from lanemq.client.station import Station, StationPlan
-from lanemq.client.turn_run import run_turn
+from lanemq.client.turn_run import run_batches
 from lanemq.client.workers import Aftermath, ThreadWorkers
 from lanemq.clock import SystemClock
 from lanemq.core.retry_policy import DeadLetter, HoldKey, HoldQueue, SendBack
@@ -230,7 +230,8 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
         seen.append(batch[0].queue_offset)
         clock.at += 400
 
-    end = run_turn(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, 1, clock)
+    end = run_batches(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, 1, clock.now)
+    assert end is not None
     assert (seen, end.stop.outcome, end.done) == ([0, 1, 2], STOPPED, 3)
 
 
@@ -239,7 +240,8 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
 def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
     turn = turn_of(message(0))
     turn.gate.closed = True
-    end = run_turn(turn, lambda *_: pytest.fail("called"), 1, ManualClock())
+    end = run_batches(turn, lambda *_: pytest.fail("called"), 1, ManualClock().now)
+    assert end is not None
     assert (end.stop.outcome, end.done) == (STOPPED, 0)
 
 
@@ -247,13 +249,14 @@ def test_a_run_reports_what_went_well_before_a_failure() -> None:
     def attempt(batch: Any, _: Any) -> Stop | None:
         return Stop(FAILED) if batch[0].queue_offset == 2 else None
 
-    end = run_turn(turn_of(message(0), message(1), message(2), message(3)), attempt, 1, ManualClock())
+    end = run_batches(turn_of(message(0), message(1), message(2), message(3)), attempt, 1, ManualClock().now)
+    assert end is not None
     assert (end.stop.outcome, end.done) == (FAILED, 2)
 
 
 def test_a_repeated_message_knows_its_attempt() -> None:
     first = message(0)
-    run_turn(turn_of(first, attempt=3), lambda *_: None, 1, ManualClock())
+    assert run_batches(turn_of(first, attempt=3), lambda *_: None, 1, ManualClock().now) is None
     assert first.attempt == 3
 
 

@@ -93,11 +93,22 @@ class Promises(RuleBasedStateMachine):
         for _ in range(count):
             self.begin_one()
 
+    @rule(most=st.integers(1, 12))
+    def begin_visit(self, most: int) -> None:
+        """Several turns for one worker keep the same promises as turns for several workers."""
+        turns = self.scheduler.next_turns(most, now=self.now)
+        assert sum(len(turn.messages) for turn in turns[:-1]) < most, "no turn beyond what was asked for"
+        for turn in turns:
+            self.begun(turn)
+
     def begin_one(self) -> None:
         turn = self.scheduler.next_turn(now=self.now)
         if isinstance(turn, Wait):
             assert turn.until is None or turn.until > self.now
             return
+        self.begun(turn)
+
+    def begun(self, turn: Turn[Msg]) -> None:
         assert self.now < self.leased[turn.queue]
         assert list(turn.messages) == sorted(turn.messages, key=lambda m: m.queue_offset), "a run is in order"
         busy = {self.lane(t.queue, m) for t in self.running for m in t.messages}
@@ -127,6 +138,22 @@ class Promises(RuleBasedStateMachine):
         self.ended[turn.queue].update(m.queue_offset for m in turn.messages[:done])
         if finished.committable is not None:
             self.committed[turn.queue] = finished.committable
+
+    @rule(data=st.data(), again=st.booleans())
+    def end_many(self, data: st.DataObject, again: bool) -> None:
+        """Turns of all queues, dropped ones among them, reported together; and once more, which changes nothing."""
+        turns = data.draw(st.lists(st.sampled_from(self.running), unique_by=id)) if self.running else []
+        told = self.scheduler.finish_done(turns, now=self.now)
+        assert not any(self.scheduler.is_running(turn) for turn in turns)
+        gone = {queue for queue, why in told if why is Why.QUEUE_GONE}
+        for turn in turns:
+            self.running.remove(turn)
+            if turn.queue in self.leased and not getattr(turn.gate, "dropped", False):
+                self.ended[turn.queue].update(m.queue_offset for m in turn.messages)
+            else:
+                assert turn.queue in gone
+        if again:
+            assert self.scheduler.finish_done(turns, now=self.now) == []
 
     @invariant()
     def committable_is_the_first_unfinished(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from tests.core.bench import Msg, Q
 
-from lanemq.core.lane_queue import FOLD_AT
+from lanemq.core.keyed_queue import FOLD_AT
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lane_view import LaneState, LaneView
 from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue, Park

@@ -346,7 +346,7 @@ class World:
                 self.scheduler.finish(found, FAILED, done=number, now=Millis(self.now))
                 return True
             self.done.add(message.queue_offset)
-        self.scheduler.finish(found, DONE, now=Millis(self.now))
+        self.scheduler.finish_done([found], now=Millis(self.now))
         return True
 
     def begin(self, message: M) -> None:

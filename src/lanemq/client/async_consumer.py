@@ -16,7 +16,7 @@ from lanemq.client.consumer_engine import ConsumerEngine
 from lanemq.client.consumer_snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.engine_thread import ended_by
 from lanemq.client.keyword_options import consumer_options
-from lanemq.client.lane_board import LoopBoard
+from lanemq.client.loop_board import LoopBoard
 from lanemq.client.message import Message
 from lanemq.client.open_turns import OpenTurns, plans_for
 from lanemq.client.termination import TERMINATION
@@ -43,7 +43,7 @@ class AsyncConsumer:
         self._plans = plans_for(topics, tags, on_fail)
         first = self._plans[0]
         self._board = LoopBoard(LaneScheduler(first.lanes), first.order, self.options.clock)
-        self._turns = OpenTurns(self._board, group, self.options.history)
+        self._turns = OpenTurns(self._board, group, self.options.history, self.options.clock)
         self._engine: ConsumerEngine | None = None
         self._running: asyncio.Task[None] | None = None
         self._term: object | None = None

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lanemq.client.handler_call import HandlerCall
-from lanemq.client.lane_board import MessageTurn
 from lanemq.client.listener import (
     ConcurrentListener,
     ConcurrentlyContext,
@@ -24,6 +23,7 @@ from lanemq.client.listener import (
     ToDeadLetter,
 )
 from lanemq.client.message import Message
+from lanemq.client.turn_desk import MessageTurn
 from lanemq.core.retry_policy import clamp_suspend
 from lanemq.core.turns import COMMIT, FAILED, ROLL_BACK, Outcome, Suspend
 from lanemq.model.errors import InvalidOption

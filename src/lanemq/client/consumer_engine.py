@@ -32,7 +32,7 @@ from lanemq.client.rebalance_loop import Rebalancer
 from lanemq.client.retry_station import retry_plan
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.station import Station, StationPlan
-from lanemq.client.turn_history import recorded_plan
+from lanemq.client.turn_history import recorded_plan, told_group
 from lanemq.client.workers import Aftermath, TaskWorkers, ThreadWorkers
 from lanemq.core.queue_lease import QueueLease
 from lanemq.core.rebalance import Event
@@ -121,7 +121,7 @@ class ConsumerEngine:
     def _connect(self) -> None:
         """The way to the brokers; a simulation brings its own."""
         options = self.options
-        self.pool = ConnectionPool(BrokerRequests(self).received, self._connection_lost)
+        self.pool = ConnectionPool(BrokerRequests(self).received, self._connection_lost, security=options.security)
         self.routes = AsyncRoutes(options.addresses, self.pool, options.clock)
         self.calls = ConsumerCalls(options, self.client_id, self.pool, self.routes)
         self.heartbeat = Heartbeat(options, self.calls, self.pool, self.routes)
@@ -156,7 +156,8 @@ class ConsumerEngine:
         if not options.broadcasting:
             self._plans.append(retry_plan(options.group, self._plans, asyncio.get_running_loop()))
         if options.history.on:
-            self._plans = [recorded_plan(plan, options.group, options.history) for plan in self._plans]
+            name = told_group(options, self.client_id)
+            self._plans = [recorded_plan(plan, name, options.history, clock) for plan in self._plans]
         self.stations = {plan.topic: Station(plan, clock, self._shared) for plan in self._plans}
         self.rebalancer.stations = self.stations
         for station in self.stations.values():

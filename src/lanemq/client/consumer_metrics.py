@@ -33,6 +33,11 @@ class Tally:
     def turn(self, topic: str, *, ok: int, failed: int, took_ms: int) -> None:
         self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(ok, failed, 1, took_ms)
 
+    def went_well(self, topic: str, turns: int, messages: int, took_ms: int) -> None:
+        """Many turns at once."""
+        if turns:
+            self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(messages, 0, turns, took_ms)
+
     def read(self) -> dict[str, TopicCount]:
         return dict(self._topics)
 

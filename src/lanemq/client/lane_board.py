@@ -3,31 +3,51 @@
 Workers wait here for turns and nowhere else; no thread ever waits for a lane or a queue (A69). What may run is
 `core/lane_scheduler`'s rule alone.
 
-Who is woken: a put wakes as many workers as it may have made lanes ready; a worker that slept wakes one more
-when it found work, because one event can free several lanes; a worker that ends a turn asks for the next itself.
+Who is woken: a put wakes as many workers as its messages want, and a worker that found work wakes one more while there
+is more of it, because one event can free several lanes; a worker that ends a turn asks for the next itself. While
+turns wait behind others in a visit, one of the sleepers looks again after a few milliseconds (`visits`).
 """
 
 import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-from lanemq.client.lane_trouble import LaneLook, Trouble, note_trouble
+from lanemq.client.lane_trouble import LaneLook
 from lanemq.client.message import Message
-from lanemq.clock import Clock
+from lanemq.client.turn_desk import Call, MessageFinished, MessageTurn, TurnDesk
+from lanemq.client.visits import PATIENCE_MS, Visit
+from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lane_queue import QueueView
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.shut_lanes import KeptLane, ShutLanes
-from lanemq.core.turns import Finished, Order, Outcome, Turn, Wait, Why
+from lanemq.core.turns import Order, Outcome, Turn, Wait
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
-MessageTurn: TypeAlias = Turn[Message]
-MessageFinished: TypeAlias = Finished[Message]
 R = TypeVar("R")
+
+
+class _Told:
+    """The mutex, and when it is free again the calls that follow from what was done under it."""
+
+    def __init__(self, mutex: threading.Lock, outcome: Callable[[], Sequence[Call]]) -> None:
+        self._mutex = mutex
+        self._outcome = outcome
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            calls = self._outcome()
+        finally:
+            self._mutex.release()
+        for call in calls:
+            call()
 
 
 class LaneBoard:
@@ -37,36 +57,54 @@ class LaneBoard:
         self._scheduler = scheduler
         self._order = order
         self._clock = clock
+        self._desk = TurnDesk(scheduler, nanoseconds_of(clock))
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
+        self._told = _Told(self._mutex, self._outcome)
         self._sleeping = 0
+        # Whether one of those that sleep looks after the visits of the others.
+        self._watched = False
         self._closed = False
-        # Pull loops that wait for room: below how many cached messages they want to be called, and how.
-        self._hungry: dict[MessageQueue, tuple[int, Callable[[], None]]] = {}
-        # Turns taken and not finished, with their begin.
-        self._running: dict[int, tuple[MessageTurn, Millis]] = {}
-        # Lanes that failed and did not get over it yet: since when, and the newest error.
-        self._troubles: dict[tuple[MessageQueue, str | None], Trouble] = {}
-        self._drained: dict[MessageQueue, Callable[[], None]] = {}
-        self.on_shut: Callable[[], None] = _nobody
+
+    @property
+    def on_shut(self) -> Call:
         """Called, from any thread, when parked lanes have something for the broker."""
+        return self._desk.on_shut
+
+    @on_shut.setter
+    def on_shut(self, call: Call) -> None:
+        self._desk.on_shut = call
 
     # for workers
 
+    def visit(self, visit: Visit) -> bool:
+        """Reports what went well in a visit and fills it again; waits for turns. False when the board is closed."""
+        with self._told:
+            now = self._clock.now()
+            self._desk.end(visit, now)
+            filled = not self._closed and self._fill(visit, now)
+        return filled or self._wait_to_fill(visit)
+
+    def leave(self, visit: Visit) -> None:
+        """A worker ends in the middle of a visit: what it did not begin is for others."""
+        with self._told:
+            now = self._clock.now()
+            self._desk.take_back(visit, now)
+            self._desk.end(visit, now)
+
     def take(self, timeout: float | None = None) -> MessageTurn | None:
-        """The next turn; waits for one. None when the board is closed, or nothing came in time."""
+        """The next turn by itself; waits for one. None when the board is closed, or nothing came in time."""
         slept = False
         deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
         with self._mutex:
             while not self._closed:
                 now = self._clock.now()
-                found = self._scheduler.next_turn(now=now)
+                found = self._desk.take(now)
                 if isinstance(found, Turn):
-                    self._running[found.token] = found, now
                     if slept:
                         self._wake(1)
                     return found
-                pause = _pause(found, deadline, now)
+                pause = pause_of(found, deadline, now)
                 if pause is not None and pause <= 0 and deadline is not None and now >= deadline:
                     return None
                 slept = True
@@ -75,28 +113,13 @@ class LaneBoard:
 
     def finish(self, turn: MessageTurn, outcome: Outcome, done: int = 0, reason: str = "") -> MessageFinished:
         """Reports a turn. What it answers is to be done by the caller; a turn taken away meanwhile is ignored."""
-        calls: list[Callable[[], None]] = []
-        with self._mutex:
-            if turn.token not in self._running:
-                return Finished(Why.QUEUE_GONE)
-            now = self._clock.now()
-            finished = self._scheduler.finish(turn, outcome, done=done, now=now, reason=reason)
-            if reason or self._troubles:
-                note_trouble(self._troubles, turn, finished.why, reason, now)
-            self._settled(turn, finished, calls)
-        for call in calls:
-            call()
-        return finished
+        with self._told:
+            return self._desk.finish(turn, outcome, done, reason, self._clock.now())
 
     def sent_back(self, turn: MessageTurn, ok: Sequence[bool]) -> MessageFinished:
         """Reports which of `Finished.send_back` the broker has now."""
-        calls: list[Callable[[], None]] = []
-        with self._mutex:
-            finished = self._scheduler.sent_back(turn, ok, now=self._clock.now())
-            self._settled(turn, finished, calls)
-        for call in calls:
-            call()
-        return finished
+        with self._told:
+            return self._desk.sent_back(turn, ok, self._clock.now())
 
     def close(self) -> None:
         """Sends every waiting worker home."""
@@ -120,13 +143,11 @@ class LaneBoard:
     def put(
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset
     ) -> bool:
-        with self._mutex:
+        with self._told:
             wanted = self._scheduler.put(queue, messages, next_offset, pulled_from=pulled_from)
             if messages:
-                self._wake(1 if self._order is Order.QUEUE else len(messages))
-            news = self._has_news(queue)
-        if news:
-            self.on_shut()
+                self._call_workers(1 if self._order is Order.QUEUE else len(messages))
+            self._desk.look_at_shut(queue)
         return wanted
 
     def set_usable_until(self, queue: MessageQueue, until: Millis) -> None:
@@ -135,32 +156,27 @@ class LaneBoard:
             self._wake(1)
 
     def resume(self, queue: MessageQueue, key: str | None) -> bool:
-        with self._mutex:
+        with self._told:
             resumed = self._scheduler.resume(queue, key)
             self._wake(1)
-            news = self._has_news(queue)
-        if news:
-            self.on_shut()
+            self._desk.look_at_shut(queue)
         return resumed
 
     def shut(self, queue: MessageQueue, act: Callable[[ShutLanes[Message]], R]) -> R | None:
         """Does something with the queue's parked lanes; None where it is not held, or has no lanes by key."""
-        calls: list[Callable[[], None]] = []
-        with self._mutex:
+        with self._told:
             lanes = self._scheduler.shut(queue)
             if lanes is None:
                 return None
             result = act(lanes)
             self._scheduler.offer(queue)
             self._wake(1)
-            self._feed(queue, calls)
-        for call in calls:
-            call()
+            self._desk.feed(queue)
         return result
 
     def drain(self, queue: MessageQueue) -> None:
-        with self._mutex:
-            self._scheduler.drain(queue)
+        with self._told:
+            self._desk.drain(queue, self._clock.now())
 
     def reopen(self, queue: MessageQueue) -> None:
         with self._mutex:
@@ -171,7 +187,7 @@ class LaneBoard:
         """Waits until no handler of a draining queue runs, at most so long; whether that came true."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self._mutex:
-            self._drained[queue] = lambda: _set_from_thread(loop, event)
+            self._desk.drained[queue] = lambda: _set_from_thread(loop, event)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._is_drained(queue):
@@ -180,7 +196,7 @@ class LaneBoard:
         except TimeoutError:
             pass
         with self._mutex:
-            self._drained.pop(queue, None)
+            self._desk.drained.pop(queue, None)
         return self._is_drained(queue)
 
     def _is_drained(self, queue: MessageQueue) -> bool:
@@ -189,21 +205,18 @@ class LaneBoard:
             return self._scheduler.committable(queue) is None or self._scheduler.is_drained(queue)
 
     def drop(self, queue: MessageQueue) -> None:
-        with self._mutex:
-            self._hungry.pop(queue, None)
-            self._scheduler.drop(queue)
-            for place in [place for place in self._troubles if place[0] == queue]:
-                del self._troubles[place]
-            if queue in self._drained:
-                self._drained[queue]()
+        with self._told:
+            self._desk.drop(queue)
 
     def committable(self, queue: MessageQueue) -> QueueOffset | None:
-        with self._mutex:
+        with self._told:
+            self._desk.catch_up(self._clock.now())
             return self._scheduler.committable(queue)
 
     def progress(self, queue: MessageQueue) -> tuple[QueueOffset, GapMap] | None:
         """The committable offset and what is finished above it, as of one moment; None if it is not held."""
-        with self._mutex:
+        with self._told:
+            self._desk.catch_up(self._clock.now())
             offset = self._scheduler.committable(queue)
             return None if offset is None else (offset, self._scheduler.gaps(queue))
 
@@ -215,15 +228,15 @@ class LaneBoard:
         with self._mutex:
             return self._scheduler.cached(queue)
 
-    def call_below(self, queue: MessageQueue, count: int, call: Callable[[], None]) -> None:
+    def call_below(self, queue: MessageQueue, count: int, call: Call) -> None:
         """Once: calls back, from a worker's thread, when no more than `count` messages are cached."""
         with self._mutex:
-            self._hungry[queue] = count, call
+            self._desk.hungry[queue] = count, call
 
     def overdue(self, before: Millis) -> list[MessageTurn]:
         """Turns that began earlier and still run."""
         with self._mutex:
-            return [turn for turn, began in self._running.values() if began < before]
+            return [turn for turn in self._desk.turns() if turn.began is not None and turn.began < before]
 
     def snapshot(self) -> dict[MessageQueue, QueueView]:
         with self._mutex:
@@ -232,50 +245,54 @@ class LaneBoard:
     def look(self, queue: MessageQueue, key: str | None) -> LaneLook | None:
         """What a lane is doing now; None for a queue that is not held."""
         with self._mutex:
-            now = self._clock.now()
-            view = self._scheduler.view(queue, key, now=now)
-            if view is None:
-                return None
-            lane = None if view.order is Order.QUEUE else key
-            began = next((at for turn, at in self._running.values() if (turn.queue, turn.key) == (queue, lane)), None)
-            return LaneLook(view, now, began, self._troubles.get((queue, lane)))
+            return self._desk.look(queue, key, self._clock.now())
 
     # under the mutex
 
-    def _settled(self, turn: MessageTurn, finished: MessageFinished, calls: list[Callable[[], None]]) -> None:
-        if finished.why is Why.GIVE:
-            return
-        self._running.pop(turn.token, None)
-        queue = turn.queue
-        if finished.until is not None or finished.why is Why.QUEUE_GONE:
-            self._wake(1)  # somebody must sleep until then, or look at the queue's next holding
-        self._feed(queue, calls, anyway=finished.why is Why.QUEUE_GONE)
-        if self._drained and queue in self._drained:
-            calls.append(self._drained[queue])
-        if self._has_news(queue):
-            calls.append(self.on_shut)
+    def _outcome(self) -> Sequence[Call]:
+        """Wakes whom the desk wants; what it wants called when the mutex is free."""
+        if self._desk.wanted:
+            self._wake(self._desk.wanted)
+            self._desk.wanted = 0
+        return self._desk.take_calls()
 
-    def _feed(self, queue: MessageQueue, calls: list[Callable[[], None]], *, anyway: bool = False) -> None:
-        """There may be room for a pull that waits."""
-        if self._hungry and queue in self._hungry:
-            count, call = self._hungry[queue]
-            if anyway or self._scheduler.cached(queue).count <= count:
-                del self._hungry[queue]
-                calls.append(call)
+    def _fill(self, visit: Visit, now: Millis) -> bool:
+        filled = self._desk.fill(visit, now)
+        if filled and not self._watched and (filled > 1 or self._scheduler.has_ready):
+            self._wake(1)
+        return filled > 0
 
-    def _has_news(self, queue: MessageQueue) -> bool:
-        lanes = self._scheduler.shut(queue)
-        return lanes is not None and lanes.news
+    def _wait_to_fill(self, visit: Visit) -> bool:
+        filled = False
+        while not (filled or self._closed):
+            with self._told:
+                now = self._clock.now()
+                filled = self._fill(visit, now)
+                if not (filled or self._closed or self._desk.calls):
+                    self._sleep_on_it(pause_of(self._scheduler.wait(), None, now))
+        return filled
+
+    def _call_workers(self, messages: int) -> None:
+        """New messages: call those they want, and at least one if no sleeper looks again soon anyway."""
+        self._wake(max(self._desk.visits.workers_for(messages), 0 if self._watched else 1))
+
+    def _must_watch(self) -> bool:
+        """Whether somebody who goes to sleep must look again soon, because turns wait behind others."""
+        return not self._watched and self._desk.visits.something_waits()
 
     def _sleep_on_it(self, pause: float | None) -> None:
+        watch = self._must_watch()
+        self._watched |= watch
         self._sleeping += 1
         try:
-            self._changed.wait(pause)
+            self._changed.wait(watching(pause) if watch else pause)
         except BaseException:
             self._wake(1)  # an interrupted worker may have been called already: somebody else must look (A115)
             raise
         finally:
             self._sleeping -= 1
+            if watch:
+                self._watched = False
 
     def _wake(self, most: int) -> None:
         if self._sleeping:
@@ -285,69 +302,18 @@ class LaneBoard:
         self._changed.notify_all()
 
 
-def _nobody() -> None:
-    """Nobody brings parked lanes to a broker."""
-
-
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(event.set)
 
 
-def _pause(wait: Wait, deadline: int | None, now: Millis) -> float | None:
+def pause_of(wait: Wait, deadline: int | None, now: Millis) -> float | None:
     """Seconds until there is something to look at; None: until woken."""
     ends = [end for end in (wait.until, deadline) if end is not None]
     return max(0, min(ends) - now) / 1000 if ends else None
 
 
-class LoopBoard(LaneBoard):
-    """The same for workers that are tasks of the event loop; all calls then come from the loop."""
-
-    def __init__(self, scheduler: LaneScheduler[Message], order: Order, clock: Clock) -> None:
-        super().__init__(scheduler, order, clock)
-        self._sleepers: list[asyncio.Future[None]] = []
-
-    async def take_async(self, timeout: float | None = None) -> MessageTurn | None:
-        """As `take`, without blocking the loop."""
-        slept = False
-        deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
-        while not self._closed:
-            now = self._clock.now()
-            with self._mutex:
-                found = self._scheduler.next_turn(now=now)
-                if isinstance(found, Turn):
-                    self._running[found.token] = found, now
-                    if slept:
-                        self._wake(1)
-                    return found
-            if deadline is not None and now >= deadline:
-                return None
-            slept = True
-            await self._sleep(_pause(found, deadline, now))
-        return None
-
-    async def _sleep(self, pause: float | None) -> None:
-        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append(sleeper)
-        try:
-            # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the call.
-            async with asyncio.timeout(pause):
-                await sleeper
-        except TimeoutError:
-            pass
-        except asyncio.CancelledError:
-            if sleeper not in self._sleepers:  # called already: somebody else must look (A115)
-                self._wake(1)
-            raise
-        finally:
-            if sleeper in self._sleepers:
-                self._sleepers.remove(sleeper)
-
-    def _wake(self, most: int) -> None:
-        for _ in range(min(most, len(self._sleepers))):
-            sleeper = self._sleepers.pop(0)
-            if not sleeper.done():
-                sleeper.set_result(None)
-
-    def _wake_all(self) -> None:
-        self._wake(len(self._sleepers))
+def watching(pause: float | None) -> float:
+    """A sleep from which one looks again soon."""
+    soon = PATIENCE_MS / 1000
+    return soon if pause is None else min(pause, soon)

@@ -8,11 +8,13 @@ import contextlib
 from collections.abc import Sequence
 
 from lanemq.client.attempts import Stop
-from lanemq.client.lane_board import LaneBoard, MessageFinished, MessageTurn
+from lanemq.client.lane_board import LaneBoard
 from lanemq.client.message import Message
 from lanemq.client.station import StationPlan
+from lanemq.client.turn_desk import MessageFinished, MessageTurn
 from lanemq.client.turn_history import TurnRecorder
 from lanemq.client.turn_run import TurnEnd
+from lanemq.clock import Clock
 from lanemq.core.retry_policy import FailurePolicy, HoldKey, HoldQueue
 from lanemq.core.turns import DONE, FAILED, STOPPED, Order, Suspend, Why
 from lanemq.history import History
@@ -23,10 +25,10 @@ from lanemq.model.units import Millis
 class OpenTurns:
     """Messages in the user's hands."""
 
-    def __init__(self, board: LaneBoard, group: str, history: History) -> None:
+    def __init__(self, board: LaneBoard, group: str, history: History, clock: Clock) -> None:
         self.board = board
         self._open: dict[Message, MessageTurn] = {}
-        self._recorder = TurnRecorder(group, history) if history.on else None
+        self._recorder = TurnRecorder(group, history, clock) if history.on else None
 
     def give_out(self, turn: MessageTurn) -> Message:
         (message,) = turn.messages

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from lanemq.client.consumer_options import ConsumerOptions
 from lanemq.client.dead_letters import DeadLetters
-from lanemq.client.lane_board import MessageTurn
 from lanemq.client.station import Station
+from lanemq.client.turn_desk import MessageTurn
 from lanemq.core.retry_policy import SendBack
 from lanemq.core.turns import DONE
 from lanemq.model.errors import LaneError

@@ -6,7 +6,8 @@
 from dataclasses import dataclass, field
 
 from lanemq.client.attempts import AsyncAttempt, Attempt
-from lanemq.client.lane_board import LaneBoard, LoopBoard
+from lanemq.client.lane_board import LaneBoard
+from lanemq.client.loop_board import LoopBoard
 from lanemq.client.tag_filter import TagFilter, tag_filter
 from lanemq.clock import Clock
 from lanemq.core.lane_scheduler import LaneScheduler

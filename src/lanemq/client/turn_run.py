@@ -1,18 +1,21 @@
-"""Running one turn: the handler is called batch by batch, and the lane's gate is looked at before each call.
+"""Running turns: the handler is called batch by batch, and the lane's gate is looked at before each call.
 
 The gate shows a lost lease, a hand-over and a used-up time slice the moment they happen, so a run of 32
 messages gives up nothing against 32 turns of one.
 """
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lanemq.client.attempts import AsyncAttempt, Attempt, Stop
-from lanemq.client.lane_board import MessageFinished, MessageTurn
 from lanemq.client.listener import HandlerVerdict
 from lanemq.client.message import Message
+from lanemq.client.turn_desk import MessageFinished, MessageTurn
+from lanemq.client.visits import Visit
 from lanemq.clock import Clock
-from lanemq.core.turns import DONE, STOPPED, Why
+from lanemq.core.turns import STOPPED, Why
+from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
 
@@ -24,35 +27,83 @@ class TurnEnd(NamedTuple):
     done: int
 
 
-_ALL_DONE = Stop(DONE)
+class Ran(NamedTuple):
+    """How far a visit got: so many turns with so many messages went well, then one ended as `end` says, if any."""
+
+    turns: int
+    messages: int
+    end: TurnEnd | None
+
+
 _GATE_CLOSED = Stop(STOPPED)
 
 
-def run_turn(turn: MessageTurn, attempt: Attempt, batch_size: int, clock: Clock) -> TurnEnd:
-    """Runs until the end, until something stops it, or until the gate closes (A72, A78)."""
+def run_visit(visit: Visit, attempt: Attempt, batch_size: int, clock: Clock) -> Ran:
+    """Runs turn after turn until none waits, or one of them ends otherwise than well; that one is `visit.turn`."""
+    turns = messages = 0
+    waiting, ended, now = visit.waiting, visit.ended, clock.now
+    while waiting:
+        try:
+            turn = visit.turn = waiting.popleft()
+        except IndexError:  # the board was quicker
+            break
+        end = run_batches(turn, attempt, batch_size, now)
+        if end is not None:
+            return Ran(turns, messages, end)
+        ended.append(turn)
+        turns += 1
+        messages += len(turn.messages)
+    visit.turn = None
+    return Ran(turns, messages, None)
+
+
+def run_batches(turn: MessageTurn, attempt: Attempt, batch_size: int, now: Callable[[], Millis]) -> TurnEnd | None:
+    """Runs a turn until something stops it, or until the gate closes (A72, A78); None if all of it went well."""
     messages = turn.messages
     messages[0].retried_here = turn.attempt - 1
-    may_go_on, now = turn.may_go_on, clock.now
+    may_go_on = turn.may_go_on
     for done in range(0, len(messages), batch_size):
-        if not may_go_on(now=now()):
+        time = now()
+        if not may_go_on(now=time):
             return TurnEnd(_GATE_CLOSED, done)
+        if not done:
+            turn.began = time
         stop = attempt(messages[done : done + batch_size], turn)
         if stop is not None:
             return TurnEnd(stop, done + stop.succeeded)
-    return TurnEnd(_ALL_DONE, len(messages))
+    return None
 
 
-async def run_turn_async(turn: MessageTurn, attempt: AsyncAttempt, batch_size: int, clock: Clock) -> TurnEnd:
+async def run_visit_async(visit: Visit, attempt: AsyncAttempt, batch_size: int, clock: Clock) -> Ran:
     """The same on the event loop."""
+    turns = messages = 0
+    while visit.waiting:
+        turn = visit.turn = visit.waiting.popleft()
+        end = await _run_batches_async(turn, attempt, batch_size, clock.now)
+        if end is not None:
+            return Ran(turns, messages, end)
+        visit.ended.append(turn)
+        turns += 1
+        messages += len(turn.messages)
+    visit.turn = None
+    return Ran(turns, messages, None)
+
+
+async def _run_batches_async(
+    turn: MessageTurn, attempt: AsyncAttempt, batch_size: int, now: Callable[[], Millis]
+) -> TurnEnd | None:
     messages = turn.messages
     messages[0].retried_here = turn.attempt - 1
     for done in range(0, len(messages), batch_size):
-        if not turn.may_go_on(now=clock.now()):
+        time = now()
+        if not turn.may_go_on(now=time):
             return TurnEnd(_GATE_CLOSED, done)
+        if not done:
+            turn.began = time
         stop = await attempt(messages[done : done + batch_size], turn)
         if stop is not None:
             return TurnEnd(stop, done + stop.succeeded)
-    return TurnEnd(_ALL_DONE, len(messages))
+    return None
 
 
 def reason_of(end: TurnEnd) -> str:

@@ -1,7 +1,7 @@
-"""Workers: take a turn, run it, report it, take the next.
+"""Workers: take turns, run them, report them, take the next.
 
 Threads run plain functions, a few tasks run coroutine functions. Nothing is created per message: a worker gets a
-run of messages of one lane, and one visit to the board ends it and begins the next.
+few runs of messages, each of one lane, and one visit to the board ends them and begins the next.
 """
 
 import asyncio
@@ -12,13 +12,15 @@ from typing import Any
 
 from lanemq.client.consumer_metrics import Tallies, Tally
 from lanemq.client.dead_letters import DeadLetters
-from lanemq.client.lane_board import LoopBoard, MessageFinished, MessageTurn
+from lanemq.client.loop_board import LoopBoard
 from lanemq.client.message import Message
 from lanemq.client.station import Station
-from lanemq.client.turn_run import TurnEnd, log_end, reason_of, run_turn, run_turn_async, stopped_at
+from lanemq.client.turn_desk import MessageFinished, MessageTurn
+from lanemq.client.turn_run import TurnEnd, log_end, reason_of, run_visit, run_visit_async, stopped_at
+from lanemq.client.visits import Visit
 from lanemq.clock import Clock
 from lanemq.core.retry_policy import SEND_BACK_RETRY, SendBack
-from lanemq.core.turns import DONE, STOPPED, Plain, Suspend, Why
+from lanemq.core.turns import STOPPED, Plain, Suspend, Why
 from lanemq.history import History, Place
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,15 @@ class Aftermath:
 
     async def _give(self, station: Station, message: Message, end: TurnEnd) -> bool:
         if isinstance(policy := station.plan.policy, SendBack):
-            return await self._dead_letters.send_back(message, end.stop.delay_level, policy.retries)
+            return await self._sent_back(message, end.stop.delay_level, policy.retries)
         return await self._buried(message, repr(end.stop.error))
+
+    async def _sent_back(self, message: Message, level: int, most: int) -> bool:
+        if not await self._dead_letters.send_back(message, level, most):
+            return False
+        if self._history.on:
+            self._history.skipped(self._place(message), message.key or "", "sent back, and comes again from elsewhere")
+        return True
 
     async def _bury(self, station: Station, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
         if await self._buried(stopped_at(turn, end), end.stop.bury or ""):
@@ -62,9 +71,12 @@ class Aftermath:
         if not await self._dead_letters.bury(message, why):
             return False
         if self._history.on:
-            place = Place(self._group, message.queue.topic, message.queue.queue_id, message.queue_offset)
-            self._history.dead_lettered(place, message.key or "", message.message_id, message.attempt)
+            place, attempts = self._place(message), message.attempt
+            self._history.dead_lettered(place, message.key or "", message.message_id, attempts)
         return True
+
+    def _place(self, message: Message) -> Place:
+        return Place(self._group, message.queue.topic, message.queue.queue_id, message.queue_offset)
 
 
 class ThreadWorkers:
@@ -105,22 +117,30 @@ class ThreadWorkers:
             thread.join(max(0, until - self._clock.now()) / 1000)
 
     def _work(self) -> None:
-        tally = self._tallies.new()
+        board, visit, tally = self._station.board, Visit(), self._tallies.new()
         try:
-            while (turn := self._station.board.take()) is not None:
-                self._one(turn, tally)
+            while board.visit(visit):
+                self._run(visit, tally)
         except BaseException as error:
+            board.leave(visit)
             log.exception("a worker of topic %s broke down", self._station.plan.topic)
             self._loop.call_soon_threadsafe(self._broken, error)
 
-    def _one(self, turn: MessageTurn, tally: Tally) -> None:
-        station, began = self._station, self._clock.now()
-        attempt = station.plan.attempt
-        assert attempt is not None
-        end = run_turn(turn, attempt, station.plan.batch_size, self._clock)
-        finished = self._report(turn, end)
-        _count(tally, turn, end, self._clock.now() - began)
-        log_end(turn, end, finished)
+    def _run(self, visit: Visit, tally: Tally) -> None:
+        """All turns of a visit; what goes well is reported with the next visit, anything else at once."""
+        plan, began = self._station.plan, self._clock.now()
+        assert plan.attempt is not None
+        while True:
+            ran = run_visit(visit, plan.attempt, plan.batch_size, self._clock)
+            now = self._clock.now()
+            tally.went_well(plan.topic, ran.turns, ran.messages, now - began)
+            turn = visit.turn
+            if ran.end is None or turn is None:
+                return
+            finished = self._report(turn, ran.end)
+            visit.turn, began = None, self._clock.now()
+            _count(tally, turn, ran.end, began - (turn.began or now))
+            log_end(turn, ran.end, finished)
 
     def _report(self, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
         if end.stop.bury is not None:
@@ -157,20 +177,32 @@ class TaskWorkers:
     async def _work(self) -> None:
         board, tally = self._station.board, self._tallies.new()
         assert isinstance(board, LoopBoard)
-        while (turn := await board.take_async()) is not None:
-            await self._one(turn, tally)
+        visit = Visit()
+        try:
+            while await board.visit_async(visit):
+                await self._run(visit, tally)
+        finally:
+            board.leave(visit)
 
-    async def _one(self, turn: MessageTurn, tally: Tally) -> None:
-        attempt, began = self._station.plan.async_attempt, self._clock.now()
-        assert attempt is not None
-        end = await run_turn_async(turn, attempt, self._station.plan.batch_size, self._clock)
-        finished = await self._aftermath.settle(self._station, turn, end)
-        _count(tally, turn, end, self._clock.now() - began)
-        log_end(turn, end, finished)
+    async def _run(self, visit: Visit, tally: Tally) -> None:
+        plan, began = self._station.plan, self._clock.now()
+        assert plan.async_attempt is not None
+        while True:
+            ran = await run_visit_async(visit, plan.async_attempt, plan.batch_size, self._clock)
+            now = self._clock.now()
+            tally.went_well(plan.topic, ran.turns, ran.messages, now - began)
+            turn = visit.turn
+            if ran.end is None or turn is None:
+                return
+            finished = await self._aftermath.settle(self._station, turn, ran.end)
+            visit.turn, began = None, self._clock.now()
+            _count(tally, turn, ran.end, began - (turn.began or now))
+            log_end(turn, ran.end, finished)
 
 
 def _count(tally: Tally, turn: MessageTurn, end: TurnEnd, took_ms: int) -> None:
+    """A turn that did not simply go well."""
     outcome = end.stop.outcome
     failed = 1 if isinstance(outcome, Suspend) or outcome is Plain.FAILED or outcome is Plain.ROLL_BACK else 0
-    ok = len(turn.messages) if outcome is DONE else end.done + (outcome is Plain.COMMIT)
+    ok = end.done + (outcome is Plain.COMMIT)
     tally.turn(turn.queue.topic, ok=ok, failed=failed, took_ms=took_ms)

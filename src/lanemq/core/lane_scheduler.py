@@ -16,17 +16,18 @@ Not thread-safe on purpose: the shell holds one mutex around every call. It know
 clocks.
 """
 
-import heapq
-from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from itertools import count
+from itertools import count, groupby
+from operator import attrgetter
 from typing import Generic
 
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.lane_queue import KeyedQueue, LaneQueue, QueueView, WholeQueue
+from lanemq.core.keyed_queue import KeyedQueue
+from lanemq.core.lane_queue import LaneQueue, QueueView, WholeQueue
 from lanemq.core.lane_view import LaneView, view_lane
 from lanemq.core.parked_lanes import Failure
+from lanemq.core.ready_line import ReadyLine
 from lanemq.core.retry_policy import Again, Give, HoldKey, after, again
 from lanemq.core.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.turns import (
@@ -51,6 +52,7 @@ from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
+_gate_of = attrgetter("gate")
 _SLICE_USED_UP = Again(SLICE_PAUSE, whole_queue=False)
 
 
@@ -64,16 +66,8 @@ class LaneScheduler(Generic[M]):
         self._slice = options.max_continuous
         self._limit = max(options.run_limit // options.batch_size, 1) * options.batch_size
         self._queues: dict[MessageQueue, LaneQueue[M]] = {}
-        # Queues with at least one ready lane, each once; a queue that may not run now leaves and is listed
-        # again by whatever may have changed that.
-        self._ready: deque[LaneQueue[M]] = deque()
-        # (when, serial, queue, lane): that lane, or with None the whole queue, may run again.
-        self._timers: list[tuple[Millis, int, LaneQueue[M], Lane[M] | None]] = []
-        self._serial = count(1)
-        # Turns still running of holdings that were dropped.
-        self._ghosts: Counter[MessageQueue] = Counter()
-        # Every turn begun and not ended, by token.
-        self._turns: dict[int, tuple[LaneQueue[M], Lane[M]]] = {}
+        self._line: ReadyLine[M] = ReadyLine()
+        self._tokens = count(1)
 
     def add(
         self,
@@ -120,7 +114,7 @@ class LaneScheduler(Generic[M]):
         if messages and not pulled_from <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
             raise UsageError(f"pull of {queue} from {pulled_from} to {next_offset} brought other offsets")
         home.put(messages, next_offset)
-        self._list(home)
+        self._line.enlist(home)
         return True
 
     def set_usable_until(self, queue: MessageQueue, deadline: Millis) -> None:
@@ -128,27 +122,54 @@ class LaneScheduler(Generic[M]):
         home = self._queues.get(queue)
         if home is not None:
             home.usable_until = deadline
-            self._list(home)
+            self._line.enlist(home)
 
     def next_turn(self, *, now: Millis) -> Turn[M] | Wait:
         """The next run of messages, fair between queues and, inside a queue, between lanes."""
-        if self._timers and self._timers[0][0] <= now:
-            self._fire(now)
-        ready = self._ready
-        while ready:
-            home = ready.popleft()
-            if not self._may_run(home, now):
-                home.listed = False
+        turns = self.next_turns(1, now=now)
+        return turns[0] if turns else self.wait()
+
+    def next_turns(self, most: int, *, now: Millis) -> list[Turn[M]]:
+        """Turns of different lanes for one worker, until they have `most` messages or more; none: see `wait`."""
+        turns: list[Turn[M]] = []
+        while most > 0 and (home := self._line.next(now)) is not None:
+            while most > 0 and home.ready:
+                lane = home.ready.popleft()
+                if taken := home.take(lane, self._limit):
+                    turns.append(self._begin(home, lane, taken, now))
+                    most -= len(taken)
+            self._line.enlist(home)
+        return turns
+
+    def wait(self) -> Wait:
+        """Until when there is nothing to run, if nothing happens."""
+        return Wait(self._line.next_timer())
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether some lane may be ready; asking for a turn tells."""
+        return bool(self._line)
+
+    def is_running(self, turn: Turn[M]) -> bool:
+        """Begun here, and not ended."""
+        return turn.lane is not None and turn.lane.turn is turn
+
+    def finish_done(self, turns: Iterable[Turn[M]], *, now: Millis) -> list[tuple[MessageQueue, Why]]:
+        """`finish(turn, DONE)` for each of them at a fraction of the cost; the queues they were of.
+
+        Where a turn's queue was given up meanwhile, that is said instead of `DONE`; a turn that somebody else ended
+        meanwhile is left out.
+        """
+        ended: list[tuple[MessageQueue, Why]] = []
+        for home, group in groupby([turn for turn in turns if self.is_running(turn)], _gate_of):
+            if home.dropped:
+                ended += [(turn.queue, self.finish(turn, DONE, now=now).why) for turn in group]
                 continue
-            lane = home.ready.popleft()
-            taken = home.take(lane, self._limit)
-            if home.ready:
-                ready.append(home)
-            else:
-                home.listed = False
-            if taken:
-                return self._begin(home, lane, taken, now)
-        return Wait(self._timers[0][0] if self._timers else None)
+            for lane in home.settle_done(list(group), commit=self._auto):
+                self._go_on(home, lane, now)
+            self._line.enlist(home)
+            ended.append((home.queue, Why.DONE))
+        return ended
 
     def finish(self, turn: Turn[M], outcome: Outcome, *, done: int = 0, now: Millis, reason: str = "") -> Finished[M]:
         """End a turn: its first `done` messages succeeded, `outcome` speaks of the batch after them.
@@ -196,7 +217,7 @@ class LaneScheduler(Generic[M]):
         home = self._queues.get(queue)
         if home is None or not home.resume(key):
             return False
-        self._list(home)
+        self._line.enlist(home)
         return True
 
     def shut(self, queue: MessageQueue) -> ShutLanes[M] | None:
@@ -207,7 +228,7 @@ class LaneScheduler(Generic[M]):
     def offer(self, queue: MessageQueue) -> None:
         """Lanes of the queue may have become ready."""
         if queue in self._queues:
-            self._list(self._queues[queue])
+            self._line.enlist(self._queues[queue])
 
     def drain(self, queue: MessageQueue) -> None:
         """No new turns; running ones stop before their next batch. What did not run is the next owner's."""
@@ -217,12 +238,12 @@ class LaneScheduler(Generic[M]):
         """The hand-over was called off."""
         home = self._home(queue)
         home.closed = False
-        self._list(home)
+        self._line.enlist(home)
 
     def is_drained(self, queue: MessageQueue) -> bool:
         """Draining, and no handler of it is running any more (also none of an earlier holding)."""
         home = self._home(queue)
-        return home.closed and home.running == 0 and queue not in self._ghosts
+        return home.closed and home.running == 0 and queue not in self._line.ghosts
 
     def drop(self, queue: MessageQueue) -> None:
         """End a holding at once. Running turns cannot be stopped, but their outcome counts for nothing."""
@@ -231,7 +252,7 @@ class LaneScheduler(Generic[M]):
             return
         home.closed = home.dropped = True
         if home.running:
-            self._ghosts[queue] += home.running
+            self._line.ghosts[queue] += home.running
         home.forget()
 
     def committable(self, queue: MessageQueue) -> QueueOffset | None:
@@ -253,33 +274,31 @@ class LaneScheduler(Generic[M]):
 
     def snapshot(self) -> dict[MessageQueue, QueueView]:
         held: dict[MessageQueue, list[tuple[str | None, Millis]]] = {}
-        for until, _, home, lane in sorted(self._timers, key=lambda timer: timer[:2]):
+        for until, home, lane in self._line.timers():
             held.setdefault(home.queue, []).append((lane.key if lane else None, until))
         return {queue: home.view(tuple(held.get(queue, ()))) for queue, home in self._queues.items()}
 
     def view(self, queue: MessageQueue, key: str | None, *, now: Millis) -> LaneView | None:
         home = self._queues.get(queue)
-        timers = ((until, lane) for until, _, at, lane in self._timers if at is home)
+        timers = ((until, lane) for until, at, lane in self._line.timers() if at is home)
         return None if home is None else view_lane(home, key, timers, now)
 
     def _begin(self, home: LaneQueue[M], lane: Lane[M], taken: list[M], now: Millis) -> Turn[M]:
-        if lane.busy_since is None:
-            lane.busy_since = now
+        since = lane.busy_since
+        if since is None:
+            since = lane.busy_since = now
         failures = home.failures
         attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
-        token = next(self._serial)
-        slice_end = lane.busy_since + self._slice
-        turn = Turn(home.queue, lane.key, tuple(taken), attempt, token, home, slice_end)
+        turn = Turn(home.queue, lane.key, tuple(taken), attempt, next(self._tokens), home, since + self._slice, lane)
         lane.turn = turn
         home.running += 1
-        self._turns[token] = home, lane
         return turn
 
     def _running(self, turn: Turn[M]) -> tuple[LaneQueue[M], Lane[M]]:
-        found = self._turns.get(turn.token)
-        if found is None:
+        home, lane = turn.gate, turn.lane
+        if lane is None or lane.turn is not turn or not isinstance(home, LaneQueue):
             raise UsageError(f"turn {turn.token} of {turn.queue} has ended already: finish each turn once")
-        return found
+        return home, lane
 
     def _end(
         self,
@@ -292,7 +311,7 @@ class LaneScheduler(Generic[M]):
         gone: Collection[int] = (),
         hold: Again | None = None,
     ) -> Finished[M]:
-        home, lane = self._turns.pop(turn.token)
+        home, lane = self._running(turn)
         more = home.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
         until = self._next_place(home, lane, more, why, hold, now)
         return Finished(why, self._moved(home), (), until)
@@ -306,39 +325,31 @@ class LaneScheduler(Generic[M]):
         if why is Why.PARKED:
             return None
         if hold is not None:
-            return self._pause(home, lane, hold, now)
-        if not more:
-            return None
-        if lane.busy_since is not None and now - lane.busy_since > self._slice:
-            self._pause(home, lane, _SLICE_USED_UP, now)
-            return None
-        home.ready.append(lane)
-        self._list(home)
+            return self._line.pause(home, lane, hold, now)
+        if more:
+            self._go_on(home, lane, now)
+            self._line.enlist(home)
         return None
 
-    def _pause(self, home: LaneQueue[M], lane: Lane[M], hold: Again, now: Millis) -> Millis:
-        until = Millis(now + hold.delay)
-        lane.busy_since = None
-        if hold.whole_queue and home.order is not Order.QUEUE:
-            home.held_until = max(home.held_until, until)
-            home.ready.appendleft(lane)
-            heapq.heappush(self._timers, (until, next(self._serial), home, None))
+    def _go_on(self, home: LaneQueue[M], lane: Lane[M], now: Millis) -> None:
+        """Back in line, or a short pause for a lane that had more than its share."""
+        if lane.busy_since is not None and now - lane.busy_since > self._slice:
+            self._line.pause(home, lane, _SLICE_USED_UP, now)
         else:
-            heapq.heappush(self._timers, (until, next(self._serial), home, lane))
-        return until
+            home.ready.append(lane)
 
     def _commit_or_roll_back(self, turn: Turn[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
         if outcome is COMMIT or self._auto:
             upto = min(done + self._options.batch_size, len(turn.messages))
             why = Why.ILLEGAL if self._auto else Why.COMMITTED
             return self._end(turn, upto, why, now=now, commit=True)
-        home, lane = self._turns.pop(turn.token)
+        home, lane = self._running(turn)
         home.roll_back(lane)
         until = self._next_place(home, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, None, (), until)
 
     def _failed(self, turn: Turn[M], done: int, asked: Millis | None, now: Millis, reason: str) -> Finished[M]:
-        home, lane = self._turns[turn.token]
+        home, lane = self._running(turn)
         batch = turn.messages[done : done + self._options.batch_size]
         policy, failures = self._options.policy, home.failures
         steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked) for m in batch]
@@ -368,30 +379,11 @@ class LaneScheduler(Generic[M]):
         return committable
 
     def _ghost_ended(self, turn: Turn[M]) -> Finished[M]:
-        del self._turns[turn.token]
-        self._ghosts[turn.queue] -= 1
-        if not self._ghosts[turn.queue]:
-            del self._ghosts[turn.queue]
-            if turn.queue in self._queues:
-                self._list(self._queues[turn.queue])
+        _, lane = self._running(turn)
+        lane.turn = None
+        if self._line.ghost_ended(turn.queue) and turn.queue in self._queues:
+            self._line.enlist(self._queues[turn.queue])
         return Finished(Why.QUEUE_GONE)
-
-    def _may_run(self, home: LaneQueue[M], now: Millis) -> bool:
-        if home.closed or not home.held_until <= now < home.usable_until:
-            return False
-        return not self._ghosts or home.order is Order.NONE or home.queue not in self._ghosts
-
-    def _list(self, home: LaneQueue[M]) -> None:
-        if home.ready and not home.listed:
-            home.listed = True
-            self._ready.append(home)
-
-    def _fire(self, now: Millis) -> None:
-        while self._timers and self._timers[0][0] <= now:
-            _, _, home, lane = heapq.heappop(self._timers)
-            if lane is not None:
-                home.ready.append(lane)
-            self._list(home)
 
     def _home(self, queue: MessageQueue) -> LaneQueue[M]:
         home = self._queues.get(queue)

@@ -83,7 +83,7 @@ class Gate:
 class Turn(Generic[M]):
     """The right to run these messages of one lane now. Read-only for everybody but the scheduler."""
 
-    __slots__ = ("attempt", "gate", "given", "key", "messages", "queue", "slice_end", "token")
+    __slots__ = ("attempt", "began", "gate", "given", "key", "lane", "messages", "queue", "slice_end", "token")
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class Turn(Generic[M]):
         token: int,
         gate: Gate,
         slice_end: int,
+        lane: "Lane[M] | None" = None,
     ) -> None:
         self.queue = queue
         self.key = key
@@ -103,6 +104,9 @@ class Turn(Generic[M]):
         self.token = token
         self.gate = gate
         self.slice_end = slice_end
+        self.lane = lane
+        self.began: Millis | None = None
+        """When its first batch was about to run; None while it only waits for its worker."""
         # Messages handed to the shell for sending back, with the number done before them.
         self.given: tuple[int, tuple[M, ...]] | None = None
 

@@ -1,0 +1,85 @@
+"""Whose queue is served next: each in its turn, none that may not run, none that waits for another's backlog."""
+
+from tests.core.bench import Msg, Q, R
+
+from lanemq.core.lane_queue import LaneQueue, WholeQueue
+from lanemq.core.ready_line import ReadyLine
+from lanemq.core.retry_policy import Again
+from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+NOW = Millis(100)
+
+
+def home(queue: MessageQueue = Q) -> WholeQueue[Msg]:
+    """A queue with one message."""
+    made: WholeQueue[Msg] = WholeQueue(queue, QueueOffset(0), NO_LEASE_NEEDED, auto=True)
+    made.put([Msg(0)], QueueOffset(1))
+    return made
+
+
+def line_of(*homes: LaneQueue[Msg]) -> ReadyLine[Msg]:
+    line: ReadyLine[Msg] = ReadyLine()
+    for each in homes:
+        line.enlist(each)
+    return line
+
+
+def test_a_queue_is_in_line_once() -> None:
+    only = home()
+    line = line_of(only, only)
+    assert line.next(NOW) is only
+    assert line.next(NOW) is None
+
+
+def test_a_queue_that_was_served_goes_to_the_end() -> None:
+    first, second = home(Q), home(R)
+    line = line_of(first, second)
+    served = []
+    for _ in range(4):
+        found = line.next(NOW)
+        assert found is not None
+        served.append(found)
+        line.enlist(found)
+    assert served == [first, second, first, second]
+
+
+def test_a_queue_without_a_lease_leaves_the_line_and_holds_up_nobody() -> None:
+    first, second = home(Q), home(R)
+    first.usable_until = NOT_LEASED
+    line = line_of(first, second)
+    assert line.next(NOW) is second
+    first.usable_until = NO_LEASE_NEEDED
+    line.enlist(first)
+    assert line.next(NOW) is first
+
+
+def test_a_queue_waits_for_the_turns_of_its_former_holding() -> None:
+    only = home()
+    line = line_of(only)
+    line.ghosts[Q] = 2
+    assert line.next(NOW) is None
+    assert not line.ghost_ended(Q)
+    assert line.ghost_ended(Q), "the last one"
+    line.enlist(only)
+    assert line.next(NOW) is only
+
+
+def test_a_lane_on_a_timer_is_ready_at_its_moment_and_not_before() -> None:
+    only = home()
+    lane = only.ready.popleft()
+    line: ReadyLine[Msg] = ReadyLine()
+    assert line.pause(only, lane, Again(Millis(10), whole_queue=False), NOW) == 110
+    assert line.next_timer() == 110
+    assert line.next(Millis(109)) is None
+    assert line.next(Millis(110)) is only
+    assert list(only.ready) == [lane]
+
+
+def test_timers_are_told_earliest_first() -> None:
+    first, second = home(Q), home(R)
+    line: ReadyLine[Msg] = ReadyLine()
+    line.pause(first, first.ready.popleft(), Again(Millis(20), whole_queue=False), NOW)
+    line.pause(second, second.ready.popleft(), Again(Millis(10), whole_queue=False), NOW)
+    assert [(until, each.queue) for until, each, _ in line.timers()] == [(110, R), (120, Q)]
