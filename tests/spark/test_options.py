@@ -37,8 +37,14 @@ GOOD = {"servers": "localhost:9876", "topic": "orders"}
         ({"group": "no blanks"}, "group"),
         ({"tags": "a || "}, "tags"),
         ({"kafka.bootstrap.servers": "x"}, "kafka.bootstrap.servers"),
-        ({"tls.ca": "x"}, "tls.ca.*not supported yet"),
-        ({"accessKey": "x"}, "accesskey.*not supported yet"),
+        ({"tls.ca": "missing.pem"}, "^tls.ca: tls ca missing.pem: cannot be read"),
+        ({"tls.key": "missing.pem"}, "^tls.key: .*give both"),
+        ({"tls.verify": "some"}, "^tls.verify='some': write full, ca or none"),
+        ({"tls": "perhaps"}, "^tls: 'perhaps' is neither true nor false"),
+        ({"tls": "false", "tls.ca": "x"}, "^tls.ca: contradicts tls=false"),
+        ({"accessKey": "x"}, "^accessKey is set and secretKey is not"),
+        ({"secretKeyFile": "missing"}, "^secretKeyFile: missing: cannot be read"),
+        ({"secretKeyFile": "x", "secretKey": "y"}, "^secretKeyFile: contradicts secretKey"),
     ],
 )
 def test_a_wrong_option_is_named(wrong: dict[str, str], named: str) -> None:

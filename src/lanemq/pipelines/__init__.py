@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.cdc.last_state import LastState
     from lanemq.pipelines.declare import load
     from lanemq.pipelines.failure import PipelineFailed
+    from lanemq.pipelines.parked_lanes import ParkedLanes, parked
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
     from lanemq.pipelines.program import run
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     from lanemq.pipelines.transitions.event import Event
     from lanemq.pipelines.transitions.limits import StateLimits
     from lanemq.pipelines.transitions.policies import DeadLetter, Hold, Park
+    from lanemq.pipelines.transitions.requests import LaneState, StoppedLane
     from lanemq.pipelines.transitions.stage import Transitions
 
 _HOMES = {
     "lanemq.pipelines.cdc.last_state": ("LastState",),
     "lanemq.pipelines.declare": ("load",),
     "lanemq.pipelines.failure": ("PipelineFailed",),
+    "lanemq.pipelines.parked_lanes": (
+        "ParkedLanes",
+        "parked",
+    ),
     "lanemq.pipelines.pipeline": ("Pipeline",),
     "lanemq.pipelines.ports": (
         "Append",
@@ -66,6 +72,10 @@ _HOMES = {
         "Hold",
         "Park",
     ),
+    "lanemq.pipelines.transitions.requests": (
+        "LaneState",
+        "StoppedLane",
+    ),
     "lanemq.pipelines.transitions.stage": ("Transitions",),
 }
 """The same for the running program."""
@@ -79,9 +89,11 @@ __all__ = [
     "Event",
     "ForeachSink",
     "Hold",
+    "LaneState",
     "LastState",
     "Merge",
     "Park",
+    "ParkedLanes",
     "ParquetSink",
     "Pipeline",
     "PipelineFailed",
@@ -94,11 +106,13 @@ __all__ = [
     "SqliteSink",
     "Stage",
     "StateLimits",
+    "StoppedLane",
     "Topic",
     "TopicSink",
     "Transitions",
     "load",
     "open_sink",
+    "parked",
     "read_table",
     "run",
     "start",

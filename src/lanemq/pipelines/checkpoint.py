@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lanemq.clock import Clock, SystemClock
-from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
+from lanemq.model.errors import CheckpointInUse, SinkFenced, StateLost, UsageError
 from lanemq.pipelines.batch import PASSES, batch_number
 from lanemq.pipelines.spark_log import SparkLog
 
@@ -63,6 +63,25 @@ class Checkpoint:
         """The stage's own folder."""
         return stage_place(self.folder)
 
+    @property
+    def decided_place(self) -> Path:
+        """Where batches are decided."""
+        return self._ours / "decided"
+
+    @property
+    def queues_file(self) -> Path:
+        """Which queues the state belongs to."""
+        return self._ours / "queues.json"
+
+    def refuse_if_replaced(self) -> None:
+        """`SinkFenced` if another run was started meanwhile, on a file system whose locks did not hold."""
+        newest = _number(self._ours / "epoch")
+        if newest != self.epoch:
+            raise SinkFenced(
+                f"run {self.epoch} of checkpoint {self.folder} was replaced by run {newest}: nothing more is decided "
+                f"by the older one, stop it"
+            )
+
     def next_pass(self, behind: int) -> int | None:
         """A number for a pass behind a batch of Spark, never given before; None if there is no room for more."""
         last = _number(self._ours / "pass")
@@ -79,16 +98,7 @@ class Checkpoint:
             self._lock = -1
 
     def _identify(self, name: str, source: Mapping[str, str]) -> str:
-        known = identity_of(self.folder)
-        if known is None and self.log.planned() is not None:
-            raise UsageError(
-                f"checkpoint {self.folder} belongs to a query that is no pipeline: choose an empty folder for {name!r}"
-            )
-        if known is not None and known.name != name:
-            raise UsageError(
-                f"checkpoint {self.folder} is pipeline {known.name!r}'s: choose another folder for {name!r}, "
-                f"or give it its old name"
-            )
+        known = own_identity(self.folder, name)
         query = known.query if known is not None else uuid.uuid4().hex
         _write(self._ours / "pipeline.json", json.dumps({"query": query, "name": name, "source": dict(source)}))
         return query
@@ -109,6 +119,21 @@ def identity_of(folder: Path) -> Identity | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateLost(f"{path} cannot be read: {error!r}; restore the checkpoint from a copy") from error
+
+
+def own_identity(folder: Path, name: str) -> Identity | None:
+    """The same for the pipeline that is to use it; another's checkpoint is refused."""
+    known = identity_of(folder)
+    if known is None and SparkLog(folder).planned() is not None:
+        raise UsageError(
+            f"checkpoint {folder} belongs to a query that is no pipeline: choose an empty folder for {name!r}"
+        )
+    if known is not None and known.name != name:
+        raise UsageError(
+            f"checkpoint {folder} is pipeline {known.name!r}'s: choose another folder for {name!r}, "
+            f"or give it its old name"
+        )
+    return known
 
 
 def epoch_of(folder: Path) -> int:

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from lanemq.model.errors import InvalidOption, LaneError, UsageError
 from lanemq.pipelines.declare_toml import read_toml
+from lanemq.pipelines.option_names import retold
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.references import beside
 
@@ -62,6 +63,11 @@ def _imported(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except LaneError:
         raise
+    except TypeError as error:
+        told = retold(error)
+        if told is None:
+            raise UsageError(f"{_line_in(path, error)}TypeError: {error}") from error
+        raise InvalidOption(f"{_line_in(path, error)}{told}") from error
     except Exception as error:
         raise UsageError(f"{_line_in(path, error)}{type(error).__name__}: {error}") from error
     return module

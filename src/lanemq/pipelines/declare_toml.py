@@ -18,21 +18,20 @@
     dsn = "${ORDERS_DSN}"          # from the environment
     table = "orders"
 
-The rule guarded here: every name is known and every error says table and option. Nothing is ignored.
+The rule guarded here: every name is known and every error says table and option. Nothing is ignored. Paths are as
+everywhere on a command line: relative ones are relative to the working directory, wherever the file lies.
 """
 
-import inspect
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.pipelines.option_names import made, near, public, refuse_unknown
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Sink, Stage
 from lanemq.pipelines.references import referred
@@ -62,7 +61,7 @@ def read_toml(path: Path) -> Pipeline:
         raise InvalidOption(f"it is no TOML: {error}") from error
     tables = _tables(document)
     pipeline = tables["pipeline"]
-    _refuse_unknown("pipeline", pipeline, _PIPELINE)
+    refuse_unknown("[pipeline] ", pipeline, _PIPELINE)
     for name in ("name", "checkpoint"):
         if name not in pipeline:
             raise InvalidOption(f"[pipeline] {name}: missing")
@@ -79,7 +78,7 @@ def read_toml(path: Path) -> Pipeline:
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for name, table in document.items():
         if name not in TABLES:
-            raise InvalidOption(f"[{name}]: there is no such table; {_near(name, TABLES)}")
+            raise InvalidOption(f"[{name}]: there is no such table; {near(name, TABLES)}")
         if not isinstance(table, dict):
             raise InvalidOption(f"{name}: belongs into a table; those are {', '.join(TABLES)}")
     for name in REQUIRED:
@@ -102,8 +101,8 @@ def _stage(options: dict[str, Any]) -> Stage:
         if "on_failure" in rest:
             rest["on_failure"] = _policy(rest["on_failure"])
         if "limits" in rest:
-            rest["limits"] = _made("limits.", _public("StateLimits"), rest["limits"])
-        stage: Stage = _made("", _public(STAGES[kind]), rest)
+            rest["limits"] = made("limits.", public("StateLimits"), rest["limits"])
+        stage: Stage = made("", public(STAGES[kind]), rest)
         return stage
 
 
@@ -112,7 +111,7 @@ def _sink(table: str, options: dict[str, Any]) -> Sink:
     with _within(table):
         if "kind" not in options:
             raise InvalidOption("kind: missing")
-        sink: Sink = _public("open_sink")(options["kind"], rest)
+        sink: Sink = public("open_sink")(options["kind"], rest)
         return sink
 
 
@@ -122,23 +121,8 @@ def _policy(given: object) -> Any:
     if kind not in POLICIES:
         raise InvalidOption(f"on_failure: {given!r} has no kind; use one of {', '.join(POLICIES)}")
     if isinstance(options.get("hold"), dict):
-        options["hold"] = _made("on_failure.hold.", _public("Hold"), options["hold"])
-    return _made("on_failure.", _public(POLICIES[kind]), options)
-
-
-def _made(before: str, make: Callable[..., Any], options: object) -> Any:
-    """Calls a class with options, once their names are known to fit."""
-    if not isinstance(options, dict):
-        raise InvalidOption(f"{before.rstrip('.')}: a table is wanted, not {options!r}")
-    wanted = [each for each in inspect.signature(make).parameters.values() if each.name != "clock"]
-    names = [each.name for each in wanted]
-    for name in options:
-        if name not in names:
-            raise InvalidOption(f"{before}{name}: there is no such option; {_near(name, names)}")
-    for each in wanted:
-        if each.default is each.empty and each.name not in options:
-            raise InvalidOption(f"{before}{each.name}: missing")
-    return make(**options)
+        options["hold"] = made("on_failure.hold.", public("Hold"), options["hold"])
+    return made("on_failure.", public(POLICIES[kind]), options)
 
 
 def _kind(table: str, options: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
@@ -177,21 +161,6 @@ def _variable(where: str, name: str) -> str:
     if name not in os.environ:
         raise InvalidOption(f"{where}: the environment has no {name}; set it, or write the value itself")
     return os.environ[name]
-
-
-def _refuse_unknown(table: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in options:
-        if name not in known:
-            raise InvalidOption(f"[{table}] {name}: there is no such option; {_near(name, known)}")
-
-
-def _near(name: str, known: tuple[str, ...] | list[str]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-
-
-def _public(name: str) -> Any:
-    return getattr(import_module("lanemq.pipelines"), name)
 
 
 @contextmanager

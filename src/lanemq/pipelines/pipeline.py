@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
-from lanemq.pipelines.ports import Sink, Stage
+from lanemq.pipelines.ports import Merge, Sink, Stage
 from lanemq.pipelines.source import Topic
 from lanemq.spark.options import duration
 
@@ -34,7 +34,8 @@ class Pipeline:
     stage: Stage
     sink: Sink
     checkpoint: str | Path
-    """A folder that driver and executors share. Without it every message would be new again."""
+    """A folder that driver and executors share. Without it every message would be new again. A relative path is
+    relative to the working directory."""
     prepare: Prepare | None = None
     """Changes messages before the stage: filters and added columns. Must keep the rows of a queue together and in
     order, so no shuffle, and must give the same rows for the same messages."""
@@ -51,6 +52,7 @@ class Pipeline:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidOption(f"name: {self.name!r} is no name: use 1 to 100 of the characters A-Z a-z 0-9 _ . -")
         _check_kinds(self)
+        _check_fit(self)
         _check_folder(str(self.checkpoint))
         if self.trigger_ms > _LONGEST_TRIGGER:
             raise InvalidOption(f"trigger: {self.trigger} is longer than a day; run it with once instead")
@@ -81,6 +83,16 @@ def _check_kinds(pipeline: Pipeline) -> None:
         raise InvalidOption("dead_letters: the same object as sink; their columns differ, so make a sink of its own")
     if pipeline.sink is None:
         raise InvalidOption("sink: missing; say where the rows go, such as ParquetSink(folder)")
+
+
+def _check_fit(pipeline: Pipeline) -> None:
+    """A sink that only adds rows says so with `appends_only`; told here, since opening it needs Spark."""
+    if isinstance(getattr(pipeline.stage, "how", None), Merge) and getattr(pipeline.sink, "appends_only", False):
+        stage, sink = type(pipeline.stage).__name__, type(pipeline.sink).__name__
+        raise InvalidOption(
+            f"sink: {sink} only adds rows, and {stage} replaces them: use DeltaSink, SqliteSink, PostgresSink or "
+            f"TopicSink (in a file: kind delta, sqlite, postgres or topic)"
+        )
 
 
 def _check_folder(checkpoint: str) -> None:

@@ -1,8 +1,9 @@
 """What a pipeline is made of: a stage turns messages into rows, a sink applies rows once.
 
-Order of events for a batch, guarded by the runner: the stage fixes the batch's rows and makes its own state durable;
-the dead-letter sink and the sink apply them under the batch's name; Spark notes the batch as done. A crash between any
-two of them repeats the batch, and whoever has it already does nothing.
+Order of events for a batch, guarded by the runner: the stage fixes the batch's rows; where more than one commit
+follows, they are decided (`decisions.py`); the stage makes its state durable; the dead-letter sink and the sink apply
+the rows under the batch's name; Spark notes the batch as done. A crash between any two of them repeats the batch:
+what was decided is only completed, and whoever has it already does nothing.
 """
 
 from collections.abc import Mapping
@@ -42,10 +43,16 @@ class Results:
     """Messages set aside for good, with the columns of `dead_letters.SCHEMA`; None if there are none."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """For progress and summaries: events, repeats, gaps, held, parked, dead ..."""
+    state: str = ""
+    """What the stage has to remember of exactly this attempt, for its `settle`; empty: nothing."""
 
 
 class Stage(Protocol):
-    """Turns the messages of a batch into rows; pure in (messages, own state before the batch)."""
+    """Turns the messages of a batch into rows; pure in (messages, own state before the batch).
+
+    A stage whose results depend on which queue a key is in has the attribute `on_queue_change`, "fail" or "continue":
+    what is done when its topic gets more queues. None, or no such attribute: it does not matter.
+    """
 
     columns: tuple[str, ...]
     """Columns of the source that are needed."""
@@ -60,13 +67,19 @@ class Stage(Protocol):
         """Before the first batch of a run. `place` is a folder inside the checkpoint, the stage's own."""
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
-        """The rows of a batch; the same again when the batch is repeated."""
+        """The rows of a batch. Nothing that a later batch could see has changed until `settle`."""
+
+    def settle(self, batch: Batch, state: str) -> None:
+        """This attempt counts: its state is what the next unit starts from. Called only if `Results.state` is set.
+
+        Before any sink has the batch, and again for every repetition of it.
+        """
 
     def due(self, wall: Millis) -> Millis | None:
         """How long until a pass without new messages is wanted (0: now); None: nothing waits."""
 
     def run_pass(self, batch: Batch) -> Results | None:
-        """Tries again what waits. None: nothing was due. The same again when the pass is repeated."""
+        """Tries again what waits. None: nothing was due."""
 
     def unfinished_pass(self) -> int | None:
         """The number of a pass that a crash interrupted, to be run again before anything else."""
@@ -76,7 +89,11 @@ class Stage(Protocol):
 
 
 class Sink(Protocol):
-    """Applies batches, each once, and refuses runs that were replaced."""
+    """Applies batches, each once, and refuses runs that were replaced.
+
+    A sink with the attribute `all_at_once = True` promises that after a crash it has all of a batch or nothing, and
+    knows which: only then a batch without dead letters needs no decision on disk before it is written.
+    """
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         """Before the first batch of a run. From now on lower epochs of this query are refused with `SinkFenced`.

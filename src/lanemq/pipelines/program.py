@@ -7,7 +7,6 @@ which costs a repetition of the batch and nothing else.
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,21 +16,21 @@ from types import FrameType
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lanemq.model.errors import CheckpointInUse, UsageError
-from lanemq.pipelines.checkpoint import holder_of
+from lanemq.model.errors import UsageError
+from lanemq.pipelines.before_spark import need_checkpoint, need_java, need_topic
+from lanemq.pipelines.own_group import children_in_own_group
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.reporting import Report
 from lanemq.pipelines.runner import start
+from lanemq.pipelines.spark_words import inherited_stderr, overheard
 from lanemq.spark import recommended
 
 log = logging.getLogger(__name__)
 
 LOCAL = "local[*]"
-QUIET: Mapping[str, str] = {
-    "spark.ui.showConsoleProgress": "false",
-    # Spark writes every error with its Java trace; ours are one sentence, and nothing is hidden with --traceback.
-    "spark.log.level": "FATAL",
-}
+ON_TERMINAL, IN_FILE = "FATAL", "ERROR"
+"""Levels of Spark's log. It writes every error with its Java trace, of which a terminal needs none: ours are one
+sentence, and what was raised is in `PipelineFailed.trace`."""
 
 
 def run(
@@ -42,55 +41,61 @@ def run(
     report: Report | None = None,
     master: str = LOCAL,
     conf: Mapping[str, str] | None = None,
+    spark_words: Path | None = None,
 ) -> None:
     """Runs until it ends, fails (`PipelineFailed`), or a signal asks it to stop.
 
     Without a session one is made from `master`, the pipeline's own settings and `conf`, and stopped at the end.
+    `spark_words`: a file for what Spark and its workers write to standard error; None: they write it there.
     """
-    asked = threading.Event()
-    refuse_second(pipeline.folder)
-    own = open_session(pipeline, master, conf or {}) if spark is None else None
-    try:
-        with stop_on_signals(asked):
-            running = start(pipeline, own or _given(spark), once=once, report=report)
-            with running:
-                while not running.await_end(0.2) and not asked.is_set():
-                    pass
-            running.await_end(0)
-    finally:
-        if own is not None:
-            own.stop()
-
-
-def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session with the recommended settings, then the pipeline's, then `conf`: the last one counts."""
+    need_checkpoint(pipeline)
+    if spark is not None:
+        _run_in(spark, pipeline, once, report)
+        return
     need_java()
+    need_topic(pipeline)
+    with contextlib.ExitStack() as ends:
+        if spark_words is None:
+            own = open_session(pipeline, master, conf or {}, ON_TERMINAL)
+        else:
+            with inherited_stderr(spark_words):
+                own = open_session(pipeline, master, conf or {}, IN_FILE)
+            ends.enter_context(overheard(spark_words))
+        ends.callback(_stop, own)
+        _run_in(own, pipeline, once, report)
+
+
+def _run_in(spark: SparkSession, pipeline: Pipeline, once: bool, report: Report | None) -> None:
+    asked = threading.Event()
+    with stop_on_signals(asked):
+        running = start(pipeline, spark, once=once, report=report)
+        with running:
+            while not running.await_end(0.2) and not asked.is_set():
+                pass
+        running.await_end(0)
+
+
+def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level: str = ON_TERMINAL) -> SparkSession:
+    """A session with the recommended settings, then the pipeline's, then `conf`: the last one counts."""
     builder = recommended().master(master).appName(pipeline.name)
-    for name, value in {**QUIET, **pipeline.spark, **conf}.items():
+    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": level}
+    for name, value in {**quiet, **pipeline.spark, **conf}.items():
         builder = builder.config(name, value)
     try:
-        return builder.getOrCreate()
+        with children_in_own_group():
+            return builder.getOrCreate()
     except PySparkException as error:
         raise UsageError(
             f"Spark did not start: {str(error).splitlines()[0]}; is JAVA_HOME a Java 17 or newer?"
         ) from error
 
 
-def need_java() -> None:
-    """Without Java, Spark's own error is a page about a gateway."""
-    home = os.environ.get("JAVA_HOME")
-    if (home and (Path(home) / "bin" / "java").exists()) or shutil.which("java"):
-        return
-    raise UsageError("Spark needs Java 17 or newer, and there is none: install one, or set JAVA_HOME to where it is")
-
-
-def refuse_second(folder: Path) -> None:
-    """The lock decides later; asked here so that nobody waits for Spark to hear it."""
-    holder = holder_of(folder)
-    if holder is not None:
-        raise CheckpointInUse(
-            f"checkpoint {folder} is used by another run ({holder}): stop that one, or choose another checkpoint"
-        )
+def _stop(session: SparkSession) -> None:
+    try:
+        session.stop()
+    except Exception as error:  # noqa: BLE001
+        # The JVM was killed, or died first; what it was asked for is told already, and nothing of it is left to stop.
+        log.debug("Spark could not be stopped: %s", error)
 
 
 @contextlib.contextmanager
@@ -118,8 +123,3 @@ def stop_on_signals(asked: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _given(spark: SparkSession | None) -> SparkSession:
-    assert spark is not None
-    return spark

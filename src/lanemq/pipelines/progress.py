@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lanemq.pipelines.batch import PASSES, Batch
-from lanemq.spark.lag import QueueLag
+from lanemq.spark.lag import QueueLag, oldest
+
+LEVELS = frozenset({"keys", "lanes_stopped", "lanes_parked"})
+"""Counts of the state behind a batch, not of what the batch did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,8 @@ class Done:
     """The sink had it already: a crash came between the sink and Spark's note."""
     seconds: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What the stage counted: events, repeats, gaps, held, parked, poison ..."""
+    """What the stage counted: events, repeats, gaps, held, parked, poison ... Those in `LEVELS` say how it stands
+    after the batch and are not to be added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Progress:
     @property
     def lag_seconds(self) -> float | None:
         """The age of the oldest message that is not done; None if all are, or if the broker does not say."""
-        return max((each.seconds for each in self.lag if each.seconds is not None), default=None)
+        return oldest(self.lag)
 
     @property
     def rate(self) -> float:
@@ -77,10 +81,28 @@ class Progress:
         """For people who read a log."""
         done = self.done
         unit = f"pass {self.pass_number} behind batch" if done.batch.is_pass else "batch"
-        facts = [f"{self.messages} messages"] if not done.batch.is_pass else []
-        facts += [f"{done.outputs} rows"] if not done.repeated else ["repeated, the sink had it"]
-        facts += [f"{count} {name}" for name, count in done.counts.items() if count and name != "events"]
-        facts += [f"{self.seconds:.1f} s"] + ([f"{self.rate:.0f}/s"] if self.messages else [])
+        facts = [counted(self.messages, "messages")] if not done.batch.is_pass else []
+        facts += [counted(done.outputs, "rows")] if not done.repeated else ["repeated, the sink had it"]
+        facts += [counted(count, name) for name, count in done.counts.items() if count and name != "events"]
+        facts += [f"{self.seconds:.1f} s"] + ([_per_second(self.rate)] if self.messages else [])
         behind = self.lag_seconds
         facts += [f"lag {self.lag_messages}" + (f" ({behind:.1f} s)" if behind is not None else "")]
         return f"{self.pipeline} {unit} {done.batch.spark_batch}: {', '.join(facts)}"
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+
+
+def counted(count: int, name: str) -> str:
+    """A count of a stage as people say it: `1 repeat`, `2 lanes parked`."""
+    words = name.replace("_", " ").split(" ")
+    plural = next((at for at, word in enumerate(words) if word in _PLURALS), None)
+    if count == 1 and plural is not None:
+        words[plural] = words[plural].removesuffix("s")
+    return f"{count} {' '.join(words)}"
+
+
+_PLURALS = frozenset(
+    {"messages", "rows", "events", "repeats", "gaps", "keys", "lanes", "deletes", "changes", "misfits"}
+)

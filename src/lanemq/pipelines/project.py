@@ -75,6 +75,9 @@ class Project:
         rows = sum(file.rows for file in files)
         return Results(FileRows(self.schema, files), counts={"events": rows})
 
+    def settle(self, batch: Batch, state: str) -> None:
+        """There is no state."""
+
     def due(self, wall: Millis) -> Millis | None:
         return None
 

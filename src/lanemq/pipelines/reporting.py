@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from lanemq.net.security import Security
 from lanemq.pipelines.progress import Done, Progress
 from lanemq.spark.lag import LagTimes, QueueLag, lag_of, moved
 
@@ -20,11 +21,11 @@ Report: TypeAlias = Callable[[Progress], object]
 class Reporting:
     """Told from the thread of the batches and from the keeper's."""
 
-    def __init__(self, name: str, servers: str, report: Report) -> None:
+    def __init__(self, name: str, servers: str, report: Report, security: Security | None = None) -> None:
         self.last: Progress | None = None
         self._name = name
         self._report = report
-        self._times = LagTimes(servers)
+        self._times = LagTimes(servers, security=security)
         self._waiting: dict[int, Done] = {}
         self._lag: tuple[QueueLag, ...] = ()
         self._lock = threading.Lock()

@@ -46,7 +46,8 @@ class RunningPipeline:
         self._work = work
         self._checkpoint = checkpoint
         self._clock = clock
-        self._reporting = Reporting(pipeline.name, pipeline.source.parsed.servers, report)
+        source = pipeline.source.parsed
+        self._reporting = Reporting(pipeline.name, source.servers, report, source.security)
         self._turn = threading.Lock()
         """Held by whoever works: a batch or a pass."""
         self._stopping = threading.Event()
@@ -224,7 +225,7 @@ def start(
 ) -> RunningPipeline:
     """Starts a pipeline. `once`: ends after everything that is there now. `report` is told each batch and pass."""
     clock = SystemClock()
-    checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.options, clock)
+    checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.telling_options, clock)
     history = Path(pipeline.history) if pipeline.history is not None else None
     effects = Effects(history, pipeline.name)
     dead = pipeline.dead_letters or ParquetSink(checkpoint.folder / "dead_letters")
@@ -233,7 +234,8 @@ def start(
     try:
         work.open(spark)
         running = RunningPipeline(pipeline, work, checkpoint, report or _nobody, clock)
-        frame = pipeline.source.stream(spark, () if pipeline.prepare else pipeline.stage.columns)
+        columns = () if pipeline.prepare else pipeline.stage.columns
+        frame = pipeline.source.stream(spark, columns, pipeline.folder)
         first = [work.finish_pass(), work.run_due()]
         running.begin(lambda on_batch: _query(pipeline, frame, on_batch, once), first, once)
     except BaseException:

@@ -4,7 +4,8 @@ The rule guarded here: a wrong option is an error where it is written, long befo
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -12,6 +13,7 @@ from lanemq.model.errors import InvalidOption
 from lanemq.spark import register
 from lanemq.spark.options import ReadOptions, parse_read_options
 from lanemq.spark.schema import some_columns
+from lanemq.spark.security_options import SECRETS
 from lanemq.spark.source import FORMAT
 
 
@@ -29,27 +31,46 @@ class Topic:
 
     def __init__(self, servers: str, topic: str | None = None, group: str | None = None, **options: object) -> None:
         given = {"servers": servers, "topic": topic, "group": group, **options}
-        self.options = {name: _text(value) for name, value in given.items() if value is not None}
+        self.options = {name: _text(value) for name, value in _flat(given) if value is not None}
         if group is None and not any(name.lower().startswith("starting") for name in self.options):
             self.options["startingOffsets"] = "earliest"
         self.parsed: ReadOptions = parse_read_options(self.options, streaming=True)
         if self.parsed.columns:
             some_columns(self.parsed.columns)
 
+    @property
+    def telling_options(self) -> dict[str, str]:
+        """The options without the secret ones, for whatever is written down."""
+        return {name: value for name, value in self.options.items() if name.lower() not in SECRETS}
+
     def at(self, servers: str) -> "Topic":
         """The same topic elsewhere."""
         return Topic(**{**self.options, "servers": servers})
 
-    def stream(self, spark: SparkSession, columns: Sequence[str]) -> DataFrame:
-        """Its messages from now on, with these columns; all, if none are named here or by the option `columns`."""
+    def stream(self, spark: SparkSession, columns: Sequence[str], checkpoint: Path | None = None) -> DataFrame:
+        """Its messages from now on, with these columns; all, if none are named here or by the option `columns`.
+
+        With the checkpoint the source can tell at its end whether the last batch is done, and report it to the group.
+        """
         register(spark)
         reader = spark.readStream.format(FORMAT).options(**self.options)
+        if checkpoint is not None:
+            reader = reader.option("checkpointLocation", str(checkpoint))
         if columns and not self.parsed.columns:
             reader = reader.schema(some_columns(columns))
         return reader.load()
 
     def __repr__(self) -> str:
-        return f"Topic({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+        return f"Topic({', '.join(f'{name}={value!r}' for name, value in self.telling_options.items())})"
+
+
+def _flat(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """TOML reads `tls.ca = "..."` as a table `tls`; Spark knows it as one option of that name."""
+    for name, value in given.items():
+        if name == "tls" and isinstance(value, Mapping):
+            yield from ((f"tls.{each}", chosen) for each, chosen in value.items())
+        else:
+            yield name, value
 
 
 def _text(value: object) -> str:

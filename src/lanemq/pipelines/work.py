@@ -1,14 +1,17 @@
 """One run's stage and sinks, and the order in which they see a batch.
 
-The rules guarded here: the stage's state and the dead letters are durable before the sink has the batch, and Spark
-notes it only after that, so a sink that has a batch proves that all of it is done; a batch that the sink has is not
-run again; a checkpoint that is older than what the sink has is refused, because its batches would be taken for ones
-that were applied.
+The rules guarded here: where a batch needs more than one commit, its rows are decided on disk before the first of
+them, and what was decided is completed and never run again; the stage's state and the dead letters are durable before
+the sink has the batch, and Spark notes it only after that, so a sink that has a batch proves that all of it is done; a
+batch that the sink has is not run again; a checkpoint that is older than what the sink has is refused, because its
+batches would be taken for ones that were applied.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,11 +21,15 @@ from lanemq.model.units import Millis
 from lanemq.pipelines import dead_letters
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines.decisions import Decisions
 from lanemq.pipelines.effects import Effects
 from lanemq.pipelines.ports import Append, Results, Sink, Stage
 from lanemq.pipelines.progress import Done
+from lanemq.pipelines.queue_set import QueueSet
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", Results, Results | None)
 
 
 class Work:
@@ -44,6 +51,9 @@ class Work:
         self._sink = sink
         self._dead = dead
         self._checkpoint = checkpoint
+        self._decisions = Decisions(checkpoint.decided_place)
+        on_change = getattr(stage, "on_queue_change", None)
+        self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change)
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
@@ -67,6 +77,9 @@ class Work:
         self._opened.append(self._sink)
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
+        self._decisions.open()
+        self._forget(self._is_over)
+        self._settle_decided()
 
     def close(self) -> None:
         self._effects.close()
@@ -81,7 +94,7 @@ class Work:
             self._stage.finished(batch)
             return Done(batch, repeated=True)
         began = self._clock.now()
-        return self._apply(batch, self._stage.run(messages, batch), began)
+        return self._apply(batch, self._decided(batch, lambda: self._run(messages, batch)), began)
 
     def finish_pass(self) -> Done | None:
         """The pass that a crash interrupted, if there is one. Before the query starts."""
@@ -89,7 +102,7 @@ class Work:
         if number is None:
             return None
         batch, began = self._batch(number), self._clock.now()
-        results = self._stage.run_pass(batch)
+        results = self._decided(batch, lambda: self._stage.run_pass(batch))
         return self._apply(batch, results, began) if results is not None else None
 
     def due(self) -> Millis | None:
@@ -107,11 +120,58 @@ class Work:
         if number is None:
             return None
         batch, began = self._batch(number), self._clock.now()
-        results = self._stage.run_pass(batch)
+        results = self._decided(batch, lambda: self._stage.run_pass(batch))
         if results is None:
             self._spare = number
             return None
         return self._apply(batch, results, began)
+
+    def _run(self, messages: DataFrame, batch: Batch) -> Results:
+        if self._queues is not None:
+            self._queues.check(self._checkpoint.log.end_of(batch.spark_batch))
+        return self._stage.run(messages, batch)
+
+    def _decided(self, batch: Batch, run: Callable[[], R]) -> R | Results:
+        """What the batch comes to: as an earlier attempt decided, or as the stage says now. The stage's state is it."""
+        self._forget(lambda number: number < batch.number)
+        found = self._decisions.find(batch, self._stage.schema)
+        if found is not None:
+            log.info("%s was decided before: it is completed, not run again", batch)
+        results = found or run()
+        if results is None:
+            return results
+        self._checkpoint.refuse_if_replaced()
+        if found is None and self._takes_two_commits(batch, results):
+            results = self._decisions.make(batch, results)
+        if results.state:
+            self._stage.settle(batch, results.state)
+        return results
+
+    def _settle_decided(self) -> None:
+        """At a start: a pass that ran before the decided batch is completed would change state that it starts from."""
+        for number in self._decisions.numbers():
+            found = self._decisions.find(self._batch(number), self._stage.schema)
+            if found is not None and found.state:
+                self._stage.settle(self._batch(number), found.state)
+
+    def _takes_two_commits(self, batch: Batch, results: Results) -> bool:
+        """Whether a crash could leave part of the batch in a table."""
+        if results.dead is not None and results.dead.count():
+            return True
+        moved_nothing = batch.is_pass and not results.outputs.count()
+        return not moved_nothing and not getattr(self._sink, "all_at_once", False)
+
+    def _forget(self, is_over: Callable[[int], bool]) -> None:
+        """Spark asks for a batch only when the one before is noted, and for a pass's successor likewise."""
+        for number in self._decisions.numbers():
+            if is_over(number):
+                self._decisions.forget(number)
+
+    def _is_over(self, number: int) -> bool:
+        """At a start: whether the sink has the unit, or Spark will not ask for it again."""
+        unit = Batch("", number, 0)
+        noted = not unit.is_pass and self._checkpoint.log.is_done(unit.spark_batch)
+        return noted or (self._applied is not None and number <= self._applied)
 
     def _apply(self, batch: Batch, results: Results, began: Millis) -> Done:
         if self._whole and results.counts.get("missing"):
@@ -123,13 +183,21 @@ class Work:
         dead = 0 if results.dead is None else results.dead.count()
         if results.dead is not None and dead:
             self._dead.write(results.dead, replace(batch, query=_dead(batch.query)))
+        rows, counts = results.outputs.count(), dict(results.counts)
+        # A pass that moved nothing has nothing to show; its retries would be a commit each.
+        fresh = self._write(batch, results, counts) if rows or not batch.is_pass else True
+        self._stage.finished(batch)
+        seconds = (self._clock.now() - began) / 1000
+        return Done(batch, rows, dead, not fresh, seconds, counts)
+
+    def _write(self, batch: Batch, results: Results, counts: dict[str, int]) -> bool:
         asked = self._effects.now()
         fresh = self._sink.write(results.outputs, batch)
         if fresh:
             self._effects.applied(results, batch, asked)
-        self._stage.finished(batch)
-        seconds = (self._clock.now() - began) / 1000
-        return Done(batch, results.outputs.count(), dead, not fresh, seconds, dict(results.counts))
+        if stale := getattr(self._sink, "last_stale", 0):
+            counts["stale"] = stale
+        return fresh
 
     def _batch(self, number: int) -> Batch:
         return Batch(self._checkpoint.query, number, self._checkpoint.epoch)

@@ -56,4 +56,5 @@ def range_partition(
         client=client,
         epoch=epoch,
     )
-    return RangePartition(wanted, Terms(options.wait, options.fail_on_data_loss, options.chunk_bytes))
+    terms = Terms(options.wait, options.fail_on_data_loss, options.chunk_bytes, options.security)
+    return RangePartition(wanted, terms)

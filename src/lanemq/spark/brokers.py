@@ -1,16 +1,19 @@
 """What the driver asks brokers: which queues there are, what they hold, where a place in time is.
 
-Every question waits for a broker that is away, up to the option `brokerWait`.
+Every question waits for a broker that is away, up to the option `brokerWait`. So does one whose answer leaves out what
+an absent broker holds: a name server forgets a broker that is down, and with it its topics, which are not gone.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import TypeVar
 
 from lanemq.client.admin import Admin
+from lanemq.client.admin_calls import AdminCalls
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.clock import Clock
-from lanemq.model.errors import TopicNotFound
+from lanemq.model.errors import ConnectFailed, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
@@ -28,9 +31,14 @@ class Brokers:
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
-        self._patience = Patience(options.wait, clock)
-        self._admin = Admin(options.servers, clock=clock)
-        self._routes = BlockingRoutes(parse_addresses(options.servers), clock)
+        self._clock = clock
+        self._expected: dict[str, set[str]] = {}
+        """By topic: the brokers that have, or had, queues of it."""
+        look = f"look at it with: lanemq topic list --server '{options.servers}'"
+        self._patience = Patience(options.wait, clock, hint=look)
+        security = options.security
+        self._admin = Admin(options.servers, clock=clock, tls=security.tls, credentials=security.credentials)
+        self._routes = BlockingRoutes(parse_addresses(options.servers), clock, security=security)
 
     def close(self) -> None:
         self._admin.close()
@@ -48,6 +56,11 @@ class Brokers:
             return self._options.topics
         names = self._ask(self._admin.topics, "the list of topics")
         return tuple(name for name in names if re.fullmatch(self._options.topic_pattern, name))
+
+    def expect(self, queues: Iterable[MessageQueue]) -> None:
+        """A checkpoint knows these: if their broker is not to be seen, it is away."""
+        for queue in queues:
+            self._expected.setdefault(queue.topic, set()).add(queue.broker)
 
     def bounds(self) -> QueueBounds:
         """Every queue of every topic with what it holds. Topics that are gone are left out."""
@@ -78,8 +91,33 @@ class Brokers:
         return {queue: self._position(place, queue, held) for queue, held in bounds.items()}
 
     def _bounds_of(self, topic: str) -> QueueBounds:
-        described = self._ask(lambda: self._admin.describe_topic(topic), f"topic {topic}")
+        found = self._ask(lambda: self._complete(topic), f"topic {topic}")
+        self.expect(found)
+        return found
+
+    def _complete(self, topic: str) -> QueueBounds:
+        """What the topic's queues hold; `ConnectFailed` if a broker with some of them is away."""
+        expected = self._expected.get(topic, set())
+        try:
+            described = self._admin.describe_topic(topic)
+        except TopicNotFound:
+            self._check_registered(topic, expected)
+            raise
+        self._check_registered(topic, expected - {each.queue.broker for each in described.queues})
         return {each.queue: Bounds(each.first, each.end) for each in described.queues}
+
+    def _check_registered(self, topic: str, missed: set[str]) -> None:
+        """A broker that is there and does not hold the topic any more is a loss; an absent one proves nothing."""
+        if not missed:
+            return
+        options = self._options
+        with closing(AdminCalls(options.servers, clock=self._clock, security=options.security)) as calls:
+            away = sorted(missed - calls.masters().keys())
+        if away:
+            raise ConnectFailed(
+                f"broker {', '.join(away)} of topic {topic} is not registered at {options.servers}: it is down, "
+                f"starting, or was taken out of service for good (then begin with a new checkpoint)"
+            )
 
     def _position(self, place: Place, queue: MessageQueue, held: Bounds) -> QueueOffset:
         unnamed = held.first if place is self._options.start else held.end

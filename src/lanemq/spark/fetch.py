@@ -15,6 +15,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection
+from lanemq.net.security import OPEN, Security
 from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
@@ -63,8 +64,9 @@ class QueueRange:
 class RangeReader:
     """One connection, one range at a time."""
 
-    def __init__(self, patience: Patience, *, fail_on_data_loss: bool = True) -> None:
+    def __init__(self, patience: Patience, *, fail_on_data_loss: bool = True, security: Security = OPEN) -> None:
         self._patience = patience
+        self._security = security
         self._fail_on_data_loss = fail_on_data_loss
         self._link: BlockingConnection | None = None
 
@@ -133,7 +135,7 @@ class RangeReader:
             lane_max_bytes=most_bytes,
         )
         if self._link is None:
-            self._link = BlockingConnection(wanted.address)
+            self._link = BlockingConnection(wanted.address, security=self._security)
         link, self._link = self._link, None
         try:
             reply = link.request(Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()), PULL_SECONDS)

@@ -9,7 +9,7 @@ behind; a broker that is away costs the answer and never the query.
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,13 @@ from pyspark.sql.streaming.listener import (
 )
 
 from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
+from lanemq.net.security import Security
 from lanemq.spark.fetch import QueueRange, RangeReader
 from lanemq.spark.offsets import Positions, from_json
 from lanemq.spark.options import DEFAULT_GROUP
@@ -73,6 +75,11 @@ def between(offsets: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int
     return tuple(QueueLag(queue, offsets[queue], ends.get(queue, offsets[queue])) for queue in sorted(offsets))
 
 
+def oldest(queues: Iterable[QueueLag]) -> float | None:
+    """The lag in seconds: the age of the oldest message that is not done; None if all are, or if nobody knows."""
+    return max((each.seconds for each in queues if each.seconds is not None), default=None)
+
+
 def moved(progress: Mapping[str, Any]) -> int:
     """Offsets that the batch of a progress went forward; for a first one, which has no start, what Spark counted."""
     total = 0
@@ -87,9 +94,11 @@ def moved(progress: Mapping[str, Any]) -> int:
 class LagTimes:
     """Asks brokers how old the next message of a queue is. For one thread."""
 
-    def __init__(self, servers: str, clock: Clock | None = None) -> None:
+    def __init__(self, servers: str, clock: Clock | None = None, *, security: Security | None = None) -> None:
+        """`security`: None looks into the environment."""
         self._clock = clock or SystemClock()
-        self._routes = BlockingRoutes(parse_addresses(servers), self._clock)
+        self._security = security_of() if security is None else security
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
         self._readers: dict[Address, RangeReader] = {}
 
     def close(self) -> None:
@@ -117,7 +126,9 @@ class LagTimes:
 
     def _reader(self, address: Address) -> RangeReader:
         if address not in self._readers:
-            self._readers[address] = RangeReader(Patience(Millis(0), self._clock), fail_on_data_loss=False)
+            self._readers[address] = RangeReader(
+                Patience(Millis(0), self._clock), fail_on_data_loss=False, security=self._security
+            )
         return self._readers[address]
 
 

@@ -20,6 +20,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
+from lanemq.net.security import OPEN, Security
 from lanemq.wire.bodies import (
     ConsumerData,
     ConsumerIdList,
@@ -55,14 +56,15 @@ class Granted(NamedTuple):
 class MemberCalls:
     """One member of one group. Not for use by two threads at once."""
 
-    def __init__(self, servers: str, group: str, tags: TagFilter, clock: Clock) -> None:
+    def __init__(self, servers: str, group: str, tags: TagFilter, clock: Clock, *, security: Security = OPEN) -> None:
         self.client_id = new_client_id()
         self._group = group
         # Long names that become alike share notes, which makes queries repeat more and lose nothing.
         self._left_group = LEFT_PREFIX + group[len(LEFT_PREFIX) - MAX_GROUP_CHARS :]
         self._tags = tags
         self._version = clock.wall()
-        self._routes = BlockingRoutes(parse_addresses(servers), clock)
+        self._security = security
+        self._routes = BlockingRoutes(parse_addresses(servers), clock, security=security)
         self._links: dict[Address, BlockingConnection] = {}
 
     def close(self) -> None:
@@ -160,7 +162,7 @@ class MemberCalls:
         return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies).encode()
 
     def _ask(self, address: Address, command: Command) -> Command:
-        link = self._links.get(address) or BlockingConnection(address)
+        link = self._links.get(address) or BlockingConnection(address, security=self._security)
         self._links[address] = link
         try:
             reply = link.request(command, ASK_SECONDS)

@@ -34,7 +34,9 @@ class Membership:
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock or SystemClock()
-        self._calls = MemberCalls(options.servers, options.pull_group, options.tags, self._clock)
+        self._calls = MemberCalls(
+            options.servers, options.pull_group, options.tags, self._clock, security=options.security
+        )
         self._holdings = Holdings()
         self._topics: tuple[str, ...] = ()
         self._wanted: frozenset[MessageQueue] = frozenset()

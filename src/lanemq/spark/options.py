@@ -15,7 +15,10 @@ from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
+from lanemq.net.security import OPEN, Security
+from lanemq.spark.foreign_names import in_our_words
 from lanemq.spark.places import Kind, Place, parse_place, parse_times
+from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -31,7 +34,6 @@ CHUNK_BYTES: Final = 8 * 1024 * 1024
 """Measured: smaller Arrow batches cost more per row, larger ones only memory."""
 
 SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
-NOT_YET: Final = ("tls", "ssl", "accesskey", "secretkey", "securitytoken", "acl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class ReadOptions:
     max_delay: Millis = MAX_DELAY
     wait: Millis = WAIT
     chunk_bytes: int = CHUNK_BYTES
+    security: Security = OPEN
 
     @property
     def pull_group(self) -> str:
@@ -96,6 +99,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
         max_delay=_get(options, "maxTriggerDelay", duration, MAX_DELAY),
         wait=_get(options, "brokerWait", duration, WAIT),
         chunk_bytes=_get(options, "chunkBytes", _positive, CHUNK_BYTES),
+        security=parse_security(options),
     )
 
 
@@ -105,7 +109,7 @@ _KNOWN: Final = {
         "servers", "topic", "topicPattern", "startingOffsets", "endingOffsets", "startingTimestamp",
         "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "group", "ordered", "tags",
         "failOnDataLoss", "columns", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
-        "minOffsetsPerTrigger", "maxTriggerDelay", "brokerWait", "chunkBytes",
+        "minOffsetsPerTrigger", "maxTriggerDelay", "brokerWait", "chunkBytes", *SECURITY_OPTIONS,
     )
 }  # fmt: skip
 _STREAM_ONLY: Final = (
@@ -116,12 +120,17 @@ _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimest
 
 def _refuse_unknown(options: Mapping[str, str]) -> None:
     for name in options:
-        if name.startswith(NOT_YET):
-            raise InvalidOption(f"{name}: TLS and credentials are not supported yet; use a broker without them")
         if name not in _KNOWN and name not in SPARKS_OWN:
-            near = get_close_matches(name, _KNOWN, 1)
-            hint = f"did you mean {_KNOWN[near[0]]}?" if near else "docs/spark.md lists all of them"
-            raise InvalidOption(f"{name}: there is no such option; {hint}")
+            raise InvalidOption(f"{name}: there is no such option; {_instead(name)}")
+
+
+def _instead(name: str) -> str:
+    """People come with the names of Kafka's source; what is like none of them may be misspelt."""
+    told = in_our_words(name)
+    if told is not None:
+        return told
+    near = get_close_matches(name, _KNOWN, 1)
+    return f"did you mean {_KNOWN[near[0]]}?" if near else "docs/spark.md lists all of them"
 
 
 def _refuse_for_batch(options: Mapping[str, str], streaming: bool | None) -> None:

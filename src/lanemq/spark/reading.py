@@ -12,9 +12,11 @@ from pyspark.sql.datasource import InputPartition
 
 from lanemq.client.tag_filter import tag_filter
 from lanemq.model.units import Millis
+from lanemq.net.security import OPEN, Security
 from lanemq.spark.columns import Wanted, decode
 from lanemq.spark.fetch import DataLost, QueueRange, RangeReader
 from lanemq.spark.waiting import Patience
+from lanemq.spark.worker_log import log_in_worker
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ class Terms:
     wait: Millis
     fail_on_data_loss: bool
     chunk_bytes: int
+    security: Security = OPEN
 
 
 class RangePartition(InputPartition):
@@ -41,9 +44,10 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     """The messages of a range, in the order of their offsets."""
     if not isinstance(partition, RangePartition):
         return  # Spark invents a partition for a batch query that has none
+    log_in_worker()
     wanted, terms = partition.wanted, partition.terms
     what = Wanted(schema, wanted.queue.broker, tag_filter(wanted.tags).tags)
-    reader = RangeReader(Patience(terms.wait), fail_on_data_loss=terms.fail_on_data_loss)
+    reader = RangeReader(Patience(terms.wait), fail_on_data_loss=terms.fail_on_data_loss, security=terms.security)
     try:
         for body in reader.chunks(wanted, terms.chunk_bytes):
             batch = decode(body, wanted.first, wanted.end, what)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lanemq.client.identity import new_client_id
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
+from lanemq.client.security import security_of
 from lanemq.client.send_requests import PARCEL_OVERHEAD, Extras, Parcel, RequestBuilder, properties_text
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sharding import pick_queue
@@ -21,6 +22,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
+from lanemq.net.security import Security
 from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import ResponseCode, error_for
 from lanemq.wire.command import Command
@@ -65,12 +67,23 @@ class _Lane:
 class TaskSender:
     """The sends of one task. For one thread."""
 
-    def __init__(self, servers: str, producer: str, epoch: int, wait: Millis, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        servers: str,
+        producer: str,
+        epoch: int,
+        wait: Millis,
+        clock: Clock | None = None,
+        *,
+        security: Security | None = None,
+    ) -> None:
+        """`security`: None looks into the environment."""
+        self._security = security_of() if security is None else security
         self._clock = clock or SystemClock()
         self._producer = producer
         self._epoch = epoch
         self._requests = RequestBuilder(PRODUCER_GROUP, new_client_id(), producer)
-        self._routes = BlockingRoutes(parse_addresses(servers), self._clock)
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
         self._patience = Patience(wait, self._clock)
         self._links: dict[Address, BlockingConnection] = {}
         self._known: dict[str, TopicRoute] = {}
@@ -131,7 +144,7 @@ class TaskSender:
 
     def _ask(self, queue: MessageQueue, command: Command) -> None:
         address = self._routes.get(queue.topic).master(queue.broker)
-        link = self._links.pop(address, None) or BlockingConnection(address)
+        link = self._links.pop(address, None) or BlockingConnection(address, security=self._security)
         try:
             reply = link.request(command, SEND_SECONDS)
         except TransportError:

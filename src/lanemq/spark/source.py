@@ -10,10 +10,12 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption
 from lanemq.spark.batch_reader import LaneBatchReader
+from lanemq.spark.ending import leave_on_sigterm
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.schema import COLUMNS, some_columns
 from lanemq.spark.session import other_python
 from lanemq.spark.stream_reader import LaneStreamReader
+from lanemq.spark.worker_log import log_in_worker
 from lanemq.spark.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,10 @@ class LaneDataSource(DataSource):
         return LaneBatchReader(parse_read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> LaneStreamReader:  # noqa: N802
-        return LaneStreamReader(parse_read_options(self.options, streaming=True), schema)
+        log_in_worker()
+        leave_on_sigterm()
+        options = parse_read_options(self.options, streaming=True)
+        return LaneStreamReader(options, schema, self.options.get("checkpointLocation"))
 
     def writer(self, schema: StructType, overwrite: bool) -> LaneBatchWriter:
         if overwrite:

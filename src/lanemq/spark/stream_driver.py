@@ -3,7 +3,7 @@
 The rules guarded here: Spark plans a batch only when the one before is finished, so everything up to the start of
 the next one is done and may be reported; in a group a batch holds only queues that this query owns; a part of a
 batch that another member has taken over is not read here, and its position goes back to where it began, also when
-the query is stopped before it could write that down.
+the query is stopped before it could write that down; a query that ends after its last batch leaves nothing unreported.
 """
 
 import logging
@@ -17,6 +17,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 from lanemq.spark.batch_reader import range_partition
 from lanemq.spark.brokers import Brokers, QueueBounds
+from lanemq.spark.ending import is_done
 from lanemq.spark.fetch import RangeReader
 from lanemq.spark.member_calls import MemberCalls
 from lanemq.spark.membership import Membership
@@ -32,7 +33,11 @@ log = logging.getLogger(__name__)
 class Driver:
     """Connections, membership and memory of one running query. For one thread."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, checkpoint: str | None = None) -> None:
+        """`checkpoint`: where Spark notes what is done, if the query was told; asked only at the end."""
+        self._checkpoint = checkpoint
+        self._running: Positions = {}
+        """Where the batch ends that was planned last."""
         self.brokers = Brokers(options)
         self.ends: Positions = {}
         """What all queues held when last asked."""
@@ -48,6 +53,7 @@ class Driver:
         self._told: set[str] = set()
 
     def close(self) -> None:
+        self._report_last()
         if self._membership is not None:
             self._membership.leave()
         if self._reporter is not None:
@@ -64,6 +70,7 @@ class Driver:
     def next_end(self, start: Positions, limit: ReadLimit) -> Positions:
         """Where the next batch ends; `start` itself if there is nothing to do yet."""
         options = self._options
+        self.brokers.expect(start)
         if self._membership is not None:
             self._batch_done(self._membership, start)
         found = begins(*self._readable(start, self._bounds()))
@@ -80,8 +87,9 @@ class Driver:
 
     def partitions(self, start: Positions, end: Positions) -> list[RangePartition]:
         """What the batch from `start` to `end` reads; the same again after a failure."""
+        self.brokers.expect(start)
         bounds = self._bounds()
-        self._last_batch = self._clock.now()
+        self._last_batch, self._running = self._clock.now(), end
         if self._membership is None:
             spans = self._planned(start, end, bounds)
             least = 0 if self._options.ordered else self._options.min_partitions
@@ -102,13 +110,24 @@ class Driver:
             return
         if self._reporter is None:
             options = self._options
-            self._reporter = MemberCalls(options.servers, options.pull_group, options.tags, self._clock)
+            self._reporter = MemberCalls(
+                options.servers, options.pull_group, options.tags, self._clock, security=options.security
+            )
         for queue, offset in end.items():
             try:
                 self._reporter.commit(self.brokers.master(queue), queue, offset, Epoch(0))
             except LaneError as error:
                 # The checkpoint is the truth; the broker is told again after the next batch.
                 log.warning("offset %s of %s is not stored at the broker: %s", offset, queue, error)
+
+    def _report_last(self) -> None:
+        """Spark says that a batch is done when it plans the next one; behind the last batch there is none."""
+        if self._options.group is None or not self._running or not is_done(self._checkpoint, self._running):
+            return
+        try:
+            self.report_done(self._running)
+        except LaneError as error:
+            log.warning("the group's offsets behind the last batch are not stored at the broker: %s", error)
 
     def _batch_done(self, membership: Membership, end: Positions) -> None:
         """What was left out is not done, whatever the end of the batch says."""
@@ -163,7 +182,9 @@ class Driver:
         for queue in first:
             if first[queue] < top[queue]:
                 span = Span(queue, first[queue], top[queue])
-                reader = RangeReader(Patience(self._options.wait), fail_on_data_loss=False)
+                reader = RangeReader(
+                    Patience(self._options.wait), fail_on_data_loss=False, security=self._options.security
+                )
                 try:
                     sizes[queue] = reader.mean_size(range_partition(span, self._options, self.brokers).wanted)
                 finally:

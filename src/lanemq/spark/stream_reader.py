@@ -28,8 +28,9 @@ from lanemq.spark.stream_driver import Driver
 class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark calls. Everything that needs a connection waits in `_driver` until it is needed."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, checkpoint: str | None = None) -> None:
         self._options = options
+        self._checkpoint = checkpoint
         self._schema = check_schema(schema)
         self._opened: Driver | None = None
 
@@ -40,7 +41,7 @@ class LaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _driver(self) -> Driver:
         if self._opened is None:
-            self._opened = Driver(self._options)
+            self._opened = Driver(self._options, self._checkpoint)
         return self._opened
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802

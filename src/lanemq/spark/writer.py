@@ -20,7 +20,10 @@ from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.names import check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
+from lanemq.net.security import OPEN, Security
+from lanemq.spark.foreign_names import in_our_words
 from lanemq.spark.options import SPARKS_OWN, WAIT, duration
+from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
 from lanemq.spark.sending import Outgoing, TaskSender
 
 log = logging.getLogger(__name__)
@@ -45,13 +48,16 @@ class WriteOptions:
     servers: str
     topic: str | None
     wait: Millis
+    security: Security = OPEN
 
 
 def parse_write_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
     """The options and columns of one write; `InvalidOption` names what cannot be used."""
     options = {name.lower(): value for name, value in given.items()}
-    for name in options.keys() - {"servers", "topic", "brokerwait"} - SPARKS_OWN:
-        raise InvalidOption(f"{name}: there is no such option for writing; docs/spark.md lists all of them")
+    secure = {name.lower() for name in SECURITY_OPTIONS}
+    for name in options.keys() - {"servers", "topic", "brokerwait"} - secure - SPARKS_OWN:
+        told = in_our_words(name) or "docs/spark.md lists all of them"
+        raise InvalidOption(f"{name}: there is no such option for writing; {told}")
     if "servers" not in options:
         raise InvalidOption("servers: missing; give the broker's or name servers' addresses, such as localhost:9876")
     parse_addresses(options["servers"])
@@ -60,7 +66,8 @@ def parse_write_options(given: Mapping[str, str], schema: StructType) -> WriteOp
     if topic is None and "topic" not in schema.fieldNames():
         raise InvalidOption("topic: missing; give the option, or a column of that name")
     wait = duration(options["brokerwait"]) if "brokerwait" in options else WAIT
-    return WriteOptions(options["servers"], None if topic is None else check_topic(topic), wait)
+    security = parse_security(options)
+    return WriteOptions(options["servers"], None if topic is None else check_topic(topic), wait, security)
 
 
 def _check_columns(schema: StructType) -> None:
@@ -128,7 +135,7 @@ def _task() -> TaskContext:
 
 
 def _write(batches: Iterator[pa.RecordBatch], options: WriteOptions, producer: str, epoch: int) -> Written:
-    sender = TaskSender(options.servers, producer, epoch, options.wait)
+    sender = TaskSender(options.servers, producer, epoch, options.wait, security=options.security)
     try:
         for batch in batches:
             for row in rows_of(batch, options.topic):

@@ -22,6 +22,7 @@ ARROW = pa.schema(
         ("key", pa.string()),
         ("value", pa.binary()),
         ("store_timestamp", pa.timestamp("us", "UTC")),
+        ("message_id", pa.string()),
     ]
 )
 Value = dict[str, Any] | bytes | None
@@ -37,6 +38,7 @@ def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first
             "queue_offset": first + place,
             "key": key,
             "value": json.dumps(value).encode() if isinstance(value, dict) else value,
+            "message_id": f"id-{queue}-{first + place}",
         }
         for place, (key, value) in enumerate(pairs)
     ]
@@ -48,6 +50,7 @@ class Frame:
 
     def __init__(self, *partitions: pa.Table) -> None:
         self._partitions = partitions
+        self.columns = partitions[0].column_names if partitions else []
 
     def select(self, *columns: str) -> "Frame":
         return Frame(*(partition.select(list(columns)) for partition in self._partitions))

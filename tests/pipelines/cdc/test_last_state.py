@@ -66,6 +66,7 @@ def test_a_topic_becomes_one_row_per_key_the_same_every_time(
     }  # fmt: skip
     assert first.dead is not None
     [letter] = first.dead.table().to_pylist()
+    assert letter["message_id"]
     assert first.dead.schema == dead_letters.SCHEMA
     assert list(letter) == dead_letters.SCHEMA.fieldNames()
     assert (letter["topic"], letter["key"], letter["value"]) == (topic, '{"id": 4}', b"{broken")

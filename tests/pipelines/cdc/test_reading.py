@@ -179,3 +179,43 @@ def test_a_deletion_is_a_key_and_nothing_else(tmp_path: Path) -> None:
     results = Replica(stage(deleted="gone"), tmp_path).run(messages([("1", {**row(1, "Anne"), "gone": True})]))
     expected = {"id": 1, "name": None, "amount": None, "_sequence": 0, "_deleted": True}
     assert results.outputs.table().to_pylist() == [expected]
+
+
+def test_a_dead_letter_says_which_message_it_was(tmp_path: Path) -> None:
+    """By its id a message is found at the broker, also where `prepare` left the column out it is a dead letter."""
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("a", b"poison")], queue=3, first=7))
+    replica.run(messages([("a", b"poison")], first=9).drop_columns("message_id"))
+    assert [(row["queue_offset"], row["message_id"]) for row in replica.dead] == [(7, "id-3-7"), (9, None)]
+
+
+@pytest.mark.parametrize(
+    ("format", "wrapped"),
+    [
+        ("json", lambda row: row),
+        ("debezium", lambda row: {"op": "u", "after": row, "source": {}}),
+        ("debezium", lambda row: {"schema": {}, "payload": {"op": "u", "after": row, "source": {}}}),
+        ("canal", lambda row: {"type": "UPDATE", "data": [row], "isDdl": False}),
+        ("maxwell", lambda row: {"type": "update", "data": row}),
+    ],
+)
+def test_a_field_that_the_source_got_is_told_once_and_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, format: Any, wrapped: Any
+) -> None:
+    """What the declaration left out from the start is nobody's surprise."""
+    replica = Replica(LastState(SCHEMA, ["id"], format=format), tmp_path)
+    old = {"id": 1, "name": "a", "amount": 1.0, "never_wanted": True}
+    counts = [
+        replica.run(messages([(None, wrapped(row))], first=first)).counts.get("new_fields", 0)
+        for first, row in enumerate([old, old | {"colour": "red"}, old | {"colour": "blue"}, old])
+    ]
+    assert counts == [0, 1, 0, 0]
+    assert caplog.text.count("the new field colour, which is skipped") == 1
+    assert replica.live[1]["name"] == "a"
+
+
+def test_messages_without_a_row_do_not_hide_new_fields(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("k", {"id": 1})]))
+    found = replica.run(messages([("k", {"id": 1, "colour": "red"}), ("1", b"[" * 9_999), ("2", b"[]")], first=1))
+    assert found.counts["new_fields"] == 1

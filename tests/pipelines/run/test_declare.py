@@ -126,6 +126,12 @@ def test_other_stages_have_their_options(write: Write) -> None:
         ("steps_beside:count", "steps_beside:total", r"\[stage\] step: module 'steps_beside' has no 'total'"),
         ("steps_beside:count", "elsewhere:count", r"\[stage\] step: module 'elsewhere' is neither beside"),
         ("decode =", "decoding =", r"\[stage\] decoding: there is no such option; did you mean decode\?"),
+        ("retries = 3", 'retries = "3"', r"\[stage\] on_failure\.retries: '3' does not fit, a whole number is wanted"),
+        ("retries = 3", "factor = true", r"\[stage\] on_failure\.factor: True does not fit, a number is wanted"),
+        ('"hold", retries = 3', '"park", retries = 3', r"\[stage\] on_failure\.retries: .*there are none at all"),
+        ("snapshot_every = 8", "snapshot_evry = 8", r"\[stage\] limits\.snapshot_evry: .*did you mean snapshot_every"),
+        ('decode = "json"', 'first_number = "1"', r"\[stage\] first_number: '1' does not fit, a whole number is"),
+        ('path = "/tmp/nowhere/orders.db"', 'pth = "x"\npath = "x"', r"\[sink\] pth: .*did you mean path\?"),
         ("retries = 3", "retrys = 3", r"\[stage\] on_failure\.retrys: .*did you mean retries\?"),
         ('kind = "hold"', 'kind = "wait"', r"\[stage\] on_failure: .* use one of hold, park, dead_letter"),
         ("snapshot_every = 8", "snapshot_every = 0", r"\[stage\] .*snapshot_every"),
@@ -170,6 +176,57 @@ def test_a_python_file_may_declare_several(write: Write) -> None:
 def test_what_is_wrong_with_a_python_file_is_told_with_its_line(write: Write, text: str, told: str) -> None:
     with pytest.raises(UsageError, match=rf"declared\.py: .*{told}"):
         load(write(PYTHON + text, "declared.py"))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("Hold(retry=5)", r"Hold\(retry=...\): there is no such option; did you mean retries\?"),
+        ("DeltaSink(pth='/tmp/x')", r"DeltaSink\(pth=...\): there is no such option; did you mean path\?"),
+        ("Park(retries=5)", r"Park\(retries=...\): there is no such option; there are none at all"),
+        ("Transitions(step=print)", r"Transitions\(outputs\): missing"),
+        ("LastState(keys=['id'])", r"LastState\(schema\): missing"),
+        ("Pipeline(sinc=1)", r"Pipeline\(sinc=...\): there is no such option; did you mean sink\?"),
+    ],
+)
+def test_a_keyword_that_a_part_does_not_have_is_told_with_the_nearest(write: Write, call: str, told: str) -> None:
+    path = write(f"from lanemq.pipelines import *\n\nwrong = {call}\n", "declared.py")
+    with pytest.raises(InvalidOption, match=rf"declared\.py: line 3: {told}"):
+        load(path)
+
+
+def test_a_wrong_call_of_somebody_else_is_not_taken_for_an_option(write: Write) -> None:
+    path = write("def mine(a):\n    pass\n\nmine(b=1)\n", "declared.py")
+    with pytest.raises(UsageError, match=r"line 4: TypeError: mine\(\) got an unexpected keyword argument 'b'"):
+        load(path)
+
+
+def test_a_text_where_a_list_of_texts_belongs_is_refused(write: Write) -> None:
+    """A text is a sequence of texts to Python: `keys = "id"` would mean the columns i and d."""
+    stage = '[stage]\nkind = "last_state"\nschema = "id bigint, name string"\nkeys = "id"\n'
+    sink = '[sink]\nkind = "delta"\npath = "/tmp/nowhere/t"\n'
+    with pytest.raises(InvalidOption, match=r"\[stage\] keys: 'id' does not fit, a list of texts is wanted"):
+        load(write(WHOLE[: WHOLE.index("[stage]")] + stage + sink))
+
+
+def test_a_sink_that_only_adds_rows_is_refused_for_a_stage_that_replaces_them(write: Write) -> None:
+    stage = '[stage]\nkind = "last_state"\nschema = "id bigint, name string"\nkeys = ["id"]\n'
+    sink = '[sink]\nkind = "parquet"\npath = "/tmp/nowhere/t"\n'
+    with pytest.raises(InvalidOption, match="ParquetSink only adds rows, and LastState replaces them: use DeltaSink"):
+        load(write(WHOLE[: WHOLE.index("[stage]")] + stage + sink))
+    with pytest.raises(InvalidOption, match="ParquetSink only adds rows"):
+        declared(stage=LastState("id bigint", ["id"]))
+    assert declared(stage=LastState("id bigint", ["id"]), sink=SqliteSink("/tmp/x", "t"))
+
+
+def test_relative_paths_are_relative_to_the_working_directory(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs, --help and `check` say; in a Python file it could not be otherwise, so a TOML file is the same."""
+    path = write(WHOLE.replace("/tmp/nowhere/checkpoint", "var/checkpoint"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load(path).folder == tmp_path / "elsewhere" / "var" / "checkpoint"
 
 
 def test_files_of_another_kind_and_no_files_are_refused(write: Write, tmp_path: Path) -> None:

@@ -5,14 +5,17 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lanemq.model.errors import CheckpointInUse, UsageError
+from lanemq.model.errors import CheckpointInUse, ConnectFailed, TopicNotFound, UsageError
 from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic, program
+from lanemq.pipelines.before_spark import need_topic
 from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.testing.embedded import EmbeddedBroker
 
 TWICE = """
 import os, signal, threading
@@ -61,11 +64,53 @@ def test_another_thread_leaves_signals_alone() -> None:
 
 
 def test_a_second_run_is_refused_before_spark_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "need_java", lambda: pytest.fail("nobody should wait for Spark"))
     held = Checkpoint(tmp_path, "orders")
     with pytest.raises(CheckpointInUse, match=f"process {os.getpid()}"):
         program.run(declared(tmp_path))
     held.close()
+
+
+def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "need_java", lambda: pytest.fail("nobody should wait for Spark"))
+    Checkpoint(tmp_path, "visits").close()
+    with pytest.raises(UsageError, match="is pipeline 'visits''s: choose another folder"):
+        program.run(declared(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"topic": "no-such-topic"}, "topic 'no-such-topic' does not exist at .*: create it with `lanemq topic create"),
+        ({"topicPattern": "no-such-.*"}, "no topic at .* matches topicPattern 'no-such-.*'; `lanemq topic list"),
+    ],
+)
+def test_a_missing_topic_is_told_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, source: dict[str, str], said: str
+) -> None:
+    monkeypatch.setattr(program, "need_java", lambda: None)
+    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
+    with pytest.raises(TopicNotFound, match=said):
+        program.run(replace(declared(tmp_path), source=Topic(broker.address, **source)))
+
+
+def test_a_topic_that_went_away_later_is_left_to_the_query(tmp_path: Path, broker: EmbeddedBroker) -> None:
+    """What was read of it is in the checkpoint, so `failOnDataLoss` decides, and not a word about a typing error."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text("v1\n{}\n-")
+    need_topic(replace(declared(tmp_path), source=Topic(broker.address, "no-such-topic")))
+
+
+def test_a_broker_that_is_away_is_waited_for_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(program, "need_java", lambda: None)
+    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
+    with pytest.raises(ConnectFailed):
+        program.run(replace(declared(tmp_path), source=Topic("127.0.0.1:1", "t", brokerWait="300ms")))
+    assert "look at it with: lanemq topic list --server '127.0.0.1:1'" in caplog.messages[0]
 
 
 def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +142,65 @@ class Builder:
 
 def test_the_command_line_beats_the_file_and_the_file_beats_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "recommended", Builder)
-    monkeypatch.setattr(program, "need_java", lambda: None)
     pipeline = declared(tmp_path, spark={"spark.log.level": "INFO", "spark.a": "file"})
     opened: Any = program.open_session(pipeline, "local[3]", {"spark.a": "line"})
     assert opened["spark.log.level"] == "INFO"
     assert opened["spark.a"] == "line"
     assert (opened["master"], opened["name"]) == ("local[3]", "orders")
+
+
+IN_GROUP = """
+import os, signal, subprocess, sys
+from lanemq.pipelines.own_group import children_in_own_group
+os.setpgid(0, 0)
+with children_in_own_group():
+    away = subprocess.Popen(["sleep", "20"], preexec_fn=lambda: None)
+near = subprocess.Popen(["sleep", "20"], preexec_fn=lambda: None)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.killpg(0, signal.SIGTERM)
+print(near.wait(), away.poll())
+away.kill()
+away.wait()
+"""
+
+
+def test_a_signal_to_our_process_group_does_not_reach_spark() -> None:
+    """`timeout 60 lanemq pipeline run ...` signals the group: the batch could not be finished without its JVM."""
+    ended = subprocess.run([sys.executable, "-c", IN_GROUP], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.split() == [str(-signal.SIGTERM), "None"]
+
+
+class Session:
+    """A session that knows whether it was stopped, and what standard error was when it was made."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        raise ConnectionRefusedError("the JVM is gone")
+
+
+def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, levels = Session(), []
+
+    def opened(pipeline: Pipeline, master: str, conf: Any, level: str) -> Session:
+        levels.append(level)
+        os.write(2, b"Using Spark's default log4j profile\n")
+        return session
+
+    def runs(*_: object) -> None:
+        with (tmp_path / "words").open("a") as words:
+            words.write("2026-11-16 03:00:00,123 WARNING lanemq.spark.waiting: topic t: no answer yet\n")
+        raise ValueError("the pipeline failed")
+
+    for name, fake in {"need_java": lambda: None, "need_topic": lambda _: None, "open_session": opened}.items():
+        monkeypatch.setattr(program, name, fake)
+    monkeypatch.setattr(program, "_run_in", runs)
+    with pytest.raises(ValueError, match="the pipeline failed"):
+        program.run(declared(tmp_path), spark_words=tmp_path / "words")
+    assert (tmp_path / "words").read_text().startswith("Using Spark's")
+    assert caplog.messages == ["topic t: no answer yet"]
+    assert (session.stopped, levels) == (True, ["ERROR"])

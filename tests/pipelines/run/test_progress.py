@@ -1,6 +1,8 @@
 """What people are told about batches and passes."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from lanemq.cli.pipeline_view import view
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.progress import Done, Progress
+from lanemq.pipelines.progress import Done, Progress, counted
 from lanemq.pipelines.reporting import Reporting
 from lanemq.spark.lag import QueueLag
 
@@ -63,7 +65,7 @@ def test_batches_that_were_missed_and_the_last_one_are_told_all_the_same(
 def test_a_pass_is_told_at_once(reporting: Reporting, told: list[Progress]) -> None:
     reporting.did(done(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
     (only,) = told
-    assert only.line() == "orders pass 2 behind batch 4: 1 rows, 1 parked, 0.2 s, lag 0"
+    assert only.line() == "orders pass 2 behind batch 4: 1 row, 1 parked, 0.2 s, lag 0"
     assert only.document()["pass"] == 2
     reporting.close()
 
@@ -93,13 +95,46 @@ def test_a_terminal_shows_one_picture_that_lives(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     lag = (QueueLag(QUEUE, 30, 75, 12.34),)
+    counts = {"events": 20, "parked": 1, "keys": 7, "lanes_parked": 1}
     with view("orders", as_json=False, quiet=False) as report:
         for batch in (4, 5):
-            report(Progress("orders", done(batch, counts={"events": 20, "parked": 1}), 20, 0.5, lag))
+            report(Progress("orders", done(batch, counts=counts), 20, 0.5, lag))
     shown = capsys.readouterr().out
     assert "orders batch 5: 20 messages" in shown
-    assert "since the start: 40 messages, 40 events, 2 parked" in shown
+    assert "since the start: 40 messages, 40 events, 2 parked, 7 keys, 1 lane parked" in shown, "keys do not add up"
     assert "12.3 s" in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "said"),
+    [
+        (1, "rows", "1 row"),
+        (2, "rows", "2 rows"),
+        (1, "lanes_parked", "1 lane parked"),
+        (1, "key_changes", "1 key change"),
+        (1, "missing", "1 missing"),
+        (1, "misfits", "1 misfit"),
+    ],
+)
+def test_one_is_not_many(count: int, name: str, said: str) -> None:
+    assert counted(count, name) == said
+
+
+def test_a_reader_that_goes_away_ends_the_telling_and_not_the_pipeline() -> None:
+    """`lanemq pipeline run --json | head -1`: no traceback, neither then nor at the end of the program."""
+    code = (
+        "from lanemq.cli.pipeline_view import _line\nimport logging\nlogging.basicConfig()\n"
+        "input()\nfor _ in range(3): _line('x' * 100_000)\n"
+    )
+    told = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert told.stdout is not None
+    told.stdout.close()
+    _, errors = told.communicate("\n", timeout=60)
+    assert told.returncode == 0, errors
+    assert len(errors.splitlines()) == 1
+    assert "nobody reads the progress any more" in errors
 
 
 def test_quiet_says_nothing_and_programs_get_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 Declare = Callable[..., Pipeline]
 
+ROW = ("t", 0, 5, "k")
+"""A pass that moves nothing writes nothing, so passes that are to be seen have one."""
+
 
 @pytest.fixture
 def declare(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Declare:
@@ -168,8 +171,8 @@ def test_once_carries_out_what_is_due_now(spark: Any, broker: EmbeddedBroker, to
     pipeline = declare(stage=stage, sink=sink)
     assert start(pipeline, spark, once=True).await_end(60)
     stage.unfinished = batch_number(0, 7)
-    stage.waiting += [Results(rows_of()), Results(rows_of())]
-    late = Results(rows_of())
+    stage.waiting += [Results(rows_of(ROW)), Results(rows_of(ROW))]
+    late = Results(rows_of(ROW))
     stage.before_run = lambda batch: stage.waiting.append(late) if batch.number == batch_number(1) else None
     send(broker.address, topic, range(5, 8))
     assert start(pipeline, spark, once=True).await_end(60)
@@ -200,7 +203,7 @@ def test_what_was_decided_runs_before_a_batch_that_is_stuck(
     send(broker.address, topic, range(5, 8))
     with pytest.raises(PipelineFailed, match="the lane is full"):
         start(pipeline, spark, once=True).await_end(60)
-    stage.waiting.append(Results(rows_of()))
+    stage.waiting.append(Results(rows_of(ROW)))
     with start(pipeline, spark, once=once, report=told.append) as running:
         assert running.await_end(60) if once else running.wait_idle(60)
     assert sink.numbers == [batch_number(0), batch_number(0, 1), batch_number(1)]

@@ -221,6 +221,6 @@ def test_what_is_due_runs_behind_the_last_batch_that_is_done(stand: Stand) -> No
     work = stand.start()
     assert work.run_due() is None
     assert stand.steps == []
-    stand.stage.waiting.append(Results(rows_of()))
+    stand.stage.waiting.append(Results(rows_of(ROW)))
     assert work.run_due() is not None
     assert stand.sink.numbers == [batch_number(4, 1)]

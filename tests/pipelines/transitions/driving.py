@@ -180,6 +180,8 @@ class Pipeline:
         return self._settle(results, batch)
 
     def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
+        if results.state:
+            self.stage.settle(batch, results.state)
         if settle:
             self.sink.write(results, batch)
             self.stage.finished(batch)

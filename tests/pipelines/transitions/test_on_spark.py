@@ -14,6 +14,7 @@ from lanemq import Producer
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
+from lanemq.pipelines.ports import Results
 from lanemq.pipelines.transitions.event import COLUMNS
 from lanemq.pipelines.transitions.requests import list_parked, request_redrive, show
 from lanemq.spark.schema import some_columns
@@ -47,7 +48,7 @@ class Stream:
 
     def batch(self, messages: DataFrame, number: int) -> None:
         batch = Batch(QUERY, batch_number(number), 1)
-        results = self.stage.run(messages, batch)
+        results = ran(self.stage, messages, batch)
         self.counts.append(dict(results.counts))
         self._maybe_fail("stage")
         self.sink.write(results, batch)
@@ -102,6 +103,7 @@ def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Str
     _until_due(stream)
     results = stream.stage.run_pass(Batch(QUERY, number, 1))
     assert results is not None
+    stream.stage.settle(Batch(QUERY, number, 1), results.state)
     stream.sink.write(results, Batch(QUERY, number, 1))
     stream.stage.finished(Batch(QUERY, number, 1))
     assert stream.outputs("a") == [(0, 1), (1, 2)]
@@ -129,6 +131,13 @@ def _until_due(stream: Stream) -> None:
         pass
 
 
+def ran(stage: Transitions, messages: DataFrame, batch: Batch) -> Results:
+    """Run and settled, as a pipeline does it."""
+    results = stage.run(messages, batch)
+    stage.settle(batch, results.state)
+    return results
+
+
 def frame(spark: SparkSession, messages: list[Sent]) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_batches([arrow(messages)]), some_columns(COLUMNS))
 
@@ -145,7 +154,7 @@ def test_shuffled_rows_are_put_in_order_by_numbered_shards(spark: SparkSession, 
     for number in range(2):
         shuffled = frame(spark, feed(3, 20, first=20 * number)[::-1]).repartition(2)
         batch = Batch(QUERY, batch_number(number), 1)
-        rows += stage.run(shuffled, batch).outputs.table().to_pylist()
+        rows += ran(stage, shuffled, batch).outputs.table().to_pylist()
         stage.finished(batch)
     for queue in range(3):
         seen = [row["seen"] for row in rows if row["key"] == f"key-{queue}-2"]
@@ -166,7 +175,7 @@ def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> 
     stage = Transitions(step=make_step(), outputs=OUTPUTS)
     stage.open(spark, tmp_path)
     ordered = frame(spark, feed(3, 20)).coalesce(1).sortWithinPartitions("queue_id", "queue_offset")
-    results = stage.run(ordered, Batch(QUERY, 0, 1))
+    results = ran(stage, ordered, Batch(QUERY, 0, 1))
     assert (results.counts["applied"], len(results.outputs.files)) == (60, 3)  # type: ignore[attr-defined]
     assert results.outputs.frame(spark).count() == 60
     assert show(tmp_path, "key-2-4")[0].state == 4
@@ -175,7 +184,7 @@ def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> 
 def test_empty_and_tiny_frames_are_batches(spark: SparkSession, tmp_path: Path) -> None:
     stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
     stage.open(spark, tmp_path)
-    assert stage.run(frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
+    assert ran(stage, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
     results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, PASSES, 1))
     assert results.dead is not None
     assert results.dead.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

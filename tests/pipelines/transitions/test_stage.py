@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline, Sent, arrow, counting
 
@@ -13,13 +14,15 @@ from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.transitions import shard_work
-from lanemq.pipelines.transitions.arrow_runs import runs
+from lanemq.pipelines.transitions.arrow_runs import SHARD, runs
 from lanemq.pipelines.transitions.books import Books
 from lanemq.pipelines.transitions.lane import Why
 from lanemq.pipelines.transitions.machine import ShardMachine
-from lanemq.pipelines.transitions.requests import show
+from lanemq.pipelines.transitions.requests import list_parked, show
+from lanemq.pipelines.transitions.rules import UnfitState
 from lanemq.pipelines.transitions.shard import Shard
 from lanemq.pipelines.transitions.shard_cache import CACHE
+from lanemq.pipelines.transitions.state_files import ShardFiles
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
 
@@ -44,6 +47,7 @@ def test_a_repeated_batch_gives_the_same_rows_and_leaves_the_same_state(tmp_path
     first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, PASSES, 1))
     again = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, PASSES, 1))
     assert first.outputs.table().to_pylist() == again.outputs.table().to_pylist()
+    pipeline.stage.settle(Batch(QUERY, PASSES, 1), again.state)
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 4}
 
 
@@ -250,6 +254,37 @@ def test_the_number_of_shards_cannot_change(tmp_path: Path) -> None:
         Pipeline(tmp_path, shards=8)
 
 
+@pytest.mark.parametrize("bad", [{"n": (1, 2)}, {"n": {"deep": [{1}]}}, {"n": Why.HELD}])
+def test_a_later_state_of_the_same_type_is_looked_at_too(tmp_path: Path, bad: Any) -> None:
+    """The first state is a dict that comes back as it was; the second is a dict as well."""
+
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return (bad if event.value == 1 else {"n": [1, {"x": None}], "m": 2.5}), []
+
+    pipeline = Pipeline(tmp_path, step=step)
+    pipeline.run(Sent(0, 0, "good", 0))
+    with pytest.raises(UnfitState, match="'bad'"):
+        pipeline.run(Sent(0, 1, "good", 0), Sent(0, 2, "bad", 1))
+    pipeline.run(Sent(0, 1, "good", 0), Sent(0, 2, "fine", 0), again=True)
+    assert show(tmp_path, "fine")[0].state == {"n": [1, {"x": None}], "m": 2.5}
+
+
+class Numbered(msgspec.Struct):
+    n: int
+
+
+def test_a_typed_state_that_does_not_fit_its_type_is_refused_before_it_is_kept(tmp_path: Path) -> None:
+    """Kept, it would be an error of the next batch, when the event that made it is long gone."""
+
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return Numbered("three" if event.value == 3 else event.value), []  # type: ignore[arg-type]
+
+    pipeline = Pipeline(tmp_path, step=step, state_type=Numbered)
+    pipeline.run(Sent(0, 0, "k", 1))
+    with pytest.raises(UnfitState, match=r"key 'other'.*state_type.*Expected `int`"):
+        pipeline.run(Sent(0, 1, "k", 2), Sent(0, 2, "other", 3))
+
+
 def test_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(3))
@@ -388,3 +423,74 @@ def test_no_pass_runs_while_a_batch_is_on_its_way_to_the_sinks(tmp_path: Path) -
 def test_wrong_options_are_refused_by_name_without_spark(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidOption, match=named):
         Transitions(**({"step": counting, "outputs": OUTPUTS} | options))
+
+
+class Shared(Pipeline):
+    """Keys instead of queues are shards, as behind a shuffle."""
+
+    def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
+        self.batch += 1
+        batch = Batch(QUERY, batch_number(self.batch), 1)
+        ordered = arrow(sorted(messages, key=lambda each: (each.queue, each.offset)))
+        shared = ordered.append_column(SHARD, pa.array([0] * ordered.num_rows, pa.int32()))
+        self.stage._arranged = lambda frame: frame  # type: ignore[method-assign]
+        return self._settle(self.stage.run(self.frame([[shared]]), batch), batch)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_key_in_two_queues_needs_numbers(tmp_path: Path, batches: int) -> None:
+    """Rows are sorted by queue: whichever of the two was first in time, queue 0 would be."""
+    first, second = Sent(0, 2, "k", 1), Sent(1, 2, "k", 2)
+    pipeline = Shared(tmp_path, shards=1)
+    pipeline.run(Sent(0, 1, "other", 1), Sent(1, 1, "another", 2))
+    if batches == 2:
+        pipeline.run(first)
+    with pytest.raises(OrderError, match=r"key 'k' has messages in orders/broker-a/0 and in .*/1.* say sequence="):
+        pipeline.run(*([first, second] if batches == 1 else [second]))
+
+
+def test_a_typed_state_remembers_its_queue_too(tmp_path: Path) -> None:
+    pipeline = Shared(tmp_path, shards=1, step=typed, decode=Payment, state_type=Balance)
+    pipeline.run(Sent(0, 0, "k", {"n": 1}))
+    CACHE._shards.clear()
+    with pytest.raises(OrderError, match="key 'k' has messages in"):
+        pipeline.run(Sent(1, 0, "k", {"n": 2}))
+
+
+@pytest.mark.parametrize("options", [{"sequence": "n"}, {"on_queue_change": "continue"}])
+def test_a_key_in_two_queues_is_allowed_with_numbers_or_on_one_s_own_word(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    pipeline = Shared(tmp_path, shards=1, **options)
+    pipeline.run(Sent(0, 0, "k", {"n": 1}), Sent(1, 0, "k", {"n": 2}))
+    assert pipeline.outputs("k") == [1, 2]
+
+
+def test_a_look_at_lanes_meets_a_newer_ledger_when_files_are_removed_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running pipeline removes what only older ledgers need, also between a reader's two steps."""
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    pipeline.run(Sent(0, 0, "k", {"n": 0, "fails": 9}))
+    real, failed = ShardFiles.load, []
+
+    def load(files: ShardFiles, version: Any) -> Shard:
+        if not failed:
+            failed.append(version)
+            pipeline.run(Sent(0, 1, "other", 1))
+            raise StateLost("removed meanwhile")
+        return real(files, version)
+
+    monkeypatch.setattr(ShardFiles, "load", load)
+    assert [lane.key for lane in list_parked(tmp_path)] == ["k"]
+    failed.clear()
+    assert show(tmp_path, "k")[0].stopped is not None
+
+
+def test_a_look_at_state_that_is_really_lost_says_so(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+    for path in (tmp_path / "state").rglob("*.change"):
+        path.unlink()
+    with pytest.raises(StateLost, match="incomplete"):
+        show(tmp_path, "key-0-0")

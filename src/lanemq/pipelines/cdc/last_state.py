@@ -28,15 +28,18 @@ from lanemq.model.units import Millis
 from lanemq.pipelines import dead_letters
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.cdc.fold import settle
+from lanemq.pipelines.cdc.new_fields import NewFields
 from lanemq.pipelines.cdc.plan import FormatName, OnMisfit, Plan, TimeUnit, make_plan
 from lanemq.pipelines.cdc.restarts import Ends
 from lanemq.pipelines.cdc.sequence import sequence_type
 from lanemq.pipelines.cdc.table import declare_table
 from lanemq.pipelines.cdc.task import LINE, Line, fold_task
 from lanemq.pipelines.ports import DELETED, Append, Merge, Results
+from lanemq.pipelines.queue_set import OnQueueChange, check_choice
 from lanemq.pipelines.rows import TableRows
 
 log = logging.getLogger(__name__)
+_NEEDED = ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store_timestamp")
 COUNTS = ("events", "keys", "deletes", "key_changes", "misfits", "poison", "ddl", "ignored")
 
 
@@ -63,9 +66,11 @@ class LastState:
         (`dead`; every row is then read completely, which costs about half of the speed).
     on_poison: `dead_letter`: messages that cannot be understood are set aside and the query lives; `fail`: it ends.
     time_unit: of numbers in timestamp columns, since 1970.
+    on_queue_change: what is done when the topic gets more queues and there is no `sequence`: `fail`, because a row
+        whose changes moved to a queue with lower offsets would keep its old values; `continue` if no message key moved.
     """
 
-    columns: tuple[str, ...] = ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store_timestamp")
+    columns: tuple[str, ...] = (*_NEEDED, "message_id")
 
     def __init__(
         self,
@@ -81,17 +86,20 @@ class LastState:
         misfits: OnMisfit = "null",
         on_poison: Literal["dead_letter", "fail"] = "dead_letter",
         time_unit: TimeUnit = "ms",
+        on_queue_change: OnQueueChange = "fail",
     ) -> None:
         declared = declare_table(schema, keys)
         self._plan = make_plan(declared, format, sequence or (), fold_first, table, deleted, misfits, time_unit)
         if on_poison not in ("dead_letter", "fail"):
             raise InvalidOption(f"on_poison: {on_poison!r} is not one of dead_letter, fail")
         self._one_queue = one_queue
+        chosen = check_choice(on_queue_change)
+        self.on_queue_change = None if self._plan.parts else chosen
         self._fails = on_poison == "fail"
         self.schema = declared.merged(sequence_type(self._plan.parts))
         self.how: Append | Merge = Merge(declared.keys)
         self._work: Path | None = None
-        self._ends = Ends()
+        self._ends, self._fields = Ends(), NewFields()
 
     @property
     def plan(self) -> Plan:
@@ -100,7 +108,7 @@ class LastState:
 
     def open(self, spark: SparkSession, place: Path) -> None:
         self._work = place / "work"
-        self._ends = Ends()
+        self._ends, self._fields = Ends(), NewFields()
         shutil.rmtree(self._work, ignore_errors=True)  # of a run that was killed; nothing refers to it
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
@@ -108,12 +116,16 @@ class LastState:
         folder = self._work / str(batch.number)
         shutil.rmtree(folder, ignore_errors=True)
         task = partial(fold_task, self._plan, str(folder))
-        found = messages.select(*self.columns).mapInArrow(task, LINE).collect()
+        kept = [name for name in self.columns if name in _NEEDED or name in messages.columns]
+        found = messages.select(*kept).mapInArrow(task, LINE).collect()
         lines = sorted((msgspec.json.decode(row.line, type=Line) for row in found), key=lambda line: line.queue)
         try:
             return self._results(lines, batch)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def settle(self, batch: Batch, state: str) -> None:
+        """There is no state."""
 
     def due(self, wall: Millis) -> Millis | None:
         return None
@@ -136,6 +148,8 @@ class LastState:
         rows = self._rows(lines)
         counts["keys"] = rows.num_rows
         counts["deletes"] = pc.sum(rows[DELETED]).as_py() or 0
+        if new := self._fields.count((name for line in lines for name in line.skipped), batch):
+            counts["new_fields"] = new
         if counts["ddl"]:
             log.warning("%s: %d schema changes passed; the table keeps its declared columns", batch, counts["ddl"])
         return Results(TableRows(self.schema, rows), dead, dict(counts))
@@ -172,7 +186,7 @@ class LastState:
         wanted = to_arrow_schema(dead_letters.SCHEMA, timezone="UTC")
         more = {"attempts": 1, "batch": batch.number, "message_id": None}
         columns = [
-            letters[field.name] if field.name not in more
+            letters[field.name] if field.name in letters.column_names
             else pa.repeat(pa.scalar(more[field.name], field.type), letters.num_rows)
             for field in wanted
         ]  # fmt: skip

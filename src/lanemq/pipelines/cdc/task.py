@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import feather
 
+from lanemq.pipelines.cdc.new_fields import skipped_fields
 from lanemq.pipelines.cdc.plan import Plan
 from lanemq.pipelines.cdc.reading import Counts, Folded, Reader
 
@@ -36,6 +37,8 @@ class Line(msgspec.Struct):
     """The lowest queue offset."""
     last: int
     """The highest queue offset."""
+    skipped: list[str] = []
+    """Fields of its last row that the table does not have."""
 
 
 def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -43,6 +46,7 @@ def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Ite
     reader = Reader(plan)
     parts: dict[str, list[Folded]] = {}
     spans: dict[str, tuple[int, int]] = {}
+    skipped: dict[str, list[str]] = {}
     with _no_collector():
         for chunk in _chunks(batches):
             for queue, messages in by_queue(chunk):
@@ -50,7 +54,10 @@ def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Ite
                 folded.counts["events"] = messages.num_rows
                 parts.setdefault(queue, []).append(folded)
                 spans[queue] = _span(messages, spans.get(queue))
+                skipped[queue] = skipped_fields(plan, messages)
     lines = [_write(queue, reader.together(some), spans[queue], Path(folder)) for queue, some in parts.items()]
+    for line in lines:
+        line.skipped = skipped[line.queue]
     if lines:
         yield pa.record_batch({"line": pa.array([msgspec.json.encode(line).decode() for line in lines])})
 

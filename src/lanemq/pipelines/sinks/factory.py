@@ -10,6 +10,7 @@ from typing import Any
 
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
+from lanemq.pipelines.option_names import near
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.sinks.delta import DeltaSink
 from lanemq.pipelines.sinks.parquet import ParquetSink
@@ -37,7 +38,7 @@ def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
     given = {}
     for name, value in options.items():
         if name not in known.options:
-            raise InvalidOption(f"{name}: a sink of kind {kind} has no such option; it has {', '.join(known.options)}")
+            raise InvalidOption(f"{name}: a sink of kind {kind} has no such option; {near(name, tuple(known.options))}")
         given[name] = _read(name, value, known.options[name])
     return known.make(**given)
 

@@ -21,6 +21,8 @@ from lanemq.pipelines.sinks.ledger import ExactSink
 class ForeachSink(ExactSink):
     """Calls `function(rows, batch)` on the driver for every batch, empty ones included."""
 
+    all_at_once = False
+
     def __init__(self, function: Callable[[pa.Table, Batch], None]) -> None:
         self._function = function
         self._done: int | None = None

@@ -59,6 +59,8 @@ class Terms:
 class ExactSink:
     """The beginning of every sink: opened by one run, and used for that run's batches only."""
 
+    all_at_once = True
+    """Rows and number are one commit: after a crash there is all of a batch, or nothing."""
     _terms: Terms | None = None
     last_stale = 0
     """Rows of the last `write` that a merge left out, because the table's were as new or newer."""

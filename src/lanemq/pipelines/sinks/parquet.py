@@ -41,6 +41,8 @@ _NOTE = "_batch.json"
 class ParquetSink(ExactSink):
     """Appends batches to a folder of Parquet files."""
 
+    appends_only = True
+
     def __init__(self, path: str | Path) -> None:
         if "://" in str(path):
             raise InvalidOption(f"path {path}: the Parquet sink needs a folder; use the Delta sink for object stores")

@@ -120,6 +120,8 @@ class TopicSink(ExactSink):
         wait: Milliseconds to wait for a broker that is away.
     """
 
+    all_at_once = False
+
     def __init__(
         self,
         servers: str,

@@ -13,14 +13,14 @@ The rules guarded here: a repeated unit starts from what its intent says, so it 
 unit starts only from a ledger, so state that went missing is noticed and never replaced by older state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.transitions.durable import read_json, write_json
+from lanemq.pipelines.durable import read_json, write_json
 from lanemq.pipelines.transitions.orders import Orders, Verb
 from lanemq.pipelines.transitions.shard import START, Version
 
@@ -78,6 +78,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 EMPTY = Ledger(START, "", {})
+read_ledger: Callable[[str], Ledger] = msgspec.json.Decoder(Ledger).decode
 
 
 class Books:

@@ -4,8 +4,9 @@ The rule guarded here: a lane's bytes are its last good state. They are written 
 a step that changed the state it was given and then failed has changed nothing: the lane is read again from its bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -55,6 +56,8 @@ class Lane(msgspec.Struct, array_like=True):
     waiting: Waiting | None = None
     missed: tuple[tuple[int, int], ...] = ()
     """Numbers that the key went on without, as first and last of each stretch; what is not here was settled."""
+    home: int | None = None
+    """The key's queue, by its place in the shard's `homes`; None where it does not matter."""
 
     def reach(self, number: int, first_number: int | None) -> None:
         """Goes on with a number; those between it and the last one are missed from now on.
@@ -88,6 +91,7 @@ class RawLane(msgspec.Struct, array_like=True):
     seen: int
     waiting: Waiting | None = None
     missed: tuple[tuple[int, int], ...] = ()
+    home: int | None = None
 
 
 class LaneCodec:
@@ -100,11 +104,35 @@ class LaneCodec:
         self._raw: Callable[[bytes], RawLane] = msgspec.msgpack.Decoder(RawLane).decode
         self._state = None if state_type is None else msgspec.msgpack.Decoder(state_type | None).decode
         self.decode: Callable[[bytes], Lane] = self._lane if self._state is None else self._typed
+        self.typed = self._state is not None
 
     def _typed(self, packed: bytes) -> Lane:
         assert self._state is not None
         raw = self._raw(packed)
-        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed)
+        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.home)
+
+
+_LEAVES: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_PLAIN: Final = _LEAVES | {dict, list}
+
+
+def all_plain(states: Iterable[object]) -> bool:
+    """Whether states are made of nothing but what is read again as it was; all of them together, level by level."""
+    values = list(states)
+    while values:
+        kinds = set(map(type, values))
+        if kinds <= _LEAVES or not kinds <= _PLAIN:
+            return kinds <= _LEAVES
+        dicts = [value for value in values if type(value) is dict]
+        lists = [value for value in values if type(value) is list]
+        if _LEAVES.issuperset(map(type, _inside(dicts, lists))):
+            return True
+        values = [value for value in _inside(dicts, lists) if type(value) not in _LEAVES]
+    return True
+
+
+def _inside(dicts: list[dict[Any, Any]], lists: list[list[Any]]) -> Iterator[object]:
+    return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(lists))
 
 
 def comes_back(state: object, again: object) -> bool:

@@ -7,8 +7,10 @@ right behind the step; a step that changed it and then failed is undone by readi
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from lanemq.pipelines.transitions.event import Event
-from lanemq.pipelines.transitions.lane import Lane, comes_back
+from lanemq.pipelines.transitions.lane import Lane, all_plain, comes_back
 from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
 
 
@@ -48,7 +50,7 @@ class LaneTable:
             return
         packed = self.lanes[name] = self._rules.codec.encode(lane)
         if type(lane.state) not in self._proven:
-            self._prove(lane.state, packed)
+            self._prove(name, lane.state, packed)
 
     def restore(self, name: str) -> Lane:
         """The lane as its bytes say."""
@@ -56,13 +58,27 @@ class LaneTable:
         lane = self.hot[name] = Lane() if packed is None else self._rules.codec.decode(packed)
         return lane
 
-    def _prove(self, state: object, packed: bytes) -> None:
+    def prove_all(self) -> None:
+        """Every state that this unit leaves: of two states of one type, the second may hold what does not come back."""
+        if not self._rules.codec.typed and all_plain(lane.state for lane in self.hot.values()):
+            return
+        for name, lane in self.hot.items():
+            if lane.state is not None and name in self.lanes:
+                self._prove(name, lane.state, self.lanes[name])
+
+    def _prove(self, name: str, state: object, packed: bytes) -> None:
         """A state must be the same in the next batch as in this one, or a step works by chance."""
-        again = self._rules.codec.decode(packed).state
+        try:
+            again = self._rules.codec.decode(packed).state
+        except msgspec.MsgspecError as error:
+            raise UnfitState(
+                f"key {name!r}: the step gave a state ({state!r:.100}) that cannot be read again as its state_type: "
+                f"{error}"
+            ) from error
         if not comes_back(state, again):
             raise UnfitState(
-                f"the step gave a state of type {type(state).__name__} ({state!r:.100}) that is read again as "
-                f"{again!r:.100}: use dicts, lists, texts, numbers and booleans, or say state_type=..."
+                f"key {name!r}: the step gave a state of type {type(state).__name__} ({state!r:.100}) that is read "
+                f"again as {again!r:.100}: use dicts, lists, texts, numbers and booleans, or say state_type=..."
             )
         self._proven.add(type(state))
 

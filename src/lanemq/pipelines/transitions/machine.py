@@ -71,6 +71,8 @@ class ShardMachine:
         if not fresh.offsets:
             return
         self._shard.meta.newest = max(self._shard.meta.newest, max(fresh.stored))
+        if self._rules.one_queue_a_key:
+            self._stay_home(fresh)
         topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
         hot, decode, apply, stopped = self.table.hot, self._rules.decode, self.table.apply, self.stopped
         for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
@@ -96,6 +98,7 @@ class ShardMachine:
 
     def finish(self) -> Change:
         """Everything this unit changed; the shard in memory has it already."""
+        self.table.prove_all()
         meta, lanes = self._shard.meta, self._shard.lanes
         for name in self.stopped.standing:
             self.table.save(name, self.table.hot[name])
@@ -110,6 +113,23 @@ class ShardMachine:
         self.counts["applied"] += self.table.applied
         changed = {name: lanes[name] for name in touched if name in lanes}
         return Change(meta, changed, [name for name in touched if name not in lanes])
+
+    def _stay_home(self, run: Run) -> None:
+        """Rows are sorted by queue, so events of a key in two queues would come in an order that means nothing."""
+        homes = self._shard.meta.homes
+        if run.queue not in homes:
+            homes.append(run.queue)
+        here = homes.index(run.queue)
+        for key in {key for key in run.keys if key is not None}:
+            lane = self.table.hot.get(key) or self.table.restore(key)
+            if lane.home is None:
+                lane.home = here
+            elif lane.home != here:
+                raise OrderError(
+                    f"key {key!r} has messages in {homes[lane.home]} and in {run.queue}, and nothing says which come "
+                    f"first: number the events of a key and say sequence=, or on_queue_change='continue' if the key "
+                    f"moved and its former queue was read to the end before"
+                )
 
     def _check_size(self) -> None:
         most, keys = self._rules.limits.max_keys_per_shard, len(self._shard.lanes)

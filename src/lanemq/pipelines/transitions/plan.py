@@ -35,6 +35,7 @@ class Spec:
     limits: StateLimits
     by_queue: bool = True
     """Whether shards are queues."""
+    one_queue_a_key: bool = False
 
     def rules(self) -> Rules:
         """Checks the options, too."""
@@ -49,6 +50,7 @@ class Spec:
             on_gap=self.on_gap,
             first_number=self.first_number,
             by_queue=self.by_queue,
+            one_queue_a_key=self.one_queue_a_key,
         )
 
 

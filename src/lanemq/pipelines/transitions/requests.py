@@ -5,19 +5,22 @@ down takes it when it starts. `place` is the stage's folder inside the checkpoin
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lanemq.clock import SystemClock
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.model.units import Millis
-from lanemq.pipelines.transitions.books import Books, Request
+from lanemq.pipelines.transitions.books import Books, Ledger, Request
 from lanemq.pipelines.transitions.event import Message
 from lanemq.pipelines.transitions.lane import Lane, Why, read_plain
 from lanemq.pipelines.transitions.orders import Verb
-from lanemq.pipelines.transitions.shard import key_of, keyless
+from lanemq.pipelines.transitions.shard import START, key_of, keyless
 from lanemq.pipelines.transitions.state_files import ShardFiles
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +55,22 @@ class LaneState:
 
 def list_parked(place: Path, *, held: bool = True) -> list[StoppedLane]:
     """Every lane that stands still, by shard; `held=False` leaves out those that are tried again by themselves."""
-    found = [stopped for shard, lane, packed in _waiting(place) if (stopped := _stopped(shard, lane, packed))]
+    found = _read_newest(place, _waiting)
     return [each for each in found if held or each.why is not Why.HELD]
 
 
 def show(place: Path, key: str) -> list[LaneState]:
     """The key's state and what waits in it; one per shard that knows it, so usually one or none."""
-    books = Books(place)
-    ledger = books.newest()
-    found: list[LaneState] = []
-    for shard, entry in ledger.shards.items():
-        packed = ShardFiles(place, ledger.query, shard).load(entry.version).lanes.get(key)
-        if packed is not None:
-            lane = read_plain(packed)
-            stopped = _stopped(shard, key, lane)
-            found.append(LaneState(key, shard, lane.state, lane.number, Millis(lane.seen), stopped))
-    return found
+
+    def states(ledger: Ledger) -> Iterator[LaneState]:
+        for shard, entry in ledger.shards.items():
+            packed = ShardFiles(place, ledger.query, shard).load(entry.version).lanes.get(key)
+            if packed is not None:
+                lane = read_plain(packed)
+                stopped = _stopped(shard, key, lane)
+                yield LaneState(key, shard, lane.state, lane.number, Millis(lane.seen), stopped)
+
+    return _read_newest(place, lambda _, ledger: states(ledger))
 
 
 def request_redrive(place: Path, key: str | None = None, *, everything: bool = False) -> str:
@@ -101,13 +104,27 @@ def _ask(place: Path, verb: Verb, key: str | None, *, everything: bool) -> str:
     return request.id
 
 
-def _waiting(place: Path) -> Iterator[tuple[str, str, Lane]]:
-    ledger = Books(place).newest()
+def _read_newest(place: Path, read: Callable[[Path, Ledger], Iterable[T]]) -> list[T]:
+    """What the newest ledger says. A running pipeline removes files of older ones; then there is a newer to ask."""
+    books, failed = Books(place), None
+    while True:
+        number = max(books.ledgers(), default=START)
+        try:
+            return list(read(place, books.ledger(number)))
+        except StateLost:
+            if number == failed:
+                raise
+            failed = number
+
+
+def _waiting(place: Path, ledger: Ledger) -> Iterator[StoppedLane]:
     for name, entry in ledger.shards.items():
         if entry.waiting:
             shard = ShardFiles(place, ledger.query, name).load(entry.version)
             for lane in shard.meta.waiting:
-                yield name, lane, read_plain(shard.lanes[lane])
+                stopped = _stopped(name, lane, read_plain(shard.lanes[lane]))
+                if stopped is not None:
+                    yield stopped
 
 
 def _stopped(shard: str, name: str, lane: Lane) -> StoppedLane | None:

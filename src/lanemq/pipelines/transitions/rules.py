@@ -49,6 +49,8 @@ class Rules:
     first_number: int | None = 1
     by_queue: bool = True
     """Whether a missing stamp or offset means anything: a share of the keys never has all of a queue's messages."""
+    one_queue_a_key: bool = False
+    """Whether a key in a second queue is refused: without numbers nothing says which of its events come first."""
 
 
 def numbering(sequence: str | Number | None) -> Number | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
@@ -67,6 +68,7 @@ def results(place: Path, batch: Batch, schema: StructType, summaries: list[Summa
         outputs=FileRows(schema, outputs),
         dead=FileRows(dead_letters.SCHEMA, dead) if dead else None,
         counts=dict(counts),
+        state=msgspec.json.encode(after).decode(),
     )
 
 

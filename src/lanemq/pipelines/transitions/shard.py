@@ -36,6 +36,8 @@ class Meta(msgspec.Struct):
     """Changes since the last snapshot."""
     chained_keys: int = 0
     """Keys in those changes: when they outnumber the lanes, a snapshot is the smaller reading."""
+    homes: list[str] = msgspec.field(default_factory=list)
+    """Queues that keys of this shard were found in, where a key must stay in one; lanes refer to them by place."""
 
     def retry_at(self) -> int | None:
         """When the next lane wants to be tried again."""

@@ -20,12 +20,13 @@ from lanemq.model.errors import Closed, InvalidOption, StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import PASSES, Batch
 from lanemq.pipelines.ddl import parse_columns
+from lanemq.pipelines.durable import read_json, write_json
 from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.queue_set import OnQueueChange, check_choice
 from lanemq.pipelines.rows import FileRows
 from lanemq.pipelines.transitions.arrow_runs import SHARD
-from lanemq.pipelines.transitions.books import Books, Intent, Ledger, Request
+from lanemq.pipelines.transitions.books import Books, Intent, Ledger, Request, read_ledger
 from lanemq.pipelines.transitions.carried_types import carry_types
-from lanemq.pipelines.transitions.durable import read_json, write_json
 from lanemq.pipelines.transitions.event import COLUMNS, Step
 from lanemq.pipelines.transitions.limits import StateLimits
 from lanemq.pipelines.transitions.plan import ANSWER, Plan, Spec, unpack_answer
@@ -68,6 +69,7 @@ class Transitions:
         first_number: int | None = 1,
         shards: Literal["queue"] | int = "queue",
         limits: StateLimits | None = None,
+        on_queue_change: OnQueueChange = "fail",
         clock: Clock | None = None,
     ) -> None:
         """See `docs/decisions/0010-pipelines.md` for what shards are.
@@ -78,10 +80,15 @@ class Transitions:
           repeats are dropped. `on_gap`: "report" counts what is missing, "hold" lets the key wait for it, "fail"
           treats it as a failure. `first_number=None`: a key may begin with any number.
         - `shards`: "queue" for rows as the source gives them; a number for rows that were shuffled, or for keys
-          that are in several queues. It cannot be changed later.
+          that are in several queues, which then need `sequence`. It cannot be changed later.
+        - `on_queue_change`: what is done when the topic has more queues than the state was made with, or, with
+          `shards=<number>` and without `sequence`, when a key is found in two queues: "fail", or "continue" where no
+          key has moved or a moved key may begin anew (then nobody tells when that is not so).
         """
         self.schema = _columns_of(outputs)
         self._shards = shards
+        chosen = check_choice(on_queue_change)
+        self.on_queue_change = chosen if shards == "queue" else None
         self._clock = clock or SystemClock()
         self._spec = Spec(
             step=step,
@@ -94,6 +101,7 @@ class Transitions:
             first_number=first_number,
             limits=limits or StateLimits(),
             by_queue=shards == "queue",
+            one_queue_a_key=shards != "queue" and sequence is None and chosen == "fail",
         )
         self._check()
         self._spark: SparkSession | None = None
@@ -123,6 +131,10 @@ class Transitions:
         intent = self._intent(batch)
         frame = self._arranged(messages).mapInArrow(partial(work_on_messages, self._plan(intent)), ANSWER)
         return self._settled(batch, intent, frame)
+
+    def settle(self, batch: Batch, state: str) -> None:
+        """The ledger of the attempt that counts; only from now on the unit's changes are seen by another."""
+        self._opened().complete(read_ledger(state))
 
     def due(self, wall: Millis) -> Millis | None:
         """How long until a pass is wanted; None while nothing waits, or while a batch is still on its way."""
@@ -208,9 +220,7 @@ class Transitions:
         books = self._opened()
         summaries = agreed(unpack_answer(bytes(row.answer)) for row in frame.collect())
         after = ledger_after(books.ledger(intent.base), batch, summaries)
-        found = results(books.place, batch, self.schema, summaries, after)
-        books.complete(after)
-        return found
+        return results(books.place, batch, self.schema, summaries, after)
 
     def _arranged(self, messages: DataFrame) -> DataFrame:
         missing = [name for name in _NEEDED if name not in messages.columns]

@@ -22,7 +22,7 @@ import msgspec
 import zstandard
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.transitions.durable import write_durably
+from lanemq.pipelines.durable import write_durably
 from lanemq.pipelines.transitions.shard import START, Change, Shard, Version
 
 _HEAD: Final = struct.Struct("<8s16s")

@@ -20,7 +20,7 @@ def write_durably(path: Path, content: bytes) -> None:
         own.rename(path)
     finally:
         own.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: msgspec.Struct) -> None:
@@ -36,8 +36,9 @@ def read_json(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:
         raise StateLost(f"{path} is damaged ({error}): restore the checkpoint's folder from a copy") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """A file's bytes, or a folder's entries, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,0 +1,40 @@
+"""The pipeline of the proof by killing, for `lanemq pipeline run`: its step answers otherwise in every other run."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lanemq.pipelines import DeadLetter, DeltaSink, Event, ParquetSink, Pipeline, Topic, Transitions
+from lanemq.testing.dying import Death, DyingSink, DyingStage
+
+FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
+DEATH = Death(FOLDER / "seen")
+
+
+def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    """Every third event needs a service that is away in runs with an odd number."""
+    number = event.value["n"]
+    if number % 3 == 0 and int(os.environ["LANEMQ_PROOF_RUN"]) % 2 == 1:
+        raise ConnectionError("the service is away")
+    count = (state or 0) + 1
+    return count, [{"key": event.key, "n": number, "count": count}]
+
+
+pipeline = Pipeline(
+    name="killed",
+    source=Topic(
+        os.environ["LANEMQ_PROOF_SERVERS"],
+        os.environ["LANEMQ_PROOF_TOPIC"],
+        group=os.environ["LANEMQ_PROOF_GROUP"] or None,
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=20,
+    ),
+    stage=DyingStage(
+        Transitions(step=step, outputs="key string, n long, count long", on_failure=DeadLetter(skip=True)),
+        DEATH,
+        FOLDER / "checkpoint",
+    ),
+    sink=DyingSink(DeltaSink(FOLDER / "table"), DEATH, "sink"),  # type: ignore[arg-type]
+    dead_letters=DyingSink(ParquetSink(FOLDER / "dead"), DEATH, "dead"),  # type: ignore[arg-type]
+    checkpoint=FOLDER / "checkpoint",
+)

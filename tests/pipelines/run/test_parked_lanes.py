@@ -1,0 +1,101 @@
+"""`lanemq.pipelines.parked`: keys that stand still, from Python."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.transitions import driving
+from tests.pipelines.transitions.driving import Sent
+
+from lanemq.model.errors import StateLost, UsageError
+from lanemq.pipelines import Hold, Park, ParquetSink, Pipeline, Project, Topic, parked
+from lanemq.pipelines.checkpoint import Checkpoint, stage_place
+from lanemq.pipelines.parked_lanes import LOOKS
+from lanemq.pipelines.transitions import requests
+
+FAILS = {"n": 1, "fails": 99}
+
+
+def stopped(folder: Path, policy: Any) -> driving.Pipeline:
+    """A checkpoint in which the keys a and b stand still, with two messages and one."""
+    Checkpoint(folder, "orders").close()
+    stage_place(folder).mkdir(parents=True)
+    pipeline = driving.Pipeline(stage_place(folder), on_failure=policy)
+    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
+    return pipeline
+
+
+def test_parked_keys_are_listed_shown_and_counted(tmp_path: Path) -> None:
+    stopped(tmp_path, Park())
+    lanes = parked(tmp_path)
+    assert [(each.lane, len(each.messages)) for each in lanes.waiting()] == [("a", 2), ("b", 1)]
+    assert lanes.counts() == {"parked": 2}
+    shown = lanes.show("a")
+    assert shown.stopped is not None
+    assert "attempt 1 failed" in shown.stopped.reason
+    assert lanes.show("c").stopped is None
+    with pytest.raises(UsageError, match="'d' is not known here"):
+        lanes.show("d")
+
+
+def test_keys_that_are_tried_by_themselves_are_told_apart(tmp_path: Path) -> None:
+    stopped(tmp_path, Hold())
+    lanes = parked(str(tmp_path))
+    assert lanes.waiting() == []
+    assert len(lanes.waiting(held=True)) == 2
+    assert lanes.counts() == {"held": 2}
+
+
+def test_a_decision_is_carried_out_by_the_next_pass(tmp_path: Path) -> None:
+    pipeline = stopped(tmp_path, Park())
+    lanes = parked(tmp_path)
+    assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
+    assert lanes.counts() == {"parked": 2}, "only asked for so far"
+    pipeline.run_pass()
+    assert [each.lane for each in lanes.waiting()] == ["b"]
+    assert len(pipeline.sink.dead_rows()) == 1
+    assert [each.lane for each in lanes.redrive(everything=True)] == ["b"]
+    pipeline.run_pass()
+    (left,) = lanes.waiting()
+    assert left.lane == "b"
+
+
+def test_a_decision_about_nothing_is_refused(tmp_path: Path) -> None:
+    stopped(tmp_path, Park())
+    lanes = parked(tmp_path)
+    for decide in (lanes.redrive, lanes.discard):
+        with pytest.raises(UsageError, match="'c' does not stand still"):
+            decide("c")
+        with pytest.raises(UsageError, match="name one key"):
+            decide()
+        with pytest.raises(UsageError, match="name one key"):
+            decide("a", everything=True)
+    assert requests.pending_requests(stage_place(tmp_path)) == []
+
+
+def test_a_pipeline_leads_to_its_checkpoint_and_another_folder_is_refused(tmp_path: Path) -> None:
+    declared = Pipeline("orders", Topic("a:1", "t"), Project(["key"]), ParquetSink(tmp_path / "out"), tmp_path / "c")
+    with pytest.raises(UsageError, match="was never started"):
+        parked(declared)
+    Checkpoint(tmp_path / "c", "orders").close()
+    assert parked(declared).waiting(held=True) == []
+    assert parked(declared).counts() == {}
+    with pytest.raises(UsageError, match="is not known here"):
+        parked(declared).show("a")
+
+
+def test_a_look_at_files_that_are_just_removed_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stopped(tmp_path, Park())
+    answers: list[object] = [StateLost("gone"), StateLost("gone"), []]
+
+    def look(place: Path, *, held: bool) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, StateLost):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(requests, "list_parked", look)
+    assert parked(tmp_path).waiting() == []
+    answers[:] = [StateLost("gone")] * LOOKS
+    with pytest.raises(StateLost):
+        parked(tmp_path).waiting()

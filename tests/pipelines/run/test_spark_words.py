@@ -1,0 +1,88 @@
+"""What Spark and its workers say: in a file, and ours on the terminal all the same."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lanemq.pipelines.spark_words import inherited_stderr, overheard, spark_words_of
+from lanemq.spark import worker_log
+
+LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
+
+
+def test_a_process_that_is_started_inside_writes_into_the_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = spark_words_of(tmp_path)
+    with inherited_stderr(words):
+        child = subprocess.Popen([sys.executable, "-c", f"input(); {LOUD}"], stdin=subprocess.PIPE)
+    os.write(2, b"ours\n")
+    child.communicate(b"\n", timeout=30)
+    assert words.read_text() == "Exception in thread main\n"
+    assert capfd.readouterr().err == "ours\n"
+
+
+def test_the_words_of_the_run_before_are_kept(tmp_path: Path) -> None:
+    """A run that a supervisor starts again must not wipe away why the last one died."""
+    words = spark_words_of(tmp_path)
+    for word in (b"first", b"second", b"third"):
+        with inherited_stderr(words):
+            os.write(2, word)
+    assert (words.read_bytes(), words.with_name("spark.log.1").read_bytes()) == (b"third", b"second")
+
+
+def test_standard_error_comes_back_after_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no session"), inherited_stderr(tmp_path / "words"):
+        raise ValueError("no session")
+    os.write(2, b"back")
+    assert capfd.readouterr().err == "back"
+
+
+def test_lines_are_told_whole_and_none_is_left_out(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_bytes(b"")
+    told: list[str] = []
+    with words.open("ab", buffering=0) as file, overheard(words, told.append):
+        file.write(b"first\nsec")
+        until = time.monotonic() + 30
+        while not told and time.monotonic() < until:
+            time.sleep(0.01)
+        assert told == ["first"]
+        file.write(b"ond\nlast\n")
+    assert told == ["first", "second", "last"]
+
+
+def test_only_our_warnings_are_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for line in (
+        "2026-11-16 03:00:00,123 WARNING lanemq.spark.waiting: topic orders: no answer yet",
+        "2026-11-16 03:00:00,123 WARNING org.apache.spark: noise",
+        "26/11/16 03:00:00 WARN Utils: noise",
+        "Traceback (most recent call last):",
+    ):
+        worker_log.repeat(line)
+    assert caplog.record_tuples == [("lanemq.spark.waiting", logging.WARNING, "topic orders: no answer yet")]
+
+
+WARNS = """
+import logging, sys, types
+from lanemq.spark.worker_log import log_in_worker
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
+log_in_worker()
+logging.getLogger("lanemq.x").warning("away")
+"""
+
+
+def test_a_worker_of_sparks_writes_lines_that_are_recognised() -> None:
+    """Logging is set up nowhere but there: in an application's own process it is the application's matter."""
+    said = {}
+    for name in ("pyspark.daemon", "my.program"):
+        words = [sys.executable, "-c", WARNS, name]
+        said[name] = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr.strip()
+    assert said["my.program"] == "away"
+    assert worker_log._OURS.match(said["pyspark.daemon"])

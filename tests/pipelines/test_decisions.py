@@ -1,0 +1,334 @@
+"""A batch whose step answers otherwise the second time comes to one result, wherever the first attempt died.
+
+The real stages and sinks, without a JVM: a crash is an error raised inside a sink's commit.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+from tests.pipelines.cdc.following import Frame, messages
+from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
+from tests.pipelines.transitions.driving import FakeFrame, FakeSpark, Sent, arrow, never
+
+from lanemq.model.errors import OrderError, SinkFenced, StateLost, UsageError
+from lanemq.pipelines import DeadLetter, Event, ForeachSink, LastState, ParquetSink, SqliteSink, Transitions
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines.decisions import Decisions
+from lanemq.pipelines.effects import Effects
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.rows import FileRows, RowFile
+from lanemq.pipelines.transitions.requests import request_redrive, show
+from lanemq.pipelines.work import Work
+
+NUMBER = batch_number(0)
+
+
+class PowerCut(Exception):
+    """The driver is gone."""
+
+
+class Service:
+    """What the step asks: it refuses, or it does not. Counted, since a decided batch asks nobody."""
+
+    up = True
+    calls = 0
+
+
+def asking(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    Service.calls += 1
+    if not Service.up and event.value["n"] == 1:
+        raise ConnectionError("the service is away")
+    return (state or 0) + 1, [{"key": event.key, "n": event.value["n"]}]
+
+
+class Sinking(SqliteSink):
+    """Dies where it is told to."""
+
+    dies: Callable[[], None] | None = None
+
+    def write(self, rows: Any, batch: Batch) -> bool:
+        if self.dies is not None:
+            self.dies()
+        return super().write(rows, batch)
+
+
+class Run:
+    """One checkpoint with its sinks; `start` is a new run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sink: Any = Sinking(folder / "rows.db", "rows")
+        self.stage: Any = None
+        self.held: list[tuple[Checkpoint, Work]] = []
+        self.spark_noted(planned=0, done=-1)
+
+    def start(self) -> Work:
+        self.crash()
+        checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
+        self.stage = self.make_stage()
+        dead = ParquetSink(self.folder / "dead")
+        work = Work(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"))
+        self.held.append((checkpoint, work))
+        work.open(FakeSpark(never))  # type: ignore[arg-type]
+        return work
+
+    def spark_noted(self, planned: int, done: int) -> None:
+        for name, last in (("offsets", planned), ("commits", done)):
+            folder = self.folder / "checkpoint" / name
+            folder.mkdir(exist_ok=True)
+            for batch in range(last + 1):
+                (folder / str(batch)).write_text(f'v1\n{{}}\n{{"orders": {{"broker-a/0": {batch + 3}}}}}')
+
+    def make_stage(self) -> Any:
+        return Transitions(step=asking, outputs="key string, n long", on_failure=DeadLetter(skip=True))
+
+    def frame(self) -> Any:
+        sent = [Sent(0, 0, "a", {"n": 0}), Sent(0, 1, "a", {"n": 1}), Sent(0, 2, "b", {"n": 2})]
+        return FakeFrame([[arrow(sent)]], never)
+
+    def crash(self) -> None:
+        while self.held:
+            checkpoint, work = self.held.pop()
+            work.close()
+            checkpoint.close()
+
+    def rows(self) -> list[int]:
+        with sqlite3.connect(self.folder / "rows.db") as database:
+            found = [n for (n,) in database.execute("select n from rows order by n")]
+        database.close()
+        return found
+
+    def dead_offsets(self) -> list[int]:
+        import pyarrow.dataset as ds
+
+        files = [str(path) for path in (self.folder / "dead").rglob("*.parquet")]
+        return sorted(ds.dataset(files).to_table()["queue_offset"].to_pylist()) if files else []
+
+    def decided(self) -> list[int]:
+        return Decisions(self.folder / "checkpoint" / "lanemq" / "decided").numbers()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    (tmp_path / "checkpoint").mkdir()
+    Checkpoint(tmp_path / "checkpoint", "orders").close()
+    Service.up, Service.calls = True, 0
+    made = Run(tmp_path)
+    yield made
+    made.crash()
+
+
+def cut() -> None:
+    raise PowerCut
+
+
+def test_a_message_that_was_set_aside_stays_set_aside_when_the_service_is_back(run: Run) -> None:
+    """Without the decision it would be in the dead letters of the first attempt and in the rows of the second."""
+    Service.up, run.sink.dies = False, cut
+    with pytest.raises(PowerCut):
+        run.start().run_batch(run.frame(), 0)
+    asked = Service.calls
+    Service.up, run.sink.dies = True, None
+    done = run.start().run_batch(run.frame(), 0)
+    assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
+    assert (Service.calls, done.outputs, done.dead) == (asked, 2, 1)
+    assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a")[0].state == 1, "the state is the decided one"
+
+
+def test_a_message_is_not_lost_when_the_second_attempt_would_set_it_aside(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other way round: the dead letters of the batch are closed, and the second attempt has one more."""
+
+    def fails_differently(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        if event.value["n"] == (0 if Service.up else 2):
+            raise ConnectionError("the service is away")
+        return state, [{"key": event.key, "n": event.value["n"]}]
+
+    stage = lambda: Transitions(  # noqa: E731
+        step=fails_differently, outputs="key string, n long", on_failure=DeadLetter(skip=True)
+    )
+    monkeypatch.setattr(run, "make_stage", stage)
+    run.sink.dies = cut
+    with pytest.raises(PowerCut):
+        run.start().run_batch(run.frame(), 0)
+    Service.up, run.sink.dies = False, None
+    run.start().run_batch(run.frame(), 0)
+    assert sorted([*run.rows(), *run.dead_offsets()]) == [0, 1, 2], "every message once, in one of the two"
+
+
+def test_a_decision_counts_before_any_pass_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Died between decision and state: a pass in between would work on lanes that the decision knows nothing of."""
+
+    def dies(stage: Transitions, batch: Batch, state: str) -> None:
+        raise PowerCut
+
+    Service.up = False
+    with monkeypatch.context() as patched:
+        patched.setattr(Transitions, "settle", dies)
+        work = run.start()
+        with pytest.raises(PowerCut):
+            work.run_batch(run.frame(), 0)
+    place = run.folder / "checkpoint" / "lanemq" / "stage"
+    assert show(place, "a") == []
+    request_redrive(place, everything=True)
+    work = run.start()
+    assert show(place, "a")[0].state == 1
+    assert work.due() is None
+    work.run_batch(run.frame(), 0)
+    assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
+
+
+def test_the_usual_batch_costs_no_decision(run: Run) -> None:
+    """Rows and number are one commit of the sink: there is nothing in between to be completed."""
+    made: list[int] = []
+    run.sink.dies = lambda: made.extend(run.decided())
+    run.start().run_batch(run.frame(), 0)
+    assert (made, run.rows()) == ([], [0, 1, 2])
+
+
+def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run) -> None:
+    seen: list[list[int]] = []
+
+    def take(rows: pa.Table, batch: Batch) -> None:
+        seen.append(rows["n"].to_pylist())
+        if len(seen) == 1:
+            raise PowerCut
+
+    run.sink = ForeachSink(take)
+    with pytest.raises(PowerCut):
+        run.start().run_batch(run.frame(), 0)
+    Service.up = False
+    run.start().run_batch(run.frame(), 0)
+    assert seen == [[0, 1, 2], [0, 1, 2]]
+    assert run.dead_offsets() == []
+    assert run.start() is not None
+    assert run.decided() == [NUMBER], "Spark has not noted the batch: it may come again"
+    run.spark_noted(planned=0, done=0)
+    run.start()
+    assert run.decided() == []
+
+
+def test_the_next_batch_ends_the_decision_of_the_last(run: Run) -> None:
+    Service.up = False
+    work = run.start()
+    work.run_batch(run.frame(), 0)
+    assert run.decided() == [NUMBER]
+    run.spark_noted(planned=1, done=0)
+    work.run_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
+    assert run.decided() == []
+
+
+def test_last_state_is_decided_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "make_stage", lambda: LastState("id bigint, n bigint", ["id"]))
+    frame: Any = Frame(messages([(None, {"id": 1, "n": 5}), (None, b"poison")]))
+    run.sink.dies = cut
+    with pytest.raises(PowerCut):
+        run.start().run_batch(frame, 0)
+    assert run.decided() == [NUMBER]
+    run.sink.dies = None
+    run.start().run_batch(Frame(messages([])), 0)  # type: ignore[arg-type]
+    assert (run.rows(), run.dead_offsets()) == ([5], [1])
+
+
+def test_a_run_that_was_replaced_decides_nothing(run: Run) -> None:
+    """On a shared disk whose locks do not hold, the older driver may be in the middle of the same batch."""
+    old = run.start()
+    (run.folder / "checkpoint" / "lanemq" / "epoch").write_text("99")
+    Service.up = False
+    with pytest.raises(SinkFenced, match="replaced by run 99"):
+        old.run_batch(run.frame(), 0)
+    assert run.decided() == []
+    assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor is its state anybody's"
+
+
+def test_more_queues_than_the_state_belongs_to_are_refused_before_the_step(run: Run) -> None:
+    run.start().run_batch(run.frame(), 0)
+    asked = Service.calls
+    run.spark_noted(planned=1, done=0)
+    planned = run.folder / "checkpoint" / "offsets" / "1"
+    planned.write_text(planned.read_text().replace('"broker-a/0": 4', '"broker-a/0": 4, "broker-a/1": 0'))
+    with pytest.raises(OrderError, match="topic orders had 1 queues and now has broker-a/1 too"):
+        run.start().run_batch(run.frame(), 1)
+    assert Service.calls == asked
+
+
+def results(path: Path, n: int, state: str = "") -> Results:
+    import pyarrow.parquet as pq
+
+    schema = StructType([StructField("n", StringType())])
+    pq.write_table(pa.table({"n": [str(n)]}), path)
+    return Results(FileRows(schema, [RowFile("q", path, 1)]), counts={"events": n}, state=state)
+
+
+def test_of_two_attempts_the_first_that_is_there_counts_for_both(tmp_path: Path) -> None:
+    first, second = Decisions(tmp_path / "decided"), Decisions(tmp_path / "decided")
+    mine = first.make(Batch("q", 7, 3), results(tmp_path / "a", 1, "one"))
+    theirs = second.make(Batch("q", 7, 4), results(tmp_path / "b", 2, "two"))
+    assert mine.state == theirs.state == "one"
+    assert theirs.outputs.table()["n"].to_pylist() == ["1"]
+    assert [path.name for path in (tmp_path / "decided").iterdir()] == ["7"]
+
+
+def test_a_decision_outlives_the_stage_s_files_and_half_of_one_is_none(tmp_path: Path) -> None:
+    decisions, batch = Decisions(tmp_path / "decided"), Batch("q", 7, 3)
+    made = results(tmp_path / "a", 1)
+    decisions.make(batch, made)
+    (tmp_path / "a").unlink()
+    (tmp_path / "decided" / ".8-3-x").mkdir()
+    decisions.open()
+    assert decisions.numbers() == [7]
+    found = decisions.find(batch, made.outputs.schema)
+    assert found is not None
+    assert found.outputs.table()["n"].to_pylist() == ["1"]
+    decisions.forget(7)
+    assert list((tmp_path / "decided").iterdir()) == []
+
+
+def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    made = Decisions(tmp_path / "decided").make(Batch("q", 7, 3), results(tmp_path / "a", 1))
+    assert made.outputs.table()["n"].to_pylist() == ["1"]
+
+
+def test_other_columns_and_other_pipelines_are_refused(tmp_path: Path) -> None:
+    decisions, made = Decisions(tmp_path / "decided"), results(tmp_path / "a", 1)
+    decisions.make(Batch("q", 7, 3), made)
+    with pytest.raises(UsageError, match="decided by run 3 with other columns"):
+        decisions.find(Batch("q", 7, 4), StructType([StructField("m", StringType())]))
+    with pytest.raises(StateLost, match="a checkpoint of its own"):
+        decisions.find(Batch("other", 7, 4), made.outputs.schema)
+    (tmp_path / "decided" / "7" / "decision.json").unlink()
+    with pytest.raises(StateLost, match="is missing"):
+        decisions.find(Batch("q", 7, 4), made.outputs.schema)
+
+
+def test_a_pass_that_moved_nothing_writes_nothing(run: Run) -> None:
+    """A key that is tried every second would be a commit of the table every second."""
+    run.sink, stage = FakeSink(), FakeStage()
+    run.make_stage = lambda: stage  # type: ignore[method-assign]
+    run.spark_noted(planned=0, done=0)
+    work = run.start()
+    stage.waiting += [Results(rows_of(), counts={"held": 1}), Results(rows_of(("t", 0, 1, "k")))]
+    assert work.run_pass(0) is not None
+    assert (run.sink.numbers, run.decided()) == ([], [])
+    assert work.run_pass(0) is not None
+    assert run.sink.numbers == [batch_number(0, 2)]
+    assert stage.steps[1] == f"finished {batch_number(0, 1)}"
+
+
+def test_rows_that_lost_against_newer_ones_are_told(run: Run) -> None:
+    run.sink = FakeSink()
+    run.sink.last_stale = 3
+    run.make_stage = lambda: FakeStage()  # type: ignore[method-assign]
+    done = run.start().run_batch(None, 0)  # type: ignore[arg-type]
+    assert done.counts["stale"] == 3

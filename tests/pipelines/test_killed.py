@@ -1,0 +1,97 @@
+"""The driver is killed at every step of a batch, one after the other, and the tables are as if it never was."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from lanemq import Producer
+from lanemq.client.admin import Admin
+from lanemq.model.queue import MessageQueue
+from lanemq.pipelines import read_table
+from lanemq.pipelines.batch import Batch
+from lanemq.testing.dying import STEPS, Death
+from lanemq.testing.embedded import EmbeddedBroker
+
+MESSAGES, KEYS = 140, 7
+SECONDS = 120
+
+
+class Runs:
+    """Each run is a process of its own, on the same checkpoint."""
+
+    def __init__(self, folder: Path, broker: EmbeddedBroker, topic: str, group: str) -> None:
+        self.folder = folder
+        self._count = 0
+        self._env = {"FOLDER": str(folder), "SERVERS": broker.address, "TOPIC": topic}
+        self._group = group
+
+    def run(self, die_at: str = "", *, in_group: bool = False) -> int:
+        """How the process ended. Only those in the group wait for the leases of the one before."""
+        self._count += 1
+        told = {f"LANEMQ_PROOF_{name}": value for name, value in self._env.items()}
+        told["LANEMQ_PROOF_GROUP"] = self._group if in_group else ""
+        env = os.environ | told | {"LANEMQ_PROOF_RUN": str(self._count), "LANEMQ_DIE_AT": die_at}
+        command = [
+            sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(Path(__file__).with_name("killed.py")),
+            "--once", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
+        ]  # fmt: skip
+        with (self.folder / "log").open("ab") as out:
+            return subprocess.run(command, stdout=out, stderr=out, env=env, timeout=SECONDS, check=False).returncode
+
+    def runs_of(self) -> dict[int, set[int]]:
+        """By batch, the runs that came by it."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for line in (self.folder / "seen").read_text().splitlines():
+            batch, epoch = map(int, line.split())
+            found[batch].add(epoch)
+        return found
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()[-3000:]
+
+
+@pytest.fixture
+def runs(broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path) -> Runs:
+    with Producer(broker.address) as producer:
+        for number in range(MESSAGES):
+            producer.send(topic, {"n": number}, key=f"k{number % KEYS}")
+    return Runs(tmp_path, broker, topic, group)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
+    runs: Runs, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
+) -> None:
+    """The step's answers differ between two runs, so a batch that was decided twice would show."""
+    for number, step in enumerate(STEPS):
+        assert runs.run(f"{step}:{number}", in_group=step == "noted") == -signal.SIGKILL, runs.log()
+    assert runs.run(in_group=True) == 0, runs.log()
+
+    seen = runs.runs_of()
+    assert [len(seen[number]) for number in range(len(STEPS))] == [2, 2, 2, 2, 1], "all but the last were repeated"
+    rows = read_table(tmp_path / "table").to_pylist()
+    dead = ds.dataset([str(path) for path in (tmp_path / "dead").rglob("*.parquet")]).to_table().to_pylist()
+    set_aside = [int(row["value"].decode().strip('{"n: }')) for row in dead]
+    assert sorted([row["n"] for row in rows] + set_aside) == list(range(MESSAGES)), "in one of them, once"
+    assert set_aside
+    assert all(number % 3 == 0 for number in set_aside)
+    for key in range(KEYS):
+        mine = sorted((row for row in rows if row["key"] == f"k{key}"), key=lambda row: int(row["n"]))
+        assert [row["count"] for row in mine] == list(range(1, len(mine) + 1)), "the state is that of the rows"
+    with Admin(broker.address) as admin:
+        name = admin.describe_topic(topic).queues[0].queue.broker
+        told = [admin.committed(group, MessageQueue(topic, name, queue)) for queue in range(2)]
+    assert sum(offset or 0 for offset in told) == MESSAGES
+
+
+def test_a_step_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the steps are run, state, dead, sink, noted"):
+        Death(tmp_path / "seen", "somewhere:1")
+    assert not Death(tmp_path / "seen", "").is_at("run", Batch("q", 0, 1))

@@ -1,0 +1,86 @@
+"""A topic that gets more queues does not silently part keys from their state."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tests.spark.driving import Query, send
+
+from lanemq.client.admin import Admin
+from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import QueueOffset
+from lanemq.pipelines import LastState, Project, Transitions
+from lanemq.pipelines.queue_set import QueueSet
+from lanemq.spark.offsets import Positions, from_json
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+def positions(*queues: str) -> Positions:
+    found: Positions = {}
+    for name in queues:
+        topic, broker, number = name.split("/")
+        found[MessageQueue(topic, broker, int(number))] = QueueOffset(7)
+    return found
+
+
+def test_more_queues_of_a_known_topic_stop_the_pipeline_until_they_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "queues.json"
+    QueueSet(path, "fail").check(positions("t/b/0", "t/b/1"))
+    again = QueueSet(path, "fail")
+    again.check(positions("t/b/0", "t/b/1"))
+    for _ in range(2):
+        with pytest.raises(OrderError, match=r"topic t had 2 queues and now has b/2, c/0 too .* on_queue_change"):
+            again.check(positions("t/b/0", "t/b/1", "t/b/2", "t/c/0"))
+    again.check(positions("t/b/0"))
+    again.check(positions("t/b/0", "t/b/1"))
+
+
+def test_a_new_topic_of_a_pattern_is_welcome_and_remembered(tmp_path: Path) -> None:
+    known = QueueSet(tmp_path / "queues.json", "fail")
+    known.check(positions("t/b/0"))
+    known.check(positions("t/b/0", "u/b/0"))
+    with pytest.raises(OrderError, match="topic u had 1 queues"):
+        QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "u/b/0", "u/b/1"))
+
+
+def test_who_says_so_goes_on_and_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = QueueSet(tmp_path / "queues.json", "continue")
+    known.check(positions("t/b/0"))
+    with caplog.at_level(logging.WARNING):
+        known.check(positions("t/b/0", "t/b/1"))
+        known.check(positions("t/b/0", "t/b/1"))
+    assert [record.getMessage().count("going on") for record in caplog.records] == [1]
+    QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "t/b/1"))
+
+
+def test_only_stages_that_depend_on_the_queue_care() -> None:
+    def step(state: object, event: object) -> tuple[object, list[dict[str, object]]]:
+        return state, []
+
+    def transitions(**options: object) -> Transitions:
+        return Transitions(step=step, outputs="a string", **options)  # type: ignore[arg-type]
+
+    assert transitions().on_queue_change == "fail"
+    assert transitions(on_queue_change="continue").on_queue_change == "continue"
+    assert transitions(shards=4).on_queue_change is None
+    assert LastState("id bigint", ["id"]).on_queue_change == "fail"
+    assert LastState("id bigint", ["id"], sequence=["n"]).on_queue_change is None
+    assert getattr(Project(), "on_queue_change", None) is None
+    with pytest.raises(InvalidOption, match="on_queue_change='ignore'"):
+        transitions(on_queue_change="ignore")
+
+
+def test_a_batch_s_plan_names_queues_that_the_topic_got(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    """What the checkpoint is asked for, from a broker that let the topic grow."""
+    known = QueueSet(tmp_path / "queues.json", "fail")
+    send(broker.address, topic, range(10))
+    with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
+        query.batch()
+        known.check(from_json(json.loads(query.checkpoint.ends[-1])))
+        with Admin(broker.address) as admin:
+            admin.create_topic(topic, 4)
+        assert query.plan()
+        with pytest.raises(OrderError, match=f"topic {topic} had 2 queues"):
+            known.check(from_json(json.loads(query.checkpoint.ends[-1])))

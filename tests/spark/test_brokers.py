@@ -1,0 +1,41 @@
+"""What a query's driver makes of answers that leave something out."""
+
+import pytest
+from tests.spark.driving import send
+
+from lanemq.client.admin import Admin
+from lanemq.model.errors import ConnectFailed
+from lanemq.model.queue import MessageQueue
+from lanemq.spark.brokers import Brokers
+from lanemq.spark.options import parse_read_options
+from lanemq.testing.embedded import EmbeddedBroker
+
+
+def brokers_of(broker: EmbeddedBroker, topic: str) -> Brokers:
+    options = {"servers": broker.address, "topic": topic, "brokerWait": "200ms"}
+    return Brokers(parse_read_options(options, streaming=True))
+
+
+def test_queues_of_a_broker_that_is_not_registered_are_waited_for(broker: EmbeddedBroker, topic: str) -> None:
+    """A name server forgets a broker that is down: the rest of the answer must not pass for all there is."""
+    with brokers_of(broker, topic) as brokers:
+        assert len(brokers.bounds()) == 2
+        brokers.expect([MessageQueue(topic, "broker-b", 0)])
+        with pytest.raises(ConnectFailed, match=r"broker-b of topic .* is not registered"):
+            brokers.bounds()
+
+
+def test_a_topic_of_a_broker_that_is_not_registered_is_not_gone(broker: EmbeddedBroker) -> None:
+    with brokers_of(broker, "nowhere-to-be-seen") as brokers:
+        brokers.expect([MessageQueue("nowhere-to-be-seen", "broker-b", 0)])
+        with pytest.raises(ConnectFailed, match="broker-b"):
+            brokers.bounds()
+
+
+def test_a_topic_that_its_broker_does_not_hold_any_more_is_gone(broker: EmbeddedBroker, topic: str) -> None:
+    send(broker.address, topic, range(3))
+    with brokers_of(broker, topic) as brokers:
+        assert brokers.bounds()
+        with Admin(broker.address) as admin:
+            admin.delete_topic(topic)
+        assert brokers.bounds() == {}

@@ -1,0 +1,64 @@
+"""Who comes from Spark's Kafka source is told our names, and the document says the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lanemq.model.errors import InvalidOption
+from lanemq.spark.foreign_names import FOREIGN, in_our_words
+from lanemq.spark.options import parse_read_options
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+TABLE = [
+    [re.findall(r"`([^`]+)`", cell) or [cell.strip()] for cell in row.split(" | ")[:2]]
+    for row in re.findall(r"^\| (.*) \|$", DOCUMENT.split("## Options for reading")[1].split("\n## ")[0], re.MULTILINE)
+][1:]
+THE_SAME = ["the same"]
+NONE = ["–"]
+
+
+def told(name: str) -> str:
+    with pytest.raises(InvalidOption) as error:
+        parse_read_options({"servers": "h:1", "topic": "t", name: "x"}, streaming=True)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("ours", "kafkas"), TABLE, ids=lambda names: ",".join(names))
+def test_the_document_says_what_the_error_says(ours: list[str], kafkas: list[str]) -> None:
+    if kafkas in (NONE, THE_SAME):
+        assert all(in_our_words(name) is None for name in ours)
+        return
+    for name in kafkas:
+        said = told(name.replace("*", "x"))
+        assert name.replace("*", "").lower() in said
+        assert ("left out" in said) if ours == NONE else any(option in said for option in ours), said
+
+
+def test_every_name_of_kafka_s_is_in_the_document() -> None:
+    listed = {name for _, kafkas in TABLE for name in kafkas}
+    own = {"kafka.auto.offset.reset", "kafka.enable.auto.commit", "kafka.max.poll.records"}
+    rocketmq = {"nameServer", "nameServerAddr", "namesrvAddr", "consumerGroup", "subExpression"}
+    assert set(FOREIGN) - own - rocketmq <= listed
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kafka.bootstrap.servers", "use servers"),
+        ("subscribe", "use topic"),
+        ("subscribePattern", "use topicPattern"),
+        ("kafka.group.id", "use group"),
+        ("includeHeaders", "column properties"),
+        ("kafka.fetch.max.bytes", "Kafka's client"),
+        ("namesrvAddr", "use servers"),
+    ],
+)
+def test_a_foreign_name_is_answered_with_ours(name: str, said: str) -> None:
+    assert said in told(name)
+    assert name.lower() in told(name)
+
+
+def test_the_document_says_what_to_do_about_an_unknown_format() -> None:
+    assert "DATA_SOURCE_NOT_FOUND" in DOCUMENT
+    assert "register(spark)" in DOCUMENT

@@ -1,0 +1,119 @@
+"""Queries at a broker that encrypts and asks who is there; and what Spark shows of their secrets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import Authority, new_authority
+
+from lanemq import Admin, Credentials, Producer, TlsOptions
+from lanemq.broker.config import BrokerOptions
+from lanemq.net.address import Address
+from lanemq.net.server_tls import ServerTls
+from lanemq.pipelines.source import Topic
+from lanemq.spark.options import parse_read_options
+from lanemq.testing.embedded import EmbeddedBroker
+
+pytestmark = pytest.mark.timeout(240)
+SECRET = "hush-hush-hush"
+USERS = f"""
+[[user]]
+access_key = "root"
+secret_key = "{SECRET}"
+admin = true
+"""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """With twenty messages of four keys in `orders`."""
+    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
+    (folder / "users.toml").write_text(USERS)
+    listen, tls = Address("127.0.0.1", 0), ServerTls(identity.cert, identity.key)
+    with EmbeddedBroker(BrokerOptions(folder / "data", listen=listen, tls=tls, users=folder / "users.toml")) as running:
+        how = {"tls": TlsOptions(authority.ca), "credentials": Credentials("root", SECRET)}
+        with Admin(running.address, **how) as admin, Producer(running.address, **how) as producer:
+            admin.create_topic("orders", 2, ordered=True)
+            admin.create_topic("copies", 2, ordered=True)
+            for number in range(20):
+                producer.send("orders", number, key=f"k{number % 4}")
+        yield running
+
+
+def options_for(guarded: EmbeddedBroker, authority: Authority, **more: str) -> dict[str, str]:
+    secure = {"tls.ca": str(authority.ca), "accessKey": "root", "secretKey": SECRET}
+    return {"servers": guarded.address, "topic": "orders", **secure, **more}
+
+
+@pytest.mark.slow
+def test_a_query_reads_and_writes_encrypted_and_signed(
+    spark: Any, guarded: EmbeddedBroker, authority: Authority, tmp_path: Path
+) -> None:
+    """Driver and executors, as a stream and a member of a group; and the sink on the way back."""
+    given = options_for(guarded, authority, group="spark", startingOffsets="earliest")
+    copy = options_for(guarded, authority, topic="copies", checkpointLocation=str(tmp_path / "checkpoint"))
+    stream = spark.readStream.format("lanemq").options(**given).load().select("key", "value")
+    query = stream.writeStream.format("lanemq").options(**copy).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert SECRET not in str(query.lastProgress)
+    kept = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
+    read = spark.read.format("lanemq").options(**options_for(guarded, authority, topic="copies")).load()
+    assert sorted(int(bytes(row.value)) for row in read.select("value").collect()) == list(range(20))
+
+
+@pytest.mark.slow
+def test_spark_shows_no_secret(spark: Any, guarded: EmbeddedBroker, authority: Authority) -> None:
+    """Neither in plans, nor where it shows options: it hides those whose names look secret, and ours look so."""
+    read = spark.read.format("lanemq").options(**options_for(guarded, authority)).load()
+    plans = read._jdf.queryExecution()
+    assert SECRET not in plans.toString()
+    assert SECRET not in plans.explainString(_extended(spark))
+    assert SECRET not in repr(read)
+    given = spark._jvm.PythonUtils.toScalaMap(options_for(guarded, authority, securityToken=SECRET))
+    shown = spark._jsparkSession.sessionState().conf().redactOptions(given).toString()
+    assert SECRET not in shown
+    assert guarded.address in shown
+
+
+def _extended(spark: Any) -> Any:
+    return spark._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("extended")
+
+
+@pytest.mark.slow
+def test_an_error_shows_no_secret(spark: Any, guarded: EmbeddedBroker, authority: Authority) -> None:
+    wrong = options_for(guarded, authority) | {"accessKey": "nobody", "brokerWait": "1s"}
+    with pytest.raises(Exception, match="the access key 'nobody' is unknown or the signature is wrong") as refused:
+        spark.read.format("lanemq").options(**wrong).load().collect()
+    assert SECRET not in str(refused.value)
+
+
+def test_options_and_declared_sources_show_no_secret(guarded: EmbeddedBroker, authority: Authority) -> None:
+    given = options_for(guarded, authority)
+    assert SECRET not in repr(parse_read_options(given, streaming=True))
+    assert SECRET not in repr(Topic(**given))
+    assert SECRET not in str(Topic(**given).telling_options)
+
+
+def test_a_declared_source_takes_tls_as_a_table(authority: Authority) -> None:
+    """As TOML has it: tls.ca = "..." below [source]."""
+    source = Topic("localhost:9876", "orders", tls={"ca": str(authority.ca), "verify": "ca"})
+    tls = source.parsed.security.tls
+    assert tls is not None
+    assert (tls.ca, tls.verify_host) == (str(authority.ca), False)
+
+
+def test_what_no_option_says_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANEMQ_ACCESS_KEY", "root")
+    monkeypatch.setenv("LANEMQ_SECRET_KEY", SECRET)
+    parsed = parse_read_options({"servers": "localhost:9876", "topic": "orders"}, streaming=True)
+    assert parsed.security.credentials == Credentials("root", SECRET)
+    named = parse_read_options({"servers": "x", "topic": "orders", "accessKey": "other"}, streaming=True)
+    assert named.security.credentials == Credentials("other", SECRET)
