@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the virtual environment that every make target runs in. Called by the Makefile only.
+# Builds the virtual environment that every make target runs in, with a line for each stage. Called by the Makefile only.
 set -euo pipefail
 python="$1" venv="$2"
 
@@ -15,7 +15,32 @@ if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
     echo "$python has no venv module: install it (on Debian and Ubuntu: apt-get install python3-venv)." >&2
     exit 1
 fi
+
+# What takes the time is named as it begins: large downloads, then unpacking.
+tell_steps() {
+    while IFS= read -r line; do
+        case "$line" in
+            *Downloading*" MB)"* | *"Using cached"*" MB)"*) line=${line##*Downloading } line=${line##*cached }
+                echo "              ${line##*/}" ;;
+            *"Building editable for lanemq"*) echo "              building lanemq and its compiled module" ;;
+            "Installing collected packages"*) echo "              unpacking all of them" ;;
+        esac
+    done
+}
+
 mkdir -p var
+log=var/setup.log
+
+echo "setup 1 of 3: a virtual environment in $venv, with $("$python" -V 2>&1)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-echo "setting up $venv (once)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,fast,spark,postgres,plots]"
+
+echo "setup 2 of 3: packages into it, Spark among them: about 900 MB once installed, some minutes the first time"
+echo "              (everything that is said meanwhile is in $log)"
+if ! "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt \
+    --editable ".[dev,fast,spark,postgres,plots]" 2>&1 | tee "$log" | tell_steps; then
+    echo "setup failed; the end of $log:" >&2
+    tail -n 20 "$log" >&2
+    exit 1
+fi
+
+echo "setup 3 of 3: $("$venv/bin/lanemq" --version)"

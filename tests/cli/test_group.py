@@ -51,7 +51,8 @@ def test_offline_group_is_described_by_its_offsets(run: Run) -> None:
     assert queue["owner"] is None
     assert queue["lag_ms"] >= 0, "the oldest message that is not done has an age"
     people = run("group", "describe", "readers").stdout
-    assert "group readers: 0 members, lag 6 messages" in people
+    assert "group readers: 0 members, lag 6 messages, the oldest " in people
+    assert json.loads(run("group", "describe", "readers", "--json").stdout)["lag_ms"] >= 0
     assert "nobody is online" in people
 
 

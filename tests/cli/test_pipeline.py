@@ -15,13 +15,11 @@ import pytest
 from tests.cli.conftest import Run
 from tests.spark.driving import send, until
 
-from lanemq.cli.pipeline_place import stopped_lanes
 from lanemq.client.admin import Admin
 from lanemq.client.producer import Producer
-from lanemq.model.errors import StateLost
 from lanemq.pipelines.batch import batch_number
+from lanemq.pipelines.checkpoint import Checkpoint
 from lanemq.pipelines.spark_log import SparkLog
-from lanemq.pipelines.transitions import requests
 from lanemq.testing.embedded import EmbeddedBroker
 
 DECLARED = """
@@ -53,6 +51,10 @@ def step(state, event):
     total = (state or 0) + 1
     row = {"topic": event.topic, "queue_id": event.queue_id, "queue_offset": event.offset, "key": event.key}
     return total, [row | {"total": total}]
+"""
+BROKEN = """
+def prepare(messages):
+    raise ValueError("no such column: colour")
 """
 
 
@@ -129,6 +131,74 @@ def test_a_pipeline_that_never_ran_is_told_so(run: Run, place: Place, words: tup
     assert "was never started" in told.stderr
 
 
+def test_without_the_broker_nothing_is_claimed_about_lag(run: Run, place: Place) -> None:
+    """A lag of 0 beside "not known" reads as good news."""
+    folder = place.folder / "checkpoint"
+    Checkpoint(folder, "totals", {"servers": "127.0.0.1:1", "topic": place.topic}).close()
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir()
+        (folder / name / "0").write_text(f'v1\n{{}}\n{{"{place.topic}": {{"b/0": 7}}}}')
+    shown = run("pipeline", "status", str(place.file))
+    assert shown.exit_code == 0, shown.output
+    (row,) = [line for line in shown.stdout.splitlines() if line.startswith(place.topic)]
+    assert row.split() == [place.topic, "0", "7", *["not", "known"] * 3]
+    assert "\nlag not known\n" in shown.stdout
+    assert "the lag is not known: no name server answered" in shown.stdout
+    told = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
+    assert (told["lag"], told["lag_seconds"]) == (None, None)
+    (queue,) = told["queues"]
+    assert (queue["offset"], queue["end"], queue["lag"], queue["lag_seconds"]) == (7, None, None, None)
+
+
+def test_the_lag_of_a_status_has_messages_and_seconds(
+    run: Run, place: Place, producer: Producer, broker: EmbeddedBroker
+) -> None:
+    Checkpoint(place.folder / "checkpoint", "totals", {"servers": broker.address, "topic": place.topic}).close()
+    producer.send(place.topic, 1, key="a")
+    told = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
+    assert told["lag"] == 1
+    assert told["lag_seconds"] >= 0
+    assert "lag 1 message, the oldest " in run("pipeline", "status", str(place.file)).stdout
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_what_can_never_work_is_refused_without_spark(run: Run, place: Place, command: str) -> None:
+    text = place.file.read_text()
+    stage = (
+        '[stage]\nkind = "last_state"\nschema = "id bigint"\nkeys = ["id"]\n\n[sink]\nkind = "parquet"\npath = "x"\n'
+    )
+    place.file.write_text(text[: text.index("[stage]")] + stage)
+    refused = run("pipeline", command, str(place.file))
+    assert refused.exit_code == 2
+    assert "ParquetSink only adds rows, and LastState replaces them: use DeltaSink" in refused.stderr
+
+
+def test_a_broker_that_is_away_is_told_in_one_line_without_spark(run: Run, place: Place) -> None:
+    away = run("pipeline", "run", str(place.file), "--servers", "127.0.0.1:1", "--quiet")
+    assert away.exit_code == 1
+    (line,) = away.stderr.strip().splitlines()
+    assert line.startswith("Error: no name server answered (tried 127.0.0.1:1)")
+    assert line.endswith("or correct servers (--servers)")
+
+
+def test_a_missing_topic_is_told_in_one_line_without_spark(run: Run, place: Place) -> None:
+    place.file.write_text(place.file.read_text().replace(f'topic = "{place.topic}"', 'topic = "oders"'))
+    missing = run("pipeline", "run", str(place.file), "--quiet")
+    assert missing.exit_code == 1
+    (line,) = missing.stderr.strip().splitlines()
+    assert "topic 'oders' does not exist at" in line
+    assert "lanemq topic create oders" in line
+
+
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("check", "--help")])
+def test_help_says_what_relative_paths_are_relative_to(run: Run, words: tuple[str, ...]) -> None:
+    assert "relative to the working directory" in " ".join(run("pipeline", *words).stdout.split())
+
+
+def test_help_says_what_exit_codes_mean(run: Run) -> None:
+    assert "Exit codes: 0" in run("pipeline", "run", "--help").stdout
+
+
 def test_settings_of_spark_have_a_form(run: Run, place: Place) -> None:
     told = run("pipeline", "run", str(place.file), "--conf", "executor.memory=4g")
     assert told.exit_code == 2
@@ -147,27 +217,11 @@ def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
 def test_without_java_that_is_said(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "")
-    told = run("pipeline", "run", str(place.file))
+    told = run("pipeline", "run", str(place.file), "--quiet")
     assert told.exit_code == 2
     assert told.stderr == (
         "Error: Spark needs Java 17 or newer, and there is none: install one, or set JAVA_HOME to where it is\n"
     )
-
-
-def test_a_look_at_files_that_are_just_removed_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers: list[object] = [StateLost("gone"), StateLost("gone"), []]
-
-    def look(place: Path, *, held: bool) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, StateLost):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(requests, "list_parked", look)
-    assert stopped_lanes(tmp_path, held=True) == []
-    answers[:] = [StateLost("gone")] * 9
-    with pytest.raises(StateLost):
-        stopped_lanes(tmp_path, held=True)
 
 
 def test_help_does_not_wait_for_spark() -> None:
@@ -183,11 +237,16 @@ def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer
         producer.send(place.topic, value, key="bad" if value in (13, 2) else "good")
     first = run("pipeline", "run", str(place.file), "--once", "--json", "--history", str(tmp_path / "history"))
     assert first.exit_code == 0, first.output
+    assert "1 key parked (waits for a person); see lanemq pipeline parked list" in first.stderr
     (line,) = map(json.loads, first.stdout.splitlines())
     assert (line["batch"], line["messages"], line["outputs"], line["lag"]) == (0, 4, 2, 0)
     status = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
     assert (status["batch"], status["unfinished_batch"], status["epoch"], status["running"]) == (0, None, 1, None)
     assert (status["stopped_lanes"], status["lag"]) == ({"parked": 1}, 0)
+    assert "1 key parked\n" in run("pipeline", "status", str(place.file)).stdout
+    again = run("pipeline", "run", str(place.file), "--once", "--quiet", "--fail-on-parked")
+    assert again.exit_code == 1
+    assert again.stderr.startswith("Error: totals: 1 key parked")
     checkpoint = str(tmp_path / "checkpoint")
     (lane,) = json.loads(run("pipeline", "parked", "list", checkpoint, "--json").stdout)
     assert (lane["key"], lane["messages"]) == ("bad", 2)
@@ -205,6 +264,7 @@ def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer
     again = run("pipeline", "run", str(place.file), "--once", "--history", str(tmp_path / "history"))
     assert again.exit_code == 0, again.output
     assert "totals pass 1 behind batch 0" in again.stdout
+    assert again.stderr == f"totals: start 3, checkpoint {checkpoint}, Spark on local[*]\n", "nothing stands still now"
     assert "no key waits for a person" in run("pipeline", "parked", "list", checkpoint).stdout
     assert sorted(place.ask("select key, total from totals")) == [("bad", 1), ("good", 1), ("good", 2)]
     verdict = run("check", str(tmp_path / "history"), "--require", "effects=3", "--json")
@@ -214,18 +274,20 @@ def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("in_spark")
-def test_a_failing_pipeline_is_one_line(run: Run, place: Place) -> None:
-    away = run("pipeline", "run", str(place.file), "--servers", "127.0.0.1:1", "--quiet")
-    assert away.exit_code == 1
-    (line,) = away.stderr.strip().splitlines()
-    assert line.startswith("Error: pipeline 'totals' failed: no name server answered (tried 127.0.0.1:1)")
-    assert line.endswith("(--traceback shows all)")
-    assert away.stdout == ""
-    whole = run("pipeline", "run", str(place.file), "--servers", "127.0.0.1:1", "--traceback")
-    assert "Traceback (most recent call last)" in whole.stderr
-    status = run("pipeline", "status", str(place.folder / "checkpoint"))
-    assert status.exit_code == 0, status.output
-    assert "the lag is not known: no name server answered" in status.stdout, "the last start asked there"
+def test_a_failing_pipeline_is_one_line(run: Run, place: Place, producer: Producer) -> None:
+    prepare = f'[pipeline]\nprepare = "totals_{place.topic}:prepare"'
+    place.file.write_text(place.file.read_text().replace("[pipeline]", prepare))
+    (place.folder / f"totals_{place.topic}.py").write_text(STEP + BROKEN)
+    producer.send(place.topic, 1, key="a")
+    words = place.folder / "checkpoint" / "lanemq" / "spark.log"
+    failed = run("pipeline", "run", str(place.file), "--quiet", "--once")
+    assert isinstance(failed.exception, SystemExit), failed.exception
+    (line,) = failed.stderr.strip().splitlines()
+    assert line.startswith("Error: pipeline 'totals' failed in batch 0: ValueError: no such column: colour (")
+    assert line.endswith(f"(--traceback shows all; Spark's own words: {words})")
+    assert failed.stdout == ""
+    whole = run("pipeline", "run", str(place.file), "--traceback")
+    assert "no such column: colour\n" in whole.stderr
 
 
 @pytest.fixture
@@ -278,3 +340,9 @@ def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
         (0,)
     ]
     assert all(json.loads(line)["repeated"] is False for line in rest.splitlines())
+    said = (place.folder / "stderr").read_text().splitlines()
+    assert [line for line in said if not line.startswith(("totals: ", "20"))] == [], (
+        "Spark's words are not on a terminal"
+    )
+    words = (place.folder / "checkpoint" / "lanemq" / "spark.log").read_text()
+    assert "log4j" in words, "they are in a file"

@@ -54,18 +54,21 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with ParkedAdmin(server) as parked_admin:
         parked = parked_admin.lanes(name)
     queues = [each for each in progress_of(found, leases, server, SystemClock().wall()) if each.worth_showing]
+    oldest = max((each.lag_ms for each in queues if each.lag_ms is not None), default=None)
     show(
         as_json,
         lambda: {
             "group": name,
             "lag": found.lag,
+            "lag_ms": oldest,
             "parked": {"lanes": len(parked), "messages": sum(lane.messages for lane in parked)},
             "members": found.members,
             "subscriptions": dict(found.subscriptions),
             "queues": [each.document() for each in queues],
             "note": found.note,
         },
-        f"group {name}: {plural(len(found.members), 'member')}, lag {plural(found.lag, 'message')}",
+        f"group {name}: {plural(len(found.members), 'member')}, lag {plural(found.lag, 'message')}"
+        + (f", the oldest {seconds(oldest)} old" if oldest is not None else ""),
         Grid(_COLUMNS, [_row(each) for each in queues], "it has no offsets yet"),
         Grid(
             ("member", "address", "language"),

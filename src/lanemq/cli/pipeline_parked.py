@@ -1,7 +1,6 @@
-"""`lanemq pipeline parked`: keys that stand still, and what a person decides about them.
+"""`lanemq pipeline parked`: `lanemq.pipelines.parked` on the command line.
 
-Works on the checkpoint's files, with the pipeline running or not. A decision is carried out by the running pipeline
-within a second, or by the next start.
+What people see and decide here is the same that programs do; only words and exit codes are added.
 """
 
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import Failed, json_option
+from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
-from lanemq.cli.pipeline_place import NAME, PLACE, checkpoint_of, stopped_lanes
+from lanemq.cli.pipeline_place import NAME, PLACE, parked_of, refused
 
 if TYPE_CHECKING:
+    from lanemq.pipelines.parked_lanes import ParkedLanes
     from lanemq.pipelines.transitions.requests import StoppedLane
 
 
@@ -29,7 +29,7 @@ def parked() -> None:
 @json_option
 def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for a person."""
-    found = stopped_lanes(_stage(place, name), held=held)
+    found = parked_of(place, name).waiting(held=held)
     rows = [
         (each.lane, each.why.value, len(each.messages), each.failures, wall_time(each.since), each.reason)
         for each in found
@@ -45,12 +45,8 @@ def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None
 @json_option
 def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
     """Show KEY: its state, why it stands still, and the messages that wait."""
-    from lanemq.pipelines.transitions.requests import show as look_up
-
-    found = look_up(_stage(place, name), key)
-    if not found:
-        raise Failed(f"key {key!r} is not known here: no message of it was seen, or it was forgotten")
-    lane = found[0]
+    with refused():
+        lane = parked_of(place, name).show(key)
     waiting = lane.stopped.messages if lane.stopped is not None else ()
     rows = [(each.queue_id, each.offset, each.message_id, each.value) for each in waiting]
     show(
@@ -85,13 +81,11 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done
 @json_option
 def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
     """Try KEY's messages again, in order, before newer ones of the key."""
-    from lanemq.pipelines.transitions.requests import request_redrive
-
-    stage = _stage(place, name)
-    lanes = _chosen(stage, key, everything)
+    lanes = parked_of(place, name)
+    chosen = _chosen(lanes, key, everything)
     if not dry_run:
-        request_redrive(stage, key, everything=everything)
-    _say("tried again", lanes, dry_run, as_json)
+        lanes.redrive(key, everything=everything)
+    _say("tried again", chosen, dry_run, as_json)
 
 
 @parked.command()
@@ -106,28 +100,18 @@ def discard(
     place: Path, key: str | None, everything: bool, first_only: bool, dry_run: bool, name: str | None, as_json: bool
 ) -> None:
     """Give up KEY's waiting messages: they become dead letters, and the key goes on."""
-    from lanemq.pipelines.transitions.requests import request_discard
-
-    stage = _stage(place, name)
-    lanes = _chosen(stage, key, everything)
+    lanes = parked_of(place, name)
+    chosen = _chosen(lanes, key, everything)
     if not dry_run:
-        request_discard(stage, key, everything=everything, first_only=first_only)
-    _say("made dead letters", lanes, dry_run, as_json)
+        lanes.discard(key, everything=everything, first_only=first_only)
+    _say("made dead letters", chosen, dry_run, as_json)
 
 
-def _stage(place: Path, name: str | None) -> Path:
-    from lanemq.pipelines.checkpoint import stage_place
-
-    return stage_place(checkpoint_of(place, name))
-
-
-def _chosen(stage: Path, key: str | None, everything: bool) -> "list[StoppedLane]":
+def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[StoppedLane]":
     if (key is None) != everything:
         raise click.UsageError("name one KEY, or say --all")
-    found = [each for each in stopped_lanes(stage, held=True) if everything or each.lane == key]
-    if not found and not everything:
-        raise Failed(f"key {key!r} does not stand still: nothing was asked; see lanemq pipeline parked list")
-    return found
+    with refused():
+        return lanes.chosen(key, everything=everything)
 
 
 def _say(what: str, lanes: "list[StoppedLane]", dry_run: bool, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """`lanemq pipeline status`: how far a pipeline is, from its checkpoint and the broker, whether or not it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,8 @@ import click
 
 from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, plural, show
-from lanemq.cli.pipeline_place import NAME, PLACE, checkpoint_of, stopped_lanes
+from lanemq.cli.pipeline_place import NAME, PLACE, parked_of
+from lanemq.cli.pipeline_view import LAG_COLUMNS, lag_row
 from lanemq.model.errors import LaneError
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 BROKER_WAIT = "1s"
 """A status that waits a minute for a broker is none."""
+
+UNKNOWN = "not known"
+"""Instead of a number that only the broker has: 0 would look like good news."""
 
 
 @click.command()
@@ -28,26 +32,28 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
 
     The lag is what the last finished batch left over. Offsets come from the checkpoint, ends from the broker.
     """
-    from lanemq.pipelines.checkpoint import epoch_of, holder_of, identity_of, stage_place
+    from lanemq.pipelines.checkpoint import epoch_of, holder_of, identity_of
     from lanemq.pipelines.spark_log import SparkLog
+    from lanemq.spark.lag import oldest
 
-    folder = checkpoint_of(place, name)
+    lanes = parked_of(place, name)
+    folder = lanes.checkpoint
     known, holder, log = identity_of(folder), holder_of(folder), SparkLog(folder)
     assert known is not None
-    done, planned = log.done(), log.planned()
-    stage = stage_place(folder)
-    stopped = [each.why.value for each in stopped_lanes(stage, held=True)] if stage.is_dir() else []
+    done, planned, stopped = log.done(), log.planned(), lanes.counts()
     queues, trouble = _lag(known.source, log.end_of(done) if done is not None else {})
     document = {
         "pipeline": known.name,
+        "checkpoint": str(folder),
         "query": known.query,
         "running": holder,
         "epoch": epoch_of(folder),
         "batch": done,
         "unfinished_batch": planned if planned != done else None,
-        "stopped_lanes": {why: stopped.count(why) for why in sorted(set(stopped))},
+        "stopped_lanes": stopped,
         "lag": sum(each.messages for each in queues) if trouble is None else None,
-        "queues": [each.document() for each in queues],
+        "lag_seconds": oldest(queues),
+        "queues": [_document(each, trouble is None) for each in queues],
         "note": trouble,
     }
     show(
@@ -55,19 +61,32 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         lambda: document,
         f"pipeline {known.name}: {f'running ({holder})' if holder else 'not running'}, started "
         f"{plural(epoch_of(folder), 'time')}",
+        f"checkpoint {folder}",
         f"last batch {'none' if done is None else done}"
         + (f", batch {planned} is unfinished" if planned != done else ""),
-        ", ".join(f"{stopped.count(why)} keys {why}" for why in sorted(set(stopped))) or "no key stands still",
-        Grid(
-            ("topic", "queue", "offset", "end", "lag", "lag time"),
-            [
-                (each.queue.topic, each.queue.queue_id, each.offset, each.end, each.messages,
-                 None if each.seconds is None else f"{each.seconds:.1f} s") for each in queues
-            ],
-            "no message was read yet",
-        ),
+        ", ".join(f"{plural(count, 'key')} {why}" for why, count in stopped.items()) or "no key stands still",
+        f"lag {_total(queues) if trouble is None else UNKNOWN}",
+        Grid(LAG_COLUMNS, [_row(each, trouble is None) for each in queues], "no message was read yet"),
         *([trouble] if trouble else []),
-    )  # fmt: skip
+    )
+
+
+def _row(each: "QueueLag", known: bool) -> tuple[object, ...]:
+    row = lag_row(each)
+    return row if known else (*row[:3], UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+def _document(each: "QueueLag", known: bool) -> dict[str, object]:
+    found = each.document()
+    return found if known else found | {"end": None, "lag": None, "lag_seconds": None}
+
+
+def _total(queues: "Sequence[QueueLag]") -> str:
+    from lanemq.spark.lag import oldest
+
+    behind = oldest(queues)
+    age = "" if behind is None else f", the oldest {behind:.1f} s old"
+    return plural(sum(each.messages for each in queues), "message") + age
 
 
 def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[tuple[QueueLag, ...], str | None]":
@@ -80,7 +99,7 @@ def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[
         options = parse_read_options({**source, "brokerWait": BROKER_WAIT}, streaming=True)
         with Brokers(options) as brokers:
             bounds = brokers.bounds()
-        times = LagTimes(options.servers)
+        times = LagTimes(options.servers, security=options.security)
         try:
             begun = {queue: int(held.first) for queue, held in bounds.items()} | dict(at)
             return times.aged(between(begun, {queue: held.end for queue, held in bounds.items()})), None

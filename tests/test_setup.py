@@ -1,0 +1,61 @@
+"""`make setup` says what it does while it does it; a silence of minutes looks like a hang."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PYTHON = """#!/bin/sh
+case "$*" in
+    -V) echo "Python 3.11.9" ;;
+    *"-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; printf '#!/bin/sh\\necho lanemq 1.0' > "$3/bin/lanemq"
+        chmod +x "$3/bin/lanemq" ;;
+    *"pip install"*) cat pip.txt; exit "$(cat code.txt)" ;;
+esac
+"""
+PIP = """Obtaining file:///somewhere
+Collecting click>=8
+  Downloading click-8.2.1-py3-none-any.whl (102 kB)
+Collecting pyspark
+  Downloading https://index.example/packages/pyspark-4.3.0.tar.gz (455.3 MB)
+  Using cached pyarrow-26-cp311.whl (47.8 MB)
+Building wheels for collected packages: lanemq
+  Building editable for lanemq (pyproject.toml): started
+Installing collected packages: click, pyspark
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a Python that only says what pip would say."""
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "pip.txt").write_text(PIP)
+    return tmp_path
+
+
+def setup(place: Path, code: int) -> subprocess.CompletedProcess[str]:
+    (place / "code.txt").write_text(str(code))
+    words = ["bash", str(ROOT / "scripts" / "setup.sh"), str(place / "python"), ".venv"]
+    return subprocess.run(words, cwd=place, capture_output=True, text=True, check=False, env=dict(os.environ))
+
+
+def test_every_stage_and_every_large_download_has_a_line(place: Path) -> None:
+    said = [line.strip() for line in setup(place, 0).stdout.splitlines()]
+    assert [line[:12] for line in said if line.startswith("setup")] == ["setup 1 of 3", "setup 2 of 3", "setup 3 of 3"]
+    assert "pyspark-4.3.0.tar.gz (455.3 MB)" in said
+    assert "pyarrow-26-cp311.whl (47.8 MB)" in said
+    assert "building lanemq and its compiled module" in said
+    assert "click" not in "".join(said), "small ones are only noise"
+    assert (place / "var" / "setup.log").read_text() == PIP
+    assert said[-1].endswith("lanemq 1.0")
+
+
+def test_a_failure_shows_what_was_said_last(place: Path) -> None:
+    (place / "pip.txt").write_text("ERROR: No matching distribution found for pyspark\n")
+    failed = setup(place, 1)
+    assert failed.returncode == 1
+    assert "No matching distribution found for pyspark" in failed.stderr
