@@ -10,6 +10,7 @@ Off costs one attribute check: `if history.on: history.turn(...)`.
 The checker reads this format with definitions of its own and never imports this module.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import BinaryIO, Literal, cast
 import msgspec
 
 Role = Literal["producer", "consumer", "broker", "other"]
-Outcome = Literal["ok", "retry", "abandoned"]
+Outcome = Literal["ok", "retry", "abandoned", "late"]
 
 _Fields = dict[str, str | int]
 _ENCODE = msgspec.json.Encoder().encode
+_LONGEST_LINE = 64 * 1024
+"""Names and keys are far shorter; a longer last line is passed over for the one before it."""
 
 
 class History:
@@ -80,7 +83,11 @@ class History:
         self._write("turn", place.fields() | more)
 
     def turn_end(self, place: "Place", key: str, outcome: Outcome, *, epoch: int = 0) -> None:
-        """After the handler returned and the lease was looked at again; `abandoned` when it had ended."""
+        """After the handler returned and the lease was looked at again.
+
+        `abandoned` when the queue was lost and the result thrown away; `late` when it ended well, but the lease was
+        over by then and may or may not be given to the same member again.
+        """
         self._write("turn_end", place.fields() | {"key": key, "outcome": outcome, "epoch": epoch})
 
     def dead_lettered(self, place: "Place", key: str, id: str, attempts: int) -> None:
@@ -132,13 +139,16 @@ class History:
 
     # --- broker, operator, test harness ---
 
-    def reset(self, place: "Place", reason: str) -> None:
-        """The group's position was set by name, or it starts here for the first time."""
-        self._write("reset", place.fields() | {"reason": reason})
+    def reset(self, place: "Place", reason: str, *, kept: bool = False, epoch: int = 0) -> None:
+        """The group's position was set by name, or it starts here for the first time.
 
-    def recovered(self, place: "Place", *, epoch: int = 0) -> None:
-        """The committed offset found at the start of a broker."""
-        self._write("recovered", place.fields() | {"epoch": epoch})
+        `kept`: by a member without a lease, that knows nothing of what others have finished meanwhile.
+        """
+        self._write("reset", place.fields() | {"reason": reason, "kept": int(kept), "epoch": epoch})
+
+    def recovered(self, place: "Place", *, epoch: int = 0, clean: bool = True, alive: int = 0) -> None:
+        """The committed offset found at the start of a broker, -1 for none; `alive` as `last_time` finds it."""
+        self._write("recovered", place.fields() | {"epoch": epoch, "clean": int(clean), "alive": alive})
 
     def trimmed(self, topic: str, queue: int, offset: int) -> None:
         self._write("trimmed", {"topic": topic, "queue": queue, "offset": offset})
@@ -163,6 +173,12 @@ class History:
             while line:
                 line = line[self._file.write(line) :]
             self._n += 1
+
+
+class _Timed(msgspec.Struct):
+    """All that is read of a line again."""
+
+    t: int
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -204,6 +220,21 @@ def open_history(
         return NO_HISTORY
     folder.mkdir(parents=True, exist_ok=True)
     return History(folder / f"{file_name(process)}.jsonl", process, now_ns, role, run)
+
+
+def last_time(folder: Path | None, process: str, now: int) -> int:
+    """When a former life of the process wrote its last line; 0 if there was none since the machine was started."""
+    path = None if folder is None else folder / f"{file_name(process)}.jsonl"
+    if path is None or not path.exists():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        with contextlib.suppress(msgspec.MsgspecError):
+            told = msgspec.json.decode(line, type=_Timed).t
+            return told if told <= now else 0
+    return 0
 
 
 def file_name(process: str) -> str:

@@ -1,5 +1,6 @@
 """What a broker writes down: exact about leases and offsets, and enough for the checker to catch a broken broker."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from lanemq.history import open_history
 from lanemq.model.errors import StorageError
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.wire.codes import RequestCode
+from lanemq.wire.codes import RequestCode, ResponseCode
 
 WAIT = 20.0
 START_MS = 1_000_000
@@ -107,7 +108,7 @@ def test_commits_are_written_down_as_they_were_judged(hand: Running, folder: Pat
     assert told == [
         ("committed", 3, 1, None),
         ("commit_refused", 4, 1, "the queue was granted to another member"),
-        ("reset", 1, None, "a stock client went back from 3"),
+        ("reset", 1, 0, "a stock client went back from 3"),
     ]
 
 
@@ -124,6 +125,47 @@ def test_a_reset_is_the_brokers_to_write_only_while_the_group_is_away(
     assert lines(folder, "e", "offset") == ([] if online else [("reset", 1)])
 
 
+RESET = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "1", "queueId": "0", "isForce": "true"}
+
+
+def test_a_reset_after_a_restart_waits_for_members_that_were_not_heard_yet(hand: Running, folder: Path) -> None:
+    """Their leases tell of them. Done as if the group were away, their next commit would undo it."""
+    talk = hand.talk()
+    for _ in range(4):
+        talk.send("T", queue=0)
+    talk.lane_lock("a", millis=LEASE_MS)
+    talk.commit(3, laneClient="a", laneEpoch="1")
+    hand.restart()
+    talk = hand.talk()
+    before = len(lines(folder, "e"))
+    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    talk.commit(4, laneClient="a", laneEpoch="1")
+    assert talk.committed() == 1
+    assert lines(folder, "e", "offset")[before:] == []
+
+
+def test_a_new_owner_that_begins_at_the_place_of_a_reset_is_told_of(hand: Running, folder: Path) -> None:
+    """The old one was told to go there and never did: without this line the history would not know why."""
+    talk = hand.talk()
+    for _ in range(4):
+        talk.send("T", queue=0)
+    talk.heartbeat("a", "g", {"T": "*"})
+    talk.commit(3)
+    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    assert talk.pull("T", 3, hold=10).code == ResponseCode.PULL_OFFSET_MOVED
+    before = len(lines(folder, "e"))
+    for _ in range(2):
+        assert talk.pull("T", 1, hold=10).code == 0
+    assert lines(folder, "e", "offset")[before:] == [("reset", 1)]
+
+
+def test_members_without_leases_may_be_behind_each_other(hand: Running, folder: Path) -> None:
+    talk = hand.talk()
+    talk.commit(3)
+    talk.commit(1)
+    assert lines(folder, "e", "offset", "kept")[-1] == ("reset", 1, 1)
+
+
 def test_a_clean_restart_tells_the_offsets_and_leases_it_found(hand: Running, folder: Path) -> None:
     talk = hand.talk()
     talk.lane_lock("a", millis=LEASE_MS)
@@ -135,12 +177,29 @@ def test_a_clean_restart_tells_the_offsets_and_leases_it_found(hand: Running, fo
     assert ("lease_renewed", 1, None) in found
 
 
-def test_a_crash_promises_nothing_about_the_last_offsets(hand: Running, start: Start, folder: Path) -> None:
+def test_after_a_crash_it_tells_that_it_was_one_and_what_is_left(hand: Running, start: Start, folder: Path) -> None:
+    """With when it was last heard before: of what is gone, only the last moments may be."""
     hand.talk().commit(3)
     hand.advance(1_000)
+    hand.talk().commit(4)
     image = hand.crash_image(folder / "image")
-    start(image, clock=HandClock(), history=folder / "second" / "history")
-    assert lines(folder / "second", "e") == []
+    (folder / "second").mkdir()
+    shutil.copytree(folder / "history", folder / "second" / "history")
+    (alive,) = lines(folder, "t")[-1]
+    before = len(lines(folder, "e"))
+    clock = HandClock()
+    clock.passed = 5_000
+    again = start(image, clock=clock, history=folder / "second" / "history")
+    again.talk().committed()
+    again.talk().committed(group="late")
+    again.talk().committed(group="late")
+    told = lines(folder / "second", "e", "group", "offset", "clean", "alive")[before:]
+    assert told == [("recovered", "g", 3, 0, alive), ("recovered", "late", -1, 0, alive)]
+
+
+def test_a_broker_that_never_ran_before_has_nothing_to_recover(hand: Running, folder: Path) -> None:
+    hand.talk().committed()
+    assert lines(folder, "e") == []
 
 
 def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None:

@@ -35,6 +35,8 @@ class Diary:
         self.faults: list[dict[str, Any]] = []
         self._early: set[Place] = set()
         """Finished before the acknowledgement was read, or never acknowledged."""
+        self._late: dict[int, set[int]] = {}
+        """Ended when the lease was over, by queue: done only if a commit passes them."""
         self._owner: dict[int, tuple[int, str]] = {}
         self._folder = folder
         self._at: dict[Path, int] = {}
@@ -43,6 +45,7 @@ class Diary:
             "send_unknown": self._unknown,
             "turn": self._turn,
             "turn_end": self._turn_end,
+            "committed": self._committed,
             "lease_granted": self._granted,
             "fault": self._fault,
         }
@@ -81,10 +84,21 @@ class Diary:
         self.turns[by] += 1
 
     def _turn_end(self, by: str, event: dict[str, Any]) -> None:
-        if event["outcome"] != "ok":
-            return
-        place = event["queue"], event["offset"]
-        self.finished[event["queue"]] += 1
+        if event["outcome"] == "ok":
+            self._done(event["queue"], event["offset"])
+        elif event["outcome"] == "late":
+            self._late.setdefault(event["queue"], set()).add(event["offset"])
+
+    def _committed(self, by: str, event: dict[str, Any]) -> None:
+        late = self._late.get(event["queue"])
+        if late and event["topic"] == TOPIC:
+            for offset in sorted(each for each in late if each < event["offset"]):
+                late.discard(offset)
+                self._done(event["queue"], offset)
+
+    def _done(self, queue: int, offset: int) -> None:
+        place = queue, offset
+        self.finished[queue] += 1
         if place in self.undone:
             self.undone.discard(place)
         else:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from lanemq.broker.app import Broker
 from lanemq.broker.appender import Appender
+from lanemq.broker.checkpoints import Checkpoints
 from lanemq.client.hand_over import HandOver
 from lanemq.client.holding import Holding
 from lanemq.client.lane_board import LaneBoard
@@ -19,7 +21,7 @@ from lanemq.client.lock_keeper import LockKeeper
 from lanemq.core import sharding
 from lanemq.core.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.lane_queue import KeyedQueue
+from lanemq.core.keyed_queue import KeyedQueue
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
@@ -97,6 +99,27 @@ def gap_map(patch: Patch) -> None:
     """Member: takes a queue over at its offset, whatever former owners finished above it."""
     real = LaneBoard.add
     patch(LaneBoard, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
+
+
+def gap_span(patch: Patch) -> None:
+    """Member: takes everything up to the last message that a former owner finished for finished."""
+    real = LaneBoard.add
+
+    def add(self: Any, queue: Any, start: Any, usable_until: Any, done: GapMap = NO_GAPS, *more: Any) -> None:
+        span = GapMap.of([(start, done.bounds[-1])]) if done else done
+        real(self, queue, start, usable_until, span, *more)
+
+    patch(LaneBoard, "add", add)
+
+
+def saved_offsets(patch: Patch) -> None:
+    """Broker: answers commits and writes them down only when it is stopped in order."""
+    patch(Checkpoints, "_save_offsets", lambda self: None)
+
+
+def offsets_at_stop(patch: Patch) -> None:
+    """Broker: stops in order without writing down the offsets of its last moments."""
+    patch(Broker, "_save_everything", lambda self: None)
 
 
 def flush_before_ack(patch: Patch) -> None:
@@ -260,6 +283,9 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         lease_end,
         lease_news,
         gap_map,
+        gap_span,
+        saved_offsets,
+        offsets_at_stop,
         flush_before_ack,
         sync_before_ack,
         slow_disk,

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import resource
 import signal
 import sqlite3
 import sys
@@ -18,15 +19,16 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from tests.chaos.forgotten import tell_what_came_back
 from tests.chaos.mutants import MUTANTS
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
+from lanemq.client import send_packing
 from lanemq.client.app import App
-from lanemq.client.identity import MessageIds
+from lanemq.client.identity import new_message_ids
 from lanemq.client.message import Message
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
@@ -42,11 +44,14 @@ GROUP = "chaos"
 
 
 def broker(settings: dict[str, Any]) -> None:
-    """A broker on a given address and folder, until SIGTERM; `recorded`: it writes a history too."""
+    """A broker on a given address and folder, until SIGTERM; `recorded`: it writes a history too.
 
+    `file_bytes`: no file of it may grow beyond that, as on a disk that is full.
+    """
+    if (most := settings["options"].pop("file_bytes", None)) is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     ready = Path(settings["ready"])
     history = Path(settings["history"]) if settings["options"].pop("recorded", False) else None
-    tell_what_came_back(ready.parent)
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -66,12 +71,13 @@ class NamedAhead:
     """Message ids that are known before a message is handed over, so that its send can be written down first."""
 
     def __init__(self) -> None:
-        self._ids, self._make, self._coming = MessageIds(), MessageIds.next, deque[str]()
-        MessageIds.next = lambda _: self._coming.popleft()  # type: ignore[method-assign]
+        self._ids, self._coming = new_message_ids(), deque[str]()
+        source = SimpleNamespace(next=self._coming.popleft)
+        send_packing.new_message_ids = lambda: source  # type: ignore[assignment, return-value]
 
     def next(self) -> str:
         """The id of the next message sent."""
-        name = self._make(self._ids)
+        name = self._ids.next()
         self._coming.append(name)
         return name
 

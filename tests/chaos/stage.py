@@ -147,7 +147,9 @@ class Stage:
     def is_drained(self) -> bool:
         """Whether everything acknowledged was finished by the group."""
         acked = {(e["queue"], e["offset"]) for e in self.seen("acked")}
-        return acked <= {(e["queue"], e["offset"]) for e in self.seen("turn_end") if e["outcome"] == "ok"}
+        passed = {e["queue"]: e["offset"] for e in sorted(self.seen("committed"), key=lambda e: int(e["t"]))}
+        good = (e for e in self.seen("turn_end") if e["outcome"] == "ok" or e["offset"] < passed.get(e["queue"], 0))
+        return acked <= {(e["queue"], e["offset"]) for e in good}
 
     def owners(self) -> dict[int, str]:
         """Who was granted each queue last."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from tests.chaos.stage import Part, Stage, complaint
 
-from lanemq.checker.verdict import Verdict, Violation
+from lanemq.checker.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -63,16 +63,7 @@ def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(stage: Stage) -
     stage.until("a works again", lambda: len(stage.seen("turn", "a", after=thawed_at)) > 20)
     stage.until("b still works", lambda: len(stage.seen("turn", "b", after=thawed_at)) > 20)
     report = stage.judge("faults=2", "rebalance", "effects", drained=False)
-    beyond = [found for found in report.violations if not is_frozen_turn(stage, found)]
-    assert report.verdict is not Verdict.UNKNOWN, complaint(report)
-    assert not beyond, complaint(report)
-
-
-def is_frozen_turn(stage: Stage, found: Violation) -> bool:
-    """An overlap of the very turn that was frozen: nobody can stop a handler, its result is refused instead."""
-    thawed_at = stage.seen("fault")[-1]["t"]
-    began = [e for e in stage.seen("turn", "a") if (e["queue"], e["offset"]) == (found.queue, found.offset)]
-    return found.invariant == "B5" and found.process == "a" and bool(began) and began[0]["t"] < thawed_at
+    assert report.verdict is Verdict.PASS, complaint(report)
 
 
 @pytest.mark.row("A43")

@@ -25,9 +25,11 @@ def is_read_only(stage: Stage) -> bool:
         return talk.runtime()["laneReadOnly"] not in ("", "false")
 
 
-def work_until_read_only(stage: Stage, without: list[str], **settings: object) -> tuple[Part, Audit]:
+def work_until_read_only(
+    stage: Stage, without: list[str], file_bytes: int | None = None, **settings: object
+) -> tuple[Part, Audit]:
     """A broker, a producer and a consumer; returns when the broker takes nothing more."""
-    broker = stage.broker(without, default_queues=QUEUES)
+    broker = stage.broker(without, default_queues=QUEUES, file_bytes=file_bytes)
     diary = Diary(stage.history)
     stage.producer("p", keys=20, ahead=100, **settings)
     stage.until("something is stored", lambda: diary.read().acked.total() > 0)
@@ -73,6 +75,15 @@ def judge(stage: Stage) -> None:
 def test_after_a_failed_write_or_sync_told_is_stored_and_a_restart_heals(stage: Stage, fault: str) -> None:
     broker, audit = work_until_read_only(stage, [fault], pause_ms=1)
     check_told_is_readable(stage, audit)
+    restart_and_finish(stage, broker, audit)
+    judge(stage)
+
+
+def test_when_the_log_may_not_grow_told_is_stored_and_room_and_a_restart_heal(stage: Stage) -> None:
+    """As a full disk, on any machine and without root: the kernel refuses the write that would pass the limit."""
+    broker, audit = work_until_read_only(stage, [], file_bytes=1 << 20)
+    check_told_is_readable(stage, audit)
+    assert max(path.stat().st_size for path in (stage.data / "log").iterdir()) <= 1 << 20
     restart_and_finish(stage, broker, audit)
     judge(stage)
 

@@ -11,8 +11,6 @@ from lanemq.checker.verdict import Report, Verdict
 
 ROUNDS = int(os.environ.get("LANEMQ_CHAOS_ROUNDS", "20"))
 SEED = int(os.environ.get("LANEMQ_CHAOS_SEED", "1"))
-FORGOTTEN_MS = 2_000
-"""A crash may take the commits of 200 ms; on a machine that is busy with other things their writer comes late."""
 
 
 @pytest.mark.slow
@@ -21,25 +19,18 @@ def test_after_every_crash_what_was_acknowledged_is_there_in_order_and_everybody
     campaign = Campaign(stage, SEED)
     campaign.play(ROUNDS)
     report = campaign.end()
-    beyond = [found for found in report.violations if not campaign.is_frozen_turn(found)]
-    assert report.verdict is not Verdict.UNKNOWN, complaint(report)
-    assert not beyond, complaint(report)
-    assert sum(report.counts.values()) == len(report.violations), complaint(report)
+    assert report.verdict is Verdict.PASS, complaint(report)
     assert len(campaign.rounds) == min(ROUNDS, len(FAULTS))
-    assert campaign.forgotten.oldest_ms < FORGOTTEN_MS
     print(json.dumps(summary(campaign, report)))
 
 
 def summary(campaign: Campaign, report: Report) -> dict[str, object]:
     """One line for a table of what was run."""
-    names = ("faults", "acked", "turns", "redelivery", "rebalance", "zombie_turns")
+    names = ("faults", "acked", "turns", "redelivery", "rebalance", "zombie_turns", "late_turns", "forgotten_commits")
     return {
         "seed": SEED,
         "rounds": dict(campaign.rounds),
         "stored": campaign.audit.stored,
         **{name: report.coverage[name] for name in names},
         "verdict": report.verdict.name,
-        "frozen turns that overlapped": len(report.violations),
-        "commits a crash took": campaign.forgotten.commits,
-        "age of the oldest of them, ms": round(campaign.forgotten.oldest_ms),
     }

@@ -14,7 +14,7 @@ from lanemq.checker import events
 from lanemq.checker.checking import check
 from lanemq.checker.reading import Reading
 from lanemq.checker.verdict import Verdict
-from lanemq.history import NO_HISTORY, History, Lease, Place, open_history
+from lanemq.history import NO_HISTORY, History, Lease, Place, last_time, open_history
 
 PLACE = Place("g", "orders", 0, 7)
 LEASE = Lease("g", "orders", 0, "a", 3)
@@ -138,3 +138,18 @@ def test_checker_imports_nothing_of_what_it_judges(path: Path) -> None:
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             assert not name.startswith("lanemq") or name.startswith("lanemq.checker"), name
+
+
+def test_the_last_line_of_a_former_life_tells_when_it_lived(tmp_path: Path) -> None:
+    """Also when its writer died in the middle of a line; not when the clock began again since, with the machine."""
+    times = iter(range(100, 1000, 100))
+    history = open_history(tmp_path, "b", lambda: next(times))
+    history.send("t", "k", "m")
+    history.close()
+    path = tmp_path / "b.jsonl"
+    assert last_time(tmp_path, "b", 300) == 200
+    with path.open("ab") as file:
+        file.write(b'{"e":"send","n":2,"t":')
+    assert last_time(tmp_path, "b", 300) == 200
+    assert last_time(tmp_path, "b", 150) == 0
+    assert last_time(tmp_path, "c", 300) == last_time(None, "b", 300) == 0

@@ -162,6 +162,76 @@ LEGAL = {
     "restart makes everything since the commit run again": (
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na commit 1\nbroker recovered 1\na turn 1 k"
     ),
+    "a crash takes a commit of the last moment": (
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=35\n"
+        "b turn 0 k\nb end 0 k ok\nb commit 1\nb turn 1 k"
+    ),
+    "a crash takes a group's only commit": (
+        "a turn 5 k\na end 5 k ok\na commit 6\nbroker recovered -1 clean=0 alive=35\nb turn 5 k\nb end 5 k ok\n"
+        "b commit 6"
+    ),
+    "a crash takes some of the commits, and a lane that was done is known again": (
+        "a turn 0 k\na end 0 k ok\na turn 1 j\na end 1 j ok\na commit 1\na commit 2\na turn 2 k\na end 2 k ok\n"
+        "a commit 3\nbroker recovered 1 clean=0 alive=95\nb turn 1 j\nb end 1 j ok\nb turn 2 k\nb end 2 k ok\n"
+        "b commit 3"
+    ),
+    "whoever heard of a commit that a crash took may tell late": (
+        "a turn 0 k\na end 0 k ok\nbroker commit 1\nbroker recovered 0 clean=0 alive=35\na commit 1 asked=25\n"
+        "b turn 0 k"
+    ),
+    "after a crash the member says again what it had said": (
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=35\na commit 1\na turn 1 k"
+    ),
+    "a late acknowledgement of what a crash made run again": (
+        "p send m0 k\na turn 0 k id=m0\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=45\na commit 1\n"
+        "p acked m0 k 0"
+    ),
+    "a crash takes a reset that was not answered": (
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na commit 2\nbroker reset 0\n"
+        "broker recovered 2 clean=0 alive=65\na commit 2\nb turn 2 k"
+    ),
+    "a crash takes effects' commit, the sink keeps its place": (
+        "a turn 0 k\na effect 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=45\nb turn 0 k\n"
+        "b end 0 k ok\nb turn 1 k\nb effect 1 k"
+    ),
+    "a frozen owner's turn ends beside its successor's and is refused": (
+        "a granted a 1 until=15\na turn 0 k epoch=1 at=12\nb granted b 2\nb turn 0 k epoch=2\na end 0 k late epoch=1\n"
+        "a refused 1 epoch=1\nb end 0 k ok epoch=2\nb commit 1 epoch=2"
+    ),
+    "the lease was over when the turn ended, and was given again": (
+        "a granted a 1 until=25\na turn 0 k epoch=1\na end 0 k late epoch=1 at=60\na renewed a 1 until=99\n"
+        "a commit 1 epoch=1\na turn 1 k epoch=1"
+    ),
+    "a broker that lost the member's connection cut its lease": (
+        "broker granted a 1 until=500\na granted a 1 until=300\na turn 0 k epoch=1\nbroker renewed a 1 until=45\n"
+        "broker granted b 2 at=50\nb turn 0 k epoch=2\na end 0 k ok epoch=1\na refused 1 epoch=1"
+    ),
+    "a member whose lease was cut short begins a turn before it hears of that": (
+        "broker granted a 1 until=500\na granted a 1 until=300\nbroker renewed a 1 until=35\nbroker granted b 2 at=50\n"
+        "a turn 0 k epoch=1\na end 0 k ok epoch=1\na refused 1 epoch=1\nb turn 0 k epoch=2"
+    ),
+    "a member that has lost the queue moves nobody": (
+        "a granted a 1\nb granted b 2\nb turn 5 k epoch=2\nb end 5 k ok epoch=2\na reset 5 epoch=1\n"
+        "b commit 6 epoch=2\nb turn 6 k epoch=2"
+    ),
+    "a reset to where a lane is parked leaves it parked": (
+        "p send m0 k\np acked m0 k 0\na turn 0 k id=m0\na end 0 k retry\na parked 0 k\na commit 1\na reset 0\n"
+        "a commit 1"
+    ),
+    "without order a member may begin a moment behind another": (
+        "a turn 0 key=\na end 0 key= ok\na commit 1\nb turn 0 key=\nb end 0 key= ok"
+    ),
+    "without order members commit each their own progress": (
+        "a turn 0 key=\na end 0 key= ok\na turn 1 key=\na end 1 key= ok\na commit 2\nbroker reset 1 kept=1\n"
+        "b turn 1 key=\na turn 2 key=\na end 2 key= ok\na commit 3"
+    ),
+    "without order and without the broker's word, too": (
+        "a turn 0 key=\na end 0 key= ok\na turn 1 key=\na end 1 key= ok\na commit 2\nb commit 1\na commit 2"
+    ),
+    "what is sent back may come twice": "a turn 0 key= id=m0\na end 0 key= ok\na turn 1 key= id=m0",
+    "a parked message has its effect when it is redriven": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k epoch=1\na effect 0 k"
+    ),
     "retention removed what was not read": (
         "p send m0 k\np acked m0 k 0\nx reset 0\nbroker trimmed 1\na turn 1 j\na end 1 j ok\na commit 2"
     ),
@@ -213,6 +283,21 @@ def test_redeliveries_are_counted_by_their_cause(judge: Judge) -> None:
     causes = {"retry": 1, "new lease": 1, "change of owner": 1, "without key": 1}
     assert report.groups["g"].redelivered == causes
     assert report.coverage["redelivery"] == 4
+
+
+def test_what_a_crash_took_and_what_outlived_its_lease_is_counted(judge: Judge) -> None:
+    report = judge(
+        "a turn 0 k epoch=1\na end 0 k ok\na commit 1 epoch=1\na turn 1 k epoch=1\na end 1 k ok\na commit 2 epoch=1\n"
+        "broker recovered 0 clean=0 alive=65\nb turn 0 k epoch=2\nc turn 0 k epoch=3\nb end 0 k late epoch=2"
+    )
+    assert report.verdict is Verdict.PASS, report
+    assert (report.coverage["forgotten_commits"], report.coverage["late_turns"]) == (2, 1)
+
+
+def test_how_much_a_crash_may_take_can_be_said(judge: Judge) -> None:
+    script = "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=330"
+    assert judge(script).verdict is Verdict.PASS
+    assert judge(script, Options(forgets_ns=200_000_000)).violations[0].invariant == "D3"
 
 
 def test_account_says_where_every_message_went(judge: Judge) -> None:

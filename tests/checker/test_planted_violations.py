@@ -43,6 +43,10 @@ PLANTED = {
         "A3",
         "p send m0 k\np send m1 j\na turn 0 k id=m0\na end 0 k retry\na turn 0 k id=m1",
     ),
+    "acknowledged at the place of one that is forgotten by now": (
+        "B1",
+        "p send m0 k\na turn 0 k id=m0\na end 0 k ok\np send m1 k\na commit 1\np acked m1 k 0",
+    ),
     "acknowledged place holds another message": (
         "A4",
         "p send m0 k\np send m1 j\np acked m0 k 0\na turn 0 j id=m1",
@@ -200,6 +204,74 @@ PLANTED = {
     "commit passes a failed message": ("D2", "a turn 0 k\na end 0 k retry\na commit 1"),
     "commit asked for before the message ended": ("D2", "a turn 0 k\na end 0 k ok\na commit 1 asked=15"),
     "commit lost by a restart": ("D3", "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0"),
+    "a crash takes a commit of ten seconds before": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=10030 at=10100",
+    ),
+    "a crash takes an old commit together with a young one": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k at=2000\na end 1 k ok\na commit 2\n"
+        "broker recovered 0 clean=0 alive=2030",
+    ),
+    "a crash takes everything, and most of it is old": (
+        "D3",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered -1 clean=0 alive=900 at=950",
+    ),
+    "a crash is an excuse only down to what is left": (
+        "D4",
+        "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
+        "broker recovered 1 clean=0 alive=60\nb turn 0 k",
+    ),
+    "a crash that took nothing is no excuse": (
+        "D4",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 1 clean=0 alive=35\nb turn 0 k",
+    ),
+    "what a crash took may run again, but nothing is left out": (
+        "B4",
+        "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na turn 2 k\na end 2 k ok\na commit 3\n"
+        "broker recovered 0 clean=0 alive=75\nb turn 0 k\nb end 0 k ok\nb turn 2 k",
+    ),
+    "what a crash took may run again, but once at a time": (
+        "B5",
+        "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=35\n"
+        "b turn 0 k\nc turn 0 k\nb end 0 k ok",
+    ),
+    "a commit goes back behind what a crash left": (
+        "D1",
+        "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
+        "broker recovered 1 clean=0 alive=60\na commit 0",
+    ),
+    "a member without a lease commits what nobody finished": (
+        "D2",
+        "a turn 0 key=\na end 0 key= ok\na commit 1\nbroker reset 0 kept=1\na turn 1 key=\na commit 2",
+    ),
+    "a turn that outlived its lease was accepted": (
+        "B5",
+        "a turn 0 k epoch=1\nb turn 0 k epoch=2\na end 0 k late epoch=1\na commit 1 epoch=1",
+    ),
+    "a turn that a cut lease could not stop was accepted": (
+        "B5",
+        "broker granted a 1 until=500\na turn 0 k epoch=1\nbroker renewed a 1 until=35\nb turn 0 k epoch=2 at=50\n"
+        "a end 0 k ok epoch=1\na commit 1 epoch=1",
+    ),
+    "a turn begun after a cut lease was accepted": (
+        "C5",
+        "broker granted a 1 until=500\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker renewed a 1 until=35\n"
+        "b turn 1 j epoch=2 at=50\na turn 1 j epoch=1\na end 1 j ok epoch=1\na commit 2 epoch=1",
+    ),
+    "a lease that was not cut is no excuse": (
+        "B5",
+        "broker granted a 1 until=45\na turn 0 k epoch=1\nbroker granted b 2 at=50\nb turn 0 k epoch=2\n"
+        "a end 0 k ok epoch=1",
+    ),
+    "a turn that began after its lease was accepted": (
+        "C5",
+        "a granted a 1 until=15\na turn 0 k epoch=1 at=40\na end 0 k late epoch=1\na commit 1 epoch=1",
+    ),
+    "a turn that outlived its lease is not done for the next owner": (
+        "B4",
+        "a granted a 1\na turn 0 k epoch=1\nb granted b 2\na end 0 k late epoch=1\nb turn 1 k epoch=2",
+    ),
     "delivered again below the commit": ("D4", "a turn 0 k\na end 0 k ok\na commit 1\nb turn 0 k"),
     "dead-lettered without a try": ("E1", "a turn 0 k\na end 0 k ok\na dead 1 k"),
     "dead-lettered after success": ("E1", "a turn 0 k\na end 0 k ok\na dead 0 k"),

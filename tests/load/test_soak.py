@@ -23,6 +23,8 @@ KEPT_BYTES = 4 * SEGMENT_BYTES
 """Every segment that is kept is an open file: old ones have to go for the count to be flat."""
 FILES_GROWTH = 10
 """Retention looks every ten seconds, so the count goes up and down by a few; a leak would be one for every segment."""
+TELL_SECONDS = 20
+"""Between two lines that say how far a long run is."""
 GROWTH_BYTES = 6 * MIB
 """Between the second quarter of the run and the last; the first is for caches to fill."""
 
@@ -64,8 +66,12 @@ def test_memory_descriptors_and_threads_stay_flat_under_steady_load(stage: Stage
 def watch(diary: Diary, parts: list[Part]) -> dict[str, list[Reading]]:
     """The one wait by time: time is what a soak is about."""
     seen: dict[str, list[Reading]] = {part.name: [] for part in parts}
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    began = told = time.monotonic()
+    end = began + SECONDS
+    while (now := time.monotonic()) < end:
+        if now > told + TELL_SECONDS:
+            told = now
+            print(f"{now - began:.0f} of {SECONDS:.0f} s: {diary.acked.total()} acknowledged", flush=True)
         time.sleep(EVERY)
         diary.read()
         for part in parts:

@@ -8,6 +8,7 @@ from tests.log.conftest import SMALL, OpenStore, crash, log_files, read_all, sen
 
 from lanemq.log.staging import NewRecord
 from lanemq.log.store import Store
+from lanemq.model.errors import StorageError
 from lanemq.wire.record import encode_record
 
 TEXTS = [f"message {i}" for i in range(6)]
@@ -67,6 +68,31 @@ def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, in_m
         send(store, "after")
         assert read_all(store)[0][-1] == "after"
         crash(store)
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["intact", "damaged before it"])
+def test_a_file_that_became_shorter_stops_the_start_and_nothing_is_cut(
+    crashed: Path, in_memory: Path, damaged: bool
+) -> None:
+    """The records in front of the missing bytes are intact; a start that took all of it for torn would cut them."""
+    store = reopened(crashed, in_memory / "copy")
+    path = log_files(in_memory / "copy")[0]
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(len(whole) - 10)
+        if damaged:
+            file.seek(ends(crashed)[0] + 30)
+            file.write(b"!!!!")
+    left = path.read_bytes()
+    with pytest.raises(StorageError, match="Nothing was cut"):
+        store.recover()
+    crash(store)
+    assert path.read_bytes() == left
+    path.write_bytes(whole)
+    store = Store(in_memory / "copy", SMALL)
+    assert store.recover().torn_bytes == 0
+    assert read_all(store, queue_id=1) == (TEXTS[1::2], [])
+    crash(store)
 
 
 def test_a_flipped_bit_never_gives_a_wrong_record_and_never_costs_an_intact_one(crashed: Path, in_memory: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.client.test_send_engine import Rig
 from tests.sim.stage import ADDRESS, Heard, Stage
 
-from lanemq.client.lane_board import LoopBoard
+from lanemq.client.loop_board import LoopBoard
 from lanemq.clock import SystemClock
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.turns import LaneOptions, Order
@@ -68,7 +68,7 @@ def test_a_cancellation_that_comes_with_a_turn_is_not_forgotten() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("seed", [35, 60])
+@pytest.mark.parametrize("seed", [8, 22])
 def test_a_group_reports_again_what_a_crash_of_the_broker_took(seed: int) -> None:
     """A queue in which nothing more happened stayed behind its end for good."""
     plan = replace(plan_of(seed), faults=("broker loses power",), durable=True, calm_ms=700)

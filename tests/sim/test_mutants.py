@@ -43,6 +43,7 @@ BUSY = {
     "calm_ms": 700,
     "dead_letters": False,
 }
+CUTS = BUSY | {"slow": 0.0, "calm_ms": 300, "window": 4, "producers": 3}
 CASES = {
     "epoch at commit": Case(mutants.epoch_check, ("process frozen",), ("C3",), BUSY),
     "one owner": Case(mutants.broker_lock, ("member leaves",), ("C1", "C2", "B5"), BUSY),
@@ -54,6 +55,13 @@ CASES = {
     "flushed before acknowledged": Case(
         mutants.flush_before_ack, ("broker killed", "disk slow"), ("A",), BUSY | {"slow": 0.0, "calm_ms": 300}
     ),
+    "checksum of a record": Case(
+        mutants.record_checksum, ("power cut inside a write",), ("A", "B", "lanes", "the run"), CUTS, 30
+    ),
+    "gap map": Case(mutants.gap_map, ("consumer killed", "member leaves"), ("again, known to be finished",), BUSY),
+    "gap map as it is": Case(mutants.gap_span, ("consumer killed",), ("A1", "D2", "B"), BUSY),
+    "offsets saved every moment": Case(mutants.saved_offsets, ("broker killed",), ("D3",), BUSY | {"slow": 0.0}),
+    "offsets saved at the end": Case(mutants.offsets_at_stop, ("broker restarted",), ("D3",), BUSY | {"slow": 0.0}),
     "synced before acknowledged": Case(sync_before_ack, ("broker loses power",), ("A", "B", "D"), BUSY | {"slow": 0.0}),
 }
 

@@ -19,14 +19,19 @@ from lanemq.model.units import Epoch
 
 NANOS = 1_000_000
 """In a millisecond."""
+_FIRST = Committed(None)
 
 
 class Recording:
-    """The history of one broker, in the broker's own words."""
+    """The history of one broker, in the broker's own words. `alive`: when its former life was last heard, or 0."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, alive: int = 0) -> None:
         self.on = history.on
         self._history = history
+        self._alive = alive
+        self._crashed = False
+        self._known: set[tuple[str, str, int]] = set()
+        """Group, topic and queue of which was told, since a crash, what is left of their offsets."""
 
     def close(self) -> None:
         self._history.close()
@@ -54,11 +59,16 @@ class Recording:
         for group, lease in leases:
             self._history.lease_expired(_line(group, lease.queue, lease.owner, lease.epoch))
 
-    def commit(self, place: Place, epoch: int | None, outcome: Commit) -> None:
-        """Only what changed something or was refused; a stock owner that goes back has set its place by name."""
+    def commit(self, place: Place, epoch: int | None, outcome: Commit, *, owned: bool = True) -> None:
+        """Only what changed something or was refused; a stock owner that goes back has set its place by name.
+
+        `owned`: somebody holds the queue's lease. Where nobody does, members may be behind each other.
+        """
+        if outcome == _FIRST:
+            self.nothing_found(place.group, place.topic, place.queue)
         match outcome:
             case Committed(before) if before is not None and place.offset < before:
-                self._history.reset(place, f"a stock client went back from {before}")
+                self._history.reset(place, f"a stock client went back from {before}", kept=not owned)
             case Committed():
                 self._history.committed(place, epoch=epoch or 0)
             case Ignored(WhyIgnored.FENCED):
@@ -81,14 +91,27 @@ class Recording:
         for queue, offset in queues.items():
             self._history.reset(Place(group, queue.topic, queue.queue_id, offset), "reset by name")
 
+    def arrived(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Somebody pulls from where a reset sent the group: from here on nothing of the old place is begun."""
+        self._history.reset(Place(group, topic, queue_id, offset), "reset by name, and obeyed")
+
     def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[OffsetRow], *, clean: bool) -> None:
-        """Leases got their full length again. Offsets are promised to survive a clean stop; of a crash only that
-        what was not written yet is delivered again, which is nothing a checker could hold against them."""
+        """Leases got their full length again. Offsets are promised to survive a clean stop; a crash may take the
+        newest, so whoever judges must know that it was one, and what is left."""
         for group, held in leases.items():
             self.locked(group, held)
-        if clean:
-            for row in offsets:
-                self._history.recovered(Place(row.group, row.topic, row.queue_id, row.offset))
+        self._crashed = not clean and self._alive > 0
+        for row in offsets:
+            self._known.add(row[:3])
+            place = Place(row.group, row.topic, row.queue_id, row.offset)
+            self._history.recovered(place, clean=clean, alive=self._alive)
+
+    def nothing_found(self, group: str, topic: str, queue_id: int) -> None:
+        """Somebody asks for an offset that is not there: a crash may have taken all that ever was committed."""
+        spot = (group, topic, queue_id)
+        if self._crashed and spot not in self._known:
+            self._known.add(spot)
+            self._history.recovered(Place(*spot, -1), clean=False, alive=self._alive)
 
 
 def _line(group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:

@@ -17,6 +17,7 @@ from lanemq.checker.delivering import Delivering
 from lanemq.checker.effects import Effects
 from lanemq.checker.explain import around
 from lanemq.checker.findings import Findings, conclude, minimums
+from lanemq.checker.forgetting import Forgetting
 from lanemq.checker.owning import Owning
 from lanemq.checker.parking import Parking
 from lanemq.checker.reading import Reading, find_files
@@ -36,6 +37,8 @@ class Options:
         foreign_producers: Some producers wrote no history, so an unknown message is no phantom.
         idempotent: The broker drops repeated sends, so a message twice in the log is a violation.
         slack_ns: Lines of two processes this near to each other count as one moment.
+        forgets_ns: How old a commit may be that a crash of the broker takes back. Too small, and a disk that was
+            busy for a moment is called a violation; too large, and a broker that saves too seldom is not seen.
     """
 
     require: Sequence[str] = ()
@@ -43,6 +46,7 @@ class Options:
     foreign_producers: bool = False
     idempotent: bool = True
     slack_ns: int = 1_000_000
+    forgets_ns: int = 500_000_000
 
 
 UNJUDGED: frozenset[type[e.Event]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
@@ -96,7 +100,8 @@ class Checker:
         owning = Owning(state, slack=slack)
         delivering = Delivering(state, owning, storing, slack=slack)
         parking = Parking(state)
-        committing = Committing(state, slack=slack, whole=options.drained)
+        forgetting = Forgetting(state, promise=options.forgets_ns)
+        committing = Committing(state, forgetting, slack=slack, whole=options.drained)
         return {
             **dict.fromkeys(UNJUDGED, _nothing),
             e.Send: storing.send,
@@ -115,7 +120,7 @@ class Checker:
             e.Committed: committing.committed,
             e.CommitRefused: committing.refused,
             e.Reset: committing.reset,
-            e.Recovered: committing.recovered,
+            e.Recovered: forgetting.recovered,
             e.LeaseGranted: owning.granted,
             e.LeaseRenewed: owning.renewed,
             e.LeaseReleased: owning.ended,

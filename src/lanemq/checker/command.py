@@ -31,6 +31,9 @@ _ARGUMENTS = (
     click.option("--foreign-producers", is_flag=True, help="Some producers wrote no history."),
     click.option("--repeats-allowed", is_flag=True, help="A message twice in the log is counted, not a violation."),
     click.option("--slack-ms", default=1.0, show_default=True, help="Lines this near to each other are one moment."),
+    click.option(
+        "--forgets-ms", default=500.0, show_default=True, help="How old a commit may be that a broker's crash takes."
+    ),
 )
 
 
@@ -61,9 +64,12 @@ def tell_verdict(
     foreign_producers: bool,
     repeats_allowed: bool,
     slack_ms: float,
+    forgets_ms: float,
 ) -> None:
     """Print what `judge` says, and exit with its verdict."""
-    options = Options(require, drained, foreign_producers, not repeats_allowed, int(slack_ms * 1e6))
+    options = Options(
+        require, drained, foreign_producers, not repeats_allowed, int(slack_ms * 1e6), int(forgets_ms * 1e6)
+    )
     for path in history:
         if not find_files([path]):
             raise click.UsageError(f"no history files in {path}: a broker writes *.jsonl there with --history")

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from lanemq.checker.events import Outcome, Process, Turn, TurnEnd
 from lanemq.checker.owning import Owning
 from lanemq.checker.parking import goes_on, parked_turn, redone
-from lanemq.checker.state import GroupQueue, Lane, State, Stint
+from lanemq.checker.state import Doubt, GroupQueue, Lane, State, Stint
 from lanemq.checker.storing import Storing
 from lanemq.checker.verdict import Violation, violation
 
@@ -38,9 +38,7 @@ class Delivering:
         if held.parked and event.offset in held.parked:
             found = found or parked_turn(held.parked[event.offset], event)
         elif event.offset < held.low:
-            return found or violation(
-                "D4", event, f"offset {event.offset} is delivered again below the committed offset {held.low}"
-            )
+            return found or self._below_commit(held, event)
         if not event.key:
             self._keyless_turn(held, event, stint)
             return found
@@ -57,11 +55,22 @@ class Delivering:
             lane.running_count -= 1
             if not lane.running_count:
                 lane.running = None
-        elif self._overtaken:
-            found = self._late_end(event)
-        if event.outcome is Outcome.OK and found is None and lane is not None:
+        elif self._overtaken and (rival := self._rival(event)) is not None:
+            return self._overlapped(held, event, rival)
+        good = event.outcome is Outcome.OK or (event.outcome is Outcome.LATE and event.epoch >= held.epoch)
+        if good and lane is not None:
             self._finish(held, lane, event)
-        return found
+        return None
+
+    def _below_commit(self, held: GroupQueue, event: Turn) -> Violation | None:
+        """Who asks for neither order nor a lease may begin where the group stood when it asked, a moment before."""
+        if event.key or event.epoch:
+            return violation(
+                "D4", event, f"offset {event.offset} is delivered again below the committed offset {held.low}"
+            )
+        self._state.count("redelivery")
+        held.account.redelivery("without order")
+        return None
 
     def _finish(self, held: GroupQueue, lane: Lane, event: TurnEnd) -> None:
         lane.unfinished.discard(event.offset)
@@ -121,21 +130,28 @@ class Delivering:
         self._overtaken[place] = event
         return None
 
-    def _late_end(self, event: TurnEnd) -> Violation | None:
+    def _rival(self, event: TurnEnd) -> Turn | None:
+        """Who began a turn of the lane in another process while this one ran."""
         place = (event.process, event.group, event.topic, event.queue, event.offset)
         rival = self._overtaken.pop(place, None)
-        if rival is None or event.t <= rival.t + self._slack:
-            return None
+        return rival if rival is not None and event.t > rival.t + self._slack else None
+
+    def _overlapped(self, held: GroupQueue, event: TurnEnd, rival: Turn) -> Violation | None:
+        """Nobody can stop a handler that was frozen. If its member knew, or could not know because the broker had cut
+        the lease short, it is no violation unless the result is accepted."""
         if event.outcome is Outcome.ABANDONED:
             self._state.count("zombie_turns")
             return None
-        return violation(
-            "B5",
-            event,
+        text = (
             f"{event.process.name} still ran offset {event.offset} of key {event.key!r} "
             f"when {rival.process.name} started offset {rival.offset}, "
-            f"{(event.t - rival.t) / 1e6:.3f} ms before",
+            f"{(event.t - rival.t) / 1e6:.3f} ms before"
         )
+        if event.outcome is Outcome.LATE or (event.epoch and event.epoch <= held.cut_epoch):
+            self._state.count("late_turns")
+            held.doubt(event.epoch, Doubt(event.offset, event.t, "B5", text))
+            return None
+        return violation("B5", event, text)
 
     def _keyless_turn(self, held: GroupQueue, event: Turn, stint: Stint) -> None:
         """Messages without a key have no order; they still are started, finished or dead-lettered."""

@@ -14,7 +14,7 @@ class Effects:
     def effect(self, event: Effect) -> Violation | None:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         asked = event.asked or event.t
-        if event.offset < held.low:
+        if event.offset < held.low and event.offset not in held.parked:
             if asked <= held.low_t:
                 return None
             return violation(

@@ -30,6 +30,8 @@ class Outcome(StrEnum):
     """The message stays unfinished and must run again before its successors."""
     ABANDONED = "abandoned"
     """The member noticed that its lease had ended; the result was thrown away and not committed."""
+    LATE = "late"
+    """It ended well, but its lease was over by then: it counts only if nobody else has the queue meanwhile."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -185,15 +187,26 @@ class CommitRefused(GroupEvent, tag="commit_refused"):
 
 
 class Reset(GroupEvent, tag="reset"):
-    """The group's position was set by name: at its start, or by a person. From there all may run again."""
+    """The group's position was set by name: at its start, or by a person. From there all may run again.
+
+    `kept` is 1 where members hold no leases: one of them is behind another, and what was finished stays finished.
+    A member names its `epoch`: one that has lost the queue and does not know it moves nobody.
+    """
 
     reason: str = ""
+    kept: int = 0
+    epoch: int = 0
 
 
 class Recovered(GroupEvent, tag="recovered"):
-    """The committed offset a broker found when it started."""
+    """The committed offset a broker found when it started; -1: none at all.
+
+    `clean` is 1 if the broker before it was stopped in order. `alive` is when that one was last known to live.
+    """
 
     epoch: int = 0
+    clean: int = 1
+    alive: int = 0
 
 
 class LeaseEvent(Event, kw_only=True):

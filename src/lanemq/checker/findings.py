@@ -12,7 +12,7 @@ from lanemq.checker.verdict import MOST_KEPT, GroupAccount, Report, Verdict, Vio
 COVERAGE = (
     "turns", "redelivery", "rebalance", "dead_letter", "skipped", "resets", "restarts", "faults", "sends",
     "acked", "send_failed", "send_unknown", "commits", "commit_refused", "effects", "zombie_turns",
-    "log_duplicates", "parked", "redriven", "discarded",
+    "log_duplicates", "parked", "redriven", "discarded", "forgotten_commits", "late_turns",
 )  # fmt: skip
 """What a run can be required to have seen."""
 

@@ -6,7 +6,7 @@ was paused between answer and line raises no false alarm.
 """
 
 from lanemq.checker.events import LeaseEvent, LeaseGranted, LeaseRenewed, Outcome, Role, Turn, TurnEnd
-from lanemq.checker.state import GroupQueue, State
+from lanemq.checker.state import Doubt, GroupQueue, State
 from lanemq.checker.verdict import Violation, violation
 
 _KEPT_LEASES = 16
@@ -78,9 +78,13 @@ class Owning:
             return False, None
         if event.outcome is Outcome.ABANDONED:
             return True, None
-        return True, violation(
-            "C5", event, f"{event.process.name} ended a turn as {event.outcome}, but when it started {reason}"
-        )
+        text = f"{event.process.name} ended a turn as {event.outcome}, but when it started {reason}"
+        held = self._state.group_queue(event.group, event.topic, event.queue)
+        if event.outcome is Outcome.LATE or 0 < event.epoch <= held.cut_epoch:
+            self._state.count("late_turns")
+            held.doubt(event.epoch, Doubt(event.offset, event.t, "C5", text))
+            return True, None
+        return True, violation("C5", event, text)
 
     def _stale_reason(self, event: Turn, held: GroupQueue) -> str | None:
         epoch = event.epoch
@@ -127,6 +131,8 @@ def _note_until(held: GroupQueue, event: LeaseGranted | LeaseRenewed) -> None:
         return
     if event.process.role is Role.BROKER:
         if event.epoch == held.epoch:
+            if event.until < held.broker_until:
+                held.cut_epoch = event.epoch
             held.broker_until = event.until
         return
     held.untils[event.epoch] = event.until

@@ -6,14 +6,17 @@ unfinished, not the length of the history. Whatever comes below a dropped offset
 committed offset alone.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lanemq.checker.events import Process
 from lanemq.checker.verdict import GroupAccount
 
 _SMALL_SPAN = 4096
 _LONG_LANE = 64
+_KEPT_DOUBTS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +78,32 @@ class Lane:
     """Sink to offset, epoch and time of the last effect it took."""
 
 
+class Passed(NamedTuple):
+    """What was known of a message when it was committed past."""
+
+    offset: int
+    done: int | None
+    entry: tuple[Lane, Stint, int] | None
+
+
+class Step(NamedTuple):
+    """The committed offset moved from `before`, by a commit or by name."""
+
+    t: int
+    before: int
+    passed: tuple[Passed, ...] = ()
+    reset: bool = False
+
+
+class Doubt(NamedTuple):
+    """A turn ended beside its successor's; if a commit of its epoch passes it after all, a promise is broken."""
+
+    offset: int
+    since: int
+    invariant: str
+    text: str
+
+
 @dataclass(slots=True, eq=False)
 class GroupQueue:
     """One queue as one group sees it."""
@@ -85,8 +114,16 @@ class GroupQueue:
     low: int = -1
     """The committed offset; -1 before the first commit."""
     low_t: int = 0
+    low_by: Process | None = None
+    """Who committed it."""
+    once: int = -1
+    """Where no leases are held: everything below was committed past by somebody."""
     reset_t: int = 0
-    """When the position was last set by name."""
+    """When the position was last set by name, or found by a broker after a crash."""
+    steps: deque[Step] = field(default_factory=deque)
+    """What a crash could still take back, oldest first."""
+    doubts: dict[int, Doubt] = field(default_factory=dict)
+    """Epoch to a turn of it whose result must not be accepted."""
     commit_epoch: int = 0
     commit_epoch_t: int = 0
     started: dict[int, tuple[Lane, Stint, int]] = field(default_factory=dict)
@@ -109,6 +146,8 @@ class GroupQueue:
     owner: str = ""
     granted_t: int = 0
     broker_until: int = 0
+    cut_epoch: int = 0
+    """The newest epoch whose lease the broker shortened: its member's connection was lost."""
     untils: dict[int, int] = field(default_factory=dict)
     """Epoch to the time until which its member trusts it."""
 
@@ -118,9 +157,23 @@ class GroupQueue:
             lane = self.lanes[key] = Lane(key)
         return lane
 
+    def go_back(self, offset: int, t: int) -> None:
+        """One of several members without leases is behind the others; what they have done stays done."""
+        self.once = max(self.once, self.low)
+        self.low, self.low_t = offset, t
+
+    def doubt(self, epoch: int, doubt: Doubt) -> None:
+        """The lowest one of an epoch is enough; without epochs nobody can tell whose commit it is."""
+        known = self.doubts.get(epoch)
+        if epoch and (known is None or doubt.offset < known.offset):
+            self.doubts[epoch] = doubt
+            if len(self.doubts) > _KEPT_DOUBTS:
+                del self.doubts[min(self.doubts)]
+
     def restart_at(self, offset: int, t: int) -> None:
         """A named reset: everything from `offset` on may run again, and what runs right now still runs."""
         self.low = offset
+        self.once = -1
         self.low_t = self.reset_t = t
         self.started.clear()
         self.finished.clear()
@@ -144,19 +197,22 @@ class GroupQueue:
             self.parked[parked] = kept = self.lane(lane.key)
             kept.redriven = lane.redriven
             kept.unfinished.add(parked)
+            if parked >= offset:
+                self.finished[parked] = t  # a reset does not bring it back: it stays parked, and settled
 
-    def passed(self, offset: int) -> None:
+    def passed(self, offset: int) -> Passed:
         """The commit went past `offset`: drop it, and its lane if that has nothing open."""
-        self.finished.pop(offset, None)
+        done = self.finished.pop(offset, None)
         self.dead.discard(offset)
         entry = self.started.pop(offset, None)
         if entry is None:
-            return
+            return Passed(offset, done, None)
         lane = entry[0]
         if lane.high == offset and lane.running is None and not lane.unfinished:
             self.lanes.pop(lane.key, None)
         elif len(lane.offsets) > _LONG_LANE and lane.offsets[_LONG_LANE // 2] < self.low:
             lane.offsets = [kept for kept in lane.offsets if kept >= self.low]
+        return Passed(offset, done, entry)
 
 
 @dataclass(slots=True, eq=False)

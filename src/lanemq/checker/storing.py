@@ -115,8 +115,9 @@ class Storing:
         return self._in_line(sender, queue, event, id) if sender is not None else None
 
     def _repeated(self, event: Acked | Turn | StoredEvent, id: str, known: int) -> Violation | None:
+        """A topic that nobody sent to is filled by the broker, with what members sent back; perhaps twice."""
         self._state.count("log_duplicates")
-        if not self._idempotent:
+        if not self._idempotent or event.topic not in self._state.sent:
             return None
         return violation("B6", event, f"{id} is in the log twice: at offset {known} and at {event.offset}")
 
@@ -135,8 +136,8 @@ class Storing:
             return _wrong_queue(sender, event, id)
         sender.queue = event.queue
         if (
-            (before is not None and before[1] > offset)
-            or (after is not None and after[1] < offset)
+            (before is not None and before[1] >= offset)
+            or (after is not None and after[1] <= offset)
             or (offset < queue.floor and sent_t > queue.floor_t)
         ):
             return _inverted(event, id, before, after)
@@ -178,9 +179,9 @@ def _wrong_queue(sender: Sender, event: Acked | Turn | StoredEvent, id: str) -> 
 def _inverted(
     event: Acked | Turn | StoredEvent, id: str, before: tuple[int, int] | None, after: tuple[int, int] | None
 ) -> Violation:
-    if before is not None and before[1] > event.offset:
+    if before is not None and before[1] >= event.offset:
         what = f"behind the message stored at {before[1]}"
-    elif after is not None and after[1] < event.offset:
+    elif after is not None and after[1] <= event.offset:
         what = f"before the message stored at {after[1]}"
     else:
         what = "after everything up to a higher offset was already committed"

@@ -14,6 +14,7 @@ from lanemq.client.consumer_options import ConsumerOptions, StartFrom
 from lanemq.client.holding import Holding, Holdings, Start
 from lanemq.client.lock_keeper import Lose
 from lanemq.client.offset_file import FileOffsets, LocalOffsets, MemoryOffsets
+from lanemq.client.turn_history import told_group
 from lanemq.core.gap_map import MAX_GAPS, NO_GAPS
 from lanemq.core.offset_table import OffsetTable
 from lanemq.history import Place
@@ -102,6 +103,7 @@ class OffsetKeeper:
     async def commit(self, holding: Holding) -> None:
         """Reports one queue and waits until the broker has it, or raises."""
         if holding.moving is not None:
+            self._record_move(holding, holding.moving)
             await self.move_to(holding, holding.moving)
             return
         self._look(holding)
@@ -117,6 +119,13 @@ class OffsetKeeper:
         else:
             await self._calls.commit(holding.queue, offset, holding.epoch)
         self.begin(holding, Start(offset))
+
+    def _record_move(self, holding: Holding, offset: QueueOffset) -> None:
+        """A queue that leaves in the middle of a move leaves from its new place; its handlers have ended."""
+        queue, history = holding.queue, self._options.history
+        if history.on:
+            place = Place(told_group(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
+            history.reset(place, "it is given up on the way to another offset", epoch=holding.epoch)
 
     def _look(self, holding: Holding) -> None:
         """The newest progress; nothing of a queue that is not ours any more (A99)."""

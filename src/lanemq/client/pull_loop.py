@@ -17,6 +17,7 @@ from lanemq.client.message import Message, read_messages
 from lanemq.client.offset_keeper import OffsetKeeper
 from lanemq.client.parker import Parker
 from lanemq.client.seldom import Seldom
+from lanemq.client.turn_history import told_group
 from lanemq.core.flow_control import WaitFor, verdict
 from lanemq.core.turns import Order
 from lanemq.history import Place
@@ -114,8 +115,9 @@ class Puller:
         if holding.released:
             return
         if self._options.history.on:
-            place = Place(self._options.group, queue.topic, queue.queue_id, offset)
-            self._options.history.reset(place, "the broker or a person named another offset")
+            place = Place(told_group(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
+            reason = "the broker or a person named another offset"
+            self._options.history.reset(place, reason, epoch=holding.epoch)
         kept = await self.parker.kept(queue, asked=holding.keeps_parked)
         if holding.released:
             return

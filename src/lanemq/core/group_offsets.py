@@ -189,6 +189,10 @@ class GroupOffsets:
         self._pending[key] = True
         return self.committed(*key)
 
+    def is_pending(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a reset waits for the group's next pull."""
+        return (group, topic, queue_id) in self._pending
+
     def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
         """A copy: (topic, queue id) → offset."""
         return dict(self._groups.get(group, {}))

@@ -2,7 +2,8 @@
 
 Guards two rules. An intact record is never lost because something before it is damaged: after damage the scan
 searches on for the next bytes that prove to be a record. And only a torn end is cut, that is, damage with
-nothing intact behind it; what is cut is kept in a side file.
+nothing intact behind it; what is cut is kept in a side file. A file that has become shorter since it was opened
+stops the start instead: what is missing is not known to be damaged, and nothing may be cut on such a word.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, size_at
+from lanemq.model.errors import StorageError
 
 _WINDOW = 4 * 1024 * 1024
 _MOST_HEAD = 1024 * 1024
@@ -52,25 +54,34 @@ def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterato
         size = size_at(window, position - base, position)
         if size < 0 and base + len(window) < end:
             asked = min(max(at_once, -size), end - position)
-            window, base = log.read(position, asked), position
-            if len(window) < asked:
-                yield Damaged(position, end - position, window, "the file is shorter than it was")
-                return
+            window, base = _read(log, position, asked), position
             continue
         if size > 0:
             yield Found(position, size, window, position - base)
             position += size
             continue
         after = _next_record(log, position + 1, end)
-        head = log.read(position, min(after - position, _MOST_HEAD))
+        head = _read(log, position, min(after - position, _MOST_HEAD))
         yield Damaged(position, after - position, head, "no intact record")
         position = after
+
+
+def _read(log: CommitLog, position: int, size: int) -> bytes:
+    """All of these bytes: each is below the end that its file had when it was opened."""
+    data = log.read(position, size)
+    if len(data) < size:
+        raise StorageError(
+            f"the log in {log.folder} ends at {position + len(data)}, and when it was opened it reached "
+            f"{position + size}: another program changes it, or the disk is failing. Nothing was cut; see to "
+            f"that, then start again"
+        )
+    return data
 
 
 def _next_record(log: CommitLog, position: int, end: int) -> int:
     """The next position at which an intact record begins, or `end`."""
     while position < end:
-        window = log.read(position, min(_WINDOW, end - position))
+        window = _read(log, position, min(_WINDOW, end - position))
         at = window.find(MAGIC_BYTES, MAGIC_AT)
         while at >= 0:
             candidate = position + at - MAGIC_AT
@@ -85,9 +96,9 @@ def _next_record(log: CommitLog, position: int, end: int) -> int:
 
 
 def _is_record(log: CommitLog, position: int, end: int) -> bool:
-    head = log.read(position, min(128, end - position))
+    head = _read(log, position, min(128, end - position))
     size = size_at(head, 0, position)
     if size >= 0:
         return size > 0
-    whole = log.read(position, min(-size, end - position))
+    whole = _read(log, position, min(-size, end - position))
     return size_at(whole, 0, position) > 0

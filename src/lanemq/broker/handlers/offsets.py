@@ -13,7 +13,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code
 from lanemq.core.gap_map import GapMap
 from lanemq.core.group_offsets import Backward, Ignored, WhyIgnored, kind_of
-from lanemq.core.lock_table import Stale
+from lanemq.core.lock_table import Stale, Unowned
 from lanemq.history import Place
 from lanemq.log.time_search import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound
@@ -55,6 +55,8 @@ class OffsetHandler:
         check_group(header.consumer_group)
         check_topic(header.topic)
         offset = self._parts.offsets.committed(header.consumer_group, header.topic, header.queue_id)
+        if offset is None and self._parts.recording.on:
+            self._parts.recording.nothing_found(header.consumer_group, header.topic, header.queue_id)
         if offset is None and LANE_CLIENT not in request.ext:
             offset = self._start_of_new_group(header.topic, header.queue_id)
         if offset is None and header.set_zero_if_not_found:
@@ -91,7 +93,8 @@ class OffsetHandler:
             group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), gaps=gaps
         )
         if self._parts.recording.on:
-            self._parts.recording.commit(Place(group, topic, queue_id, offset), header.lane_epoch, outcome)
+            place, owned = Place(group, topic, queue_id, offset), not isinstance(verdict, Unowned)
+            self._parts.recording.commit(place, header.lane_epoch, outcome, owned=owned)
         if stock and isinstance(verdict, Stale):
             self.stale_commits += 1
             log.warning(

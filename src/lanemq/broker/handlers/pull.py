@@ -15,7 +15,7 @@ from lanemq.broker.ownership import standing
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer_code, answer_error
 from lanemq.core.group_offsets import kind_of
-from lanemq.core.lock_table import Stale
+from lanemq.core.lock_table import Stale, Unowned
 from lanemq.core.topic_table import Permission
 from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
@@ -179,7 +179,7 @@ class PullHandler:
             kind=kind_of(verdict, stock=header.lane_epoch is None),
         )
         if self._parts.recording.on:
-            self._parts.recording.commit(place, header.lane_epoch, outcome)
+            self._parts.recording.commit(place, header.lane_epoch, outcome, owned=not isinstance(verdict, Unowned))
 
     def _read(self, pull: _Pull) -> ReadResult:
         header, options = pull.header, self._parts.options
@@ -251,7 +251,8 @@ class PullHandler:
 
     def _was_moved(self, pull: _Pull) -> bool:
         """Whether the group was reset meanwhile; then the pull is answered with the new place."""
-        header = pull.header
+        header, parts = pull.header, self._parts
+        waits = parts.recording.on and parts.offsets.is_pending(header.consumer_group, header.topic, header.queue_id)
         offset = self._parts.offsets.pending_reset(
             header.consumer_group,
             header.topic,
@@ -261,6 +262,8 @@ class PullHandler:
             decides=not header.sys_flag & PULL_SUSPEND,
         )
         if offset is None:
+            if waits:  # perhaps a new owner, that was never anywhere else
+                parts.recording.arrived(header.consumer_group, header.topic, header.queue_id, header.queue_offset)
             return False
         low, high = self._parts.store.bounds(header.topic, header.queue_id)
         ext = PullResponse(next_begin_offset=offset, min_offset=low, max_offset=high).to_ext()

@@ -58,7 +58,9 @@ class ResetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
             )
-        online = bool(self._parts.members.members(group))
+        # After a restart its members may be at work and not have said so yet; their leases tell.
+        held = self._parts.locks.holds_any(group, now=self._parts.clock.now())
+        online = held or bool(self._parts.members.members(group))
         table: dict[MessageQueue, int] = {}
         for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
             offset = self._target(header, queue_id)

@@ -15,11 +15,13 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.log_thread import LogThread, outcome_of
 from lanemq.broker.recording import Recording
+from lanemq.core.gap_map import GapMap
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
+from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.server import Peer, Server
+from lanemq.net.server import Peer, Server, Together
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host
@@ -73,8 +75,8 @@ class SimLogThread(LogThread):
 class SimServer(Server):
     """Listens on the simulated network."""
 
-    def __init__(self, broker: Broker, host: Host, network: Network) -> None:
-        super().__init__(broker)
+    def __init__(self, broker: Broker, host: Host, network: Network, together: Together) -> None:
+        super().__init__(broker, together=together)
         self._host = host
         self._network = network
 
@@ -114,16 +116,11 @@ class SimBroker(Broker):
         return SimLogThread(self._host, self._machine.disk_delay)
 
     def _new_server(self) -> Server:
-        return SimServer(self, self._host, self._machine.network)
+        return SimServer(self, self._host, self._machine.network, self._runs.take)
 
     def _open_history(self) -> Recording:
-        return Recording(self._machine.histories.open(self._host, "broker", "broker"))
-
-    def _recover(self) -> None:
-        super()._recover()
-        found = {(row.group, row.topic, row.queue_id): row.offset for row in self._parts.state.offsets()}
-        if self._machine.crashed:
-            self._machine.histories.crashed(found)
+        alive = self._machine.histories.last_of("broker")
+        return Recording(self._machine.histories.open(self._host, "broker", "broker"), alive)
 
     @property
     def undone(self) -> list[str]:
@@ -136,7 +133,24 @@ class SimBroker(Broker):
                 done = parts.offsets.committed(group, topic, queue_id) or 0
                 if done < end:
                     left.append(f"{group} is at {done} of {end} in {topic}/{queue_id}")
-        return left
+        return left + [f"{lane.name} has {len(lane.messages)} parked" for lane in parts.parking.lanes]
+
+    @property
+    def log_end(self) -> int:
+        """Where the next record will be."""
+        return self._parts.store.checkpoint_mark()
+
+    def knows_as_finished(self, group: str, topic: str, queue_id: int, epoch: int, offset: int) -> bool:
+        """Whether an owner has told that it finished this message, which lies above the committed offset.
+
+        A stale one does not know what is told by others meanwhile.
+        """
+        newest = self._parts.locks.latest(group, MessageQueue(topic, self.options.name, queue_id))
+        if newest is None or newest.epoch != epoch:
+            return False
+        offsets = self._parts.offsets
+        text = offsets.gaps(group, topic, queue_id)
+        return bool(text) and offset in GapMap.decode(text, offsets.committed(group, topic, queue_id) or 0)
 
 
 class BrokerMachine:
@@ -161,8 +175,6 @@ class BrokerMachine:
         self.disk.on_power_cut = self._power_goes
         self.host = new_host()
         self.broker: SimBroker | None = None
-        self.crashed = False
-        """The last broker did not stop in order."""
         self._image = StateImage(random)
         self._random = random
         self._new_host = new_host
@@ -196,7 +208,6 @@ class BrokerMachine:
                 continue
             error = starting.exception()
             if error is None:
-                self.crashed = False
                 return
             self.network.host_ended(self.host)
             self.broker = None
@@ -215,7 +226,6 @@ class BrokerMachine:
             error = stopping.exception()
             if error is not None and not isinstance(error, StorageError):
                 raise error
-            self.crashed = error is not None
             self.network.host_ended(self.host)
         self.broker = None
 
@@ -223,7 +233,6 @@ class BrokerMachine:
         """The process ends in the middle of whatever it did; what it had written stays."""
         if self.host.dead:
             return
-        self.crashed = True
         self.network.host_ended(self.host, silently=silently)
         if self._store is not None:
             self._store.let_go()

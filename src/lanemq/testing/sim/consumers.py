@@ -18,7 +18,7 @@ from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.producers import AUDIT, ORDERS
 from lanemq.testing.sim.world import SERVERS, World
 
-LANES, HANDS = "lanes", "hands"
+LANES, HANDS, CROWD, EVERYBODY = "lanes", "hands", "crowd", "everybody"
 _BACKOFF = Backoff(Millis(50), 2.0, Millis(1_000))
 
 
@@ -83,7 +83,7 @@ class ConsumerProgram(ABC):
         """What the user's code does with a message: takes a while, writes, and fails now and then."""
         plan, draw = self.world.plan, self.random
         pause = draw.uniform(1.0, 9.0) if draw.random() < plan.slow else draw.expovariate(1 / 0.004)
-        fails = draw.random() < plan.failing
+        fails = draw.random() < plan.failing and not (plan.parking and self.world.healed.is_set())
         late = draw.random() < 0.5
         if fails and not late:
             raise ValueError("this message cannot be handled now")
@@ -109,7 +109,8 @@ class HandlerProgram(ConsumerProgram):
     _app: App | None = None
 
     async def _live(self, host: Host, history: SimHistory) -> None:
-        hold = HoldKey(2 if self.world.plan.dead_letters else RETRY_FOREVER, _BACKOFF)
+        gives_up = self.world.plan.dead_letters or self.world.plan.parking
+        hold = HoldKey(2 if gives_up else RETRY_FOREVER, _BACKOFF)
         policy = DeadLetter(skip=True, hold=hold) if self.world.plan.dead_letters else hold
         self._app = app = App(SERVERS, group=self.group, **self.options(host, history))
 

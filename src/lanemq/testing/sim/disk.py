@@ -18,6 +18,9 @@ from random import Random
 from lanemq.log.filesystem import RealDisk
 from lanemq.testing.sim.trace import Trace
 
+LAST_BYTES = 60
+"""Of a write, and less than a record: a bit that flips there leaves nothing intact behind it."""
+
 
 class _Inode:
     """One file as the device knows it; `dirty` are writes and (as None) cuts that it does not know yet."""
@@ -150,11 +153,20 @@ class SimDisk(RealDisk):
             _applied(inode.device, change)
         lost = sum(len(data) for _, data in dirty[reached:] if data is not None)
         if reached < len(dirty) and (torn := dirty[reached][1]) and self._random.random() < 0.7:
-            at, kept = dirty[reached][0], self._random.randrange(len(torn))
-            # Either the file ends there, or it is as long as it should be and the rest never came.
-            rest = bytes(len(torn) - kept) if self._random.random() < 0.5 else b""
-            _applied(inode.device, (at, torn[:kept] + rest))
+            _applied(inode.device, (dirty[reached][0], self._torn(torn)))
         return lost
+
+    def _torn(self, data: bytes) -> bytes:
+        """What a write under way leaves: its beginning; its length, but the rest never came; or all, but for a bit."""
+        how, kept = self._random.random(), self._random.randrange(len(data))
+        if how < 0.35:
+            return data[:kept]
+        if how < 0.7:
+            return data[:kept] + bytes(len(data) - kept)
+        self._trace.count("disk: a bit flipped in a torn write")
+        whole = bytearray(data)
+        whole[-1 - self._random.randrange(min(len(data), LAST_BYTES))] ^= 1 << self._random.randrange(8)
+        return bytes(whole)
 
     def _rename(self, path: Path, inode: _Inode | None) -> None:
         _renamed(self._names, path, inode)

@@ -4,6 +4,7 @@ It is written to as guarantees.md asks for: each row carries the epoch, and a sm
 judged without the checker's help, by numbers that the producers put into their messages.
 """
 
+import zlib
 from dataclasses import dataclass, field
 
 from lanemq.client.message import Message
@@ -12,6 +13,17 @@ from lanemq.testing.sim.trace import Trace
 
 Line = tuple[str, str, str]
 """Topic, key, and the life of a producer: within one the numbers must grow."""
+
+
+def is_as_sent(message: Message) -> bool:
+    """Whether body and key are those that its producer gave it."""
+    value = message.value(dict)
+    return bool(value["sum"] == sum_of(message.key or "", value["from"], value["n"]))
+
+
+def sum_of(key: str, process: str, number: int) -> int:
+    """What a producer puts into a message, so that whoever gets it can tell whether it was changed on the way."""
+    return zlib.crc32(f"{key} {process} {number}".encode())
 
 
 @dataclass(slots=True)
@@ -26,9 +38,20 @@ class Table:
     _epochs: dict[tuple[str, int], int] = field(default_factory=dict)
     _last: dict[Line, int] = field(default_factory=dict)
     _places: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    _dropped: dict[str, int] = field(default_factory=dict)
+
+    def forget(self, topic: str, end: int) -> None:
+        """The topic is deleted, with all that lies below this position of the log; another one begins at offset 0."""
+        self._dropped[topic] = end
+        for place in [place for place in self._places if place[0] == topic]:
+            del self._places[place]
 
     def write(self, message: Message, history: History) -> None:
         """One transaction: compare the epoch, compare the place, write."""
+        if message.record.position < self._dropped.get(message.topic, 0):
+            return
+        if not is_as_sent(message):
+            self.problems.append(f"{self.group} got {message}, which nobody has sent so")
         asked = history.now()
         queue = (message.queue.topic, message.queue.queue_id)
         key = message.key or ""

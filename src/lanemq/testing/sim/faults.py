@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from lanemq.testing.sim.consumers import ConsumerProgram
-from lanemq.testing.sim.producers import ProducerProgram
+from lanemq.testing.sim.consumers import LANES, ConsumerProgram
+from lanemq.testing.sim.operator import Operator
+from lanemq.testing.sim.producers import AUDIT, ORDERS, ProducerProgram
 from lanemq.testing.sim.world import World
 
 Fault = Callable[["Faults"], Coroutine[Any, Any, None]]
@@ -20,8 +21,15 @@ Fault = Callable[["Faults"], Coroutine[Any, Any, None]]
 class Faults:
     """Draws faults until told to stop; then everything is healed."""
 
-    def __init__(self, world: World, producers: list[ProducerProgram], consumers: list[ConsumerProgram]) -> None:
+    def __init__(
+        self,
+        world: World,
+        producers: list[ProducerProgram],
+        consumers: list[ConsumerProgram],
+        operator: Operator,
+    ) -> None:
         self.world = world
+        self.operator = operator
         self.producers = producers
         self.consumers = consumers
         self.random: Random = world.random("faults")
@@ -176,6 +184,7 @@ async def process_frozen(faults: Faults) -> None:
         return
     host = faults.world.hosts[name]
     faults.note("process frozen", name)
+    faults.world.trace.count("broker frozen", name == "broker")
     host.frozen = True
     await faults.pause(*faults.random.choice(((0.2, 3.0), (5.0, 12.0))))
     if host.frozen:
@@ -260,11 +269,49 @@ async def network_slow(faults: Faults) -> None:
     faults.free("network")
 
 
+async def lanes_redriven(faults: Faults) -> None:
+    """All that are parked; what is wrong with them may be wrong still."""
+    for lane in await faults.operator.parked():
+        if await faults.operator.redrive(lane):
+            faults.note("lanes redriven", f"{lane.key} of {lane.topic}/{lane.queue_id}")
+
+
+async def lanes_discarded(faults: Faults) -> None:
+    """The first message of some."""
+    for lane in await faults.operator.parked():
+        if faults.random.random() < 0.5 and await faults.operator.discard(lane):
+            faults.note("lanes discarded", f"{lane.first} of {lane.topic}/{lane.queue_id}")
+
+
+async def group_reset(faults: Faults) -> None:
+    """To anywhere in a queue, back or forward, while the group is at work or away."""
+    plan = faults.world.plan
+    topic, queues = faults.random.choice(((ORDERS, plan.orders_queues), (AUDIT, plan.audit_queues)))
+    queue, offset = faults.random.randrange(queues), faults.random.randrange(plan.messages)
+    if await faults.operator.reset(LANES, topic, queue, offset):
+        faults.note("group reset", f"{topic}/{queue} to {offset}")
+
+
+async def topic_recreated(faults: Faults) -> None:
+    """Deleted with all that is in it, and made anew under the same name while everybody works with it."""
+    plan = faults.world.plan
+    topic, queues = faults.random.choice(((ORDERS, plan.orders_queues), (AUDIT, plan.audit_queues)))
+    if not faults.take(f"topic {topic}"):
+        return
+    if await faults.operator.delete(topic):
+        faults.note("topic recreated", topic)
+    await faults.pause(0.0, 2.0)
+    while not await faults.operator.create(topic, queues):
+        await faults.pause(0.5, 1.0)
+    faults.free(f"topic {topic}")
+
+
 FAULTS: dict[str, Fault] = {
     each.__name__.replace("_", " "): each
     for each in (
         broker_killed, broker_loses_power, power_cut_inside_a_write, broker_restarted, disk_fails, disk_slow,
         producer_killed, consumer_killed, process_frozen, path_blocked, connection_cut, answer_lost,
         wall_clock_jumps, member_leaves, member_joins, network_slow,
+        lanes_redriven, lanes_discarded, group_reset, topic_recreated,
     )
 }  # fmt: skip

@@ -4,7 +4,7 @@ Processes have clocks that run apart, as machines do. What they write down about
 the simulation's clock, since the checker merges the lines of all of them by time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from lanemq.testing.sim.trace import Trace
 
 _ENCODE_LINES = msgspec.json.Encoder().encode_lines
 Listener = Callable[[str, str, dict[str, Any]], None]
-_Spot = tuple[str, str, int]
-"""Group, topic and queue."""
 _LEASES = ("lease_granted", "lease_renewed", "lease_released", "lease_expired")
 
 
@@ -30,10 +28,6 @@ class Histories:
         self._now = now
         self._last = 0
         self._written: list[SimHistory] = []
-        self._given_away: dict[tuple[_Spot, int], None] = {}
-        self._epochs: dict[_Spot, int] = {}
-        self._committed: dict[_Spot, None] = {}
-        self._taken_back: dict[_Spot, list[tuple[int, int]]] = {}
 
     def next_ns(self) -> int:
         self._last = max(self._last + 1, int(self._now() * 1_000_000_000))
@@ -44,51 +38,14 @@ class Histories:
         self._written.append(history)
         return history
 
-    def look(self, event: str, fields: dict[str, Any], role: Role) -> None:
-        """Keeps what is needed to tell later which lines have become void.
-
-        A turn that ends after its queue was given to another is void, whatever its member believes: its epoch
-        cannot commit it any more, which the checker sees to. The member may learn of that only later, and writes
-        down what it believes.
-        """
-        if "group" not in fields:
-            return
-        spot = fields["group"], fields["topic"], fields["queue"]
-        if event == "committed":
-            self._committed[spot] = None
-        elif event == "lease_granted" and role == "broker":
-            self._epochs[spot] = max(self._epochs.get(spot, 0), fields["epoch"])
-        elif event == "lease_released" and role == "consumer":
-            self._given_away[spot, fields["epoch"]] = None
-        elif event == "turn_end" and self._is_void(spot, fields["epoch"]):
-            fields["outcome"] = "abandoned"
-            self.trace.count("turn that outlived its lease")
-
-    def _is_void(self, spot: _Spot, epoch: int) -> bool:
-        """Another has it, and not because its member gave it away: then nothing of its own may have run any more."""
-        return epoch < self._epochs.get(spot, 0) and (spot, epoch) not in self._given_away
-
-    def crashed(self, found: Mapping[_Spot, int]) -> None:
-        """A broker came back after a crash with these committed offsets.
-
-        What it had accepted beyond them, and not yet written, is delivered again: that is the promise. So those
-        commits are taken out of the histories of everybody who heard of them.
-        """
-        for spot in self._committed:
-            self._taken_back.setdefault(spot, []).append((self._last, found.get(spot, 0)))
-
-    def _is_taken_back(self, line: dict[str, Any]) -> bool:
-        if line["e"] != "committed":
-            return False
-        asked = line["asked"] or line["t"]
-        crashes = self._taken_back.get((line["group"], line["topic"], line["queue"]), ())
-        return any(asked <= when and line["offset"] > found for when, found in crashes)
+    def last_of(self, process: str) -> int:
+        """When the newest line of any life of this process was written; 0 without one."""
+        return max((each.lines[-1]["t"] for each in self._written if each.process == process), default=0)
 
     def save(self, folder: Path) -> None:
         """As files, one per life of a process, for the checker."""
         for number, history in enumerate(self._written):
-            lines = [line for line in history.lines if not self._is_taken_back(line)]
-            numbered = [line | {"n": n} for n, line in enumerate(lines)]
+            numbered = [line | {"n": n} for n, line in enumerate(history.lines)]
             (folder / f"{number:03d}-{history.process}.jsonl").write_bytes(_ENCODE_LINES(numbered))
 
 
@@ -115,7 +72,8 @@ class SimHistory(History):
             for name in ("until", "asked"):
                 if fields.get(name):
                     fields[name] = max(1, self.host.clock.true_ns(fields[name]))
-        self._all.look(event, fields, self.role)
+        if event == "turn_end" and fields["outcome"] in ("late", "abandoned"):
+            self._all.trace.count("turn that outlived its lease")
         line = {"e": event, "t": self.now(), **fields}
         self.lines.append(line)
         if self.role != "other":  # who reads the log at the end would fill the trace with it

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lanemq.client.async_producer import AsyncProducer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError
+from lanemq.testing.sim.effects import sum_of
 from lanemq.testing.sim.host import Host
 from lanemq.testing.sim.world import SERVERS, World
 
@@ -83,7 +84,8 @@ class ProducerProgram:
 
     def _message(self, process: str) -> Outgoing:
         self.sent += 1
-        return f"k{self._random.randrange(self._world.plan.keys)}", {"from": process, "n": self.sent}
+        key = f"k{self._random.randrange(self._world.plan.keys)}"
+        return key, {"from": process, "n": self.sent, "sum": sum_of(key, process, self.sent)}
 
     async def _one_by_one(self, producer: AsyncProducer, topic: str, messages: Sequence[Outgoing]) -> list[Receipt]:
         return [await producer.send(topic, value, key=key) for key, value in messages]

@@ -8,19 +8,19 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from lanemq.client import identity
-from lanemq.net.connection import open_connection
-from lanemq.testing.sim.consumers import HANDS, LANES, ConsumerProgram, HandlerProgram, HandProgram
+from lanemq.model.names import retry_topic
+from lanemq.testing.sim.consumers import CROWD, HANDS, LANES, ConsumerProgram, HandlerProgram, HandProgram
 from lanemq.testing.sim.effects import Table
 from lanemq.testing.sim.faults import Faults
 from lanemq.testing.sim.judge import Result, checked, write_down_log
+from lanemq.testing.sim.loose_consumers import BroadcastProgram, CrowdProgram
+from lanemq.testing.sim.operator import Operator
 from lanemq.testing.sim.plan import Plan, plan_of
 from lanemq.testing.sim.producers import AUDIT, ORDERS, ProducerProgram
-from lanemq.testing.sim.world import ADDRESS, ProblemLog, SeededOrigin, World
-from lanemq.wire.admin_headers import CreateTopicHeader
-from lanemq.wire.codes import RequestCode
-from lanemq.wire.command import Command
+from lanemq.testing.sim.world import ProblemLog, SeededOrigin, World
 
 SETTLE_SECONDS = 2.0
 """Until everything has arrived that was under way when the faults ended."""
@@ -60,10 +60,13 @@ class Scene:
         self.consumers: list[ConsumerProgram] = [
             *(HandlerProgram(world, f"c{n}", self.tables[LANES]) for n in range(plan.members + plan.late)),
             *(HandProgram(world, f"h{n}", self.tables[HANDS]) for n in range(plan.hands)),
+            *(CrowdProgram(world, f"u{n}", self.tables[LANES]) for n in range(plan.concurrent)),
+            *(BroadcastProgram(world, f"b{n}", self.tables[LANES]) for n in range(plan.broadcasting)),
         ]
         self.programs: list[ProducerProgram | ConsumerProgram] = [*self.producers, *self.consumers]
         self.late = [f"c{n}" for n in range(plan.members, plan.members + plan.late)]
         world.broker.groups_of = self._groups_of
+        world.histories.listeners.append(self._hear)
 
     def play(self) -> None:
         loop = self.world.loop
@@ -82,22 +85,16 @@ class Scene:
     async def _play(self) -> None:
         world = self.world
         await world.broker.start()
-        await world.new_host("operator").run(self._create_topics())
+        self.operator = Operator(world)
+        assert await self.operator.create(ORDERS, world.plan.orders_queues)
+        assert await self.operator.create(AUDIT, world.plan.audit_queues)
         for program in self.programs:
             if program.name not in self.late:
                 program.start()
-        await Faults(world, self.producers, self.consumers).run()
+        await Faults(world, self.producers, self.consumers, self.operator).run()
         await self._heal()
         if await self._drained():
             await self._end()
-
-    async def _create_topics(self) -> None:
-        connection = await open_connection(ADDRESS)
-        for name, queues in ((ORDERS, self.world.plan.orders_queues), (AUDIT, self.world.plan.audit_queues)):
-            header = CreateTopicHeader(topic=name, read_queue_nums=queues, write_queue_nums=queues, order=True)
-            reply = await connection.request(Command(RequestCode.UPDATE_AND_CREATE_TOPIC, 0, ext=header.to_ext()), 5.0)
-            assert reply.code == 0, reply
-        connection.close()
 
     async def _heal(self) -> None:
         """Nothing hinders anybody any more, and everybody is there."""
@@ -119,15 +116,23 @@ class Scene:
         world = self.world
         await asyncio.sleep(SETTLE_SECONDS)
         before, since = None, world.loop.time()
-        while left := self._left():
+        while left := self._left() or await self._left_later():
             if left != before:
                 before, since = left, world.loop.time()
             if world.loop.time() > since + PATIENCE_SECONDS:
                 world.problem(f"healed, and nothing has moved for {PATIENCE_SECONDS:.0f} s: {'; '.join(left[:5])}")
                 return False
             await asyncio.sleep(0.25)
+            if world.plan.parking:
+                for lane in await self.operator.parked():
+                    await self.operator.redrive(lane)
         world.trace.note("operator", "everything is drained")
         return True
+
+    async def _left_later(self) -> list[str]:
+        """What a producer has given up may still be on its way."""
+        await asyncio.sleep(SETTLE_SECONDS)
+        return self._left()
 
     def _left(self) -> list[str]:
         sending = [f"{each.name} has sent {each.sent}" for each in self.producers if not each.done]
@@ -149,8 +154,19 @@ class Scene:
                 world.problem(text)
 
     def _groups_of(self, topic: str) -> list[str]:
-        groups = {ORDERS: [LANES, HANDS] if self.world.plan.hands else [LANES], AUDIT: [LANES]}
+        plan = self.world.plan
+        groups = {
+            ORDERS: [LANES, *([HANDS] if plan.hands else []), *([CROWD] if plan.concurrent else [])],
+            AUDIT: [LANES],
+            retry_topic(CROWD): [CROWD] if plan.concurrent else [],
+        }
         return groups.get(topic, [])
+
+    def _hear(self, process: str, event: str, line: dict[str, Any]) -> None:
+        broker = self.world.broker.broker
+        if event == "topic_deleted" and broker is not None:
+            for table in self.tables.values():
+                table.forget(line["topic"], broker.log_end)
 
     def _clean_up(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ends what a failed run has left, so that the next one does not hear of it."""

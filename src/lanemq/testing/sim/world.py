@@ -35,7 +35,7 @@ class World:
         self.network = Network(self.loop, self.random("network"), self.trace)
         self.network.latency = plan.latency
         self.histories = Histories(self.loop.time, self.trace)
-        self.histories.listeners.append(Watch(self.problem).hear)
+        self.histories.listeners.append(Watch(self.problem, self._is_finished).hear)
         self.hosts: dict[str, Host] = {}
         """The newest life of each process."""
         self.healed = asyncio.Event()
@@ -69,6 +69,10 @@ class World:
     def problem(self, text: str) -> None:
         self.trace.note("problem", text)
         self.problems.append(text)
+
+    def _is_finished(self, group: str, topic: str, queue: int, epoch: int, offset: int) -> bool:
+        broker = self.broker.broker
+        return broker is not None and self.broker.up and broker.knows_as_finished(group, topic, queue, epoch, offset)
 
     def _unhandled(self, host: Host | None, context: dict[str, Any]) -> None:
         error = context.get("exception")
