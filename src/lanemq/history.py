@@ -178,6 +178,7 @@ class History:
 class _Timed(msgspec.Struct):
     """All that is read of a line again."""
 
+    e: str
     t: int
 
 
@@ -223,7 +224,10 @@ def open_history(
 
 
 def last_time(folder: Path | None, process: str, now: int) -> int:
-    """When a former life of the process wrote its last line; 0 if there was none since the machine was started."""
+    """When a former life of the process wrote its last line; 0 if there was none since the machine was started.
+
+    A life that only began, and failed to start, has seen nothing and does not count.
+    """
     path = None if folder is None else folder / f"{file_name(process)}.jsonl"
     if path is None or not path.exists():
         return 0
@@ -232,8 +236,9 @@ def last_time(folder: Path | None, process: str, now: int) -> int:
         lines = file.read().split(b"\n")
     for line in reversed(lines):
         with contextlib.suppress(msgspec.MsgspecError):
-            told = msgspec.json.decode(line, type=_Timed).t
-            return told if told <= now else 0
+            told = msgspec.json.decode(line, type=_Timed)
+            if told.e != "begin":
+                return told.t if told.t <= now else 0
     return 0
 
 

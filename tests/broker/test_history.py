@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import HandClock, Running
+from tests.broker.running import Gate, HandClock, Running
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import Options, check
@@ -72,6 +72,19 @@ def test_a_deleted_topic_is_written_down_after_its_leases(hand: Running, folder:
     talk.lane_lock("a", millis=LEASE_MS)
     talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     assert lines(folder, "e", "topic")[1:] == [("lease_released", "T"), ("topic_deleted", "T")]
+
+
+def test_a_deletion_is_written_down_when_it_is_on_disk(hand: Running, folder: Path) -> None:
+    """Before, a crash would bring the topic back, and its messages with it."""
+    talk = hand.talk()
+    gate = Gate(hand)
+    deletion = talk.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    hand.talk().bounds("U")
+    talk.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert lines(folder, "e") == []
+    gate.open()
+    assert talk.answer(deletion).code == 0
+    assert lines(folder, "e", "topic") == [("topic_deleted", "T")]
 
 
 def test_a_lease_that_ends_by_itself_is_written_down_once(hand: Running, folder: Path) -> None:
@@ -195,6 +208,29 @@ def test_after_a_crash_it_tells_that_it_was_one_and_what_is_left(hand: Running, 
     again.talk().committed(group="late")
     told = lines(folder / "second", "e", "group", "offset", "clean", "alive")[before:]
     assert told == [("recovered", "g", 3, 0, alive), ("recovered", "late", -1, 0, alive)]
+
+
+def test_after_a_stop_in_order_a_reset_that_waits_is_not_told_as_a_lost_commit(hand: Running, folder: Path) -> None:
+    talk = hand.talk()
+    for _ in range(3):
+        talk.send("T", queue=0)
+    talk.heartbeat("a", "g", {"T": "*"})
+    talk.commit(3)
+    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    hand.restart()
+    assert [each for each in lines(folder, "e", "offset") if each[0] == "recovered"] == []
+
+
+def test_after_a_crash_it_tells_of_an_owned_queue_that_nothing_is_left(
+    hand: Running, start: Start, folder: Path
+) -> None:
+    """Its owner goes on without asking, perhaps until the life after the next, when nobody knows of the crash."""
+    hand.talk().lane_lock("a", millis=LEASE_MS)
+    image = hand.crash_image(folder / "image")
+    (folder / "second").mkdir()
+    shutil.copytree(folder / "history", folder / "second" / "history")
+    start(image, clock=HandClock(), history=folder / "second" / "history")
+    assert lines(folder / "second", "e", "group", "queue", "offset")[-1] == ("recovered", "g", 0, -1)
 
 
 def test_a_broker_that_never_ran_before_has_nothing_to_recover(hand: Running, folder: Path) -> None:

@@ -190,6 +190,21 @@ def test_a_discard_ends_at_the_offset_that_was_seen(running: Running) -> None:
     assert parked_offsets(owner.talk) == [7], "nothing of the lane before is left on disk"
 
 
+def test_a_message_discarded_while_it_is_read_is_not_given_out(running: Running) -> None:
+    owner, person = Owner(running), running.talk()
+    owner.park(2, 3)
+    redrive(person)
+    gate = Gate(running)
+    body = NextBody(key=KEY, done=-1).encode()
+    asked = owner.talk.post(RequestCode.LANE_PARK_NEXT, owner._ext(), body)
+    owner.talk.bounds("T")
+    discarded = person.post(RequestCode.LANE_PARKED_DISCARD, {}, lane(through=2))
+    person.bounds("T")
+    gate.open()
+    assert person.answer(discarded).code == 0
+    assert [record.queue_offset for record in records(owner.talk.answer(asked))] == [3]
+
+
 def test_the_owner_learns_with_its_lease_that_people_changed_something(running: Running) -> None:
     owner = Owner(running)
     assert owner.lease.parked == 0

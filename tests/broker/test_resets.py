@@ -69,6 +69,18 @@ def test_a_lost_answer_does_not_undo_a_reset(broker: Running, waiting: Talk) -> 
     assert again.committed() == 1
 
 
+def test_a_commit_that_a_reset_makes_void_says_so_to_a_member_that_can_hear_it(broker: Running, waiting: Talk) -> None:
+    """Answered like any other, its member would write down a position that the group does not have."""
+    waiting.lane_lock("member")
+    claim = {"laneClient": "member", "laneEpoch": "1"}
+    assert "laneIgnored" not in waiting.commit(2, **claim).ext
+    _reset(broker, "g")
+    void, stock = waiting.commit(3, **claim), waiting.commit(3)
+    assert (void.code, void.ext["laneIgnored"]) == (0, "a reset waits for the group's next pull")
+    assert (stock.code, stock.ext) == (0, {})
+    assert waiting.committed() == 0
+
+
 @pytest.mark.parametrize("queue", [2, 1_000_000])
 def test_reset_of_a_queue_that_does_not_exist_is_refused(broker: Running, waiting: Talk, queue: int) -> None:
     ext = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "0", "queueId": str(queue), "isForce": "true"}

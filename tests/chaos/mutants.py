@@ -18,14 +18,14 @@ from lanemq.client.hand_over import HandOver
 from lanemq.client.holding import Holding
 from lanemq.client.lane_board import LaneBoard
 from lanemq.client.lock_keeper import LockKeeper
-from lanemq.core import sharding
+from lanemq.core import dedup, sharding
 from lanemq.core.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.keyed_queue import KeyedQueue
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
-from lanemq.log import reading, record_bytes
+from lanemq.log import reading, rebuild, record_bytes
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.state import State
@@ -268,6 +268,13 @@ def record_checksum(patch: Patch) -> None:
     patch(reading, "verify", lambda *given: [])
 
 
+def torn_end(patch: Patch) -> None:
+    """Broker: after a power cut, keeps what follows a torn record of a group commit that nobody was told of, and
+    takes a repetition of what was torn for a duplicate."""
+    patch(rebuild, "shows_synced", lambda log, position: position < log.end)
+    patch(dedup._Producer, "misses", lambda self, first, end: False)
+
+
 def selector_sign(patch: Patch) -> None:
     """Producer: takes Python's remainder of a negative hash for Java's."""
     patch(sharding, "_index", lambda number, queues: number % len(queues))
@@ -303,6 +310,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         restored_stamps,
         folder_sync,
         record_checksum,
+        torn_end,
         selector_sign,
     )
 }

@@ -28,14 +28,23 @@ from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.sim.run import run_plan
 
 CALM = BUSY | {"slow": 0.0, "calm_ms": 300}
+KILLED_WHILE_SENDING = CALM | {"window": 8, "producers": 4, "messages": 120, "concurrent": 0, "broadcasting": 0}
 CASES = {
     "off_by_one": (0, Case(mutants.off_by_one, ("consumer killed",), ("D2",), BUSY)),
     "wide_gaps": (0, Case(mutants.wide_gaps, ("consumer killed", "member leaves"), ("D2", "A1"), BUSY)),
     "hold": (0, Case(mutants.hold, (), ("B3",), BUSY | {"failing": 0.15})),
     "saved_epochs": (0, Case(mutants.saved_epochs, ("broker killed", "member leaves"), ("C2",), BUSY)),
     "restored_leases": (0, Case(mutants.restored_leases, ("broker killed", "member joins"), ("C1", "B5"), BUSY)),
-    "restored_stamps": (7, Case(mutants.restored_stamps, ("broker killed", "answer lost"), ("lanes", "B6"), CALM)),
-    "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("A",), BUSY | {"slow": 0.0})),
+    "restored_stamps": (
+        3,
+        Case(
+            mutants.restored_stamps,
+            ("broker killed", "answer lost", "disk slow"),
+            ("lanes", "B6"),
+            KILLED_WHILE_SENDING,
+        ),
+    ),
+    "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("A", "B1"), BUSY | {"slow": 0.0})),
 }
 """With the seed to begin with: a few are enough."""
 NO_GUARDS = {"slow_disk", "stalling_disk", "failing_write", "failing_sync"}
@@ -57,6 +66,7 @@ GUARDS = {
     **dict.fromkeys(CASES, "chaos/test_mutants.py"),
     "sequence_check": "chaos/test_mutants.py",
     "record_checksum": "sim/test_mutants.py::checksum of a record, chaos/test_mutants.py",
+    "torn_end": "sim/test_mutants.py::cut at the first torn record",
     "selector_sign": "chaos/test_mutants.py",
 }
 TESTS = Path(__file__).parents[1]

@@ -42,6 +42,33 @@ def test_violation_is_explained_in_words(folder: Path) -> None:
     assert "in orders/0, group g" in output
 
 
+PHANTOM = """
+{"e":"begin","n":0,"t":0,"name":"p","role":"producer"}
+{"e":"send","n":1,"t":10000000,"topic":"orders","id":"m0","key":"k"}
+{"e":"begin","n":0,"t":0,"name":"a","role":"consumer"}
+{"e":"turn","n":1,"t":20000000,"group":"g","topic":"orders","queue":0,"offset":0,"key":"k","id":"m7"}
+{"e":"turn_end","n":2,"t":30000000,"group":"g","topic":"orders","queue":0,"offset":0,"key":"k","outcome":"ok"}
+{"e":"turn","n":3,"t":40000000,"group":"g","topic":"orders","queue":0,"offset":1,"key":"k","id":"m8"}
+{"e":"turn_end","n":4,"t":50000000,"group":"g","topic":"orders","queue":0,"offset":1,"key":"k","outcome":"ok"}
+"""
+
+
+def test_a_message_that_nobody_sent_asks_once_for_producers_without_a_history(tmp_path: Path) -> None:
+    """The commonest cause by far; whoever is not told of it looks for a fault that is not there."""
+    lines = PHANTOM.strip().splitlines()
+    (tmp_path / "p.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[2:]) + "\n")
+    told = CliRunner().invoke(check, [str(tmp_path)])
+    assert told.exit_code == 1
+    assert "violations by invariant: A2 2" in told.output
+    assert told.output.count("--foreign-producers") == 1
+    assert CliRunner().invoke(check, ["--foreign-producers", str(tmp_path)]).exit_code == 0
+
+
+def test_other_violations_do_not_ask_for_it(folder: Path) -> None:
+    assert "--foreign-producers" not in CliRunner().invoke(check, [str(folder / "bad.jsonl")]).output
+
+
 def test_json_report_is_one_object(folder: Path) -> None:
     result = CliRunner().invoke(check, ["--json", str(folder / "bad.jsonl")])
     report = json.loads(result.output)

@@ -151,5 +151,7 @@ def test_the_last_line_of_a_former_life_tells_when_it_lived(tmp_path: Path) -> N
     with path.open("ab") as file:
         file.write(b'{"e":"send","n":2,"t":')
     assert last_time(tmp_path, "b", 300) == 200
+    open_history(tmp_path, "b", lambda: 250).close()
+    assert last_time(tmp_path, "b", 300) == 200, "a life that only began has seen nothing"
     assert last_time(tmp_path, "b", 150) == 0
     assert last_time(tmp_path, "c", 300) == last_time(None, "b", 300) == 0

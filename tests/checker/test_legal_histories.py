@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lanemq.checker.checking import Options
+from lanemq.checker.findings import Findings
 from lanemq.checker.verdict import Report, Verdict
 
 Judge = Callable[..., Report]
@@ -225,6 +226,15 @@ LEGAL = {
         "a turn 0 key=\na end 0 key= ok\na turn 1 key=\na end 1 key= ok\na commit 2\nbroker reset 1 kept=1\n"
         "b turn 1 key=\na turn 2 key=\na end 2 key= ok\na commit 3"
     ),
+    "without order a crash takes the going back of a member that is behind": (
+        "p send m0 key=\np acked m0 key= 0\na turn 0 key= id=m0\na end 0 key= ok\na turn 1 key=\na end 1 key= ok\n"
+        "broker commit 1\nbroker reset 0 kept=1\nbroker recovered 1 clean=0 alive=85\nbroker reset 0 kept=1\n"
+        "a commit 2"
+    ),
+    "a repeat acknowledged without a place is seen later": (
+        "p send m0 k\np send m1 k\np acked m0 k -1\np acked m1 k 1\na turn 0 k id=m0\na end 0 k ok\na turn 1 k id=m1\n"
+        "a end 1 k ok\nx stored m0 k 0\nx stored m1 k 1"
+    ),
     "without order and without the broker's word, too": (
         "a turn 0 key=\na end 0 key= ok\na turn 1 key=\na end 1 key= ok\na commit 2\nb commit 1\na commit 2"
     ),
@@ -333,3 +343,16 @@ def test_parked_messages_are_settled_and_counted_where_they_ended(judge: Judge) 
     assert report.verdict is Verdict.PASS, report
     account = report.groups["g"]
     assert (account.finished, account.skipped, account.parked, account.backlog) == (2, 1, 1, 0)
+
+
+def test_a_broker_that_begins_again_is_one_restart_however_many_queues_it_tells_of(judge: Judge) -> None:
+    once = "a turn 0 k\na end 0 k ok\nbroker recovered 0 alive=15\nbroker recovered 0 alive=15 queue=1"
+    assert judge(once).coverage["restarts"] == 1
+    assert judge(f"{once}\nbroker recovered 0 alive=45\nbroker recovered 0 alive=45 queue=1").coverage["restarts"] == 2
+
+
+def test_parts_of_a_history_tell_of_a_restart_together() -> None:
+    """Each shard of a Spark job hears of its own queues only."""
+    whole = Findings(restarts={("broker", 15)})
+    whole.add(Findings(restarts={("broker", 15), ("broker", 45)}))
+    assert whole.coverage()["restarts"] == 2

@@ -241,6 +241,10 @@ PLANTED = {
         "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
         "broker recovered 1 clean=0 alive=60\na commit 0",
     ),
+    "a repeat acknowledged without a place is not in the log": (
+        "A1",
+        "p send m0 k\np send m1 k\np acked m0 k -1\np acked m1 k 0\na turn 0 k id=m1\na end 0 k ok\nx stored m1 k 0",
+    ),
     "a member without a lease commits what nobody finished": (
         "D2",
         "a turn 0 key=\na end 0 key= ok\na commit 1\nbroker reset 0 kept=1\na turn 1 key=\na commit 2",

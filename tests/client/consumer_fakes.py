@@ -147,10 +147,11 @@ class FakeCalls:
     async def offset_at(self, where: MessageQueue, timestamp_ms: int) -> QueueOffset:
         return QueueOffset(1)
 
-    async def commit(self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> None:
+    async def commit(self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> bool:
         self.broker.note(self.client_id, "commit", (where, offset))
         self.broker.offsets[where] = offset
         self.broker.gaps[where] = gaps
+        return True
 
     async def pull(self, header: Any, broker: str) -> Pulled:
         where = MessageQueue(header.topic, broker, header.queue_id)

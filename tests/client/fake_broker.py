@@ -7,7 +7,8 @@ Stamps are judged by `core/dedup`, as the real broker does; with `lane=False` it
 import asyncio
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
@@ -94,6 +95,22 @@ class FakeBroker:
     def hang_up(self) -> None:
         """Every connection is closed, as by a broker that restarts."""
         self._call(self._close_peers())
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Its process is stopped, as by SIGSTOP: connections stay, and nothing is read from them."""
+        awake, slept = threading.Event(), threading.Event()
+
+        def sleep() -> None:
+            slept.set()
+            awake.wait()
+
+        self._loop.call_soon_threadsafe(sleep)
+        slept.wait()
+        try:
+            yield
+        finally:
+            awake.set()
 
     def stop(self) -> None:
         """Nobody listens any more; `start` comes back at the same address."""

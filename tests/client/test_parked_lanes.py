@@ -47,6 +47,21 @@ def test_a_parked_key_lets_others_go_on_and_the_commit_pass(yard: Yard) -> None:
     assert report.verdict is Verdict.PASS, report
 
 
+def test_a_body_that_cannot_be_decoded_is_parked_at_its_first_attempt(yard: Yard) -> None:
+    """Sixteen attempts with growing waits would tell nothing new, minutes later."""
+    yard.before = lambda message: message.value(int) if message.key == "bad" else None
+    yard.member(policy=HoldKey())
+    yard.send("bad", "good", "bad")
+    yard.wait_parked("bad", [0, 2])
+    until("the good key is through", lambda: yard.of("good") == [1])
+    lane = yard.lane("bad")
+    assert lane is not None
+    assert (lane.attempts, yard.calls["bad"]) == (1, 1)
+    assert "Undecodable" in lane.reason
+    report = yard.judge("parked=2")
+    assert report.verdict is Verdict.PASS, report
+
+
 def test_a_redriven_lane_runs_in_order_before_newer_messages(yard: Yard) -> None:
     yard.member()
     park_bad(yard)

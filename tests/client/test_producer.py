@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from tests.client.fake_broker import FakeBroker, Fault, Stored
+from tests.client.fake_broker import FakeBroker, Fault
 from tests.client.producers import Blocking, OnALoop
 
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_packing import Outgoing
 from lanemq.core.sharding import by_int_modulo, pick_queue
 from lanemq.model.errors import (
-    BrokerRefused,
     Closed,
     InvalidOption,
     LaneFrozen,
-    MessageRefused,
-    MessageTooLarge,
     MissingKey,
     NotAllowed,
     RequestTimedOut,
     SequenceGap,
-    TopicNotFound,
 )
 from lanemq.model.queue import MessageQueue
 from lanemq.net.connection import open_connection
@@ -155,69 +151,6 @@ def test_unknown_topic_is_created_by_its_first_message(broker: FakeBroker, kind:
 def test_topic_of_the_broker_is_closed_to_senders(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer, pytest.raises(NotAllowed, match="belongs to the broker"):
         producer.send("SCHEDULE_TOPIC_XXXX", 1)
-
-
-# what a message carries
-
-
-def test_properties_are_those_of_rocketmqs_producer(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address, group="billing") as producer:
-        receipt = producer.send(
-            "orders", {"a": 1}, key="k", tag="TagA", keys=["x", "y"], properties={"colour": "red"}, delay_level=3
-        )
-    (message,) = broker.everything("orders")
-    assert message.body == b'{"a":1}'
-    stamp = message.properties.pop("LANE_STAMP")
-    assert stamp.endswith(".1.0")
-    assert message.properties == {
-        "__SHARDINGKEY": "k",
-        "UNIQ_KEY": receipt.message_id,
-        "WAIT": "true",
-        "TAGS": "TagA",
-        "KEYS": "x y",
-        "colour": "red",
-        "DELAY": "3",
-    }
-    header = message.request
-    assert (header.producer_group, header.topic, header.default_topic) == ("billing", "orders", "")
-    assert (header.default_topic_queue_nums, header.flag, header.sys_flag) == (4, 0, 0)
-    assert (header.reconsume_times, header.unit_mode, header.broker_name) == (0, False, "fake")
-    assert header.lane_client is not None
-
-
-def test_message_ids_are_32_hex_digits_and_never_repeat(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address) as producer:
-        receipts = producer.send_many("orders", [("k", n) for n in range(1000)])
-    ids = {receipt.message_id for receipt in receipts}
-    assert len(ids) == 1000
-    assert all(len(each) == 32 and each == each.upper() and int(each, 16) for each in ids)
-
-
-@pytest.mark.parametrize(
-    "how", [{"properties": {"UNIQ_KEY": "x"}}, {"properties": {"LANE_STAMP": "x"}}, {"delay_level": 19}, {"key": ""}]
-)
-def test_property_that_lanemq_sets_itself_is_refused(broker: FakeBroker, kind: Open, how: dict[str, Any]) -> None:
-    with kind(broker.address) as producer, pytest.raises(InvalidOption):
-        producer.send("metrics", 1, **how)
-
-
-def test_large_single_body_is_compressed_and_batches_are_not(broker: FakeBroker, kind: Open) -> None:
-    body = b"lane" * 2000
-    with kind(broker.address) as producer:
-        producer.send("orders", body, key="k")
-        producer.send_many("orders", [("k", body), ("k", body)])
-    assert {message.body for message in broker.everything("orders")} == {body}
-    assert next(header.sys_flag for header in broker.requests if not header.batch) == 0x301
-    assert all(header.sys_flag == 0 for header in broker.requests if header.batch)
-
-
-def test_body_of_four_mebibytes_arrives_and_one_byte_more_is_refused_locally(broker: FakeBroker, kind: Open) -> None:
-    body = random.Random(1).randbytes(4 * 1024 * 1024)
-    with kind(broker.address) as producer:
-        producer.send("orders", body, key="k")
-        with pytest.raises(MessageTooLarge, match="4194305 bytes, the limit is 4194304"):
-            producer.send("orders", body + b"!", key="k")
-    assert [message.body for message in broker.everything("orders")] == [body]
 
 
 # order
@@ -382,141 +315,7 @@ def test_repetition_on_a_stock_broker_can_be_told_by_its_stamp(stock: FakeBroker
     assert first.properties["LANE_STAMP"] == second.properties["LANE_STAMP"]
 
 
-# failures
-
-
-def test_refused_pipelined_message_freezes_its_lane_until_resume(broker: FakeBroker, kind: Open) -> None:
-    broker.faults = lambda header, number: Fault.REFUSE if number == 1 else None
-    with kind(broker.address, window=1, max_batch_messages=1) as producer:
-        pending = [producer.submit("orders", number, key="k") for number in range(3)]
-        with pytest.raises(MessageRefused):
-            pending[0].result(5)
-        for each in pending[1:]:
-            with pytest.raises(LaneFrozen, match="earlier message"):
-                each.result(5)
-        with pytest.raises(LaneFrozen, match=r"then call resume\('orders', key=...\)"):
-            producer.send("orders", 3, key="k")
-        producer.send("orders", 4, key="order-1")  # another queue is not concerned
-        producer.resume("orders", key="k")
-        receipt = producer.send("orders", 5, key="k")
-    assert texts(broker, "orders", receipt) == ["5"]
-
-
-def test_refused_waiting_send_leaves_the_lane_open(broker: FakeBroker, kind: Open) -> None:
-    """Its caller was told before sending anything else; nobody has to call resume."""
-    broker.faults = once(Fault.REFUSE, 1)
-    with kind(broker.address) as producer:
-        with pytest.raises(MessageRefused):
-            producer.send("orders", 1, key="k")
-        receipt = producer.send("orders", 2, key="k")
-    assert texts(broker, "orders", receipt) == ["2"]
-
-
-def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: Open) -> None:
-    broker.faults = once(Fault.REFUSE, 1)
-    broker.create("metrics", queues=1)
-    with kind(broker.address) as producer:
-        first = producer.submit("metrics", 1)
-        with pytest.raises(BrokerRefused):
-            first.result(5)
-        producer.submit("metrics", 2).result(5)
-
-
-def test_deleted_topic_does_not_come_back_by_a_send_that_still_knows_it(broker: FakeBroker, kind: Open) -> None:
-    """It would come back with other queues and without its order; the sender hears of it instead."""
-    with kind(broker.address) as producer:
-        producer.send("orders", 1, key="k")
-        del broker.topics["orders"]
-        with pytest.raises(TopicNotFound):
-            producer.send("orders", 2, key="k")
-        assert "orders" not in broker.topics
-        broker.create("orders", queues=1, ordered=True)
-        assert producer.send("orders", 3, key="k").queue.queue_id == 0  # the route was asked for again
-
-
-def test_unknown_topic_is_created_by_its_first_messages(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address) as producer:
-        producer.send("fresh", 1, key="k")
-        producer.send_many("fresh", [("k", 2)])
-    assert {header.default_topic for header in broker.requests} == {"TBW102"}
-
-
-def test_send_many_raises_the_first_failure(broker: FakeBroker, kind: Open) -> None:
-    broker.refuses = lambda body: body == b"7"
-    with kind(broker.address) as producer, pytest.raises(MessageRefused):
-        producer.send_many("orders", [("k", n) for n in range(10)])
-
-
-@pytest.mark.parametrize("bad", [0, 2500])
-def test_send_many_stores_nothing_of_a_key_behind_a_failure_and_stops_reading(
-    broker: FakeBroker, kind: Open, bad: int
-) -> None:
-    """Its caller hears of the failure only when the call ends: what it hands over until then must not pass it."""
-    read = []
-
-    def source() -> Iterator[tuple[str, int]]:
-        for value in range(50_000):
-            read.append(value)
-            yield "k", value
-
-    broker.refuses = lambda body: body == str(bad).encode()
-    with kind(broker.address, buffer_bytes=1_000_000, max_body_bytes=10_000) as producer:
-        with pytest.raises(MessageRefused):
-            producer.send_many("orders", source())
-        stored = [message.text for message in broker.everything("orders")]
-        assert stored == [str(value) for value in range(bad)]
-        assert len(read) < 50_000
-        receipts = producer.send_many("orders", [("k", b"later")])
-    assert texts(broker, "orders", receipts[0])[-1] == "later"
-
-
-def test_send_many_to_a_frozen_lane_sends_nothing_of_that_run(broker: FakeBroker, kind: Open) -> None:
-    broker.faults = once(Fault.REFUSE, 1)
-    with kind(broker.address) as producer:
-        with pytest.raises(MessageRefused):
-            producer.submit("orders", 1, key="k").result(5)
-        with pytest.raises(LaneFrozen):
-            producer.send_many("orders", [("order-1", 2), ("k", 3)])
-        producer.flush()
-        assert broker.everything("orders") == []
-        with pytest.raises(LaneFrozen):
-            producer.send("orders", 4, key="k")
-
-
-def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
-    broker.faults = lambda header, number: Fault.LOSE_REQUEST
-    with kind(broker.address, timeout=0.5) as producer:
-        with pytest.raises(RequestTimedOut, match="may be stored or not"):
-            producer.send("orders", 1, key="k")
-        broker.faults = once(Fault.BUSY)
-        producer.send("orders", 2, key="k")
-
-
-def test_send_to_nobody_says_that_nothing_was_sent(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address, timeout=0.5) as producer:
-        producer.send("orders", 1, key="k")
-        broker.stop()
-        with pytest.raises(RequestTimedOut, match="last problem was"):
-            producer.send("orders", 2, key="k")
-    broker.start()
-
-
-def test_full_buffer_makes_senders_wait_and_loses_nothing(broker: FakeBroker, kind: Open) -> None:
-    settings = {"buffer_bytes": 20_000, "max_body_bytes": 10_000}
-    with kind(broker.address, **settings) as producer:
-        pending = [producer.submit("orders", str(number).encode() * 100, key="k") for number in range(500)]
-        assert [each.result(10).offset for each in pending] == list(range(500))
-
-
-def test_buffer_that_stays_full_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
-    broker.faults = lambda header, number: Fault.LOSE_REQUEST
-    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 0.5}
-    with kind(broker.address, **settings) as producer:
-        first = producer.submit("orders", b"x" * 3000, key="k")
-        with pytest.raises((RequestTimedOut, LaneFrozen)):
-            producer.submit("orders", b"x" * 3000, key="k").result(5)
-        with pytest.raises(RequestTimedOut):
-            first.result(5)
+# its life
 
 
 def test_closed_producer_refuses_and_closing_twice_is_fine(broker: FakeBroker, kind: Open) -> None:
@@ -554,15 +353,3 @@ def test_heartbeat_names_the_group(broker: FakeBroker, kind: Open) -> None:
 def test_impossible_options_are_refused_together(kind: Open, settings: dict[str, Any], problem: str) -> None:
     with pytest.raises((InvalidOption, ValueError), match=problem):
         kind("localhost:9876", **settings)
-
-
-def stamps(messages: list[Stored]) -> list[str]:
-    return [message.properties["LANE_STAMP"] for message in messages]
-
-
-def test_stamps_of_a_queue_count_from_zero_without_a_gap(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address) as producer:
-        producer.send_many("orders", [("k", n) for n in range(50)])
-    found = [each.split(".") for each in stamps(broker.everything("orders"))]
-    assert [int(sequence) for _, _, sequence in found] == list(range(50))
-    assert len({(producer, epoch) for producer, epoch, _ in found}) == 1

@@ -174,3 +174,20 @@ def test_close_refuses_a_sender_who_waits_for_space(broker: FakeBroker, kind: Op
         waiting.join(5)
     assert isinstance(refused[0], Closed)
     assert first.exception(0) is not None
+
+
+def test_a_second_close_returns_when_the_first_has_ended(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, timeout=20.0) as producer:
+        producer.send("orders", 0, key="k")
+        with broker.asleep():
+            pending = producer.submit("orders", 1, key="k")
+            closers = [threading.Thread(target=producer.close, daemon=True) for _ in range(3)]
+            for closer in closers:
+                closer.start()
+            for closer in closers:
+                closer.join(0.1)
+            assert all(closer.is_alive() for closer in closers), "the message is not settled yet"
+        for closer in closers:
+            closer.join(5)
+        assert not any(closer.is_alive() for closer in closers)
+        assert pending.result(0).offset == 1

@@ -1,7 +1,9 @@
 """Clients at a broker that encrypts and asks who is there: what works, and what is told when it does not."""
 
 import asyncio
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +27,10 @@ from lanemq import (
 )
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import OrderlyStatus
+from lanemq.client.listener import OrderlyStatus, ToDeadLetter
 from lanemq.client.security import security_of
-from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed
+from lanemq.core.retry_policy import DeadLetter
+from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed, TopicNotFound
 from lanemq.net.address import Address
 from lanemq.net.server_tls import ServerTls
 from lanemq.testing.embedded import EmbeddedBroker
@@ -42,10 +45,16 @@ admin = true
 access_key = "shop"
 secret_key = "shop's secret"
 topics = { orders = "PUB|SUB", audit = "PUB" }
-groups = { other = "DENY" }
+groups = { other = "DENY", reader = "SUB", async = "SUB", app = "SUB", push = "SUB", pull = "SUB", dead = "SUB" }
+
+[[user]]
+access_key = "guest"
+secret_key = "guest's secret"
+topics = { orders = "PUB|SUB" }
 """
 ROOT = Credentials("root", "the root of all")
 SHOP = Credentials("shop", "shop's secret")
+GUEST = Credentials("guest", "guest's secret")
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +217,42 @@ def test_a_consumer_of_a_forbidden_group_is_refused(broker: EmbeddedBroker, tls:
         pytest.raises(NotAllowed, match="may not consume from group 'other'"),
     ):
         pull.assign(pull.queues("orders"))
+
+
+def test_dead_letters_are_for_the_group_that_buried_them(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    """Its members bury and read them with SUB on the group; who only may read the topic, does neither."""
+    app = App(broker.address, group="dead", start=StartFrom.FIRST, tls=tls, credentials=SHOP)
+
+    @app.ordered("orders", on_fail=DeadLetter(skip=True))
+    def handle(message: Message) -> None:
+        if message.key == "buried":
+            raise ToDeadLetter("no")
+
+    with Producer(broker.address, tls=tls, credentials=GUEST) as producer:
+        producer.send("orders", "a secret", key="buried")
+        with app, PullConsumer(broker.address, group="dead", tls=tls, credentials=SHOP) as pull:
+            assert "a secret" in _dead_letters(pull)
+        for topic in ("%DLQ%dead", "%RETRY%dead"):
+            with pytest.raises(NotAllowed, match=f"user 'guest' may not send to topic '{topic}'"):
+                producer.send(topic, "forged", queue=0)
+    with (
+        PullConsumer(broker.address, group="guest", tls=tls, credentials=GUEST) as pull,
+        pytest.raises(NotAllowed, match="user 'guest' may not consume from topic '%DLQ%dead'"),
+    ):
+        pull.assign(pull.queues("%DLQ%dead"))
+
+
+def _dead_letters(pull: PullConsumer) -> list[object]:
+    """Of group `dead`, as soon as there are any."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TopicNotFound):
+            pull.assign(pull.queues("%DLQ%dead"))
+            pull.seek_to_begin()
+            if found := [message.value() for message in pull.poll(0.2)]:
+                return found
+        threading.Event().wait(0.05)
+    raise AssertionError("no dead letter came in time")
 
 
 def test_an_untrusted_broker_gets_no_request(broker: EmbeddedBroker, tmp_path: Path) -> None:

@@ -377,3 +377,13 @@ def test_dial_waits_longer_after_every_failure() -> None:
         rig.engine.dial_failed("b", ConnectionLost("nobody there"))
     pauses = [after - before for before, after in pairwise(waits)]
     assert pauses == [50, 100, 200, 500, 1000, 1000]
+
+
+def test_a_keeper_is_never_sent_round_without_a_pause() -> None:
+    """Whatever is overdue after a look waits for an answer: looking again at once would burn a core until it comes."""
+    rig = Rig(timeout=1.0)
+    rig.offer(told=True)
+    rig.connect()
+    assert rig.wire
+    rig.clock.millis += 5_000
+    assert rig.engine.next_wake() == rig.clock.now() + 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer_fakes import message, queue
-from tests.client.test_workers import WAIT, Floor
+from tests.client.floor import WAIT, Floor
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.attempts import async_attempt_of

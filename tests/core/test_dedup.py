@@ -95,6 +95,16 @@ def test_duplicate_finds_its_offset_among_other_producers_batches() -> None:
     assert judge(table, 7) == Duplicate(QueueOffset(151))
 
 
+def test_a_batch_that_lies_in_two_places_is_a_duplicate_without_offset() -> None:
+    """A crash cut it in two; counted on from the first part, the offsets of the second are somebody else's."""
+    table = ProducerTable()
+    store(table, 0, 3, 100)
+    store(table, 3, 3, 200)
+    assert judge(table, 0, 6) == Duplicate(None)
+    assert judge(table, 1, 7) == Fresh(5, None)
+    assert [judge(table, 0, 3), judge(table, 3, 3)] == [Duplicate(QueueOffset(100)), Duplicate(QueueOffset(200))]
+
+
 def test_touching_batches_are_kept_as_one_run() -> None:
     """A lone producer of a queue can then always be told the original offset, in constant memory."""
     table = ProducerTable()
@@ -128,13 +138,24 @@ def test_replay_accepts_a_log_that_begins_in_the_middle() -> None:
     assert judge(table, 39, epoch=3) == Duplicate(None)
 
 
-def test_message_in_a_damaged_hole_of_the_log_has_no_offset() -> None:
-    """The log lost it to a damaged record; a made-up offset would point at somebody else's message."""
+@pytest.mark.parametrize(
+    ("sequence", "count", "expected"),
+    [
+        (3, 1, Gap(0)),
+        (0, 6, Gap(0)),
+        (4, 4, Gap(0)),
+        (0, 1, Duplicate(QueueOffset(10))),
+        (5, 1, Duplicate(QueueOffset(20))),
+        (5, 3, Fresh(1, QueueOffset(20))),
+        (6, 1, Fresh()),
+    ],
+)
+def test_a_message_in_a_damaged_hole_of_the_log_is_no_duplicate(sequence: int, count: int, expected: Judgement) -> None:
+    """The log lost it to a damaged record; who is told "duplicate" believes it to be there."""
     table = ProducerTable()
-    for sequence, offset in ((0, 10), (5, 20)):
-        table.replay("t", 0, Stamp("p", 0, sequence), 1, QueueOffset(offset), stored_at=Millis(0))
-    assert judge(table, 3) == Duplicate(None)
-    assert judge(table, 0) == Duplicate(QueueOffset(10))
+    for stored, offset in ((0, 10), (5, 20)):
+        table.replay("t", 0, Stamp("p", 0, stored), 1, QueueOffset(offset), stored_at=Millis(0))
+    assert judge(table, sequence, count) == expected
 
 
 def test_replay_of_what_the_checkpoint_knows_changes_nothing() -> None:

@@ -101,6 +101,15 @@ def test_a_redrive_is_news_once_and_a_failure_ends_it() -> None:
     assert not lanes.redrive(LaneName("g", "t", 0, "other"))
 
 
+def test_a_failure_told_twice_does_not_undo_a_redrive() -> None:
+    """The answer to the first was lost, and meanwhile a person asked for another try."""
+    lanes = table()
+    park(lanes, 4, 6)
+    lanes.redrive(K)
+    assert park(lanes, 4, 6, 8)[:2] == (3, (8,))
+    assert status(lanes) is LaneStatus.REDRIVING
+
+
 def test_the_failure_of_a_discarded_message_parks_nothing() -> None:
     lanes = table()
     park(lanes, 4, 6)
@@ -204,6 +213,8 @@ class Naive:
 
     def park(self, key: str, asked: list[int], failed: bool, again: int | None) -> int:
         if again is not None and again not in self.held.get(key, {}):
+            failed = False
+        if key in self.held and again is None and asked and asked[0] <= self.through[key]:
             failed = False
         if key not in self.held and not failed:
             return 0

@@ -74,6 +74,19 @@ def test_hold_that_runs_out_parks_instead_of_passing() -> None:
     assert after(HoldQueue(retries=0), 0) is PARK
 
 
+def test_what_is_hopeless_goes_to_the_end_of_its_policy_at_once() -> None:
+    assert after(HoldKey(), 0, hopeless=True) is PARK
+    assert after(HoldQueue(retries=3), 0, hopeless=True) is PARK
+    assert after(DeadLetter(skip=True), 0, hopeless=True) is GIVE
+    assert after(SendBack(), 0, hopeless=True) is GIVE
+
+
+def test_a_policy_without_an_end_keeps_even_what_is_hopeless() -> None:
+    """Whoever retries for ever waits for a handler that can take the message; nothing may pass it until then."""
+    assert isinstance(after(HoldQueue(), 0, hopeless=True), Again)
+    assert isinstance(after(HoldKey(retries=RETRY_FOREVER), 5, hopeless=True), Again)
+
+
 def test_key_hold_backs_off_exponentially_up_to_its_bound() -> None:
     policy = HoldKey(retries=RETRY_FOREVER, backoff=Backoff(Millis(100), 2.0, Millis(1_000)))
     delays = [again(policy, count).delay for count in (0, 1, 2, 3, 4, 5_000)]

@@ -77,6 +77,16 @@ def test_window_of_one_keeps_the_next_batch_back_until_the_answer() -> None:
     assert take(sender).messages == ("m2", "m3")
 
 
+def test_a_window_that_became_narrow_holds_for_repetitions_too() -> None:
+    sender = offered(4, window=2)
+    sender.failed(take(sender, count=4), SendError.REFUSED, now=NOW)
+    sender.set_window(1)
+    first = take(sender)
+    assert full(sender)
+    sender.acknowledged(first)
+    assert take(sender).messages == ("m1",)
+
+
 def test_batch_is_cut_by_count_and_by_bytes_but_never_empty() -> None:
     sender = offered(6, window=9)
     assert take(sender, count=3).messages == ("m0", "m1", "m2")
@@ -135,7 +145,7 @@ def test_late_answers_to_an_earlier_attempt() -> None:
     """A late yes is a yes, a late no says nothing about the attempt now in flight."""
     sender = offered(2)
     first = take(sender)
-    sender.connection_lost(now=NOW)
+    sender.failed(first, SendError.RETRY, now=NOW)
     second = take(sender, now=LATER)
     assert sender.failed(first, SendError.FATAL, now=LATER) is None
     assert sender.acknowledged(first)
@@ -158,12 +168,6 @@ def test_back_off_grows_and_an_acknowledgement_resets_it() -> None:
     assert sender.next_deadline() == now + 50
 
 
-def test_connection_lost_without_anything_in_flight_costs_no_time() -> None:
-    sender = offered(1)
-    sender.connection_lost(now=NOW)
-    assert take(sender).messages == ("m0",)
-
-
 def test_refused_message_freezes_everything_behind_it() -> None:
     sender = offered(6, window=2)
     first, second = take(sender), take(sender)
@@ -180,7 +184,7 @@ def test_batches_before_the_refused_one_are_still_delivered() -> None:
     assert sender.failed(second, SendError.FATAL, now=NOW) == Failed(SendError.FATAL, second.messages)
     with pytest.raises(UsageError, match="unanswered"):
         sender.resume()
-    sender.connection_lost(now=NOW)
+    sender.failed(first, SendError.RETRY, now=NOW)
     sender.acknowledged(take(sender, now=LATER))
     assert sender.resume() == 2
     assert first.messages == ("m0", "m1")
@@ -212,7 +216,8 @@ def test_delivery_timeout_tells_sent_from_unsent() -> None:
     assert sender.expire(now=Millis(499)) is None
     failed = sender.expire(now=Millis(500))
     assert failed == Failed(SendError.TOO_LATE, unknown=("m0", "m1"), unsent=("m2", "m3"))
-    assert sender.epoch == 2, "the first two leave a hole in the numbers of the first"
+    assert sender.must_renew, "the first two leave a hole in the numbers of the epoch"
+    sender.renew()
     assert not sender.acknowledged(batch)
     assert sender.next_deadline() is None
 
@@ -375,7 +380,7 @@ def test_a_forgotten_producer_starts_a_new_epoch_only_if_nothing_is_in_doubt() -
         sender.acknowledged(take(sender, count=1))
         batch = take(sender, count=1)
         if in_doubt:
-            sender.connection_lost(now=NOW)
+            sender.failed(batch, SendError.RETRY, now=NOW)
             batch = take(sender, count=1, now=LATER)
         failed = sender.failed(batch, SendError.FORGOTTEN, now=LATER)
         assert failed == (Failed(SendError.FORGOTTEN, unknown=("a1",)) if in_doubt else None)

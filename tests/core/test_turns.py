@@ -8,6 +8,7 @@ from lanemq.core.turns import (
     COMMIT,
     DONE,
     FAILED,
+    HOPELESS,
     ROLL_BACK,
     Order,
     Outcome,
@@ -185,6 +186,15 @@ def test_message_counts_up_to_the_limit_then_goes_and_comes_back_if_that_fails()
     assert (finished.why, finished.committable) == (Why.HELD, None)
     bench.pass_time(1_000)
     assert bench.turn().attempt == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"), [(HoldKey(), Why.PARKED), (DeadLetter(skip=True), Why.GIVE), (HoldQueue(), Why.HELD)]
+)
+def test_a_hopeless_message_uses_no_retries(policy: FailurePolicy, why: Why) -> None:
+    bench = Bench(policy)
+    bench.hold(Q, None)
+    assert bench.finish(bench.turn(), HOPELESS).why is why
 
 
 def mixed_batch() -> tuple[Bench, Turn[Msg]]:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from lanemq._fast import references, twins
 
 HOMES = (
+    "core.sharding",
     "wire.record",
+    "wire.record_columns",
     "wire.frame",
     "wire.batch",
     "wire.stamp",

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.log.conftest import SMALL, OpenStore, crash, log_files, read_all, send
+from tests.log.conftest import SMALL, OpenStore, crash, log_files, message, read_all, send
 
 from lanemq.log.staging import NewRecord
 from lanemq.log.store import Store
@@ -144,6 +144,73 @@ def test_a_damaged_last_record_of_a_queue_keeps_its_offset(crashed: Path, tmp_pa
     store.recover()
     assert store.bounds("t", 0) == (0, 3)
     assert read_all(store) == (["message 0", "message 2"], [2])
+    crash(store)
+
+
+def torn_group(folder: Path, *texts: str, torn: int) -> None:
+    """One more group commit, of which a power cut left everything but one record."""
+    store = Store(folder, SMALL)
+    store.recover()
+    send(store, *texts)
+    crash(store)
+    path = log_files(folder)[-1]
+    data = bytearray(path.read_bytes())
+    start = [0, *ends(folder)][-1 - len(texts) + torn]
+    data[start : start + 60] = bytes(60)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("torn", range(3))
+def test_of_a_group_that_nobody_was_told_of_nothing_counts_behind_a_torn_record(crashed: Path, torn: int) -> None:
+    """Were its end taken for stored, the repetition of its middle would be refused as a duplicate."""
+    torn_group(crashed, "a", "b", "c", torn=torn)
+    store = Store(crashed, SMALL)
+    seen: list[bytes] = []
+    report = store.recover(lambda view: seen.append(view.body))
+    assert seen == [b"a", b"b", b"c"][:torn]
+    assert (report.damage, report.torn_bytes > 0) == ([], True)
+    assert read_all(store) == (["message 0", "message 2", "message 4", *"abc"[:torn]], [])
+    send(store, "after")
+    assert read_all(store)[0][-1] == "after"
+    crash(store)
+
+
+def test_what_stands_in_front_of_a_later_group_or_segment_was_synced(tmp_path: Path, open_store: OpenStore) -> None:
+    """A group in a new segment is written after the segment before it was synced, whatever it says itself."""
+    store = open_store()
+    first = store.stage("t", 0, [message("x" * 3000), message("damaged")], store_time=1).positions
+    store.stage("t", 0, [message("y" * 3000)], store_time=1)
+    pending = store.take_pending()
+    store.flush(pending)
+    crash(store)
+    one, two = log_files(tmp_path / "data")
+    with one.open("r+b") as file:
+        file.seek(first[1] + 90)
+        file.write(b"????")
+    with two.open("r+b") as file:
+        file.seek(76)
+        file.write(bytes(8))
+    store = Store(tmp_path / "data", SMALL)
+    report = store.recover()
+    assert [row.position for row in report.damage] == [first[1]]
+    assert report.torn_bytes == 3000 + 91 + 1
+    crash(store)
+
+
+def test_damage_that_reaches_over_the_checkpoint_is_cut_only_above_it(crashed: Path, open_store: OpenStore) -> None:
+    store = open_store(crashed)
+    known = store.log_end
+    send(store, "torn")
+    crash(store)
+    path = log_files(crashed)[0]
+    data = bytearray(path.read_bytes())
+    data[known - 20 : known + 20] = bytes(40)
+    path.write_bytes(data)
+    shutil.rmtree(crashed / "index")
+    store = Store(crashed, SMALL)
+    report = store.recover()
+    assert store.log_end == known
+    assert [row.position + row.length for row in report.damage] == [known]
     crash(store)
 
 

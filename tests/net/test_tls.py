@@ -187,7 +187,7 @@ def test_a_plain_client_gets_nothing_from_an_enforcing_broker(server: EchoServer
 
 
 def test_a_plain_client_is_told_that_tls_may_be_wanted(server: EchoServer) -> None:
-    with pytest.raises(ConnectionLost, match="if it takes nothing but TLS, connect with tls"):
+    with pytest.raises(ConnectionLost, match=r"or takes nothing but TLS \(then connect with tls\)"):
         blocking(server.address, Security())
 
 

@@ -44,6 +44,18 @@ BUSY = {
     "dead_letters": False,
 }
 CUTS = BUSY | {"slow": 0.0, "calm_ms": 300, "window": 4, "producers": 3}
+LARGE_GROUPS = CUTS | {
+    "window": 32,
+    "linger_ms": 5,
+    "producers": 4,
+    "messages": 300,
+    "orders_queues": 1,
+    "audit_queues": 1,
+    "chaos_seconds": 20.0,
+    "members": 1,
+    "concurrent": 0,
+    "broadcasting": 0,
+}
 CASES = {
     "epoch at commit": Case(mutants.epoch_check, ("process frozen",), ("C3",), BUSY),
     "one owner": Case(mutants.broker_lock, ("member leaves",), ("C1", "C2", "B5"), BUSY),
@@ -57,6 +69,9 @@ CASES = {
     ),
     "checksum of a record": Case(
         mutants.record_checksum, ("power cut inside a write",), ("A", "B", "lanes", "the run"), CUTS, 30
+    ),
+    "cut at the first torn record": Case(
+        mutants.torn_end, ("power cut inside a write", "disk slow"), ("A", "B"), LARGE_GROUPS, 20
     ),
     "gap map": Case(mutants.gap_map, ("consumer killed", "member leaves"), ("again, known to be finished",), BUSY),
     "gap map as it is": Case(mutants.gap_span, ("consumer killed",), ("A1", "D2", "B"), BUSY),

@@ -116,3 +116,23 @@ def test_random_bytes_raise_nothing_but_the_documented_error(pieces: list[bytes]
         except RemoteProtocolError:
             return
         assert decoder.pending <= 4096
+
+
+def test_crumbs_of_a_frame_are_held_together() -> None:
+    """Each as an object of its own would take twenty times its size: a slow sender could fill the memory."""
+    large, decoder = pack_frame(0, b"h", bytes(20_000)), FrameDecoder()
+    for at in range(0, 16_000, 2):
+        assert decoder.feed(large[at : at + 2]) == []
+    assert decoder.pending == 16_000
+    assert len(decoder._rest) == 1
+
+
+def test_large_pieces_are_kept_as_they_came() -> None:
+    """A frame of many reads is copied once when it is whole, not with every piece."""
+    large, decoder = pack_frame(0, b"h", bytes(50_000)), FrameDecoder()
+    pieces = [large[at : at + 10_000] for at in range(0, 40_000, 10_000)]
+    for piece in pieces:
+        assert decoder.feed(piece) == []
+    assert all(kept is piece for kept, piece in zip(decoder._rest[1:], pieces[1:], strict=True))
+    assert decoder.feed(large[40_000:]) == [Frame(0, b"h", bytes(50_000))]
+    assert decoder.pending == 0

@@ -15,6 +15,8 @@ from lanemq.wire.record import (
     build_tail,
     check_record,
     encode_record,
+    is_marked_synced,
+    mark_synced,
     record_starts,
     seal_record,
     seal_records,
@@ -101,8 +103,20 @@ def test_any_record_comes_back_and_passes_its_check(
     assert record_starts(record) == [0]
 
 
-def test_no_bit_can_change_unnoticed() -> None:
-    record = hello()
+def marked() -> bytes:
+    record = bytearray(hello())
+    mark_synced(record)
+    return bytes(record)
+
+
+def test_a_mark_can_be_read_and_changes_nothing_else() -> None:
+    assert (is_marked_synced(hello(), 0), is_marked_synced(marked(), 0)) == (False, True)
+    assert check_record(marked(), 0, len(marked()))
+    assert marked()[:76] + marked()[84:] == hello()[:76] + hello()[84:]
+
+
+@pytest.mark.parametrize("record", [hello(), marked()], ids=["plain", "marked"])
+def test_no_bit_can_change_unnoticed(record: bytes) -> None:
     for index in range(len(record)):
         for bit in range(8):
             damaged = bytearray(record)

@@ -232,6 +232,7 @@ class Broker:
             self,
             max_connections=options.max_connections,
             together=self._runs.take if options.users is None else None,  # each request has its own signature
+            reads=self._parts.appender,
             door=None if options.tls is None else Door(options.tls, self._clock),
         )
 

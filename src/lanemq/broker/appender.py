@@ -2,6 +2,7 @@
 
 Handlers append on the event loop; positions and offsets are theirs at once. At the end of the loop turn
 everything staged goes to the log thread as one write and one fdatasync; while that runs, the next group gathers.
+Where one peer alone sends, nobody else's records would come in that turn: then the end of the read is the end.
 `done` is called when the group is on disk, in the order of appending: a later record is never acknowledged
 before an earlier one, and nothing is acknowledged that was not flushed.
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from lanemq.broker.log_thread import LogThread
 from lanemq.clock import Clock
-from lanemq.log.staging import Arrival, Pending, RecordParts, Staged
+from lanemq.log.staging import Arrival, NewRecords, Pending, Staged
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.units import Millis
@@ -49,13 +50,14 @@ class Appender:
         self._waiting: list[tuple[Done, int]] = []
         self._flushing = False
         self._kicked = False
+        self._reading = False
+        self._waiting_before = 0
+        self._last_sender = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._unsynced_since: Millis | None = None
 
-    def append(
-        self, topic: str, queue_id: int, items: Sequence[RecordParts], born_host: bytes, size: int, done: Done
-    ) -> Staged:
+    def append(self, topic: str, queue_id: int, items: NewRecords, born_host: bytes, size: int, done: Done) -> Staged:
         """Stages the records and says where they will be; true once `done(None)` was called."""
         self.refuse_if_failed()
         self._refuse_if_full(size)
@@ -78,6 +80,24 @@ class Appender:
         self._refuse_if_full(WAITING_BYTES)
         self.pending_bytes += WAITING_BYTES
         self._wait(done, WAITING_BYTES)
+
+    def begin(self) -> None:
+        """Requests of one read follow; `end` will say when all of them were handled."""
+        self._reading = True
+        self._waiting_before = len(self._waiting)
+
+    def end(self, sender: int) -> None:
+        """Commits at once if this peer was also the last one that stored something: there is no company to wait for."""
+        self._reading = False
+        if len(self._waiting) == self._waiting_before:
+            return
+        alone, self._last_sender = sender == self._last_sender, sender
+        if self._flushing or self._kicked:
+            return
+        if alone:
+            self._kick()
+        else:
+            self._kick_soon()
 
     def refuse_if_failed(self) -> None:
         """Raises why nothing can be stored any more; to be asked before anything else is changed."""
@@ -115,9 +135,12 @@ class Appender:
     def _wait(self, done: Done, size: int) -> None:
         self._waiting.append((done, size))
         self._idle.clear()
-        if not self._flushing and not self._kicked:
-            self._kicked = True
-            self._loop.call_soon(self._kick)
+        if not self._flushing and not self._kicked and not self._reading:
+            self._kick_soon()
+
+    def _kick_soon(self) -> None:
+        self._kicked = True
+        self._loop.call_soon(self._kick)
 
     def _kick(self) -> None:
         self._kicked = False

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 DELAY_CURSOR = "delay-cursor-"
 KEY_INDEX_STEP_BYTES = 256 * 1024
+KEYS_PUT_OFF_TICKS = 20
+"""How many ticks in a row the key index waits for busy sends: fewer cost them time, more leave queries a longer way."""
 AFTER_FAILURE_MS = 5_000
 """How long a write that failed is left alone: trying at every tick would fill the log with the same line."""
 
@@ -38,6 +40,8 @@ class Checkpoints:
         self._mark: tuple[int, Unsaved] | None = None
         self._mark_deletions = 0
         self._keys_not_before = Millis(0)
+        self._keys_put_off = 0
+        self._last_end = parts.store.log_end
         self._last_index = parts.clock.now()
         self._last_offsets = parts.clock.now()
 
@@ -53,7 +57,7 @@ class Checkpoints:
             if self._mark_deletions != self._parts.topics.deletions:
                 self._take_mark()  # its rows would bring back the producers of a topic that was deleted since
             self._save_index(*self._mark)
-        if not self._keys_under_way and now >= self._keys_not_before and self._parts.appender.pending_bytes == 0:
+        if self._has_time_for_keys(now):
             self._index_keys()
 
     def _take_mark(self) -> None:
@@ -107,6 +111,20 @@ class Checkpoints:
             return
         self._parts.store.finish_index(work)
         self._parts.producers.saved(unsaved)
+
+    def _has_time_for_keys(self, now: Millis) -> bool:
+        """Not while the log grows by more than a slice per tick: the index could not keep up, only slow the sends down.
+
+        Now and then even so, because a load that never ends would leave all of it to the first who asks.
+        """
+        before, self._last_end = self._last_end, self._parts.store.log_end
+        if self._last_end - before > KEY_INDEX_STEP_BYTES and self._keys_put_off < KEYS_PUT_OFF_TICKS:
+            self._keys_put_off += 1
+            return False
+        if self._keys_under_way or now < self._keys_not_before or self._parts.appender.pending_bytes:
+            return False
+        self._keys_put_off = 0
+        return True
 
     def _index_keys(self) -> None:
         """A slice of the key index while the log thread has nothing better to do."""

@@ -2,7 +2,8 @@
 
 The rule guarded here: a request that is not listed needs an administrator, so a new kind is closed until somebody has
 thought about it. Fields are read by the classes that the handlers use: two readings of one request would sooner or
-later differ, and the difference would be a way in.
+later differ, and the difference would be a way in. What changes a group needs the group itself (`acting_for`), not
+only a default; and a topic that a request names must be allowed, whatever else the request is about.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from lanemq.wire.admin_headers import QueryMessageHeader, TopicHeader, ViewMessa
 from lanemq.wire.bodies import HeartbeatData, LockRequest
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-from lanemq.wire.headers import SendBackHeader, SendHeader, UnregisterHeader
+from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader, UnregisterHeader
 from lanemq.wire.parked_bodies import LaneBody
+from lanemq.wire.sysflag import PULL_COMMIT_OFFSET
 
 TopicAt = Callable[[int], str]
 """The topic of the message at a log position."""
@@ -26,20 +28,31 @@ class Need(NamedTuple):
     kind: str
     name: str
     right: Right = Right.SUB
+    own: bool = False
+    """The group must be listed for the user: a default is for those who change nothing."""
 
     def given_to(self, user: User) -> bool:
         if user.admin or not self.name:
             return user.admin
         if self.kind == "group":
-            return user.may_use_group(self.name)
+            return user.may_act_for(self.name) if self.own else user.may_use_group(self.name)
         return user.may_use_topic(self.name, self.right)
 
     def __str__(self) -> str:
-        return f"{_WORDS[self.right]} {self.kind} {self.name!r}" if self.name else "do this: only administrators may"
+        if not self.name:
+            return "do this: only administrators may"
+        if self.own:
+            return f"act for group {self.name!r}: list it with SUB among the user's groups"
+        return f"{_WORDS[self.right]} {self.kind} {self.name!r}"
 
 
 _WORDS = {Right.PUB: "send to", Right.SUB: "consume from", Right.ANY: "look at"}
 ADMINISTRATOR = Need("topic", "")
+
+
+def acting_for(group: str) -> Need:
+    """To be a member of a group, or to change what it has done or what it holds."""
+    return Need("group", group, own=True)
 
 
 def needs(request: Command, topic_at: TopicAt) -> Iterator[Need]:
@@ -61,10 +74,22 @@ def _send_v2(request: Command) -> Iterator[Need]:
     yield Need("topic", SendHeader.from_ext_v2(request.ext).topic, Right.PUB)
 
 
+def _pull(request: Command) -> Iterator[Need]:
+    """A pull may bring a commit with it."""
+    header = PullHeader.from_ext(request.ext)
+    yield Need("topic", header.topic)
+    yield Need("group", header.consumer_group, own=bool(header.sys_flag & PULL_COMMIT_OFFSET))
+
+
 def _topic_and_group(request: Command) -> Iterator[Need]:
-    """Pulls, offsets and parking: all of them name both in the same fields."""
     yield Need("topic", request.ext.get("topic", ""))
     yield Need("group", request.ext.get("consumerGroup", ""))
+
+
+def _progress(request: Command) -> Iterator[Need]:
+    """Commits and parking: what they say of a group is not delivered to it again."""
+    yield Need("topic", request.ext.get("topic", ""))
+    yield acting_for(request.ext.get("consumerGroup", ""))
 
 
 def _group(request: Command) -> Iterator[Need]:
@@ -81,22 +106,34 @@ def _described_topic(request: Command) -> Iterator[Need]:
 
 def _heartbeat(request: Command) -> Iterator[Need]:
     for data in HeartbeatData.decode(request.body).consumer_data_set:
-        yield Need("group", data.group_name)
+        yield acting_for(data.group_name)
         yield from (Need("topic", each.topic) for each in data.subscription_data_set)
 
 
 def _unregister(request: Command) -> Iterator[Need]:
     group = UnregisterHeader.from_ext(request.ext).consumer_group
     if group:
-        yield Need("group", group)
+        yield acting_for(group)
 
 
 def _lock(request: Command) -> Iterator[Need]:
-    yield Need("group", LockRequest.decode(request.body).consumer_group)
+    body = LockRequest.decode(request.body)
+    yield acting_for(body.consumer_group)
+    yield from (Need("topic", topic) for topic in dict.fromkeys(queue.topic for queue in body.mq_set))
 
 
-def _parked(request: Command) -> Iterator[Need]:
-    yield Need("group", LaneBody.decode(request.body).group)
+def _parked_list(request: Command) -> Iterator[Need]:
+    body = LaneBody.decode(request.body)
+    yield acting_for(body.group)
+    if body.topic:
+        yield Need("topic", body.topic)
+
+
+def _parked_lane(request: Command) -> Iterator[Need]:
+    """Its messages are the topic's, wherever they are kept."""
+    body = LaneBody.decode(request.body)
+    yield acting_for(body.group)
+    yield Need("topic", body.topic)
 
 
 def _search(request: Command) -> Iterator[Need]:
@@ -106,7 +143,7 @@ def _search(request: Command) -> Iterator[Need]:
 def _sent_back(request: Command, topic_at: TopicAt) -> Iterator[Need]:
     """The message is named by its place in the log: without a look at it, anybody could have any message copied."""
     header = SendBackHeader.from_ext(request.ext)
-    yield Need("group", header.group)
+    yield acting_for(header.group)
     yield Need("topic", topic_at(header.offset))
 
 
@@ -118,16 +155,16 @@ _NEEDS: dict[int, Callable[[Command], Iterator[Need]]] = {
     RequestCode.SEND_MESSAGE: _send_v1,
     RequestCode.SEND_MESSAGE_V2: _send_v2,
     RequestCode.SEND_BATCH_MESSAGE: _send_v2,
-    RequestCode.PULL_MESSAGE: _topic_and_group,
-    RequestCode.LITE_PULL_MESSAGE: _topic_and_group,
+    RequestCode.PULL_MESSAGE: _pull,
+    RequestCode.LITE_PULL_MESSAGE: _pull,
     RequestCode.QUERY_CONSUMER_OFFSET: _topic_and_group,
-    RequestCode.UPDATE_CONSUMER_OFFSET: _topic_and_group,
-    RequestCode.LANE_PARK: _topic_and_group,
-    RequestCode.LANE_PARK_NEXT: _topic_and_group,
-    RequestCode.LANE_PARKED: _parked,
-    RequestCode.LANE_PARKED_SHOW: _parked,
-    RequestCode.LANE_PARKED_REDRIVE: _parked,
-    RequestCode.LANE_PARKED_DISCARD: _parked,
+    RequestCode.UPDATE_CONSUMER_OFFSET: _progress,
+    RequestCode.LANE_PARK: _progress,
+    RequestCode.LANE_PARK_NEXT: _progress,
+    RequestCode.LANE_PARKED: _parked_list,
+    RequestCode.LANE_PARKED_SHOW: _parked_lane,
+    RequestCode.LANE_PARKED_REDRIVE: _parked_lane,
+    RequestCode.LANE_PARKED_DISCARD: _parked_lane,
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _unregister,
     RequestCode.LOCK_BATCH_MQ: _lock,

@@ -97,14 +97,21 @@ class Recording:
 
     def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[OffsetRow], *, clean: bool) -> None:
         """Leases got their full length again. Offsets are promised to survive a clean stop; a crash may take the
-        newest, so whoever judges must know that it was one, and what is left."""
-        for group, held in leases.items():
+        newest, so whoever judges must know that it was one, and what is left; of what is owned also that nothing is:
+        its owner will not ask before the next life."""
+        owned = {group: tuple(held) for group, held in leases.items()}
+        for group, held in owned.items():
             self.locked(group, held)
         self._crashed = not clean and self._alive > 0
         for row in offsets:
             self._known.add(row[:3])
+            if clean and row.reset_pending:
+                continue  # where a reset will send the group: told when somebody has obeyed
             place = Place(row.group, row.topic, row.queue_id, row.offset)
             self._history.recovered(place, clean=clean, alive=self._alive)
+        for group, held in owned.items():
+            for lease in held:
+                self.nothing_found(group, lease.queue.topic, lease.queue.queue_id)
 
     def nothing_found(self, group: str, topic: str, queue_id: int) -> None:
         """Somebody asks for an offset that is not there: a crash may have taken all that ever was committed."""

@@ -9,13 +9,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 
 from lanemq.broker.parts import Parts
 from lanemq.broker.placing import place
 from lanemq.broker.reply import code_for
 from lanemq.core.dedup import Fresh
-from lanemq.log.staging import RecordParts, Staged
+from lanemq.log.staging import Staged
 from lanemq.model.errors import LaneError, StorageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.stamp import Stamp
@@ -28,6 +28,7 @@ from lanemq.wire.frame import Frame
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.hosts import pack_host
 from lanemq.wire.message_id import offset_id_prefix
+from lanemq.wire.record_columns import RecordColumns
 from lanemq.wire.send_runs import SendRun, encode_send_answers, first_of, read_sends
 from lanemq.wire.stamp import following_stamps
 from lanemq.wire.sysflag import TRANSACTION_MASK
@@ -144,6 +145,9 @@ def _answer_all(peer: Peer, opaques: list[int], code: int, remark: str) -> None:
         peer.send(encode_response(opaque, code, remark=remark))
 
 
-def _records(run: SendRun, header: SendHeader) -> list[RecordParts]:
-    same = repeat(0), repeat(header.flag), repeat(header.sys_flag)
-    return list(zip(run.bodies, run.properties, *same, run.born, repeat(header.reconsume_times), strict=False))
+def _records(run: SendRun, header: SendHeader) -> RecordColumns:
+    count = len(run.bodies)
+    flags = [header.flag] * count
+    return RecordColumns(
+        run.bodies, run.properties, [0] * count, flags, run.born, header.sys_flag, header.reconsume_times
+    )

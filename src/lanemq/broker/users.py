@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.names import SCHEDULE_TOPIC
+from lanemq.model.names import RETRY_PREFIX, SCHEDULE_TOPIC
 
-_OF_A_GROUP = re.compile(r"%[A-Z]+%(.+)", re.DOTALL)
+_OF_A_GROUP = re.compile(r"(?:%[A-Z]+%)+(.+)", re.DOTALL)
 """Names that belong to a group: its retry and dead letter topics, and the notes of Spark queries."""
 
 SHORTEST_SECRET: Final = 6
@@ -50,21 +50,33 @@ class User:
     groups: Mapping[str, Right] = field(default_factory=dict)
     default_topic: Right = Right.DENY
     default_group: Right = Right.SUB
-    """For those not listed, as in the file that RocketMQ ships. A group alone gives access to no message."""
+    """For those not listed, as in the file that RocketMQ ships. It allows to read under a group's name and to look at
+    the group; whatever changes a group, or holds its messages, is for users who list it."""
 
     def may_use_topic(self, name: str, wanted: Right) -> bool:
-        """A topic that belongs to a group is a matter of the group; the broker's own belong to nobody."""
+        """A topic that belongs to a group is for those who list the group; the broker's own belong to nobody."""
+        if self.admin:
+            return True
         group = _OF_A_GROUP.fullmatch(name)
-        if group is not None:
-            return self.may_use_group(group[1])
-        if name == SCHEDULE_TOPIC:
-            return self.admin
-        return self.admin or bool(self.topics.get(name, self.default_topic) & wanted)
+        if group is None:
+            return name != SCHEDULE_TOPIC and bool(self.topics.get(name, self.default_topic) & wanted)
+        if name.startswith(RETRY_PREFIX):
+            wanted = Right.ANY  # members hand messages back by sending them there, as RocketMQ's do
+        return bool(self.groups.get(group[1], Right.DENY) & wanted)
 
     def may_use_group(self, name: str) -> bool:
-        of_a_group = _OF_A_GROUP.fullmatch(name)
-        name = name if of_a_group is None else of_a_group[1]
-        return self.admin or bool(self.groups.get(name, self.default_group) & Right.SUB)
+        """To read under its name, and to look at it."""
+        return self.admin or bool(self.groups.get(_owner(name), self.default_group) & Right.SUB)
+
+    def may_act_for(self, group: str) -> bool:
+        """To be a member and to change what the group has done; no default gives that, or every user could stop and
+        rob every group that nobody thought of denying."""
+        return self.admin or bool(self.groups.get(_owner(group), Right.DENY) & Right.SUB)
+
+
+def _owner(group: str) -> str:
+    of_a_group = _OF_A_GROUP.fullmatch(group)
+    return group if of_a_group is None else of_a_group[1]
 
 
 Users = Mapping[str, User]
@@ -92,6 +104,8 @@ def read_users(path: Path) -> Users:
 
 
 def _user(entry: Any, where: str) -> User:
+    if not isinstance(entry, dict):
+        raise InvalidOption(f"{where}: is no table; write a [[user]] entry with access_key and secret_key")
     unknown = set(entry) - set(User.__slots__)
     if unknown:
         raise InvalidOption(f"{where}: {min(unknown)} is none of {', '.join(User.__slots__)}")

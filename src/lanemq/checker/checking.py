@@ -63,7 +63,7 @@ class Checker:
         self._settling = Settling(state, drained=options.drained)
         self._rules = self._dispatch(options, state)
         self._seen: dict[type[e.Event], int] = dict.fromkeys(self._rules, 0)
-        self._findings = Findings(tally=state.tally, accounts=state.accounts)
+        self._findings = Findings(tally=state.tally, accounts=state.accounts, restarts=state.restarts)
         self._last: e.Event = e.Event(n=-1, t=0)
 
     def feed(self, batch: Iterable[e.Event]) -> None:

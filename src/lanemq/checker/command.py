@@ -28,7 +28,11 @@ _ARGUMENTS = (
         help=f"What the run must have exercised, or the verdict is unknown: {', '.join(COVERAGE)}.",
     ),
     click.option("--drained", is_flag=True, help="The run was meant to end with nothing left over."),
-    click.option("--foreign-producers", is_flag=True, help="Some producers wrote no history."),
+    click.option(
+        "--foreign-producers",
+        is_flag=True,
+        help="Some producers wrote no history (as `lanemq send`): their messages are no phantoms (A2).",
+    ),
     click.option("--repeats-allowed", is_flag=True, help="A message twice in the log is counted, not a violation."),
     click.option("--slack-ms", default=1.0, show_default=True, help="Lines this near to each other are one moment."),
     click.option(

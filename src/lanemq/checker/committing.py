@@ -36,8 +36,9 @@ class Committing:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         if 0 < event.epoch < held.epoch:
             return
-        if event.kept and event.offset < held.low:
-            held.go_back(event.offset, event.t)
+        if event.kept:
+            if event.offset < held.low:
+                held.go_back(event.offset, event.t)
             return
         step = Step(event.t, held.low, reset=True)
         held.restart_at(event.offset, event.t)

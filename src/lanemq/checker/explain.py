@@ -11,7 +11,7 @@ import msgspec
 
 from lanemq.checker.events import Event, Fault, LeaseEvent
 from lanemq.checker.reading import Reading
-from lanemq.checker.verdict import INVARIANTS, Report, Verdict, Violation
+from lanemq.checker.verdict import INVARIANTS, NOBODY_SENT, Report, Verdict, Violation
 
 BEFORE = 12
 AFTER = 4
@@ -75,7 +75,17 @@ def _first(report: Report) -> list[str]:
     ]
     lines += [f"    {line}" for line in report.around]
     counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
-    return [*lines, f"violations by invariant: {counts}"]
+    return [*lines, f"violations by invariant: {counts}", *_doubt(report)]
+
+
+def _doubt(report: Report) -> list[str]:
+    """What looks like a phantom is most often a message of a sender that wrote nothing down."""
+    if not any(NOBODY_SENT in found.text for found in report.violations):
+        return []
+    return [
+        "did every producer write a history (history=...; `lanemq send` writes none)? "
+        "If not, check again with --foreign-producers"
+    ]
 
 
 def _account(report: Report, group: str) -> str:

@@ -19,7 +19,6 @@ COVERAGE = (
 _BY_KIND = {
     "turns": "turn",
     "resets": "reset",
-    "restarts": "recovered",
     "faults": "fault",
     "sends": "send",
     "acked": "acked",
@@ -40,6 +39,8 @@ class Findings:
     counts: dict[str, int] = field(default_factory=dict)
     tally: dict[str, int] = field(default_factory=dict)
     accounts: dict[str, GroupAccount] = field(default_factory=dict)
+    restarts: set[tuple[str, int]] = field(default_factory=set)
+    """Brokers that began again, and when their former life ended: each tells a line per queue, and parts overlap."""
 
     def found(self, violation: Violation) -> None:
         _add(self.counts, {violation.invariant: 1})
@@ -52,12 +53,13 @@ class Findings:
         _add(self.counts, part.counts)
         _add(self.tally, part.tally)
         self.violations += part.violations
+        self.restarts |= part.restarts
         for group, account in part.accounts.items():
             self.accounts.setdefault(group, GroupAccount()).add(account)
 
     def coverage(self) -> dict[str, int]:
         counted = {name: self.seen.get(kind, 0) for name, kind in _BY_KIND.items()}
-        return dict.fromkeys(COVERAGE, 0) | self.tally | counted
+        return dict.fromkeys(COVERAGE, 0) | self.tally | counted | {"restarts": len(self.restarts)}
 
 
 def conclude(findings: Findings, minimums: Mapping[str, int], problems: Sequence[str]) -> Report:

@@ -30,6 +30,7 @@ class Forgetting:
     def recovered(self, event: Recovered) -> Violation | None:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         held.tenure += 1
+        self._state.restarts.add((event.process.name, event.alive))
         if event.clean:
             return None if event.offset >= held.low else _lost_in_order(held, event)
         held.reset_t = event.t

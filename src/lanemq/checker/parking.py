@@ -32,7 +32,10 @@ class Parking:
     def redriven(self, event: Redriven) -> None:
         held = self._state.group_queue(event.group, event.topic, event.queue)
         lane = held.lanes.get(event.key)
-        if lane is not None and not lane.redriven:
+        if lane is None:
+            return
+        lane.given = event.offset
+        if not lane.redriven:
             self._state.count("redriven")
             lane.redriven = True
 
@@ -44,6 +47,8 @@ class Parking:
             held.account.skipped += 1
             held.discarded[event.key] = max(event.offset, held.discarded.get(event.key, -1))
             lane.unfinished.discard(event.offset)
+            if lane.given == event.offset:  # on its way to its member: it may still run, and nobody can call it back
+                held.parked[event.offset], lane.redone = lane, event.offset
             _forget(held, lane)
 
 

@@ -66,6 +66,7 @@ class Settling:
         """What only shows at the end: left over, left out, or gone from the log."""
         for (topic, number), queue in sorted(self._state.queues.items(), key=_name):
             yield from _gone(queue, end, topic, number)
+            yield from self._never_there(queue, end, topic, number)
         for (group, topic, number), held in sorted(self._state.groups.items(), key=_name):
             held.account.parked += still_parked(held)
             for offset in self._left(held):
@@ -73,6 +74,13 @@ class Settling:
                 found = self._judge_left(held, offset)
                 if found is not None:
                     yield _at(end, *found, topic=topic, queue=number, offset=offset, group=group)
+
+    def _never_there(self, queue: Queue, end: Event, topic: str, number: int) -> Iterator[Violation]:
+        if queue.dumped is None or queue.trimmed:
+            return
+        for id in sorted(queue.promised & self._state.sent.get(topic, {}).keys()):
+            text = f"{id} was acknowledged and is not in the log"
+            yield _at(end, "A1", text, topic=topic, queue=number, offset=-1, group="")
 
     def _left(self, held: GroupQueue) -> list[int]:
         first = held.low

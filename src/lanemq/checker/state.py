@@ -74,6 +74,8 @@ class Lane:
     """Its parked messages may run."""
     redone: int = -1
     """The last parked message that was redriven, while nothing behind it has started."""
+    given: int = -1
+    """The parked message that a broker or member named last when it let the lane run."""
     effects: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Sink to offset, epoch and time of the last effect it took."""
 
@@ -228,6 +230,8 @@ class Queue:
     dumped: set[int] | None = None
     """Offsets found by reading the log at the end; None when nobody did."""
     trimmed: int = 0
+    promised: set[str] = field(default_factory=set)
+    """Acknowledged without a place, and not seen anywhere by then."""
 
 
 class State:
@@ -247,6 +251,7 @@ class State:
         """Topic to the messages that were open when it was deleted."""
         self.deleted_t: dict[str, int] = {}
         self.tally: dict[str, int] = {}
+        self.restarts: set[tuple[str, int]] = set()
 
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1

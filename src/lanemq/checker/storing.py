@@ -9,7 +9,7 @@ from bisect import bisect_left
 from lanemq.checker.events import Acked, Event, Send, SendFailed, Trimmed, Turn
 from lanemq.checker.events import Stored as StoredEvent
 from lanemq.checker.state import GroupQueue, Queue, Sender, State, Stored
-from lanemq.checker.verdict import Violation, violation
+from lanemq.checker.verdict import NOBODY_SENT, Violation, violation
 
 _KEPT_PLACES = 64
 _NOTHING_SENT: dict[str, Sender] = {}
@@ -40,6 +40,10 @@ class Storing:
 
     def acked(self, event: Acked) -> Violation | None:
         queue = self._state.queue(event.topic, event.queue)
+        if event.offset < 0:  # a repeat whose place the broker has forgotten: it must be there all the same
+            if event.id in self._state.sent.get(event.topic, _NOTHING_SENT):
+                queue.promised.add(event.id)
+            return None
         return self._place(queue, event, event.id, delivered=False) or _committed_past(queue.groups, event)
 
     def failed(self, event: SendFailed) -> Violation | None:
@@ -82,7 +86,7 @@ class Storing:
             and event.id not in queue.where
             and event.id not in open_ids
         ):
-            return violation("A2", event, f"{event.id} was delivered, but nobody sent it, or every send of it failed")
+            return violation("A2", event, f"{event.id} was delivered, but {NOBODY_SENT}, or every send of it failed")
         return self._place(queue, event, event.id, delivered=True)
 
     def trimmed(self, event: Trimmed) -> None:

@@ -36,6 +36,9 @@ INVARIANTS: Mapping[str, str] = {
 
 MOST_KEPT = 20
 
+NOBODY_SENT = "nobody sent it"
+"""In the text of an A2 that a producer without a history causes as well."""
+
 
 class Verdict(IntEnum):
     """The value is the exit code."""

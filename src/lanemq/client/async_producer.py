@@ -71,6 +71,7 @@ class AsyncProducer:
         self._in_line = 0
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
+        self._ended = asyncio.Event()
         self._closing = self._closed = False
         self._next_heartbeat = 0
         self._keeper: asyncio.Task[None] | None = None
@@ -113,8 +114,7 @@ class AsyncProducer:
     ) -> asyncio.Future[Receipt]:
         """Takes its place in line; the future says how it ended. Waits only for a route or a full buffer.
 
-        If it fails, its key is frozen: what was submitted of that key behind it fails with `LaneFrozen`, and so
-        does what comes later, until `resume` or `drop`. Other keys go on.
+        If it fails, its key is frozen until `resume` or `drop`: what comes behind it fails with `LaneFrozen`.
         """
         if not (tag or keys or properties or delay_level or selector) and queue is None and type(key) is str:
             taken: LoopFuture | None = self._take(topic, key, value)
@@ -149,11 +149,9 @@ class AsyncProducer:
     async def send_many(self, topic: str, messages: Many) -> list[Receipt]:
         """Stores all messages, those of a key in the order given; the fast way for more than a few.
 
-        Raises the error of the first message that failed; nothing behind it of its key is stored, others of the
-        call may be. No more messages are read after a failure.
+        Raises as `Producer.send_many` does. A cancelled call ends at once; keys of it that fail later are frozen.
         """
-        crowd = AwaitedCrowd()
-        count = 0
+        crowd, count, told = AwaitedCrowd(), 0, False
         try:
             try:
                 for run in self._packer.runs(messages, crowd):
@@ -164,10 +162,12 @@ class AsyncProducer:
                 crowd.failed(count, error)  # it stands for its run; the caller hears of the earliest failure
                 count += 1
             crowd.close(count)
-            return await crowd.wait()
+            await crowd.wait()
+            told = True
+            return crowd.result()
         finally:
             self._empty_inbox()
-            self._engine.call_ended(crowd)
+            self._engine.call_ended(crowd, told=told)
 
     def batch(self, topic: str) -> AsyncBatch:
         """`async with producer.batch("orders") as batch: batch.add(value, key=...)`: sent when the block ends."""
@@ -203,10 +203,17 @@ class AsyncProducer:
         return self._engine.frozen(topic)
 
     async def close(self) -> None:
-        """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and tasks."""
+        """As `Producer.close`: settles what was accepted, at most for `timeout` seconds; a second call waits too."""
         if self._closing:
+            await self._ended.wait()
             return
         self._closing = True
+        try:
+            await self._end()
+        finally:
+            self._ended.set()
+
+    async def _end(self) -> None:
         self._settled.set()  # whoever waits for space waits in vain
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.timeout + CLOSE_SPARE_SECONDS):
@@ -239,7 +246,7 @@ class AsyncProducer:
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
         self._empty_inbox()
-        size = sum([parcel.size for _, parcel in run])
+        size = min(sum([parcel.size for _, parcel in run]), self._options.buffer_bytes)  # all of it is enough
         route = self._routes.cached(topic)
         if self._in_line == 0 and route is not None and self._has_space(size):
             self._offer(route, value, run, choice)
@@ -374,8 +381,8 @@ class AsyncProducer:
     async def _dial(self, broker: str, topic: str) -> None:
         try:
             route = await self._routes.get(topic, provisional=True)
-            lost = partial(self._lost, broker)
-            link = await open_connection(route.master(broker), on_lost=lost, security=self._security)
+            address, lost = route.master(broker), partial(self._lost, broker)
+            link = await open_connection(address, on_lost=lost, security=self._security)
         except Exception as error:  # noqa: BLE001 - whatever it was: not told, the broker would never be dialled again
             self._routes.stale(topic)
             self._engine.dial_failed(broker, not_reached(broker, error))

@@ -25,8 +25,8 @@ from lanemq.client.listener import (
 from lanemq.client.message import Message
 from lanemq.client.turn_desk import MessageTurn
 from lanemq.core.retry_policy import clamp_suspend
-from lanemq.core.turns import COMMIT, FAILED, ROLL_BACK, Outcome, Suspend
-from lanemq.model.errors import InvalidOption
+from lanemq.core.turns import COMMIT, FAILED, HOPELESS, ROLL_BACK, Outcome, Suspend
+from lanemq.model.errors import InvalidOption, Undecodable
 from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,8 @@ def stop_after(error: Exception, batch: Batch) -> Stop | None:
             return Stop(Suspend(Millis(int((seconds or 0) * 1000))), error=error)
         case ToDeadLetter(why=why):
             return Stop(Suspend(None), error=error, bury=why)
+        case Undecodable():
+            return Stop(HOPELESS, error=error)
         case _:
             return Stop(FAILED, error=error)
 

@@ -31,7 +31,7 @@ from lanemq.wire.headers import (
     UnregisterHeader,
     UpdateOffsetHeader,
 )
-from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH
+from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
 
 PULL_MARGIN_MS = 15_000
 """A held pull may be answered this much later than asked (RocketMQ: suspend 15 s, time-out 30 s)."""
@@ -136,9 +136,10 @@ class ConsumerCalls:
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
-    async def commit(self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> None:
+    async def commit(self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> bool:
         """Reports progress and waits for the answer; `LeaseLost` if the queue is not ours any more.
 
+        False if the broker took no notice, because a person has sent the group elsewhere: the next pull will say where.
         Gaps go only where epochs come from: another broker has no place for them.
         """
         header = UpdateOffsetHeader(
@@ -151,7 +152,8 @@ class ConsumerCalls:
         )
         body = LaneProgress(lane_gaps=gaps.encode(offset)).encode() if gaps and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
-        await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+        reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+        return LANE_IGNORED not in reply.ext
 
     async def pull(self, header: PullHeader, broker: str) -> Pulled:
         """Messages, or why there are none; the broker may hold the request as the header allows."""

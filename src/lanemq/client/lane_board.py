@@ -5,7 +5,8 @@ Workers wait here for turns and nowhere else; no thread ever waits for a lane or
 
 Who is woken: a put wakes as many workers as its messages want, and a worker that found work wakes one more while there
 is more of it, because one event can free several lanes; a worker that ends a turn asks for the next itself. While
-turns wait behind others in a visit, one of the sleepers looks again after a few milliseconds (`visits`).
+turns wait behind others in a visit, one of the sleepers looks again after a few milliseconds (`visits`); if that one
+finds work or is interrupted, it wakes another in its place.
 """
 
 import asyncio
@@ -234,9 +235,14 @@ class LaneBoard:
             self._desk.hungry[queue] = count, call
 
     def overdue(self, before: Millis) -> list[MessageTurn]:
-        """Turns that began earlier and still run."""
+        """Turns that began earlier, still run, and may be taken over."""
         with self._mutex:
-            return [turn for turn in self._desk.turns() if turn.began is not None and turn.began < before]
+            return self._desk.overdue(before)
+
+    def take_over(self, turn: MessageTurn) -> bool:
+        """Ends an overdue turn whose messages the broker has; False if its handler came back meanwhile."""
+        with self._told:
+            return self._desk.take_over(turn, self._clock.now())
 
     def snapshot(self) -> dict[MessageQueue, QueueView]:
         with self._mutex:
@@ -258,9 +264,13 @@ class LaneBoard:
 
     def _fill(self, visit: Visit, now: Millis) -> bool:
         filled = self._desk.fill(visit, now)
-        if filled and not self._watched and (filled > 1 or self._scheduler.has_ready):
+        if filled and not self._watched and (filled > 1 or self._is_more_for_others(visit)):
             self._wake(1)
         return filled > 0
+
+    def _is_more_for_others(self, visit: Visit) -> bool:
+        """Whoever begins a visit may have been the one who looked after the others': somebody must follow."""
+        return self._scheduler.has_ready or self._desk.visits.something_waits(besides=visit)
 
     def _wait_to_fill(self, visit: Visit) -> bool:
         filled = False

@@ -57,6 +57,9 @@ class LoopBoard(LaneBoard):
         self._watched = True
         try:
             await self._sleep(watching(pause))
+        except asyncio.CancelledError:
+            self._wake(1)  # somebody else must look after the visits
+            raise
         finally:
             self._watched = False
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from lanemq._fast import compiled
 from lanemq.client.codec import Codec
-from lanemq.model.errors import CodecError
+from lanemq.model.errors import CodecError, Undecodable
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
@@ -101,11 +101,11 @@ class Message:
         return self.record.body
 
     def value(self, wanted: type[T] | Any = Any) -> Any:
-        """The body decoded by the consumer's codec; `CodecError` says which message could not be."""
+        """The body decoded by the consumer's codec; `Undecodable` says which message could not be."""
         try:
             return self._source.codec.decode(self.body, wanted)
         except CodecError as error:
-            raise CodecError(f"{self}: {error}") from error
+            raise Undecodable(f"{self}: {error}") from error
 
     @property
     def tag(self) -> str | None:

@@ -8,6 +8,7 @@ In broadcasting the member's own file takes the broker's place.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from lanemq.client.consumer_calls import ConsumerCalls
 from lanemq.client.consumer_options import ConsumerOptions, StartFrom
@@ -25,6 +26,10 @@ from lanemq.model.units import Epoch, QueueOffset
 
 log = logging.getLogger(__name__)
 
+TOLD_AGAIN_MS = 5_000
+"""How often a queue without a lease is reported though nothing happened in it: a former owner's late commit may have
+set it back, which no broker can refuse, and nobody says so. RocketMQ's clients do the same as often."""
+
 
 class OffsetKeeper:
     """Where the group's offsets come from and go to."""
@@ -39,8 +44,12 @@ class OffsetKeeper:
 
     async def run(self) -> None:
         """Never ends; what could not be reported is reported next time."""
+        told = self._options.clock.now()
         while True:
             await asyncio.sleep(self._options.commit_every_ms / 1000)
+            if self._local is None and self._options.clock.now() - told >= TOLD_AGAIN_MS:
+                told = self._options.clock.now()
+                self._doubt(holding for holding in self._holdings if not holding.epoch)
             try:
                 await self.commit_all()
             except LaneError as error:
@@ -82,9 +91,11 @@ class OffsetKeeper:
 
         Without this a queue in which nothing more happens would stay behind for good.
         """
-        for holding in self._holdings:
-            if holding.queue.broker == broker:
-                self._table.doubt(holding.queue)
+        self._doubt(holding for holding in self._holdings if holding.queue.broker == broker)
+
+    def _doubt(self, holdings: Iterable[Holding]) -> None:
+        for holding in holdings:
+            self._table.doubt(holding.queue)
 
     def get(self, queue: MessageQueue) -> QueueOffset | None:
         return self._table.get(queue)
@@ -163,13 +174,13 @@ class OffsetKeeper:
         asked = history.now()
         place = Place(self._options.group, queue.topic, queue.queue_id, offset)
         try:
-            await self._calls.commit(queue, offset, Epoch(epoch), gaps)
+            taken = await self._calls.commit(queue, offset, Epoch(epoch), gaps)
         except LeaseLost as error:
             if history.on:
                 history.commit_refused(place, str(error), epoch=epoch, asked=asked)
             self._lose(holding, f"the broker refused its offset: {error}")
             raise
-        if history.on:
+        if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
         self._table.persisted({queue: offset})
         holding.gaps_told = gaps

@@ -2,6 +2,9 @@
 
 Without order, one stuck handler must not hold the group's offset for ever (RocketMQ's consumeTimeout). In ordered
 mode nothing may pass a message that is being handled, so there a stuck handler is only visible, never overtaken.
+
+The rule guarded here: a turn is ended once. A handler may come back while its messages are being sent, and what the
+worker reports then counts.
 """
 
 import asyncio
@@ -13,7 +16,6 @@ from lanemq.client.dead_letters import DeadLetters
 from lanemq.client.station import Station
 from lanemq.client.turn_desk import MessageTurn
 from lanemq.core.retry_policy import SendBack
-from lanemq.core.turns import DONE
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 
@@ -44,12 +46,16 @@ class OverdueTurns:
         before = Millis(self._options.clock.now() - self._options.consume_timeout_ms)
         for station in self._stations.values():
             if isinstance(policy := station.plan.policy, SendBack):
-                for turn in station.board.overdue(before):
-                    await self._send_back(station, turn, policy.retries)
+                await self._look_at(station, before, policy.retries)
 
-    async def _send_back(self, station: Station, turn: MessageTurn, most: int) -> None:
-        send = self._dead_letters.send_back
-        sent = [await send(message, SENT_BACK_LEVEL, most) for message in turn.messages]
-        log.warning("a handler of %s hangs; its messages were sent back", turn.queue)
-        if all(sent):
-            station.board.finish(turn, DONE)
+    async def _look_at(self, station: Station, before: Millis, most: int) -> None:
+        """Sending takes seconds where a broker is slow: whether a turn still hangs is asked when it comes to it."""
+        for turn in station.board.overdue(before):
+            if turn in station.board.overdue(before) and await self._sent_back(turn, most):
+                if station.board.take_over(turn):
+                    log.warning("a handler of %s hangs; its messages were sent back", turn.queue)
+                else:
+                    log.warning("a handler of %s came back late; its messages were sent back already", turn.queue)
+
+    async def _sent_back(self, turn: MessageTurn, most: int) -> bool:
+        return all([await self._dead_letters.send_back(message, SENT_BACK_LEVEL, most) for message in turn.messages])

@@ -95,11 +95,11 @@ class Producer(ProducerShell):
         """Stores all messages, those of a key in the order given; the fast way for more than a few.
 
         Raises the error of the first message that failed; nothing behind it of its key is stored, others of the
-        call may be. No more messages are read after a failure.
+        call may be. No more messages are read after a failure. Any other error (of `messages` itself, an
+        interruption) ends the call at once: what was read before is sent, and if it fails, its keys are frozen.
         """
         self._here.check_may_wait("send_many")
-        crowd = WaitingCrowd()
-        count = 0
+        crowd, count, told = WaitingCrowd(), 0, False
         try:
             try:
                 for run in self._packer.runs(messages, crowd):
@@ -109,11 +109,13 @@ class Producer(ProducerShell):
                 crowd.failed(count, error)  # it stands for its run; the caller hears of the earliest failure
                 count += 1
             crowd.close(count)
-            return crowd.wait()
+            crowd.wait()
+            told = True
+            return crowd.result()
         finally:
             self._empty_inbox()
             with self._lock:
-                self._engine.call_ended(crowd)
+                self._engine.call_ended(crowd, told=told)
 
     def batch(self, topic: str) -> Batch:
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
@@ -148,14 +150,24 @@ class Producer(ProducerShell):
             return self._engine.frozen(topic)
 
     def close(self) -> None:
-        """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and threads."""
+        """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and threads.
+
+        Called again, it waits until the first call has done that.
+        """
         self._here.check_may_wait("close")
         with self._changed:
-            if self._closing:
-                return
-            self._closing = True
+            is_second, self._closing = self._closing, True
             self._adjust_inbox()
             self._changed.notify_all()  # whoever waits for space waits in vain
+        if is_second:
+            self._ended.wait()
+            return
+        try:
+            self._end()
+        finally:
+            self._ended.set()
+
+    def _end(self) -> None:
         self._settle(self._options.timeout + CLOSE_SPARE_SECONDS)
         with self._lock:
             self._closed = True

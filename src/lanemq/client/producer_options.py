@@ -40,7 +40,9 @@ class ProducerOptions:
     """Seconds from the send call to its receipt, retries included. Afterwards nobody knows whether the
     message was stored, and the send fails with `RequestTimedOut`."""
     request_timeout: float = 3.0
-    """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection."""
+    """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A broker
+    of any kind that takes no bytes for once or twice as long is connected to anew. Too short, and a broker that is
+    merely slow is asked again and again; too long, and a send uses up its `timeout` on a connection that is dead."""
     compress_above: int = 4096
     """Single bodies of this size or more are sent as zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: int = MAX_BODY_BYTES

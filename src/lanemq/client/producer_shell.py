@@ -2,8 +2,9 @@
 
 Callers write to the socket themselves; the reader thread of a connection settles what was answered and sends
 what has gathered meanwhile, so batches form exactly while the broker is busy. One keeper thread looks after
-time: deadlines, back-off, heartbeats, new connections. Everything that decides is `send_engine`; this file
-moves its decisions to sockets and waiters. One lock guards the engine and is never held while writing.
+time: deadlines, back-off, heartbeats, new connections; it never writes itself, so that no broker can stop it.
+Everything that decides is `send_engine`; this file moves its decisions to sockets and waiters. One lock guards the
+engine and is never held while writing.
 """
 
 import logging
@@ -66,6 +67,7 @@ class ProducerShell:
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
         self._closing = self._closed = False
+        self._ended = threading.Event()
         self._here = Here()
         self._wake = threading.Event()
         self._next_heartbeat = 0
@@ -98,8 +100,7 @@ class ProducerShell:
             self._inbox.know(route)
             links = self._line_up(engine.pump(lane))
             wake = engine.needs_keeper(lane)
-        for link in links:
-            link.flush()
+        self._write(links)
         if wake:
             self._wake.set()
 
@@ -142,8 +143,11 @@ class ProducerShell:
         self._inbox.adjust(self._unanswered > 0 and not self._closing, self._engine.buffered_bytes)
 
     def _wait_for_space(self, size: int) -> None:
-        """With the lock held. A callback never waits: it runs on the thread that makes room."""
-        engine, free = self._engine, self._options.buffer_bytes - size
+        """With the lock held. A callback never waits: it runs on the thread that makes room.
+
+        What is larger than the buffer, with what each message costs beside its body, is let in when that is empty.
+        """
+        engine, free = self._engine, max(0, self._options.buffer_bytes - size)
         if engine.buffered_bytes <= free or self._here.is_telling:
             return
         if not self._wait_until(lambda: engine.buffered_bytes <= free or self._closing, self._options.timeout):
@@ -179,8 +183,12 @@ class ProducerShell:
         return links
 
     def _write(self, links: Iterable[DuplexConnection]) -> None:
+        """The keeper leaves it to others: a broker that takes nothing would stop every deadline."""
         for link in links:
-            link.flush()
+            if self._here.is_keeper:
+                link.flush_aside()
+            else:
+                link.flush()
 
     def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
         with self._lock:
@@ -215,7 +223,7 @@ class ProducerShell:
 
     def _keep(self) -> None:
         """Ends with the producer and not before, whatever it meets: without it nothing is ever tried again."""
-        pause = 0.0
+        pause, self._here.is_keeper = 0.0, True
         while not self._closed:
             self._wake.wait(pause)
             self._wake.clear()
@@ -241,7 +249,7 @@ class ProducerShell:
         if self._clock.now() >= self._next_heartbeat:
             self._next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
             for link in tuple(self._links.values()):
-                link.post_oneway(heartbeat(self._client_id, self._options.group))
+                link.post_oneway(heartbeat(self._client_id, self._options.group), aside=True)
 
     def _pause(self) -> float:
         with self._lock:
@@ -251,7 +259,8 @@ class ProducerShell:
     def _dial(self, broker: str, topic: str) -> None:
         try:
             address = self._routes.get(topic, provisional=True).master(broker)
-            link = DuplexConnection(address, on_lost=partial(self._lost, broker), security=self._security)
+            lost, patience = partial(self._lost, broker), min(self._options.request_timeout, self._options.timeout)
+            link = DuplexConnection(address, on_lost=lost, write_timeout=patience, security=self._security)
         except Exception as error:  # noqa: BLE001 - whatever it was: not told, the broker would never be dialled again
             self._routes.stale(topic)
             with self._lock:

@@ -23,6 +23,7 @@ from lanemq.client.send_outcomes import (
     dropped,
     failed_outcomes,
     forgotten,
+    in_doubt,
     stored_outcomes,
     without,
 )
@@ -74,6 +75,9 @@ class SendEngine:
     ) -> EngineLane:
         """Gives the parcels their places. `LaneFrozen` if nothing may be sent there; nothing has changed then."""
         lane = self._lanes.get(queue) or self._open_lane(queue, checks_stamps)
+        if lane.checks_stamps is not checks_stamps:
+            lane.checks_stamps = checks_stamps  # another kind of broker took over its name
+            lane.sender.set_window(self._window(checks_stamps))
         if lane.freeze is not None or lane.frozen_keys:
             self._freezes.check_open(lane, parcels)
         now, lane.creates = self._clock.now(), creates
@@ -113,9 +117,12 @@ class SendEngine:
             for queue, parcels in placed.items()
         ]
 
-    def call_ended(self, crowd: Crowd) -> None:
-        """Its caller knows what became of the messages now; what was frozen for that opens again."""
-        self._freezes.call_ended(crowd)
+    def call_ended(self, crowd: Crowd, *, told: bool = True) -> None:
+        """If its caller knows now what became of the messages, what was frozen for that opens again."""
+        if told:
+            self._freezes.call_ended(crowd)
+        else:
+            self._freezes.call_left(crowd)
 
     def pump(self, lane: EngineLane) -> list[SendRequest]:
         """What may go out on this lane now."""
@@ -135,6 +142,8 @@ class SendEngine:
                 lane.recovering = max(0, lane.recovering - len(batch.messages))
                 lane.gathered -= len(batch.messages)
                 lane.gathered_bytes -= total_size(batch.messages)
+            elif lane.repeats:
+                lane.repeats = lane.sender.must_repeat
         return requests
 
     def _may_send(self, lane: EngineLane) -> bool:
@@ -202,7 +211,7 @@ class SendEngine:
         for lane in tuple(self._active):
             failed = lane.sender.expire(now=now)
             if failed is not None:
-                lane.forget_requests()
+                lane.forget_answered()
                 self._give_up(lane, failed, lane.last_error, work)
                 self._go_on(lane)
             if lane.is_overdue(now, request_millis) and lane.queue.broker not in work.hang_up:
@@ -216,7 +225,7 @@ class SendEngine:
         return self._brokers.to_dial({lane.queue.broker for lane in self._active}, self._clock.now())
 
     def next_wake(self) -> int | None:
-        """When `tick` and `to_dial` have something to do, if nothing happens before. Deadlines are not in it."""
+        """When `tick` has something to do. Not at once: it has just run, and what is left waits for an answer."""
         times: list[int] = []
         for lane in self._active:
             broker = self._brokers[lane.queue.broker]
@@ -227,7 +236,7 @@ class SendEngine:
                 times.append(lane.linger_until)
             elif (deadline := lane.sender.next_deadline()) is not None:
                 times.append(deadline)
-        return min(times, default=None)
+        return max(min(times), self._clock.now() + 1) if times else None
 
     # people
 
@@ -284,12 +293,14 @@ class SendEngine:
     # inside
 
     def _open_lane(self, queue: MessageQueue, checks_stamps: bool) -> EngineLane:
-        window = self._options.window if checks_stamps else 1
-        options = SendOptions(window, Millis(round(self._options.timeout * 1000)))
+        options = SendOptions(self._window(checks_stamps), Millis(round(self._options.timeout * 1000)))
         lane = EngineLane(queue, checks_stamps, SendLane(options, epoch=FIRST_EPOCH, key_of=_KEY_OF))
         self._lanes[queue] = lane
         self._brokers.setdefault(queue.broker, KnownBroker(queue.topic))
         return lane
+
+    def _window(self, checks_stamps: bool) -> int:
+        return self._options.window if checks_stamps else 1
 
     def _lanes_of(self, broker: str) -> list[EngineLane]:
         return [lane for lane in self._active if lane.queue.broker == broker]
@@ -316,12 +327,12 @@ class SendEngine:
         return request
 
     def _acknowledged(self, lane: EngineLane, request: SendRequest, reply: Command, work: Work) -> None:
+        outcomes = stored_outcomes(request.batch.messages, lane.queue, reply)
         if not lane.sender.acknowledged(request.batch):
             return
         lane.under_way.pop(request.batch.first_sequence, None)
         lane.built.pop(request.batch.first_sequence, None)
         parcels, given_up = request.batch.messages, request.batch.given_up
-        outcomes = stored_outcomes(parcels, lane.queue, reply)
         if given_up:
             outcomes = without(outcomes, given_up)
             parcels = tuple(parcel for outcome in outcomes for parcel in outcome.parcels)
@@ -351,6 +362,8 @@ class SendEngine:
             problem = forgotten(lane.queue)
         elif isinstance(problem, BrokerReadOnly):
             failed = doubtful(failed)
+        elif not failed.refused:
+            problem = in_doubt(problem)
         self._give_up(lane, failed, problem, work)
 
     def _go_on(self, lane: EngineLane) -> None:
@@ -365,7 +378,7 @@ class SendEngine:
 
     def _give_up(self, lane: EngineLane, failed: Failed[Parcel], reason: LaneError | None, work: Work) -> None:
         parcels = failed.everything
-        log.warning("queue %s: %d messages not stored: %s", lane.queue, len(parcels), reason or failed.error.value)
+        log.warning("queue %s: messages not stored: %d: %s", lane.queue, len(parcels), reason or failed.error.value)
         self.buffered_bytes -= total_size(parcels)
         if self._history.on:
             self._history.given_up(lane.queue, failed)

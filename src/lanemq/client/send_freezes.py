@@ -6,7 +6,9 @@ was lost for good close the keys concerned; other keys of the queue go on. Every
 is gone, the disk fails, the producer was replaced) would meet any message, and closes the queue.
 
 If everybody concerned is told before they can send anything else (they wait, or the messages have no key), nothing
-is closed; a call that sends many is told when it ends, and until then its keys are. The rest waits for a person.
+is closed; a call that sends many is told when it ends, and until then its keys are. If it ends before its messages
+are settled (its source raised, it was interrupted or cancelled), its caller is told nothing of them, then or later.
+That and the rest waits for a person.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +56,7 @@ class Freezes:
     def _concern(self, lane: EngineLane, parcel: Parcel, why: Exception) -> None:
         if parcel.told or parcel.key is None:
             return
-        call = parcel.ticket if isinstance(parcel.ticket, Crowd) else None
+        call = parcel.ticket if isinstance(parcel.ticket, Crowd) and not parcel.ticket.left else None
         if call is not None:
             if call.over:
                 return
@@ -96,6 +98,15 @@ class Freezes:
             if not _waits(lane):
                 del self._held[lane]
 
+    def call_left(self, call: Crowd) -> None:
+        """Its caller hears nothing of its messages: what failed of them, or will fail, waits for a person."""
+        call.left = True
+        for lane in tuple(self._held):
+            for freeze in _all_of(lane):
+                freeze.leave(call)
+            if not _waits(lane):
+                del self._held[lane]
+
     def reopen(self, lane: EngineLane) -> None:
         """Opens a queue that is frozen as a whole, if everybody knows of it and nothing is unanswered."""
         if lane.freeze is not None and lane.freeze.everybody_knows and lane.sender.idle:
@@ -122,9 +133,12 @@ class Freezes:
         return was_frozen
 
 
+def _all_of(lane: EngineLane) -> list[Freeze[Crowd]]:
+    return [*lane.frozen_keys.values(), *([lane.freeze] if lane.freeze is not None else [])]
+
+
 def _waits(lane: EngineLane) -> bool:
-    freezes = [*lane.frozen_keys.values(), *([lane.freeze] if lane.freeze is not None else [])]
-    return any(freeze.waits_for for freeze in freezes)
+    return any(freeze.waits_for for freeze in _all_of(lane))
 
 
 def frozen_of(lane: EngineLane) -> list[Frozen]:

@@ -20,8 +20,7 @@ class SendHistory:
             self._history.send(queue.topic, parcel.key or "", parcel.message_id)
 
     def stored(self, queue: MessageQueue, parcels: Sequence[Parcel], first_offset: int) -> None:
-        if first_offset < 0:
-            return  # a repeat so old that the broker forgot its place
+        """-1 for a repeat whose place the broker has forgotten; it comes alone."""
         for offset, parcel in enumerate(parcels, first_offset):
             self._history.acked(queue.topic, parcel.key or "", parcel.message_id, queue.queue_id, offset)
 

@@ -1,7 +1,7 @@
 """What became of parcels, and the words in which their senders are told."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lanemq._fast import compiled
@@ -9,7 +9,7 @@ from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_requests import Parcel
 from lanemq.client.send_tickets import FEW, Crowd, SubmittedFuture, Ticket
 from lanemq.core.send_batch import Failed, SendError
-from lanemq.model.errors import Dropped, LaneError, LaneFrozen, RequestTimedOut, SequenceGap
+from lanemq.model.errors import BrokerRefused, Dropped, LaneError, LaneFrozen, RequestTimedOut, SequenceGap
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.wire.command import Command
@@ -96,16 +96,32 @@ Outcome: TypeAlias = Stored | NotStored
 def stored_outcomes(parcels: Sequence[Parcel], queue: MessageQueue, reply: Command) -> list[Stored]:
     """The broker's answer to a send that is in its log; two when a crash had cut the batch in two."""
     ext = reply.ext
-    offset = int(ext.get("queueOffset", "-1"))
+    offset = _number(ext, "queueOffset", -1)
     safety = _STORED_AS.get(ext.get(LANE_STORED, ""), StoredAs.UNKNOWN)
-    skipped = int(ext.get(LANE_SKIPPED, "0"))
-    if not skipped:
-        return [Stored(parcels, queue, offset, safety, ext.get(LANE_DUPLICATE) == "true")]
-    known = int(ext.get(LANE_KNOWN_OFFSET, "-1"))
+    skipped = _number(ext, LANE_SKIPPED, 0)
+    if not 0 < skipped < len(parcels):
+        return _placed(Stored(parcels, queue, offset, safety, ext.get(LANE_DUPLICATE) == "true"))
+    known = _number(ext, LANE_KNOWN_OFFSET, -1)
     return [
-        Stored(parcels[:skipped], queue, known, safety, True),
-        Stored(parcels[skipped:], queue, offset, safety, False),
+        *_placed(Stored(parcels[:skipped], queue, known, safety, True)),
+        *_placed(Stored(parcels[skipped:], queue, offset, safety, False)),
     ]
+
+
+def _number(ext: Mapping[str, str], name: str, otherwise: int) -> int:
+    """What cannot be read is not known. The message is stored all the same: the answer's code says that."""
+    try:
+        number = int(ext.get(name, otherwise))
+    except ValueError:
+        return otherwise
+    return number if 0 <= number < 1 << 62 else otherwise
+
+
+def _placed(stored: Stored) -> list[Stored]:
+    """Where the broker does not know the place any more, no parcel has one: none lies "behind" another."""
+    if stored.first_offset >= 0:
+        return [stored]
+    return [replace(stored, parcels=(parcel,)) for parcel in stored.parcels]
 
 
 def without(outcomes: Sequence[Stored], given_up: Collection[int]) -> list[Stored]:
@@ -128,7 +144,8 @@ def failed_outcomes(
     if failed.error is SendError.TOO_LATE:
         why = f"; the last problem was: {reason}" if reason is not None else ""
         late = f"no answer for queue {queue} within {seconds:g} s"
-        unknown: LaneError = RequestTimedOut(f"{late}: the message may be stored or not{why}")
+        request = "counted from the oldest message of its request"
+        unknown: LaneError = RequestTimedOut(f"{late}, {request}: the message may be stored or not{why}")
         unsent: LaneError = RequestTimedOut(f"{late}: the message was not sent{why}")
         roots = ((failed.unknown, unknown), (failed.unsent, unsent))
     else:
@@ -139,20 +156,36 @@ def failed_outcomes(
     told = [NotStored(parcels, error) for parcels, error in roots if parcels]
     if failed.error in (SendError.FATAL, SendError.GAP):
         return [*told, NotStored(failed.blocked, _queue_frozen(queue, reason))] if failed.blocked else told
-    return told + _behind_their_keys(queue, (*failed.behind, *failed.blocked), told)
+    behind_doubt = () if failed.refused else failed.behind
+    certain = (*failed.behind, *failed.blocked) if failed.refused else failed.blocked
+    return [
+        *told,
+        *_behind_their_keys(queue, behind_doubt, told, "it may be stored or not"),
+        *_behind_their_keys(queue, certain, told, "not stored"),
+    ]
 
 
-def _behind_their_keys(queue: MessageQueue, parcels: Sequence[Parcel], roots: Sequence[NotStored]) -> list[NotStored]:
+def _behind_their_keys(
+    queue: MessageQueue, parcels: Sequence[Parcel], roots: Sequence[NotStored], fate: str
+) -> list[NotStored]:
     reasons = {parcel.key: outcome.error for outcome in reversed(roots) for parcel in outcome.parcels}
     by_key: dict[str | None, list[Parcel]] = {}
     for parcel in parcels:
         by_key.setdefault(parcel.key, []).append(parcel)
-    return [NotStored(of_key, _key_frozen(queue, key, reasons.get(key))) for key, of_key in by_key.items()]
+    return [NotStored(of_key, _key_frozen(queue, key, reasons.get(key), fate)) for key, of_key in by_key.items()]
 
 
 def doubtful(failed: Failed[Parcel]) -> Failed[Parcel]:
-    """Refused now, but an attempt before may have been stored; or the disk failed under it, and a restart finds it."""
-    return Failed(failed.error, unknown=(*failed.refused, *failed.unknown), blocked=failed.blocked)
+    """The disk failed under it, and a restart may find it."""
+    return replace(failed, refused=(), unknown=(*failed.refused, *failed.unknown))
+
+
+def in_doubt(problem: LaneError) -> LaneError:
+    """The same refusal, told of messages that an attempt without an answer may have stored."""
+    doubt = "the message may be stored or not, because not every attempt at it was answered"
+    if isinstance(problem, BrokerRefused):
+        return type(problem)(problem.code, f"{problem.remark or 'no reason given'}; {doubt}")
+    return type(problem)(f"{problem}; {doubt}")
 
 
 def forgotten(queue: MessageQueue) -> SequenceGap:
@@ -171,5 +204,5 @@ def _queue_frozen(queue: MessageQueue, reason: LaneError | None) -> LaneFrozen:
     return LaneFrozen(f"not sent, because an earlier message to queue {queue} failed: {reason}")
 
 
-def _key_frozen(queue: MessageQueue, key: str | None, reason: LaneError | None) -> LaneFrozen:
-    return LaneFrozen(f"not stored, because an earlier message of key {key!r} to queue {queue} failed: {reason}")
+def _key_frozen(queue: MessageQueue, key: str | None, reason: LaneError | None, fate: str) -> LaneFrozen:
+    return LaneFrozen(f"{fate}, because an earlier message of key {key!r} to queue {queue} failed: {reason}")

@@ -44,7 +44,8 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 RUN_MESSAGES, RUN_BYTES = 500, 1024 * 1024
-"""How much `send_many` hands over at once: enough to fill batches, little enough to let others in between."""
+"""How much `send_many` hands over at once: enough to fill batches, little enough to let others in between. Of a small
+buffer no more than a quarter, so that the next run is packed while one is under way."""
 
 MOST_QUICK_KEY = 7800
 """Longer keys may need a look at how long their properties get."""
@@ -114,6 +115,7 @@ class Packer:
         self._compress_above = options.compress_above
         self.as_it_is = type(codec) in (BytesCodec, JsonCodec)
         """The codec leaves bytes alone."""
+        self._run_bytes = min(RUN_BYTES, options.buffer_bytes // 4)
         limits = RUN_MESSAGES, options.max_body_bytes, self.as_it_is
         self._tools: Tools = self.encode, self.next_id, self._refuse_large, Parcel, NOTHING, limits
 
@@ -155,7 +157,7 @@ class Packer:
 
         Ends at the first failure: nothing is read any more, and what was read and not handed over is not sent.
         """
-        source, run, room, before = iter(messages), list[Keyed](), RUN_BYTES, 0
+        source, run, room, before = iter(messages), list[Keyed](), self._run_bytes, 0
         while not ticket.errors:
             other, late, room = pack_pairs(self._tools, source, ticket, before + len(run), run, room)
             if other is not NOTHING:
@@ -171,7 +173,7 @@ class Packer:
                     yield run
                 before += len(run)
                 run = [] if late is None else [late]
-                room = RUN_BYTES - sum([len(parcel.body) for _, parcel in run])
+                room = self._run_bytes - sum([len(parcel.body) for _, parcel in run])
         if run and not ticket.errors:
             yield run
 

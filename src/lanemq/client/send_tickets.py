@@ -149,6 +149,8 @@ class Crowd(ABC):
         self._expected: int | None = None
         self.over = False
         """The call has ended: whoever made it knows what there is to know."""
+        self.left = False
+        """It has ended with something else: nobody is told any more."""
 
     def stored_all(self, indexes: Iterable[int], receipts: Iterable[Receipt]) -> None:
         """`stored` for each of them."""
@@ -191,9 +193,8 @@ class WaitingCrowd(Crowd):
         super().__init__()
         self._all = threading.Event()
 
-    def wait(self) -> list[Receipt]:
+    def wait(self) -> None:
         self._all.wait()
-        return self.result()
 
     def _completed(self) -> None:
         self._all.set()
@@ -206,9 +207,8 @@ class AwaitedCrowd(Crowd):
         super().__init__()
         self._all = asyncio.Event()
 
-    async def wait(self) -> list[Receipt]:
+    async def wait(self) -> None:
         await self._all.wait()
-        return self.result()
 
     def _completed(self) -> None:
         self._all.set()

@@ -1,7 +1,8 @@
-"""Which thread tells callers what became of their messages.
+"""Which thread does what for a producer, and what it may therefore wait for.
 
-The rule guarded here: callbacks of `submit` run on the thread that settles messages, so nothing in them may wait for
-a message to be settled: it would wait for itself.
+The rules guarded here: callbacks of `submit` run on the thread that settles messages, so nothing in them may wait for
+a message to be settled: it would wait for itself. And the thread that keeps deadlines never waits for a broker:
+nobody would keep the deadlines of the others.
 """
 
 import threading
@@ -14,6 +15,7 @@ class Here(threading.local):
 
     is_telling = False
     """Callers' callbacks run now; nothing is settled on this thread before they return."""
+    is_keeper = False
 
     def check_may_wait(self, call: str) -> None:
         if self.is_telling:

@@ -14,7 +14,7 @@ from lanemq.client.lane_trouble import LaneLook, Trouble, note_trouble
 from lanemq.client.message import Message
 from lanemq.client.visits import Visit, Visits
 from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import STOPPED, Finished, Order, Outcome, Turn, Wait, Why
+from lanemq.core.turns import DONE, STOPPED, Finished, Order, Outcome, Turn, Wait, Why
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
@@ -78,6 +78,17 @@ class TurnDesk:
         self._settled(turn, finished)
         return finished
 
+    def overdue(self, before: Millis) -> list[MessageTurn]:
+        began_late = [turn for turn in self.turns() if turn.began is not None and turn.began < before]
+        return [turn for turn in began_late if self._scheduler.may_take_over(turn)]
+
+    def take_over(self, turn: MessageTurn, now: Millis) -> bool:
+        """Ends a turn without its worker; False if that must not be, or is too late."""
+        if not self._scheduler.may_take_over(turn):
+            return False
+        self.finish(turn, DONE, 0, "", now)
+        return True
+
     # visits
 
     def fill(self, visit: Visit, now: Millis) -> int:
@@ -100,7 +111,7 @@ class TurnDesk:
         for turn in reversed(list(visit.taken_back())):
             self._after(turn.queue, self._scheduler.finish(turn, STOPPED, now=now).why)
             self.wanted += 1
-        self.collect(visit, now)
+        self._collect_for_others(visit, now)
 
     def collect(self, visit: Visit, now: Millis) -> None:
         """Reports what went well in a visit."""
@@ -116,7 +127,7 @@ class TurnDesk:
     def catch_up(self, now: Millis) -> None:
         """Whoever asks how far a queue is gets the truth, also while a handler hangs behind finished turns."""
         for visit in self.visits:
-            self.collect(visit, now)
+            self._collect_for_others(visit, now)
 
     # questions, and what the event loop does
 
@@ -160,6 +171,13 @@ class TurnDesk:
         lanes = self._scheduler.shut(queue)
         if lanes is not None and lanes.news:
             self.calls.append(self.on_shut)
+
+    def _collect_for_others(self, visit: Visit, now: Millis) -> None:
+        """Lanes that become free here are nobody's: unlike at a visit's end, no worker stands there to take them."""
+        if visit.ended:
+            self.collect(visit, now)
+            if self._scheduler.has_ready:
+                self.wanted += 1
 
     def _settled(self, turn: MessageTurn, finished: MessageFinished) -> None:
         if finished.why is Why.GIVE:

@@ -15,6 +15,7 @@ from lanemq.client.turn_desk import MessageFinished, MessageTurn
 from lanemq.client.visits import Visit
 from lanemq.clock import Clock
 from lanemq.core.turns import STOPPED, Why
+from lanemq.model.errors import Undecodable
 from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
@@ -125,14 +126,15 @@ def log_end(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
 
 
 def _log_failure(turn: MessageTurn, end: TurnEnd, finished: MessageFinished) -> None:
-    """One line per failure that says where and what follows; the traceback with the first attempt only.
+    """One line per failure that says where and what follows; the traceback with the first attempt only,
+    and none where the sentence says it all: a body that cannot be decoded.
 
     A verdict is the handler's word and no failure: it is told in passing, unless the lane ends up parked.
     """
     message, error = stopped_at(turn, end), end.stop.error
     place = f"topic={message.topic} queue={turn.queue} offset={message.queue_offset} key={message.key!r}"
     verdict = isinstance(error, HandlerVerdict)
-    trace = error if turn.attempt == 1 and not verdict else None
+    trace = error if turn.attempt == 1 and not isinstance(error, (HandlerVerdict, Undecodable)) else None
     if verdict and finished.why is not Why.PARKED:
         log.info("handler decided, attempt %d: %s: %r", turn.attempt, place, error)
     elif finished.why is Why.PARKED:

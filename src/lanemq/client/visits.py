@@ -91,8 +91,9 @@ class Visits:
             return messages
         return max(-(-messages // self.share) - len(self._open), 0)
 
-    def something_waits(self) -> bool:
-        return any(visit.waiting or visit.ended for visit in self._open)
+    def something_waits(self, besides: Visit | None = None) -> bool:
+        """Whether a visit, other than this one, has something that others could run or report."""
+        return any(visit is not besides and (visit.waiting or visit.ended) for visit in self._open)
 
     def late(self, now_ns: int) -> list[Visit]:
         """Visits that take too long and have something for others. Looked for now and then, not with every visit."""

@@ -203,6 +203,6 @@ class TaskWorkers:
 def _count(tally: Tally, turn: MessageTurn, end: TurnEnd, took_ms: int) -> None:
     """A turn that did not simply go well."""
     outcome = end.stop.outcome
-    failed = 1 if isinstance(outcome, Suspend) or outcome is Plain.FAILED or outcome is Plain.ROLL_BACK else 0
+    failed = 1 if isinstance(outcome, Suspend) or outcome in (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK) else 0
     ok = end.done + (outcome is Plain.COMMIT)
     tally.turn(turn.queue.topic, ok=ok, failed=failed, took_ms=took_ms)

@@ -9,6 +9,10 @@ between. A `Duplicate` may point at records that are staged and not yet on disk:
 disk like the first one's. After a crash the table is rebuilt by `restore` (checkpoint) and `replay` (the
 log behind it), so what the log lost is forgotten here too, and its repetition is fresh.
 
+Damage in the middle of the log leaves a hole in a producer's sequences, between two runs. A repetition that reaches
+into it is no duplicate, and stored now it would lie behind what followed it: it is answered `Gap(0)`, as if the
+producer were forgotten, so that its sender hears that nobody knows.
+
 Memory is bounded: producers that stored nothing for `idle_ms`, and beyond `capacity` the longest silent
 ones, are forgotten. A forgotten producer that goes on is told `Gap(0)` and must start a new epoch; it is
 never guessed. The price: a repetition of a producer's very first batch (sequence 0) that arrives after it
@@ -17,6 +21,7 @@ was forgotten is stored again, and a replaced producer is no longer fenced.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from lanemq.model.stamp import Stamp
@@ -36,19 +41,22 @@ class Fresh:
 
     skip: int = 0
     known_offset: QueueOffset | None = None
-    """Where the first skipped message is; None if nothing is skipped or its place was forgotten."""
+    """Where the skipped messages begin; None if nothing is skipped, or see `Duplicate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """Everything is in the log already, from `offset` on (None: so long ago that it was forgotten)."""
+    """Everything is in the log already, from `offset` on.
+
+    None: so long ago that it was forgotten, or a crash cut the batch in two, and its parts lie in two places.
+    """
 
     offset: QueueOffset | None
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An earlier message of this producer is missing; storing this one would overtake it."""
+    """An earlier message of this producer is missing; storing this one would overtake it. 0: nothing is known of it."""
 
     expected: int
 
@@ -117,11 +125,17 @@ class _Producer:
         self.next_sequence = sequence + count
         self.last_stored = max(self.last_stored, at)
 
-    def offset_of(self, sequence: int) -> QueueOffset | None:
+    def misses(self, first: int, end: int) -> bool:
+        """Whether one of these sequences lies in a hole: only damage leaves one, `record` takes what follows."""
+        holes = ((run.sequence + run.length, later.sequence) for run, later in pairwise(self.runs))
+        return any(max(first, begin) < min(end, until) for begin, until in holes)
+
+    def offset_of(self, sequence: int, count: int) -> QueueOffset | None:
+        """Where these lie, one behind the other; None if that was forgotten, or they lie in several places."""
         for run in reversed(self.runs):
             if run.sequence <= sequence:
                 inside = sequence - run.sequence
-                return QueueOffset(run.offset + inside) if inside < run.length else None
+                return QueueOffset(run.offset + inside) if inside + count <= run.length else None
         return None
 
 
@@ -149,7 +163,9 @@ class ProducerTable:
         skip = known.next_sequence - first.sequence
         if skip == 0:
             return _FRESH
-        offset = known.offset_of(first.sequence)
+        if known.misses(first.sequence, first.sequence + count):
+            return Gap(0)
+        offset = known.offset_of(first.sequence, min(skip, count))
         return Duplicate(offset) if skip >= count else Fresh(skip, offset)
 
     def record(

@@ -2,7 +2,8 @@
 
 Rule: a key whose message failed stays closed as long as anybody could send another message of it without knowing
 of the failure. Whoever was told before sending on needs no freeze. A call that sends many is told when it ends:
-until then its keys are closed, then they open by themselves. Everything else waits for a person.
+until then its keys are closed, then they open by themselves. A call that ends with something else, before it can
+tell, is told nothing. That and everything else waits for a person.
 
 Memory: one entry per key that failed and was not opened since. Every one of them stands for at least one message
 whose sender was told of a failure.
@@ -35,6 +36,12 @@ class Freeze(Generic[W]):
             self.needs_resume = True
         else:
             self.waits_for.add(call)
+
+    def leave(self, call: W) -> None:
+        """The call ended without its caller hearing of the failure."""
+        if call in self.waits_for:
+            self.waits_for.discard(call)
+            self.needs_resume = True
 
     @property
     def everybody_knows(self) -> bool:

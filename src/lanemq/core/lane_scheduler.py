@@ -33,6 +33,7 @@ from lanemq.core.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.turns import (
     COMMIT,
     DONE,
+    HOPELESS,
     NOT_LEASED,
     ROLL_BACK,
     SLICE_PAUSE,
@@ -154,6 +155,11 @@ class LaneScheduler(Generic[M]):
         """Begun here, and not ended."""
         return turn.lane is not None and turn.lane.turn is turn
 
+    def may_take_over(self, turn: Turn[M]) -> bool:
+        """Whether somebody else than its worker may end it: not while its messages are on their way to the broker, and
+        not when the queue was lost, because they are the next owner's then."""
+        return self.is_running(turn) and turn.given is None and self._queues.get(turn.queue) is turn.gate
+
     def finish_done(self, turns: Iterable[Turn[M]], *, now: Millis) -> list[tuple[MessageQueue, Why]]:
         """`finish(turn, DONE)` for each of them at a fraction of the cost; the queues they were of.
 
@@ -189,7 +195,7 @@ class LaneScheduler(Generic[M]):
             return self._end(turn, done, Why.STOPPED, now=now)
         if outcome is COMMIT or outcome is ROLL_BACK:
             return self._commit_or_roll_back(turn, outcome, done, now)
-        return self._failed(turn, done, outcome.delay if isinstance(outcome, Suspend) else None, now, reason)
+        return self._failed(turn, done, outcome, now, reason)
 
     def sent_back(self, turn: Turn[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
         """The shell tried to hand over `Finished.send_back`, one truth value per message.
@@ -348,11 +354,12 @@ class LaneScheduler(Generic[M]):
         until = self._next_place(home, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, None, (), until)
 
-    def _failed(self, turn: Turn[M], done: int, asked: Millis | None, now: Millis, reason: str) -> Finished[M]:
+    def _failed(self, turn: Turn[M], done: int, outcome: Outcome, now: Millis, reason: str) -> Finished[M]:
         home, lane = self._running(turn)
         batch = turn.messages[done : done + self._options.batch_size]
         policy, failures = self._options.policy, home.failures
-        steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked) for m in batch]
+        asked, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
+        steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
         give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
         if give:
             turn.given = done, give

@@ -2,33 +2,47 @@
 
 Rule: the span never comes out too small while an old message is open, or a flush would end before it; and what
 left the middle is counted only until everything that was in line then has gone, or a flush would never end.
+
+Memory: at most one entry per message in line, whether anybody asks or not; a line that is empty has none.
 """
+
+from collections import deque
 
 
 class LeftOut:
     """Messages that were given up while older ones were open. Usually none."""
 
     def __init__(self) -> None:
-        # A sequence number and a count: so many left, all of them before the message with that number.
-        self._left: list[tuple[int, int]] = []
+        # A sequence number and a count: so many left, all of them before the message with that number. Ascending.
+        self._left: deque[tuple[int, int]] = deque()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return len(self._left)
 
     def since(self, oldest: int) -> int:
         """How many left the line behind the oldest open message, or shortly before it."""
-        if not self._left:
-            return 0
-        self._left = [(end, count) for end, count in self._left if oldest < end]
-        return sum(count for _, count in self._left)
+        left = self._left
+        while left and left[0][0] <= oldest:
+            self._total -= left.popleft()[1]
+        return self._total
 
-    def leave(self, count: int, *, next_sequence: int) -> None:
-        """So many left; the line ends at `next_sequence` now, its end moved up."""
-        if count or self._left:
-            self._left = [(min(end, next_sequence), before) for end, before in self._left]
-            self._left.append((next_sequence, count))
+    def leave(self, count: int, *, oldest: int, next_sequence: int) -> None:
+        """So many left; the line reaches from `oldest` to `next_sequence` now, its end moved up."""
+        left, together = self._left, count
+        while left and left[-1][0] >= next_sequence:
+            together += left.pop()[1]
+        if together:
+            left.append((next_sequence, together))
+        self._total += count
+        self.since(oldest)
 
     def renumbered(self, oldest: int) -> None:
         """The message that had this number has 0 now, and those behind it follow."""
-        self._left = [(max(0, end - oldest), count) for end, count in self._left]
+        self.since(oldest)
+        self._left = deque((end - oldest, count) for end, count in self._left)
 
     def clear(self) -> None:
         """The line is empty and begins anew."""
         self._left.clear()
+        self._total = 0

@@ -126,10 +126,13 @@ class ParkedLanes:
 
         Without a failure the messages belong behind a lane that is parked; if it is not any more, nobody knows
         whether they may run, and the owner is told instead. The same if the failure is that of a redriven message
-        (its offset is `again`) which a person discarded while it ran.
+        (its offset is `again`) which a person discarded while it ran. A failure that is told for the second time,
+        because its answer was lost, does not undo what people ordered meanwhile.
         """
         lane = self.get(name)
         if again is not None and (lane is None or again not in lane.messages):
+            failure = None
+        if again is None and lane is not None and sizes and next(iter(sizes)) <= lane.through:
             failure = None
         if lane is None and failure is None:
             return Parked(0, (), None)

@@ -139,19 +139,20 @@ GIVE: Final = Give()
 DEFAULT_POLICY: Final = HoldKey()
 
 
-def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> NextStep:
+def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hopeless: bool = False) -> NextStep:
     """The next step for a message that already failed `count` times before this failure.
 
     `asked` is the delay a listener requested with its suspend; it replaces the policy's own, within the
-    clamp.
+    clamp. `hopeless` says that another attempt would end the same way: retries count as used up, unless the policy
+    has no end (RETRY_FOREVER), where the message waits for a handler that can take it.
     """
     match policy:
         case SendBack():
             return GIVE
         case DeadLetter(hold=hold):
-            return again(hold, count, asked=asked) if _may_retry(hold, count) else GIVE
+            return again(hold, count, asked=asked) if _may_retry(hold, count, hopeless) else GIVE
         case _:
-            return again(policy, count, asked=asked) if _may_retry(policy, count) else PARK
+            return again(policy, count, asked=asked) if _may_retry(policy, count, hopeless) else PARK
 
 
 def again(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> Again:
@@ -179,5 +180,5 @@ def delay_level(count: int) -> int:
     return 3 + count
 
 
-def _may_retry(hold: HoldQueue | HoldKey, count: int) -> bool:
-    return hold.retries == RETRY_FOREVER or count < hold.retries
+def _may_retry(hold: HoldQueue | HoldKey, count: int, hopeless: bool) -> bool:
+    return hold.retries == RETRY_FOREVER or (count < hold.retries and not hopeless)

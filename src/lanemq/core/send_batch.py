@@ -59,13 +59,14 @@ class Failed(Generic[M]):
 
     error: SendError
     refused: tuple[M, ...] = ()
-    """Certainly not stored: the broker said so."""
+    """Certainly not stored: the broker said so of every attempt."""
     unknown: tuple[M, ...] = ()
     """May or may not be stored."""
     unsent: tuple[M, ...] = ()
     """Too late, and never sent: certainly not stored."""
     behind: tuple[M, ...] = ()
-    """Under way behind a failed message of their key. A broker that checks stamps refuses them."""
+    """Under way behind a failed message of their key. If that is not stored, a broker that checks stamps refuses
+    them; if nobody knows, they may be stored or not."""
     blocked: tuple[M, ...] = ()
     """Waited behind a failed message, of their key or (if the whole lane is frozen) of any: not stored."""
 

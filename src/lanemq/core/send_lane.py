@@ -99,6 +99,16 @@ class SendLane(Generic[M]):
         """Every batch is accounted for after a failure: `renew`, and go on."""
         return self._sent.has_hole and self._frozen is None and self._sent.all_clear
 
+    @property
+    def must_repeat(self) -> bool:
+        """A batch waits to be sent again."""
+        return self._sent.to_repeat() is not None
+
+    def set_window(self, window: int) -> None:
+        """From now on; what is under way beyond it is waited for."""
+        self._options = replace(self._options, window=window)
+        self._sent.most_in_flight = window
+
     def waiting(self) -> list[M]:
         """What was never sent, or goes out again under a new epoch."""
         return [message for message, _, _ in self._pending]
@@ -173,28 +183,23 @@ class SendLane(Generic[M]):
                 return self._refused(found)
         return self._freeze(found, error)
 
-    def connection_lost(self, *, now: Millis) -> None:
-        """Every batch in flight is unanswered for good; all go out again, in order, from the first."""
-        if self._sent.in_flight():
-            self._back_off(now)
-
     def expire(self, *, now: Millis) -> Failed[M] | None:
-        """Give up what has waited longer than the delivery timeout, and what is under way together with it."""
+        """Give up what has waited longer than the delivery timeout.
+
+        What is younger and under way is neither lost nor late: its answer tells whether it is stored, or was refused
+        for the hole before it and goes on in the next epoch. A lane that is frozen has no next one.
+        """
         deadline = self._deadline()
         if deadline is None or now < deadline:
             return None
-        unknown: tuple[M, ...] = ()
-        if self._sent:
-            unknown = self._sent.lose(lambda batch: not self._sent.is_clear(batch))
-            if self._frozen is None:
-                self.renew()
-        lost = self._give_up(SendError.TOO_LATE, unknown=unknown)
+        unknown, clear = self._sent.lose_late(now if self._frozen is None else None)
+        lost = self._give_up(SendError.TOO_LATE, unknown=unknown, unsent=clear)
         late = tuple([message for message, _, _ in takewhile(lambda entry: entry[2] <= now, self._pending)])
         for _ in late:
             self._pending.popleft()
         self._shorten(len(late))
         left = self._give_up(SendError.TOO_LATE, unsent=late)
-        return replace(left, unknown=unknown, behind=lost.behind, blocked=(*lost.blocked, *left.blocked))
+        return replace(lost, unsent=(*clear, *late), blocked=(*lost.blocked, *left.blocked))
 
     def next_deadline(self) -> Millis | None:
         """When to call `expire` and `take_batch` again, if nothing happens before."""
@@ -208,7 +213,8 @@ class SendLane(Generic[M]):
         self._pending.extendleft(reversed(again))
         self._left_out.renumbered(oldest)
         self._begin_epoch()
-        self._left_out.leave(before - oldest - self._next_sequence, next_sequence=self._next_sequence)
+        gone = before - oldest - self._next_sequence
+        self._left_out.leave(gone, oldest=0, next_sequence=self._next_sequence)
         return len(again)
 
     def withdraw(self, key: str) -> tuple[M, ...]:
@@ -288,7 +294,10 @@ class SendLane(Generic[M]):
             self._sent.take_apart(found)
             return None
         guilty = self._sent.lose(lambda batch: batch is found)
-        return self._give_up(SendError.REFUSED, refused=guilty, after=found.first_sequence) if guilty else None
+        if not guilty:
+            return None
+        refused, unknown = ((), guilty) if found.doubt else (guilty, ())
+        return self._give_up(SendError.REFUSED, refused=refused, unknown=unknown, after=found.first_sequence)
 
     def _give_up(
         self,
@@ -317,6 +326,8 @@ class SendLane(Generic[M]):
         blocked = (*clear, *self.waiting())
         self._pending.clear()
         self._frozen = error
+        if refused.doubt and error is not SendError.GAP:  # a gap is refused before anything else is looked at
+            return Failed(error, unknown=(*refused.left(), *unknown), blocked=blocked)
         return Failed(error, refused.left(), unknown, blocked=blocked)
 
     def _begin_epoch(self) -> Epoch:
@@ -337,7 +348,7 @@ class SendLane(Generic[M]):
     def _shorten(self, count: int) -> None:
         """So many that waited have left; nothing of them was sent, so their numbers are free."""
         self._next_sequence -= count
-        self._left_out.leave(count, next_sequence=self._next_sequence)
+        self._left_out.leave(count, oldest=self._oldest(), next_sequence=self._next_sequence)
 
     def _deadline(self) -> Millis | None:
         """Of the oldest message."""

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from lanemq.core.send_batch import Entry, SendBatch, SentBatch
+from lanemq.model.units import Millis
 
 M = TypeVar("M")
 
@@ -21,7 +22,7 @@ class SentWindow(Generic[M]):
     """Ascending by sequence."""
 
     def __init__(self, most_in_flight: int, key_of: Callable[[M], str | None]) -> None:
-        self._most = most_in_flight
+        self.most_in_flight = most_in_flight
         self._key_of = key_of
         self._batches: deque[SentBatch[M]] = deque()
         # From this number on nothing can be stored in this epoch any more.
@@ -70,7 +71,7 @@ class SentWindow(Generic[M]):
         flying = self.in_flight()
         if not flying:
             return True
-        return len(flying) < self._most and flying[-1].first_sequence < again.first_sequence
+        return len(flying) < self.most_in_flight and flying[-1].first_sequence < again.first_sequence
 
     def waits_before(self, batch: SentBatch[M]) -> bool:
         """An earlier one has to be sent again, so a gap is no news."""
@@ -106,6 +107,13 @@ class SentWindow(Generic[M]):
             self.tear_at(batch.first_sequence)
         self._batches = deque(batch for batch in self._batches if batch not in lost)
         return _left(lost)
+
+    def lose_late(self, now: Millis | None) -> tuple[tuple[M, ...], tuple[M, ...]]:
+        """Loses the batches whose time is up, without a time all of them: what may be stored, and what is not."""
+        late = [batch for batch in self._batches if now is None or batch.deadline <= now]
+        clear = [batch for batch in late if self.is_clear(batch)]
+        unknown = self.lose(lambda batch: batch in late and batch not in clear)
+        return unknown, self.lose(lambda batch: batch in clear)
 
     def bar(self, keys: Collection[str], after: int) -> tuple[tuple[M, ...], tuple[M, ...]]:
         """Gives up what these keys have in batches behind a number: what may be under way, and what is not."""

@@ -9,6 +9,7 @@ about that.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from lanemq._fast import compiled
 from lanemq.model.errors import InvalidOption
 from lanemq.model.java_hash import java_int_hash, java_string_hash
 from lanemq.model.queue import MessageQueue
@@ -45,9 +46,15 @@ def round_robin(counter: Iterator[int]) -> Selector:
     return select
 
 
+@compiled
+def text_hash(text: str) -> int:
+    """Java's hash of a text."""
+    return java_string_hash(text)
+
+
 def _hash(key: str | int) -> int:
     if isinstance(key, str):
-        return java_string_hash(key)
+        return text_hash(key)
     if isinstance(key, bool):
         raise InvalidOption(f"key {key!r} is a truth value: pass text or an integer")
     return java_int_hash(key)

@@ -10,6 +10,8 @@ Rules it guards:
 2. A message counts as finished only when the broker said that it has it; what it would not take stays here.
 3. A lane opens only when the broker holds nothing of it any more. Newer messages wait until then.
 4. At most one question about a lane is under way, so answers cannot overtake each other.
+5. After a question that got no answer, the broker may have what was offered. It is offered again before anything else
+   happens to the lane: else the broker's copies would run, and then those that are still here.
 
 The shell asks `work`, does it, and reports `stored`, `given`, `told` or `failed`, once for each piece of work.
 Afterwards lanes may be ready: the scheduler must look at the queue again.
@@ -86,8 +88,8 @@ class KeptLane(NamedTuple):
 class _Shut(Generic[M]):
     """One shut lane."""
 
-    __slots__ = ("asked", "at_broker", "done", "failed_again", "failure", "kept", "lane", "not_before", "redriving",
-                 "through", "wanted")  # fmt: skip
+    __slots__ = ("asked", "at_broker", "done", "doubt", "failed_again", "failure", "kept", "lane", "not_before",
+                 "redriving", "through", "wanted")  # fmt: skip
 
     def __init__(self, lane: Lane[M], *, kept: bool, redriving: bool = False, through: int = NOTHING_DONE) -> None:
         self.lane = lane
@@ -104,6 +106,8 @@ class _Shut(Generic[M]):
         self.failure: Failure | None = None
         self.done = NOTHING_DONE
         self.failed_again = NOTHING_DONE
+        # The broker may or may not have what was offered last.
+        self.doubt = False
         self.wanted = False
         self.not_before = _AT_ONCE
 
@@ -170,7 +174,7 @@ class ShutLanes(Generic[M]):
         entry = self._shut.get(key)
         if entry is None:
             return False
-        if entry.asked or entry.kept:
+        if entry.asked or entry.kept or entry.doubt:
             entry.wanted = True
             entry.not_before = _AT_ONCE
             self._look_at(key)
@@ -205,6 +209,7 @@ class ShutLanes(Generic[M]):
         entry = self._answered(work)
         if entry is None:
             return
+        entry.doubt = False
         self._home.set_aside(entry.lane.pending[:settled])
         del entry.lane.pending[:settled]
         if status is not None:
@@ -242,6 +247,7 @@ class ShutLanes(Generic[M]):
         """No answer; the same again after a pause."""
         entry = self._answered(work)
         if entry is not None:
+            entry.doubt = entry.doubt or isinstance(work, ParkWork)
             entry.not_before = Millis(now + pause)
 
     def kept(self) -> frozenset[str | None]:
@@ -298,6 +304,8 @@ def _work_of(key: str | None, entry: _Shut[M]) -> Work[M] | None:
         return NextWork(key, entry.done)
     if entry.failure is not None:
         return ParkWork(key, tuple(lane.pending[:MOST_AT_ONCE]), entry.failure, entry.failed_again)
+    if entry.doubt and lane.pending:
+        return ParkWork(key, tuple(lane.pending[:MOST_AT_ONCE]), None)
     if entry.wanted and entry.kept:
         return RedriveWork(key)
     if entry.redriving:

@@ -155,6 +155,8 @@ class Plain(Enum):
     """Manual commit: everything since the last commit runs again."""
     FAILED = "failed"
     """The handler raised, or answered nothing. The policy decides."""
+    HOPELESS = "hopeless"
+    """It failed, and would fail the same way however often it is tried: the policy's end comes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class Suspend:
 
 
 Outcome: TypeAlias = Plain | Suspend
-DONE, STOPPED, COMMIT, ROLL_BACK, FAILED = Plain
+DONE, STOPPED, COMMIT, ROLL_BACK, FAILED, HOPELESS = Plain
 
 
 class Why(Enum):

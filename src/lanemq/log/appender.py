@@ -8,18 +8,18 @@ Every failure is final until a restart, a full disk too: what was staged and los
 the table of producers for one, and only a start builds all of that from the log.
 """
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import pack_entries, pack_entry
 from lanemq.log.queue_table import QueueTable
-from lanemq.log.staging import Arrival, Pending, QueueBatch, RecordParts, Staged
+from lanemq.log.staging import Arrival, NewRecords, Pending, QueueBatch, Staged
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.wire.hosts import NO_HOST
 from lanemq.wire.record import seal_records
+from lanemq.wire.record_columns import RecordColumns, seal_columns
 
 
 class Appender:
@@ -52,7 +52,7 @@ class Appender:
         self,
         topic: str,
         queue_id: int,
-        items: Sequence[RecordParts],
+        items: NewRecords,
         *,
         store_time: int,
         born_host: bytes = NO_HOST,
@@ -63,16 +63,20 @@ class Appender:
         queue = self._queues.obtain(topic, queue_id)
         store_time = self.last_store_time = max(store_time, self.last_store_time)
         first, position = queue.staged_end, self._pending.end
-        records = seal_records(items, queue.topic_bytes, queue_id, first, position, born_host, store_time, store_host)
+        place = queue.topic_bytes, queue_id, first, position, born_host, store_time, store_host
+        if isinstance(items, RecordColumns):
+            records, tag_codes = seal_columns(items, *place), items.tag_codes
+        else:
+            records, tag_codes = seal_records(items, *place), [item[2] for item in items]
         batch = self._pending.queues.get(queue) or self._pending.queues.setdefault(queue, QueueBatch())
         if len(records) == 1:
-            size, tag_code = len(records[0]), items[0][2]
+            size, tag_code = len(records[0]), tag_codes[0]
             positions = [position]
             self._place(records[0], size)
             batch.entries.append(pack_entry(first, position, size, tag_code))
             batch.tag_codes.add(tag_code)
         else:
-            sizes, tag_codes = list(map(len, records)), [item[2] for item in items]
+            sizes = list(map(len, records))
             positions = list(accumulate(sizes[:-1], initial=position))
             self._place_all(records, sizes)
             batch.entries.append(pack_entries(first, positions, sizes, tag_codes))

@@ -5,6 +5,10 @@ last whole append and may be tried again; any other failed write, and any failed
 after it nobody knows what the device holds (a repeated `fdatasync` would report success over lost pages).
 Second: a record never spans two segments, and a new segment's name is on disk before anything in it counts.
 
+What a power cut leaves of an append that was under way is any part of it. So that a start can tell this from damage,
+a record that is written when everything in front of it is synced says so (`mark_synced`): bytes in front of such a
+record were whole once, and what is wrong with them now is damage.
+
 `append`, `sync` and `close_retired` belong to the log thread; `read` may be called from any thread;
 `retire` belongs to the loop. The list of segments is replaced, never changed in place.
 """
@@ -19,6 +23,7 @@ from typing import NamedTuple
 from lanemq.log.filesystem import Disk, write_fully
 from lanemq.log.segment import Segment, segment_name, segment_start
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
+from lanemq.wire.record import mark_synced
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -40,6 +45,8 @@ class CommitLog:
         starts = sorted(s for s in map(segment_start, disk.names(folder)) if s is not None)
         self._view = _View([], [])
         self._replace([self._open(start) for start in starts])
+        # Up to here everything is on disk: a start after anything but a clean stop calls `settle` first.
+        self._synced = self.end
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -89,7 +96,7 @@ class CommitLog:
             raise WriteFailed(f"append at {position}, but the log ends at {self.end}: appends were mixed up")
         try:
             for start, chunks in parts:
-                self._append_part(start, b"".join(chunks))
+                self._append_part(start, bytearray().join(chunks))
         except OSError as error:
             if error.errno in _NO_SPACE:
                 self.cut(position)
@@ -100,9 +107,10 @@ class CommitLog:
         """Makes what was appended survive a power cut. Never called again after it failed once."""
         try:
             # Taken first: what is appended while the sync runs must be synced by the next one.
-            segments, self._unsynced = self._unsynced, []
+            segments, self._unsynced, end = self._unsynced, [], self.end
             for segment in segments:
                 self._disk.fdatasync(segment.fd)
+            self._synced = end
         except OSError as error:
             raise WriteFailed(f"fdatasync in {self.folder} failed: {error}; check the disk, restart") from error
 
@@ -116,6 +124,7 @@ class CommitLog:
                     self._disk.close(gone.fd)
                 self._replace(keep)
             self._unsynced = [s for s in self._unsynced if s in keep]
+            self._synced = min(self._synced, position)
             if keep:
                 self._disk.truncate(keep[-1].fd, position - keep[-1].start)
                 keep[-1].size = position - keep[-1].start
@@ -125,6 +134,7 @@ class CommitLog:
     def begin_at(self, position: int) -> None:
         """Goes on at a position behind the end, leaving a visible hole: lost bytes keep their positions."""
         self._add_segment(position)
+        self._synced = position
 
     def settle(self) -> None:
         """Writes cached pages out and forgets them, so that recovery reads what the device really holds."""
@@ -132,6 +142,7 @@ class CommitLog:
             for segment in self.segments[-2:]:
                 self._disk.fdatasync(segment.fd)
                 self._disk.drop_cache(segment.fd)
+            self._synced = self.end
         except OSError as error:
             raise StorageError(f"cannot settle {self.folder}: {error}; the disk is failing") from error
 
@@ -158,9 +169,11 @@ class CommitLog:
             self._disk.close(segment.fd)
         self._view = _View([], [])
 
-    def _append_part(self, start: int, data: bytes) -> None:
+    def _append_part(self, start: int, data: bytearray) -> None:
         segments = self._view.segments
         last = segments[-1] if segments and segments[-1].start == start else self._roll(start)
+        if self._synced == last.end:
+            mark_synced(data)
         write_fully(self._disk, last.fd, data, last.size)
         last.size += len(data)
         if last not in self._unsynced:

@@ -90,11 +90,12 @@ def pack_entry(offset: int, position: int, size: int, tag_code: int) -> bytes:
 @compiled
 def pack_entries(offset: int, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> bytes:
     """Entries of records that follow one another in a queue."""
-    parts: list[bytes] = []
-    check, crc32 = _CHECK.pack, zlib.crc32
-    for at, facts in enumerate(map(_FACTS.pack, positions, sizes, tag_codes), offset):
-        parts += (facts, check(crc32(facts, at & 0xFFFFFFFF)))
-    return b"".join(parts)
+    first = offset & 0xFFFFFFFF
+    offsets: Sequence[int] = range(first, first + len(positions))
+    if offsets and offsets[-1] > 0xFFFFFFFF:
+        offsets = [at & 0xFFFFFFFF for at in offsets]
+    checks = map(zlib.crc32, map(_FACTS.pack, positions, sizes, tag_codes), offsets)
+    return b"".join(map(ENTRY.pack, positions, sizes, tag_codes, checks))
 
 
 def unpack_entries(data: bytes) -> list[Entry]:

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from lanemq._fast import compiled
 from lanemq.log.queue_index import Entry
-from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, PROOF
+from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, PROOF, SYNCED_MARK
 
 _NEAR_BYTES = 4096
 """Reading this much between two records of a queue costs less than asking the disk twice."""
@@ -145,6 +145,7 @@ def verify(data: bytes, queue_id: int, entries: Sequence[Entry], offsets: Sequen
             continue
         # The head is copied, the rest looked at in place: each is the cheaper way for its length.
         crc = crc32(whole[start + HEAD_BYTES : end], crc32(data[start : start + CHECKSUM_AT]))
-        if unpack(data, start) != (size, MAGIC_V1, queue_id, offsets[i], position, crc):
+        proof, place = unpack(data, start), (size, MAGIC_V1, queue_id, offsets[i], position)
+        if proof != (*place, crc) and proof != (*place, crc ^ SYNCED_MARK):
             bad.append(i)
     return bad

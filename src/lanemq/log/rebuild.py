@@ -3,6 +3,11 @@
 Guards: an offset that was given out is never given out again while anything still tells of it. A damaged
 record keeps its place in its queue, as a gap that readers are told about. Known offsets come from the queue
 rows, from the neighbours of the damage, and, for the last record of a queue, from what is left of its head.
+
+And: of an append that nobody was told of, only the beginning counts. A power cut may have kept its end and not its
+middle; were that end taken for stored, its producer's repetition would be answered as a duplicate, and the middle
+would be lost although acknowledged. So the log ends at its first torn byte, unless a record behind it shows that it
+had been synced (`shows_synced`): then it is damage, and costs nothing but itself.
 """
 
 import struct
@@ -14,7 +19,7 @@ from lanemq.log.commit_log import CommitLog
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.queue_table import QueueTable
 from lanemq.log.record_bytes import RecordFacts, facts_of, tag_code_of
-from lanemq.log.recovery import Damaged, Found, scan
+from lanemq.log.recovery import Damaged, Found, scan, shows_synced
 from lanemq.log.state import DamageRow, QueueRow
 from lanemq.wire.record import PROOF, RecordView
 
@@ -51,23 +56,27 @@ class Rebuilder:
         self._dropped = dropped
         self._known = known
         self._damage_at = 0
-        self._trailing: list[Damaged] = []
         self._guesses: list[_Place] = []
         self._result = Rebuilt()
 
     def run(self, begin: int, on_record: OnRecord | None) -> Rebuilt:
         for part in scan(self._log, begin):
             if isinstance(part, Found):
-                self._settle_trailing()
                 self._add(part, on_record)
-            else:
-                self._trailing.append(part)
-        if self._trailing and self._trailing[0].position >= self._known:
-            self._result.torn_at = self._trailing[0].position
-        else:
-            self._settle_trailing()
+            elif not self._kept(part):
+                break
         self._keep_guessed_places()
         return self._result
+
+    def _kept(self, part: Damaged) -> bool:
+        """Notes damage; False for a torn end, which begins where nothing is known to have been synced."""
+        end = part.position + part.length
+        if end > self._known and not shows_synced(self._log, end):
+            self._result.torn_at = max(part.position, self._known)
+            part = part._replace(length=self._result.torn_at - part.position)
+        if part.length:
+            self._note(part)
+        return self._result.torn_at is None
 
     def keep_known_ends(self, rows: list[QueueRow]) -> None:
         """After a rebuild from nothing: no queue may end before the offset it had reached."""
@@ -107,14 +116,12 @@ class Rebuilder:
         queue.put(position, size, tag_code)
         self._queues.touch(queue)
 
-    def _settle_trailing(self) -> None:
-        for damaged in self._trailing:
-            self._damage_at = damaged.position
-            self._result.damage.append(DamageRow(damaged.position, damaged.length, damaged.reason))
-            place = _guess(damaged)
-            if place is not None:
-                self._guesses.append(place)
-        self._trailing = []
+    def _note(self, damaged: Damaged) -> None:
+        self._damage_at = damaged.position
+        self._result.damage.append(DamageRow(damaged.position, damaged.length, damaged.reason))
+        place = _guess(damaged)
+        if place is not None:
+            self._guesses.append(place)
 
     def _keep_guessed_places(self) -> None:
         for place in self._guesses:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lanemq.wire.java_hash import tag_code
 from lanemq.wire.properties import PropertyName, find_property
-from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, STORE_TIME_AT, checksum_of
+from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, STORE_TIME_AT, checksum_of, proves
 
 MAGIC_BYTES = MAGIC_V1.to_bytes(4, "big")
 MAGIC_AT = 4
@@ -45,7 +45,7 @@ def size_at(buffer: bytes, start: int, position: int) -> int:
         return 0
     if start + size > len(buffer):
         return -int(size)
-    return int(size) if checksum_of(memoryview(buffer), start, start + size) == check else 0
+    return int(size) if proves(check, checksum_of(memoryview(buffer), start, start + size)) else 0
 
 
 def store_time_at(buffer: bytes, start: int = 0) -> int:

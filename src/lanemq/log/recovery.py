@@ -1,9 +1,10 @@
 """Reading the log back after a crash: which bytes are records, which are damage.
 
-Guards two rules. An intact record is never lost because something before it is damaged: after damage the scan
-searches on for the next bytes that prove to be a record. And only a torn end is cut, that is, damage with
-nothing intact behind it; what is cut is kept in a side file. A file that has become shorter since it was opened
-stops the start instead: what is missing is not known to be damaged, and nothing may be cut on such a word.
+Guards two rules. An intact record that was acknowledged is never lost because something before it is damaged: after
+damage the scan searches on for the next bytes that prove to be a record. And only a torn end is cut, that is, damage
+with no record behind it that was written after it had been synced; what is cut is kept in a side file. A file that
+has become shorter since it was opened stops the start instead: what is missing is not known to be damaged, and
+nothing may be cut on such a word.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, size_at
 from lanemq.model.errors import StorageError
+from lanemq.wire.record import is_marked_synced
 
 _WINDOW = 4 * 1024 * 1024
 _MOST_HEAD = 1024 * 1024
@@ -46,6 +48,16 @@ def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found
         if position < end:
             yield from _scan_part(log, position, end, window)
             position = end
+
+
+def shows_synced(log: CommitLog, position: int) -> bool:
+    """Whether everything in front of a position was on disk before something behind it was written.
+
+    A record behind it says so, or there is a later segment: what is in front of one is synced before it begins.
+    """
+    if log.segments and position <= log.segments[-1].start:
+        return True
+    return any(isinstance(part, Found) and is_marked_synced(part.buffer, part.start) for part in scan(log, position))
 
 
 def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterator[Found | Damaged]:

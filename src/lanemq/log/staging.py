@@ -5,13 +5,18 @@ it (`flush`), and afterwards only the loop again (`publish`). Nothing is shared 
 the hot path needs no lock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from lanemq.log.queue_index import QueueIndex
+from lanemq.wire.record_columns import RecordColumns
 
 RecordParts: TypeAlias = tuple[bytes, bytes, int, int, int, int, int]
 """The fields of a `NewRecord` as a plain tuple: a broker makes hundreds of thousands a second."""
+
+NewRecords: TypeAlias = Sequence[RecordParts] | RecordColumns
+"""What is staged in one go: one by one, or many that are alike as columns."""
 
 
 class NewRecord(NamedTuple):

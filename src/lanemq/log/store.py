@@ -27,7 +27,7 @@ from lanemq.log.rebuild import OnRecord
 from lanemq.log.record_bytes import facts_of, size_at, store_time_at
 from lanemq.log.retention import SegmentFacts, expired_segments
 from lanemq.log.segment import Segment
-from lanemq.log.staging import Arrival, Pending, RecordParts, Staged
+from lanemq.log.staging import Arrival, NewRecords, Pending, Staged
 from lanemq.log.startup import RecoveryReport, Startup
 from lanemq.log.state import ProducerRow, State
 from lanemq.log.time_search import Boundary, TimeSearch
@@ -122,7 +122,7 @@ class Store:
         self,
         topic: str,
         queue_id: int,
-        items: Sequence[RecordParts],
+        items: NewRecords,
         *,
         store_time: int,
         born_host: bytes = NO_HOST,
@@ -149,7 +149,7 @@ class Store:
         """See `Appender.sync`."""
         self._appender.sync()
 
-    def append(self, topic: str, queue_id: int, items: Sequence[RecordParts], *, store_time: int) -> Staged:
+    def append(self, topic: str, queue_id: int, items: NewRecords, *, store_time: int) -> Staged:
         """All three steps on one thread, for tools and tests."""
         staged = self.stage(topic, queue_id, items, store_time=store_time)
         pending = self.take_pending()

@@ -3,11 +3,15 @@ Spark executors.
 
 `BlockingConnection` asks one question at a time. `DuplexConnection` adds a reader thread, so that any number
 of threads may have requests under way; answers arrive on that thread.
+
+Rule: nobody hangs in a write for ever. A peer that takes nothing, though its machine keeps the connection alive, is
+left after a while; and a thread that others depend on does not write at all, it has it done (`flush_aside`).
 """
 
 import contextlib
 import itertools
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +35,7 @@ from lanemq.wire.command import Command, decode_command
 from lanemq.wire.frame import FrameDecoder
 
 CONNECT_SECONDS = 3.0
+WRITE_SECONDS = 3.0
 READ_BYTES = 64 * 1024
 
 OnReply = Callable[[Command | None, LaneError | None], None]
@@ -47,9 +52,10 @@ def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket
     return sock
 
 
-def connect_with(security: Security, address: Address, timeout: float) -> Wire:
+def connect_with(security: Security, address: Address, timeout: float, write_timeout: float = WRITE_SECONDS) -> Wire:
     """The same, encrypted if that is asked for; then a peer that cannot be trusted is `TlsFailed`."""
     sock = connect(address, timeout)
+    limit_writes(sock, write_timeout)
     if security.tls is None:
         return sock
     try:
@@ -57,6 +63,13 @@ def connect_with(security: Security, address: Address, timeout: float) -> Wire:
     except BaseException:
         sock.close()
         raise
+
+
+def limit_writes(sock: socket.socket, seconds: float) -> None:
+    """A write without any progress for so long fails. Asked of the kernel: a time-out of the socket would hold for
+    reads too, and cost every call another look."""
+    whole, rest = divmod(max(1, round(seconds * 1_000_000)), 1_000_000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, rest))
 
 
 def _encrypted(sock: socket.socket, address: Address, tls: TlsOptions) -> TlsSocket:
@@ -135,8 +148,10 @@ class DuplexConnection:
         *,
         on_lost: Callable[["DuplexConnection"], None],
         timeout: float = CONNECT_SECONDS,
+        write_timeout: float = WRITE_SECONDS,
         security: Security = OPEN,
     ) -> None:
+        """`write_timeout`: seconds. When the peer takes nothing for once or twice as long, the connection ends."""
         self.address = address
         self.is_open = True
         self._on_lost = on_lost
@@ -147,7 +162,7 @@ class DuplexConnection:
         self._writing = threading.Lock()
         self._encode = request_encoder(security)
         self._unheard = unheard(security)
-        self._socket = connect_with(security, address, timeout)
+        self._socket = connect_with(security, address, timeout, write_timeout)
         self._socket.settimeout(None)
         self._reader = threading.Thread(target=self._read, name=f"lanemq-reader-{address}", daemon=True)
         self._reader.start()
@@ -181,12 +196,17 @@ class DuplexConnection:
         if not self.is_open:
             self._fail_all()
 
-    def post_oneway(self, command: Command) -> None:
+    def flush_aside(self) -> None:
+        """`flush` for a thread that may not wait for the peer: a writer that is there does it, or a new thread."""
+        if self._outgoing and not self._writing.locked():
+            threading.Thread(target=self.flush, name=f"lanemq-writer-{self.address}", daemon=True).start()
+
+    def post_oneway(self, command: Command, *, aside: bool = False) -> None:
         """Sends and expects no answer; silently lost with the connection."""
         command.opaque = next(self._opaques) & 0x7FFFFFFF
         command.flag |= 2
         self._outgoing.append(self._encode(command))
-        self.flush()
+        self.flush_aside() if aside else self.flush()
 
     def _write_lined_up(self) -> None:
         while self._outgoing:

@@ -201,7 +201,8 @@ async def open_connection(
 async def _connect_encrypted(made: Connection, tls: TlsOptions) -> None:
     address = made.address
     try:
-        context = client_context(tls)
+        # Reading the files takes milliseconds, on a slow disk more: everything else on the loop would wait.
+        context = await asyncio.to_thread(client_context, tls)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: made, *address, ssl=context, server_hostname=address.host)
     except InvalidOption as error:  # a file that was sound when the client was made

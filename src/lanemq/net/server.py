@@ -1,8 +1,9 @@
 """The listening side: bytes in, commands to a dispatcher, answers out.
 
 A protocol class, not streams: one read of the socket may hold hundreds of requests, and all of their answers
-leave in one write at the end of the loop turn. Handlers run in the read callback itself; one that must wait
-(a durable send, a held pull) keeps the peer and answers later. No task, future or timer exists per request.
+leave in one write: at the end of the read, or for what is answered later at the end of the loop turn. Handlers
+run in the read callback itself; one that must wait (a durable send, a held pull) keeps the peer and answers later.
+No task, future or timer exists per request.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
+from lanemq.net.reads import NoReads, Reads
 from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, Door
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import BadHeader, Command, decode_command, encode_response
@@ -85,13 +87,15 @@ class Peer(asyncio.Protocol):
         self._outgoing_bytes = 0
         self._closing = False
         self._held_up = False
+        self._reading = False
+        """True while a read is handled: what is queued meanwhile leaves at its end, without a turn of the loop."""
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame; everything queued in one loop turn leaves in one write."""
-        if not self._outgoing:
+        """Queues a frame; everything queued in one read, or in one loop turn, leaves in one write."""
+        if not self._outgoing and not self._reading:
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
@@ -149,12 +153,23 @@ class Peer(asyncio.Protocol):
         if self._closing:
             return
         self.last_seen = self._server.loop.time()
+        reads = self._server.reads
+        # What was queued before has its turn already.
+        self._reading = not self._outgoing
+        reads.begin()
         try:
             self._incoming.extend(self._decoder.feed(data))
             self._count_unfinished()
             self._work()
         except ProtocolError as error:
             self.close(f"not RocketMQ's protocol: {error}")
+        finally:
+            try:
+                reads.end(self.number)
+            finally:
+                if self._reading:
+                    self._reading = False
+                    self._flush()
 
     def _work(self) -> None:
         """Hands over what was received, as long as the peer reads its answers."""
@@ -231,10 +246,12 @@ class Server:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         together: Together | None = None,
+        reads: Reads | None = None,
         door: Door | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.together = together
+        self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished = 0
         """Bytes of frames that have begun and not ended, over all peers."""

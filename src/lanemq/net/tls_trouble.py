@@ -36,7 +36,9 @@ def handshake_trouble(error: OSError, address: Address, tls: TlsOptions) -> str:
 def unheard(security: Security) -> str:
     """What may be behind a connection that ended before anything was heard: many brokers just hang up."""
     if security.tls is None:
-        return ", and nothing was heard from it: if it takes nothing but TLS, connect with tls"
+        return (
+            ", and nothing was heard from it: it hangs, is no broker, or takes nothing but TLS (then connect with tls)"
+        )
     if security.tls.cert is None:
         return ", and nothing was heard from it: it may want a certificate of ours, give tls cert and tls key"
     return (

@@ -16,6 +16,8 @@ from lanemq.wire.properties import MAX_PROPERTIES_BYTES
 
 BATCH_HEAD = Struct(">iiiii")
 """Total size, magic, CRC, flag, body length."""
+_SIZES = Struct(">i8xii")
+"""Of the same: total size, flag, body length."""
 BATCH_LENGTH = Struct(">h")
 """Of the properties."""
 _HEAD_BYTES, _SHORT_BYTES = BATCH_HEAD.size, BATCH_LENGTH.size
@@ -69,27 +71,28 @@ def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
-    head, short = BATCH_HEAD.unpack_from, BATCH_LENGTH.unpack_from
+    add_flag, add_body, add_text = flags.append, bodies.append, texts.append
+    head, short = _SIZES.unpack_from, BATCH_LENGTH.unpack_from
     position, end = 0, len(body)
-    while position + BATCH_FRAME_BYTES <= end:
-        size, _, _, flag, length = head(body, position)
-        next_at = position + size
+    last = end - BATCH_FRAME_BYTES
+    while position <= last:
+        size, flag, length = head(body, position)
         body_at = position + _HEAD_BYTES
-        text_at = body_at + length + _SHORT_BYTES
+        body_end = body_at + length
+        text_at = body_end + _SHORT_BYTES
+        next_at = position + size
         if length < 0 or next_at > end or text_at > next_at:
             raise _damaged(position, end, f"size {size}, body length {length}")
-        (text_length,) = short(body, text_at - _SHORT_BYTES)
-        if text_at + text_length != next_at:
-            raise _damaged(position, end, f"size {size}, properties length {text_length}")
-        text = body[text_at:next_at]
-        if not text.isascii():
-            _prove_text(text, position, end)
-        flags.append(flag)
-        bodies.append(body[body_at : text_at - _SHORT_BYTES])
-        texts.append(text)
+        if text_at + short(body, body_end)[0] != next_at:
+            raise _damaged(position, end, f"size {size}, but its properties end elsewhere")
+        add_flag(flag)
+        add_body(body[body_at:body_end])
+        add_text(body[text_at:next_at])
         position = next_at
     if position != end or not flags:
         raise _damaged(position, end, "the last message is cut off" if flags else "it holds no message")
+    if not b"".join(texts).isascii():
+        _prove_texts(texts, end)
     return flags, bodies, texts
 
 
@@ -105,18 +108,21 @@ def weigh(bodies: list[bytes], properties: list[bytes]) -> tuple[int, int, int, 
     a producer has them, so all are asked at once.
     """
     every = b"\x02" + b"\x02".join(properties)
-    found = DELAYED if b"\x02DELAY\x01" in every or b"\x02TIMER_" in every else 0
-    if b"\x02TAGS\x01" in every:
+    timed, tagged = (b"\x02TIMER_" in every, b"\x02TAGS\x01" in every) if b"\x02T" in every else (False, False)
+    found = DELAYED if timed or b"\x02DELAY\x01" in every else 0
+    if tagged:
         found |= TAGGED
     sizes, lengths = list(map(len, bodies)), list(map(len, properties))
     return sum(sizes) + sum(lengths), max(sizes, default=0), max(lengths, default=0), found
 
 
-def _prove_text(properties: bytes, position: int, end: int) -> None:
-    try:
-        properties.decode()
-    except UnicodeDecodeError:
-        raise _damaged(position, end, "its properties are no UTF-8") from None
+def _prove_texts(texts: list[bytes], end: int) -> None:
+    """Each by itself: joined, two halves of a character in different messages would pass."""
+    for number, text in enumerate(texts):
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            raise RemoteProtocolError(f"message {number} of a batch of {end} bytes: properties are no UTF-8") from None
 
 
 def _damaged(position: int, end: int, what: str) -> RemoteProtocolError:

@@ -22,6 +22,9 @@ JSON = 0
 BINARY = 1
 """Serialize types of a header (RocketMQ's SerializeType)."""
 
+_CRUMB_BYTES = 4096
+"""What arrives in smaller pieces is put together at once."""
+
 _LENGTHS = Struct(">II")
 _LENGTH = Struct(">I")
 
@@ -37,18 +40,15 @@ class Frame(NamedTuple):
 class FrameDecoder:
     """Turns what a socket delivers into frames; one decoder per connection."""
 
-    __slots__ = ("_limit", "_needed", "_rest")
+    __slots__ = ("_limit", "_needed", "_rest", "pending")
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
-        self._rest = bytearray()
+        self._rest: list[bytes | bytearray] = []
         self._needed = 0
         """Fewer bytes than this in `_rest` cannot complete a frame: not worth looking again."""
-
-    @property
-    def pending(self) -> int:
+        self.pending = 0
         """Bytes of an unfinished frame; more than 0 at the end of a connection means it was cut off."""
-        return len(self._rest)
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes.
@@ -58,16 +58,27 @@ class FrameDecoder:
         request is the same as a lost one.
         """
         if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed:
+            self._keep(data)
+            if self.pending < self._needed:
                 return []
-            data = bytes(self._rest)
+            data = b"".join(self._rest)
             self._rest.clear()
+            self.pending = 0
         frames: list[Frame] = []
         position = self._take_frames(data, frames)
         if position < len(data):
-            self._rest += data[position:]
+            self._keep(data[position:])
         return frames
+
+    def _keep(self, data: bytes) -> None:
+        """As it came, so that it is copied once; crumbs together, or each would take many times its own size."""
+        self.pending += len(data)
+        if len(data) >= _CRUMB_BYTES:
+            self._rest.append(data)
+        elif self._rest and isinstance(self._rest[-1], bytearray):
+            self._rest[-1] += data
+        else:
+            self._rest.append(bytearray(data))
 
     def _take_frames(self, data: bytes, frames: list[Frame]) -> int:
         """Append the whole frames of `data`, return where the unfinished one begins."""

@@ -207,6 +207,12 @@ class OffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
+class UpdateOffsetResponse(Header, frozen=True, kw_only=True):
+    """Answers 15 to a LaneMQ member."""
+
+    lane_ignored: str | None = None
+
+
 class TimestampResponse(Header, frozen=True, kw_only=True):
     """Answers 32; -1 means that the queue is empty."""
 

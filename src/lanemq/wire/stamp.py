@@ -78,7 +78,6 @@ def count_stamped(texts: list[bytes], start: int, prefix: bytes, sequence: int) 
 
     Compared as text, which is quicker than reading; where the comparison fails, the stamp may stand elsewhere.
     """
-    for at in range(start, len(texts)):
-        if not texts[at].endswith(b"%b%d\x02" % (prefix, sequence + at - start)):
-            return at - start
-    return len(texts) - start
+    endings = map((prefix.replace(b"%", b"%%") + b"%d\x02").__mod__, range(sequence, sequence + len(texts) - start))
+    fits = list(map(bytes.endswith, texts[start:], endings))
+    return fits.index(False) if False in fits else len(fits)

@@ -24,7 +24,7 @@ from lanemq.wire.bodies import LaneProgress
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import QueryOffsetHeader, QueueHeader, SearchOffsetHeader, UpdateOffsetHeader
-from lanemq.wire.lane_fields import LANE_CLIENT
+from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,8 @@ class OffsetHandler:
                 self.refused_commits += 1
                 remark = f"queue {queue_id} of {topic} was granted to another member; this commit is too late"
                 answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
+            case Ignored(WhyIgnored.RESET_PENDING) if not stock:
+                answer(peer, request, {LANE_IGNORED: WhyIgnored.RESET_PENDING.value})
             case Backward(stored) if not stock:
                 answer(peer, request, {"offset": str(stored)})
             case _:

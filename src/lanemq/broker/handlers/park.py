@@ -122,13 +122,19 @@ class ParkHandler:
         def found(records: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
-            elif not records:  # discarded between the two looks
+            elif not records or not self._is_first(name, records[0][0]):  # discarded between the two looks
                 self._give(peer, request, name)
             else:
+                if self._parts.recording.on:
+                    self._parts.recording.redriven(name, first)
                 answer(peer, request, ext, records[0][1])
 
         first = lane.first
         self._parts.thread.submit(lambda: self._parts.parking.rows.records(lane_id(name), first, 1), found)
+
+    def _is_first(self, name: LaneName, offset: int) -> bool:
+        lane = self._parts.parking.lanes.get(name)
+        return lane is not None and lane.first == offset
 
     def _is_owner(self, peer: Peer, request: Command, header: ParkHeader) -> bool:
         check_group(header.consumer_group)

@@ -7,7 +7,6 @@ and the sends of one connection are stored in the order they arrived.
 
 from collections.abc import Callable
 from functools import partial
-from itertools import repeat
 from typing import TypeAlias
 
 from lanemq.broker.dispatch import Handler
@@ -15,7 +14,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.placing import Placed, place, refuse_delay
 from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap
-from lanemq.log.staging import RecordParts
+from lanemq.log.staging import NewRecords
 from lanemq.model.errors import MessageRefused, StorageError
 from lanemq.model.java_hash import java_string_hash
 from lanemq.model.stamp import Stamp
@@ -29,6 +28,7 @@ from lanemq.wire.hosts import pack_host
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName, find_property, remove_property
+from lanemq.wire.record_columns import RecordColumns
 from lanemq.wire.stamp import following_stamps, stamp_in
 from lanemq.wire.sysflag import TRANSACTION_MASK
 
@@ -37,7 +37,7 @@ _TAG = b"TAGS\x01"
 RECORD_OVERHEAD_BYTES = 128
 """What a record takes in memory beside body and properties, about."""
 
-_Taken: TypeAlias = tuple[Stamp | None, list[RecordParts]]
+_Taken: TypeAlias = tuple[Stamp | None, NewRecords]
 """The first stamp, if there are stamps, and the messages of a request."""
 
 
@@ -89,12 +89,13 @@ class SendHandler:
             longest = max(map(len, texts))
         self._refuse_large(largest, longest)
         tagged = found & TAGGED or _TAG in shared
-        tag_codes = [_tag_code(text.decode()) for text in texts] if tagged else repeat(0)
-        same = repeat(header.sys_flag), repeat(header.born_timestamp), repeat(header.reconsume_times)
+        tag_codes = [_tag_code(text.decode()) for text in texts] if tagged else [0] * len(texts)
         first, following = following_stamps(texts)
         if following < len(texts):
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
-        return first, list(zip(bodies, texts, tag_codes, flags, *same, strict=False))
+        born = [header.born_timestamp] * len(texts)
+        shared_by_all = header.sys_flag, header.reconsume_times
+        return first, RecordColumns(bodies, texts, tag_codes, flags, born, *shared_by_all)
 
     def _refuse_large(self, body: int, properties: int) -> None:
         options = self._parts.options
@@ -112,7 +113,7 @@ class SendHandler:
         header: SendHeader,
         placed: Placed,
         first: Stamp | None,
-        records: list[RecordParts],
+        records: NewRecords,
     ) -> None:
         skipped, known = 0, None
         if first is not None:
@@ -121,7 +122,7 @@ class SendHandler:
                 self._not_fresh(peer, request, header.topic, placed.asked, verdict)
                 return
             skipped, known = verdict.skip, verdict.known_offset
-        fresh = records[skipped:] if skipped else records
+        fresh = records.behind(skipped) if isinstance(records, RecordColumns) and skipped else records
         size = len(request.body) + len(header.properties) + RECORD_OVERHEAD_BYTES * len(fresh)
         ext: dict[str, str] = {}
         done = partial(self._done, peer, request, ext)

@@ -78,7 +78,6 @@ class TopicHandler:
         floor = parts.locks.floor
         if parts.recording.on:
             parts.recording.withdrawn(ended)
-            parts.recording.deleted(name)
 
         def forget() -> None:
             # Behind a checkpoint that may be under way: it could bring rows of the topic back.
@@ -86,7 +85,12 @@ class TopicHandler:
             parts.state.delete_offsets(name)
             parts.state.forget_leases(name, floor)
 
-        parts.topics.forget(name, forget, partial(_done, peer, request))
+        def forgotten(error: StorageError | None) -> None:
+            if error is None and parts.recording.on:
+                parts.recording.deleted(name)  # not before: a crash would bring it back, with its messages
+            _done(peer, request, error)
+
+        parts.topics.forget(name, forget, forgotten)
         self._deleted(name)
 
     def _delete_route(self, peer: Peer, request: Command) -> None:

@@ -40,14 +40,13 @@ def show(run: Run, verdicts: Verdicts, console: Console) -> None:
         table.add_row(what, result)
     console.print(table)
     _say_what_is_wrong(verdicts, console)
-    _say_where_to_look(run, console)
+    _say_where_to_look(run, verdicts, console)
     console.print("[green]PASS[/green]" if verdicts.passed else "[red]FAIL[/red]")
 
 
 def _figures(run: Run, verdicts: Verdicts) -> list[tuple[str, str]]:
     report, table = verdicts.report, verdicts.table
     account = report.groups.get(CONSUMER_GROUP)
-    redelivered = sum(account.redelivered.values()) if account is not None else 0
     absorbed = verdicts.pipeline.get("repeats", 0)
     seconds = run.marks["done"] - run.marks["start"]
     return [
@@ -60,12 +59,23 @@ def _figures(run: Run, verdicts: Verdicts) -> list[tuple[str, str]]:
         ),
         ("events consumed in order by consumers", f"{account.finished if account else 0:,}"),
         ("consumers and executors killed", str(len(run.killed))),
-        ("redelivered to consumers after the kill", f"{redelivered:,}"),
+        ("redelivered to consumers after the kill", f"{_redelivered(verdicts):,}"),
         ("batches of the pipeline", f"{verdicts.pipeline.get('batches', 0):,}"),
         ("order violations", str(sum(report.counts.values()))),
         ("seconds, start of Spark included", f"{seconds:.1f}"),
         ("checker's verdict", report.verdict.name),
     ]
+
+
+def _redelivered(verdicts: Verdicts) -> int:
+    account = verdicts.report.groups.get(CONSUMER_GROUP)
+    return sum(account.redelivered.values()) if account is not None else 0
+
+
+def _about_redelivery(count: int) -> str:
+    if count:
+        return "redelivery after a kill is expected: delivery is at least once; no key's order was affected"
+    return "delivery is at least once; this time the kill left nothing to deliver again"
 
 
 def _say_what_is_wrong(verdicts: Verdicts, console: Console) -> None:
@@ -77,14 +87,16 @@ def _say_what_is_wrong(verdicts: Verdicts, console: Console) -> None:
         console.print(f"[red]{broken.invariant}[/red] {broken.text}", soft_wrap=True)
 
 
-def _say_where_to_look(run: Run, console: Console) -> None:
+def _say_where_to_look(run: Run, verdicts: Verdicts, console: Console) -> None:
     command = lanemq_command()
     lines = (
-        "redelivery after a kill is expected: delivery is at least once; no key's order was affected",
+        _about_redelivery(_redelivered(verdicts)),
         f"the table: {table_folder(run.folder)} (Delta)",
         f"check the histories again: {command} check {run.history} --drained",
-        f"the pipeline's batches and lanes: {command} pipeline status {checkpoint_folder(run.folder)}",
-        f"the same broker again: {command} broker --data {run.folder / 'data'}",
+        "  (group pipeline-orders there is the table: it has rows applied, and no handler that finishes messages)",
+        f"the same broker again: {command} broker --data {run.folder / 'data'} --listen {run.address}",
+        f"while it runs, the pipeline's batches, lanes and lag: "
+        f"{command} pipeline status {checkpoint_folder(run.folder)}",
     )
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -21,6 +21,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
+from lanemq.net.reads import Reads
 from lanemq.net.server import Peer, Server, Together
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.testing.sim.histories import Histories
@@ -75,8 +76,8 @@ class SimLogThread(LogThread):
 class SimServer(Server):
     """Listens on the simulated network."""
 
-    def __init__(self, broker: Broker, host: Host, network: Network, together: Together) -> None:
-        super().__init__(broker, together=together)
+    def __init__(self, broker: Broker, host: Host, network: Network, together: Together, reads: Reads) -> None:
+        super().__init__(broker, together=together, reads=reads)
         self._host = host
         self._network = network
 
@@ -116,7 +117,7 @@ class SimBroker(Broker):
         return SimLogThread(self._host, self._machine.disk_delay)
 
     def _new_server(self) -> Server:
-        return SimServer(self, self._host, self._machine.network, self._runs.take)
+        return SimServer(self, self._host, self._machine.network, self._runs.take, self._parts.appender)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")

@@ -12,14 +12,15 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 from lanemq.log.filesystem import RealDisk
 from lanemq.testing.sim.trace import Trace
 
-LAST_BYTES = 60
-"""Of a write, and less than a record: a bit that flips there leaves nothing intact behind it."""
+SECTORS = (128, 512, 4096)
+"""Bytes that a device writes together; several of them in whatever order it likes."""
 
 
 class _Inode:
@@ -48,6 +49,8 @@ class SimDisk(RealDisk):
         """The errno of the next `write`, `sync` or `commit`."""
         self.cut_after = 0
         """The so-manieth change from now does not happen: the power goes instead."""
+        self.cut_bytes = 0
+        """If not 0, only syncs of at least so much count for that: of large writes more can be torn."""
         self.on_power_cut: Callable[[], None] = lambda: None
         self.changes = 0
         self._off = False
@@ -86,7 +89,7 @@ class SimDisk(RealDisk):
     def fdatasync(self, fd: int) -> None:
         inode = self._open[fd]
         try:
-            self.change("sync")
+            self.change("sync", sum(len(data) for _, data in inode.dirty if data))
         except OSError:
             inode.dirty.clear()
             raise
@@ -146,14 +149,36 @@ class SimDisk(RealDisk):
         return lost
 
     def _settle(self, inode: _Inode) -> int:
-        """Of the writes under way some have happened, and the last of those perhaps by half."""
+        """Of the writes under way some have happened, and the last of those perhaps by half; or any part of all."""
         dirty, inode.dirty = inode.dirty, []
+        if self._random.random() < 0.5:
+            return self._scatter(inode, dirty)
         reached = self._random.randint(0, len(dirty))
         for change in dirty[:reached]:
             _applied(inode.device, change)
         lost = sum(len(data) for _, data in dirty[reached:] if data is not None)
         if reached < len(dirty) and (torn := dirty[reached][1]) and self._random.random() < 0.7:
             _applied(inode.device, (dirty[reached][0], self._torn(torn)))
+        return lost
+
+    def _scatter(self, inode: _Inode, dirty: list[tuple[int, bytes | None]]) -> int:
+        """The device takes sectors in its own order: of each write any may be there and any not."""
+        there: list[bool] = []
+        lost, sector, chance = 0, self._random.choice(SECTORS), self._random.choice((0.5, 0.9))
+        for at, data in dirty:
+            if data is None:
+                _applied(inode.device, (at, None))
+                continue
+            inode.device.extend(bytes(max(0, at + len(data) - len(inode.device))))
+            for begin in range(at - at % sector, at + len(data), sector):
+                part = data[max(begin, at) - at : begin + sector - at]
+                there.append(self._random.random() < chance)
+                if there[-1]:
+                    _applied(inode.device, (max(begin, at), part))
+                else:
+                    lost += len(part)
+        holes = any(not earlier and later for earlier, later in pairwise(there))
+        self._trace.count("disk: a hole in what was not synced", holes)
         return lost
 
     def _torn(self, data: bytes) -> bytes:
@@ -165,17 +190,17 @@ class SimDisk(RealDisk):
             return data[:kept] + bytes(len(data) - kept)
         self._trace.count("disk: a bit flipped in a torn write")
         whole = bytearray(data)
-        whole[-1 - self._random.randrange(min(len(data), LAST_BYTES))] ^= 1 << self._random.randrange(8)
+        whole[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
         return bytes(whole)
 
     def _rename(self, path: Path, inode: _Inode | None) -> None:
         _renamed(self._names, path, inode)
         self._unsynced_names.setdefault(path.parent, []).append((path, inode))
 
-    def change(self, what: str) -> None:
+    def change(self, what: str, size: int = 0) -> None:
         """Before every change of what the machine holds: some do not happen."""
         self.changes += 1
-        if self.cut_after:
+        if self.cut_after and size >= self.cut_bytes:
             self.cut_after -= 1
             if self.cut_after == 0:
                 self._off = True

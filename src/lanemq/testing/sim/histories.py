@@ -39,8 +39,9 @@ class Histories:
         return history
 
     def last_of(self, process: str) -> int:
-        """When the newest line of any life of this process was written; 0 without one."""
-        return max((each.lines[-1]["t"] for each in self._written if each.process == process), default=0)
+        """As `lanemq.history.last_time`."""
+        lives = [each.lines for each in self._written if each.process == process and len(each.lines) > 1]
+        return max((lines[-1]["t"] for lines in lives), default=0)
 
     def save(self, folder: Path) -> None:
         """As files, one per life of a process, for the checker."""

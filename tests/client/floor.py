@@ -1,0 +1,92 @@
+"""A station with running threads, for tests that put in the queues and messages."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tests.client.consumer_fakes import message, queue
+
+from lanemq.client.attempts import attempt_of
+from lanemq.client.consumer_metrics import Tallies
+from lanemq.client.handler_call import handler_call
+from lanemq.client.lane_board import LaneBoard
+from lanemq.client.message import Message
+from lanemq.client.station import Station, StationPlan
+from lanemq.client.workers import Aftermath, ThreadWorkers
+from lanemq.clock import SystemClock
+from lanemq.core.turns import (
+    NO_LEASE_NEEDED,
+    Gate,
+    Turn,
+)
+from lanemq.history import NO_HISTORY
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+WAIT = 10.0
+
+
+def turn_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> Turn[Message]:
+    return Turn(queue(0), "k", messages, attempt, 1, Gate(Millis(until)), NO_LEASE_NEEDED)
+
+
+class Buried:
+    """Dead letters that are only written down."""
+
+    def __init__(self, *, stored: bool = True) -> None:
+        self.stored = stored
+        self.letters: list[tuple[int, str]] = []
+        self.sent_back: list[tuple[int, int]] = []
+
+    async def bury(self, message: Message, why: str) -> bool:
+        self.letters.append((message.queue_offset, why))
+        return self.stored
+
+    async def send_back(self, message: Message, level: int = 0, most: int = 16) -> bool:
+        self.sent_back.append((message.queue_offset, level))
+        return self.stored
+
+
+class Floor:
+    """A station with running threads; queues and messages are put in by the test."""
+
+    def __init__(self, handler: Callable[[Message], Any] | None = None, **plan: Any) -> None:
+        self.letters = Buried(stored=plan.pop("stored", True))
+        if handler is not None:
+            plan["attempt"] = attempt_of(handler_call(handler), batched=False)
+        self.plan = StationPlan(**{"topic": "orders", "workers": 4} | plan)
+        self.station = Station(self.plan, SystemClock())
+        self.tallies = Tallies()
+        self.broken: list[BaseException] = []
+
+    @property
+    def board(self) -> LaneBoard:
+        return self.station.board
+
+    def run(self, scenario: Callable[["Floor"], None]) -> None:
+        async def main() -> None:
+            aftermath = Aftermath("g", self.letters, NO_HISTORY)  # type: ignore[arg-type]
+            workers = ThreadWorkers(self.station, aftermath, SystemClock(), self.tallies, self.broken.append)
+            workers.start()
+            try:
+                await asyncio.to_thread(scenario, self)
+            finally:
+                await workers.stop(WAIT)
+
+        asyncio.run(main())
+
+    def add(self, which: MessageQueue, until: int = NO_LEASE_NEEDED) -> None:
+        self.board.add(which, QueueOffset(0), Millis(until))
+
+    def put(self, which: MessageQueue, count: int, **fields: Any) -> None:
+        messages = [message(n, of=which, **fields) for n in range(count)]
+        self.board.put(which, messages, QueueOffset(count), QueueOffset(0))
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        done = threading.Event()
+        for _ in range(int(WAIT * 200)):
+            if condition():
+                return
+            done.wait(0.005)
+        raise AssertionError("it did not come true in time")

@@ -1,0 +1,89 @@
+"""What the log says of failures: once per attempt, with the place, and one traceback."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.client.consumer_fakes import queue
+from tests.client.floor import Floor
+
+from lanemq.client.listener import (
+    Retry,
+)
+from lanemq.client.message import Message
+from lanemq.core.retry_policy import HoldKey, HoldQueue
+from lanemq.model.units import Millis
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
+    """Level, text and whether a traceback came with it, of every line about handlers."""
+    return [
+        (each.levelname, each.getMessage(), each.exc_info is not None)
+        for each in caplog.records
+        if each.getMessage().startswith("handler")
+    ]
+
+
+PLACE = "topic=orders queue=orders/a/0 offset=0 key='k'"
+
+
+def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture, **plan: Any) -> None:
+    caplog.set_level("INFO")
+    fields = {"body": plan.pop("body", b"{}")}
+    floor = Floor(handler, **{"policy": HoldQueue(suspend=Millis(10))} | plan)
+
+    def scenario(floor: Floor) -> None:
+        floor.add(queue(0))
+        floor.put(queue(0), 1, **fields)
+        floor.wait(lambda: floor.board.committable(queue(0)) == 1 or floor.board.snapshot()[queue(0)].parked)
+
+    floor.run(scenario)
+
+
+def test_retry_is_the_handlers_word_and_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    def handler(message: Message) -> None:
+        calls.append(message.attempt)
+        if len(calls) < 3:
+            raise Retry(after=0.01)
+
+    run_to_the_end(handler, caplog)
+    assert said(caplog) == [
+        ("INFO", f"handler decided, attempt 1: {PLACE}: Retry('try again after 0.01 s')", False),
+        ("INFO", f"handler decided, attempt 2: {PLACE}: Retry('try again after 0.01 s')", False),
+    ]
+
+
+def test_a_lane_that_retry_has_parked_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    def handler(message: Message) -> None:
+        raise Retry
+
+    run_to_the_end(handler, caplog, policy=HoldKey(retries=0))
+    assert [(level, trace) for level, _, trace in said(caplog)] == [("ERROR", False)]
+
+
+def test_an_exception_is_told_once_per_attempt_with_its_place_and_one_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls: list[int] = []
+
+    def handler(message: Message) -> None:
+        calls.append(message.attempt)
+        if len(calls) < 3:
+            raise ValueError("not yet")
+
+    run_to_the_end(handler, caplog)
+    assert said(caplog) == [
+        ("WARNING", f"handler failed, attempt 1, trying again: {PLACE}: ValueError('not yet')", True),
+        ("WARNING", f"handler failed, attempt 2, trying again: {PLACE}: ValueError('not yet')", False),
+    ]
+
+
+def test_a_body_that_cannot_be_read_is_told_once_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    def handler(event: dict[str, int]) -> None: ...
+
+    run_to_the_end(handler, caplog, policy=HoldKey(retries=16), body=b"not json")
+    ((level, text, trace),) = said(caplog)
+    assert (level, trace) == ("ERROR", False)
+    assert text.startswith(f"handler failed, lane parked until resumed: {PLACE}: Undecodable(")

@@ -1,0 +1,135 @@
+"""What the user's answers mean: statuses, exceptions and verdicts of every kind of handler."""
+
+from typing import Any
+
+import pytest
+from tests.client.consumer_fakes import message
+from tests.client.floor import turn_of
+
+from lanemq.client.attempts import ConcurrentAttempt, OrderlyAttempt, Stop, attempt_of, stop_after
+from lanemq.client.handler_call import handler_call
+from lanemq.client.listener import (
+    ConcurrentlyStatus,
+    OrderlyStatus,
+    Retry,
+    Skip,
+    ToDeadLetter,
+)
+from lanemq.core.turns import (
+    COMMIT,
+    FAILED,
+    HOPELESS,
+    ROLL_BACK,
+    Suspend,
+)
+from lanemq.model.errors import CodecError, InvalidOption, Undecodable
+from lanemq.model.units import Millis
+
+
+@pytest.mark.row("A80")
+def test_an_exception_means_again_and_never_skips() -> None:
+    error = ValueError("broken")
+    assert stop_after(error, (message(0),)) == Stop(FAILED, error=error)
+
+
+def test_control_flow_exceptions_mean_what_they_say() -> None:
+    batch = (message(0),)
+    assert stop_after(Skip(), batch) is None
+    later, whenever, dead = Retry(after=2.5), Retry(), ToDeadLetter("bad")
+    assert stop_after(later, batch) == Stop(Suspend(Millis(2500)), error=later)
+    assert stop_after(whenever, batch) == Stop(Suspend(None), error=whenever)
+    assert stop_after(dead, batch) == Stop(Suspend(None), error=dead, bury="bad")
+
+
+def test_a_body_that_cannot_be_decoded_is_a_failure_that_names_its_place() -> None:
+    def handler(event: dict[str, int]) -> None: ...
+
+    attempt = attempt_of(handler_call(handler), batched=False)
+    stop = attempt((message(7, body=b"not json"),), turn_of(message(7)))
+    assert stop is not None
+    assert stop.outcome is HOPELESS
+    assert isinstance(stop.error, Undecodable)
+    assert "orders/a/0@7" in str(stop.error)
+
+
+def test_a_codec_error_of_the_handlers_own_work_may_pass() -> None:
+    """It may concern a value that the handler wanted to send, or a registry that is away."""
+    error = CodecError("cannot encode object as JSON")
+    assert stop_after(error, (message(0),)) == Stop(FAILED, error=error)
+
+
+@pytest.mark.row("A92")
+@pytest.mark.row("A93")
+@pytest.mark.row("A94")
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (OrderlyStatus.SUCCESS, None),
+        (OrderlyStatus.COMMIT, COMMIT),
+        (OrderlyStatus.ROLLBACK, COMMIT),
+        (OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, Suspend(None)),
+        (None, Suspend(None)),
+    ],
+)
+def test_orderly_statuses_with_automatic_commit(status: OrderlyStatus | None, wanted: Any) -> None:
+    """COMMIT and ROLLBACK are illegal then and count as success; the scheduler says so in its answer."""
+    stop = OrderlyAttempt(lambda messages, context: status)((message(0),), turn_of(message(0)))
+    assert (stop and stop.outcome) == wanted
+
+
+@pytest.mark.row("A95")
+@pytest.mark.row("A96")
+@pytest.mark.row("A97")
+@pytest.mark.row("A98")
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (OrderlyStatus.SUCCESS, None),
+        (OrderlyStatus.COMMIT, COMMIT),
+        (OrderlyStatus.ROLLBACK, ROLL_BACK),
+        (OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, Suspend(None)),
+    ],
+)
+def test_orderly_statuses_with_manual_commit(status: OrderlyStatus, wanted: Any) -> None:
+    stop = OrderlyAttempt(lambda messages, context: status, manual=True)((message(0),), turn_of(message(0)))
+    assert (stop and stop.outcome) == wanted
+
+
+@pytest.mark.row("A100")
+@pytest.mark.parametrize(("asked", "waits"), [(5, 10), (60_000, 30_000), (700, 700)])
+def test_a_listeners_suspend_time_is_kept_between_ten_milliseconds_and_thirty_seconds(asked: int, waits: int) -> None:
+    def listener(messages: Any, context: Any) -> OrderlyStatus:
+        context.suspend_current_queue_time_millis = asked
+        return OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+    stop = OrderlyAttempt(listener)((message(0),), turn_of(message(0)))
+    assert stop is not None
+    assert stop.outcome == Suspend(Millis(waits))
+
+
+def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
+    def listener(messages: Any, context: Any) -> OrderlyStatus:
+        context.auto_commit = False
+        return OrderlyStatus.SUCCESS
+
+    stop = OrderlyAttempt(listener)((message(0),), turn_of(message(0)))
+    assert stop is not None
+    assert isinstance(stop.error, InvalidOption)
+
+
+@pytest.mark.row("A79")
+def test_a_listener_gets_a_sequence_it_cannot_change() -> None:
+    given = []
+    OrderlyAttempt(lambda messages, context: given.append(messages))((message(0),), turn_of(message(0)))
+    with pytest.raises(TypeError):
+        given[0][0] = None
+
+
+def test_a_concurrent_listener_fails_only_what_lies_behind_its_ack_index() -> None:
+    def listener(messages: Any, context: Any) -> ConcurrentlyStatus:
+        context.ack_index = 0
+        context.delay_level_when_next_consume = 4
+        return ConcurrentlyStatus.CONSUME_SUCCESS
+
+    batch = (message(0), message(1), message(2))
+    assert ConcurrentAttempt(listener)(batch, turn_of(*batch)) == Stop(FAILED, succeeded=1, delay_level=4)

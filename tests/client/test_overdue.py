@@ -1,0 +1,118 @@
+"""Handlers that hang: their messages go back to the broker, and whatever happens meanwhile, a turn is ended once."""
+
+import asyncio
+from collections.abc import Callable
+
+from tests.client.consumer_fakes import message, options, queue
+from tests.client.virtual_time import ManualClock
+
+from lanemq.client.lane_board import LaneBoard
+from lanemq.client.message import Message
+from lanemq.client.overdue import OverdueTurns
+from lanemq.client.station import Station, StationPlan
+from lanemq.client.turn_desk import MessageTurn
+from lanemq.core.retry_policy import HoldKey, SendBack
+from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
+from lanemq.model.units import QueueOffset
+
+HOUR_MS = 3_600_000
+
+
+def nothing(_: int) -> None: ...
+
+
+class Letters:
+    """A broker that takes messages back; in between, something may happen."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.meanwhile: Callable[[int], object] = nothing
+        self.stored = True
+
+    async def send_back(self, message: Message, level: int, most: int) -> bool:
+        self.sent.append(message.queue_offset)
+        self.meanwhile(message.queue_offset)
+        return self.stored
+
+
+class Hall:
+    """Turns whose handlers began an hour ago, one message each."""
+
+    def __init__(self, count: int = 1, plan: StationPlan | None = None) -> None:
+        self.clock, self.letters = ManualClock(), Letters()
+        plan = plan or StationPlan(topic="orders", order=Order.NONE, policy=SendBack())
+        station = Station(plan, self.clock)
+        self.board: LaneBoard = station.board
+        self.board.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        messages = [message(n, key=f"k{n}") for n in range(count)]
+        self.board.put(queue(0), messages, QueueOffset(count), QueueOffset(0))
+        self.turns = [self._taken() for _ in range(count)]
+        self.clock.at += HOUR_MS
+        self._watch = OverdueTurns(options(clock=self.clock), {"orders": station}, self.letters)  # type: ignore[arg-type]
+
+    def _taken(self) -> MessageTurn:
+        turn = self.board.take(0)
+        assert turn is not None
+        return turn
+
+    def look(self) -> list[int]:
+        asyncio.run(self._watch.look())
+        return self.letters.sent
+
+
+def test_a_message_whose_handler_hangs_is_sent_back_once() -> None:
+    hall = Hall()
+    assert hall.look() == [0]
+    assert hall.look() == [0]
+    assert hall.board.committable(queue(0)) == 1
+
+
+def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> None:
+    hall = Hall()
+    hall.letters.stored = False
+    assert hall.look() == [0]
+    assert hall.board.committable(queue(0)) == 0
+    assert hall.look() == [0, 0]
+
+
+def test_a_message_on_its_way_to_the_broker_is_not_sent_a_second_time() -> None:
+    """Its handler failed after all, and the worker waits for a broker that is slow."""
+    hall = Hall()
+    assert hall.board.finish(hall.turns[0], FAILED).why is Why.GIVE
+    assert hall.look() == []
+    assert hall.board.sent_back(hall.turns[0], [True]).why is Why.SENT_BACK
+
+
+def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_turn_itself() -> None:
+    hall = Hall()
+    hall.letters.meanwhile = lambda _: hall.board.finish(hall.turns[0], FAILED)
+    assert hall.look() == [0]
+    assert hall.board.committable(queue(0)) == 0
+    assert hall.board.sent_back(hall.turns[0], [True]).why is Why.SENT_BACK
+    assert hall.board.committable(queue(0)) == 1
+
+
+def test_a_handler_that_returns_while_another_message_is_sent_back_keeps_its_own() -> None:
+    hall = Hall(count=2)
+    hall.letters.meanwhile = lambda _: hall.board.finish(hall.turns[1], DONE)
+    assert hall.look() == [0]
+    assert hall.board.committable(queue(0)) == 2
+
+
+def test_a_message_of_a_lost_queue_is_left_to_its_next_owner() -> None:
+    hall = Hall()
+    hall.board.drop(queue(0))
+    assert hall.look() == []
+    assert hall.board.finish(hall.turns[0], DONE).why is Why.QUEUE_GONE
+
+
+def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
+    hall = Hall(plan=StationPlan(topic="orders", order=Order.KEY, policy=HoldKey()))
+    assert hall.look() == []
+    assert not hall.letters.sent
+
+
+def test_what_a_handler_reports_after_its_message_was_sent_back_counts_for_nothing() -> None:
+    hall = Hall()
+    hall.look()
+    assert hall.board.finish(hall.turns[0], FAILED).send_back == ()

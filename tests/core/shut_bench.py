@@ -1,0 +1,92 @@
+"""A member with one queue whose lanes are parked, and the broker's answers by hand."""
+
+from typing import NamedTuple
+
+from lanemq.core.gap_map import NO_GAPS, GapMap
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.parked_lanes import LaneStatus
+from lanemq.core.retry_policy import HoldKey
+from lanemq.core.shut_lanes import KeptLane, NextWork, ParkWork, ShutLanes, Work
+from lanemq.core.turns import FAILED, NO_LEASE_NEEDED, LaneOptions, Order, Turn
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+Q = MessageQueue("t", "b", 0)
+PLACE = ("g", "t", 0)
+PAUSE = Millis(10)
+
+
+class M(NamedTuple):
+    queue_offset: int
+    key: str | None
+    size: int = 1
+
+
+def member(
+    start: int = 0, done: GapMap = NO_GAPS, kept: tuple[KeptLane, ...] = (), policy: HoldKey | None = None
+) -> LaneScheduler[M]:
+    scheduler: LaneScheduler[M] = LaneScheduler(LaneOptions(policy=policy or HoldKey(retries=0), run_limit=2))
+    scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, done=done, kept=kept)
+    return scheduler
+
+
+def put(scheduler: LaneScheduler[M], *messages: tuple[int, str]) -> None:
+    start = scheduler.next_offset(Q)
+    assert start is not None
+    batch = [M(*message) for message in messages]
+    assert scheduler.put(Q, batch, QueueOffset(batch[-1].queue_offset + 1), pulled_from=start)
+
+
+def shut(scheduler: LaneScheduler[M]) -> ShutLanes[M]:
+    lanes = scheduler.shut(Q)
+    assert lanes is not None
+    return lanes
+
+
+def turn(scheduler: LaneScheduler[M]) -> Turn[M] | None:
+    found = scheduler.next_turn(now=Millis(0))
+    return found if isinstance(found, Turn) else None
+
+
+def fail(scheduler: LaneScheduler[M], reason: str = "why") -> None:
+    found = turn(scheduler)
+    assert found is not None
+    scheduler.finish(found, FAILED, now=Millis(0), reason=reason)
+
+
+def parked(policy: HoldKey | None = None) -> LaneScheduler[M]:
+    """Key k has failed at offset 0; 1 is behind it."""
+    scheduler = member(policy=policy)
+    put(scheduler, (0, "k"), (1, "k"))
+    fail(scheduler)
+    return scheduler
+
+
+def work(scheduler: LaneScheduler[M], now: int = 0) -> list[Work[M]]:
+    return shut(scheduler).work(now=Millis(now))
+
+
+def one(scheduler: LaneScheduler[M], now: int = 0) -> Work[M]:
+    (found,) = work(scheduler, now)
+    return found
+
+
+def store(scheduler: LaneScheduler[M], status: LaneStatus | None = LaneStatus.PARKED, settled: int = 2) -> None:
+    found = one(scheduler)
+    assert isinstance(found, ParkWork)
+    shut(scheduler).stored(found, settled, status, now=Millis(0), pause=PAUSE)
+    scheduler.offer(Q)
+
+
+def give(scheduler: LaneScheduler[M], message: M | None, status: LaneStatus | None = LaneStatus.REDRIVING) -> NextWork:
+    found = one(scheduler)
+    assert isinstance(found, NextWork)
+    shut(scheduler).given(found, message, status)
+    scheduler.offer(Q)
+    return found
+
+
+def reconcile(scheduler: LaneScheduler[M], kept: dict[str | None, bool]) -> None:
+    lanes = shut(scheduler)
+    lanes.reconcile(kept, lanes.kept())
+    scheduler.offer(Q)

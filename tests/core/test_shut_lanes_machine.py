@@ -1,0 +1,234 @@
+"""Parked lanes with losses, crashes and people, all at once: nothing overtakes, nothing is lost."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from tests.core.shut_bench import (
+    PAUSE,
+    PLACE,
+    M,
+    Q,
+    member,
+    put,
+    reconcile,
+    shut,
+)
+
+from lanemq.core.gap_map import NO_GAPS, GapMap
+from lanemq.core.lane_scheduler import LaneScheduler
+from lanemq.core.parked_lanes import LaneName, LaneStatus, Limits, ParkedLanes
+from lanemq.core.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, Work
+from lanemq.core.turns import FAILED, Turn
+from lanemq.model.units import Millis
+
+
+@dataclass
+class World:
+    """One queue of a broker, and the member that owns it now."""
+
+    lanes: ParkedLanes
+    scheduler: LaneScheduler[M]
+    log: list[str]
+    committed: int = 0
+    gaps: GapMap = NO_GAPS
+    now: int = 0
+
+    def __post_init__(self) -> None:
+        self.done: set[int] = set()
+        self.discarded: set[int] = set()
+        self.on_the_way: list[Work[M]] = []
+        self.answers: list[tuple[Work[M], tuple[int, LaneStatus | None, M | None]]] = []
+        self.begun: dict[str, int] = defaultdict(lambda: -1)
+        """By key: the highest offset that this owner has begun."""
+
+    def name(self, key: str) -> LaneName:
+        return LaneName(*PLACE, key)
+
+    def pull(self, most: int) -> None:
+        start = self.scheduler.next_offset(Q)
+        assert start is not None
+        batch = [M(offset, self.log[offset]) for offset in range(start, min(start + most, len(self.log)))]
+        if batch:
+            put(self.scheduler, *((each.queue_offset, each.key or "") for each in batch))
+
+    def run(self, good: bool) -> bool:
+        found = self.scheduler.next_turn(now=Millis(self.now))
+        if not isinstance(found, Turn):
+            return False
+        for number, message in enumerate(found.messages):
+            self.begin(message)
+            if not good:
+                self.scheduler.finish(found, FAILED, done=number, now=Millis(self.now))
+                return True
+            self.done.add(message.queue_offset)
+        self.scheduler.finish_done([found], now=Millis(self.now))
+        return True
+
+    def begin(self, message: M) -> None:
+        key, offset = message.key or "", message.queue_offset
+        earlier = {each for each in range(offset) if self.log[each] == key}
+        assert earlier <= self.done | self.discarded, f"{offset} overtakes {earlier - self.done - self.discarded}"
+        assert offset >= self.begun[key], "an owner never goes back"
+        self.begun[key] = offset
+
+    def ask(self) -> bool:
+        asked = shut(self.scheduler).work(now=Millis(self.now))
+        self.on_the_way += asked
+        return bool(asked)
+
+    def reach(self) -> None:
+        """The oldest request reaches the broker; its answer is on the way back."""
+        if self.on_the_way:
+            each = self.on_the_way.pop(0)
+            self.answers.append((each, self.broker(each)))
+
+    def hear(self) -> None:
+        if self.answers:
+            self.tell(*self.answers.pop(0))
+            self.scheduler.offer(Q)
+
+    def lose(self) -> None:
+        """The connection breaks: nobody knows which requests the broker has seen."""
+        for each in [*self.on_the_way, *(each for each, _ in self.answers)]:
+            shut(self.scheduler).failed(each, now=Millis(self.now), pause=PAUSE)
+        self.on_the_way.clear()
+        self.answers.clear()
+
+    def talk(self) -> bool:
+        """Asks, and gets every answer."""
+        asked = self.ask()
+        while self.on_the_way:
+            self.reach()
+        while self.answers:
+            self.hear()
+        return asked
+
+    def broker(self, each: Work[M]) -> tuple[int, LaneStatus | None, M | None]:
+        name = self.name(each.key or "")
+        settled, message = 0, None
+        match each:
+            case ParkWork(messages=messages, failure=failure, failed_again=again):
+                sizes = {m.queue_offset: 1 for m in messages}
+                settled = self.lanes.park(
+                    name, sizes, failure, now=Millis(0), again=again if again >= 0 else None
+                ).settled
+            case NextWork(done=done):
+                if done >= 0:
+                    self.lanes.finished(name, done)
+                lane = self.lanes.get(name)
+                if lane is not None and lane.status is LaneStatus.REDRIVING:
+                    message = M(lane.first, name.key)
+            case RedriveWork():
+                self.lanes.redrive(name)
+        lane = self.lanes.get(name)
+        return settled, None if lane is None else lane.status, message
+
+    def tell(self, each: Work[M], answer: tuple[int, LaneStatus | None, M | None]) -> None:
+        settled, status, message = answer
+        match each:
+            case ParkWork():
+                shut(self.scheduler).stored(each, settled, status, now=Millis(self.now), pause=PAUSE)
+            case NextWork():
+                shut(self.scheduler).given(each, message, status)
+            case RedriveWork() if status is None:
+                shut(self.scheduler).given(each, None, None)
+            case RedriveWork():
+                shut(self.scheduler).told(each)
+
+    def renew(self) -> None:
+        lanes = self.lanes.of_queue(PLACE)
+        reconcile(self.scheduler, {lane.name.key: lane.status is LaneStatus.REDRIVING for lane in lanes})
+
+    def discard(self, key: str, most: int) -> None:
+        lane = self.lanes.get(self.name(key))
+        if lane is not None:
+            through = list(lane.messages)[:most][-1]
+            self.discarded.update(self.lanes.discard(lane.name, through))
+
+    def commit(self) -> None:
+        committable = self.scheduler.committable(Q)
+        assert committable is not None
+        self.committed, self.gaps = committable, self.scheduler.gaps(Q)
+        kept = {offset for lane in self.lanes for offset in lane.messages}
+        passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.gaps)}
+        assert passed <= self.done | self.discarded | kept, "a commit passes only what is done, or kept"
+
+    def crash(self) -> None:
+        lanes = self.lanes.of_queue(PLACE)
+        kept = tuple(KeptLane(lane.name.key, lane.status is LaneStatus.REDRIVING, lane.through) for lane in lanes)
+        self.scheduler = member(self.committed, self.gaps, kept)
+        self.on_the_way.clear()
+        self.answers.clear()
+        self.begun.clear()
+
+    def come_to_rest(self) -> None:
+        """Everything works, and a person redrives whatever is parked."""
+        self.lose()
+        for _ in range(200):
+            self.now += PAUSE
+            self.pull(3)
+            moved = self.talk() | self.run(good=True)
+            for lane in list(self.lanes):
+                moved |= self.lanes.redrive(lane.name)
+            self.renew()
+            if not moved and self.scheduler.committable(Q) == len(self.log) and not list(self.lanes):
+                return
+        raise AssertionError(f"stuck at {self.scheduler.committable(Q)} of {len(self.log)}: {list(self.lanes)}")
+
+
+KEYS = st.sampled_from(["k", "j"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), KEYS),
+        st.tuples(st.just("pull"), st.integers(1, 3)),
+        st.tuples(st.just("good")),
+        st.tuples(st.just("bad")),
+        st.sampled_from(["talk", "ask", "reach", "hear", "lose", "park"]).map(lambda what: (what,)),
+        st.tuples(st.just("redrive"), KEYS),
+        st.tuples(st.just("resume"), KEYS),
+        st.tuples(st.just("discard"), KEYS, st.integers(1, 3)),
+        st.tuples(st.just("renew")),
+        st.tuples(st.just("commit")),
+        st.tuples(st.just("crash")),
+        st.tuples(st.just("later")),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+def new_world() -> World:
+    return World(ParkedLanes(Limits(4, 6, 1_000), serial=1), member(), ["k", "j", "k", "k", "j"])
+
+
+@settings(max_examples=250, deadline=None)
+@given(STEPS)
+def test_whatever_is_lost_nothing_overtakes_and_everything_is_done(steps: list[tuple[str, ...]]) -> None:
+    world = new_world()
+    for what, *args in steps:
+        match what:
+            case "send":
+                world.log.append(args[0])
+            case "pull":
+                world.pull(int(args[0]))
+            case "good" | "bad":
+                world.run(good=what == "good")
+            case "talk" | "ask" | "reach" | "hear" | "lose" | "renew" | "commit" | "crash":
+                getattr(world, what)()
+            case "park":
+                world.pull(3)
+                world.run(good=False)
+                world.talk()
+            case "redrive":
+                world.lanes.redrive(world.name(args[0]))
+            case "resume":
+                world.scheduler.resume(Q, args[0])
+            case "discard":
+                world.discard(args[0], int(args[1]))
+            case "later":
+                world.now += PAUSE
+        world.lanes._check()
+    world.come_to_rest()
+    assert world.done | world.discarded == set(range(len(world.log)))

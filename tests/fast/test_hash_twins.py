@@ -1,0 +1,27 @@
+"""The compiled hash of a key is Java's, as the reference has it: one bit of difference and a key changes its queue."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.fast.both import needs_twins, same
+
+pytestmark = needs_twins
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(st.characters(max_codepoint=127), max_size=40) | st.text(max_size=20))
+@example("")
+@example("polygenelubricants")
+@example("\x00\x7f" * 50)
+@example("\ud800")
+def test_texts_are_hashed_alike(text: str) -> None:
+    """Signs, zeros, long texts, what is not ASCII, and halves of surrogate pairs."""
+    same("text_hash", text)
+
+
+class Name(str):
+    """A text of somebody's own kind."""
+
+
+def test_other_kinds_are_left_to_the_reference() -> None:
+    for odd in (Name("key"), b"key", 5, None):
+        same("text_hash", odd)

@@ -1,0 +1,74 @@
+"""Writing to a peer that takes nothing: it ends, and those who may not wait do not."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from lanemq.model.errors import ConnectionLost, LaneError
+from lanemq.net.address import Address
+from lanemq.net.blocking import DuplexConnection
+from lanemq.wire.command import Command
+
+MUCH = bytes(32 * 1024 * 1024)
+"""More than the buffers of a connection hold."""
+
+
+@pytest.fixture
+def deaf() -> Iterator[Address]:
+    """Connections are accepted by the machine, and nobody ever reads from them."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield Address(*listening.getsockname())
+
+
+class Waiting:
+    """Whoever asked, and how it ended."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+        self.errors: list[LaneError | None] = []
+
+    def replied(self, reply: Command | None, error: LaneError | None) -> None:
+        self.errors.append(error)
+
+
+def test_a_peer_that_takes_nothing_is_left(deaf: Address) -> None:
+    waiting = Waiting()
+    link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set(), write_timeout=0.05)
+    link.post(Command(1, 0, body=MUCH), waiting.replied)
+    assert waiting.lost.wait(10)
+    link.close()
+    assert [type(error) for error in waiting.errors] == [ConnectionLost]
+
+
+def test_a_heartbeat_does_not_wait_for_the_peer_either(deaf: Address) -> None:
+    link = DuplexConnection(deaf, on_lost=lambda _: None, write_timeout=60)
+    careful = threading.Thread(target=lambda: link.post_oneway(Command(2, 0, body=MUCH), aside=True), daemon=True)
+    careful.start()
+    careful.join(5)
+    assert not careful.is_alive()
+    link.close()
+
+
+def test_whoever_may_not_wait_has_it_written_by_somebody_else(deaf: Address) -> None:
+    waiting = Waiting()
+    link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set(), write_timeout=60)
+    link.line_up(Command(1, 0, body=MUCH), waiting.replied)
+    careful = threading.Thread(target=lambda: (link.flush_aside(), link.post_oneway(Command(2, 0), aside=True)))
+    careful.start()
+    careful.join(10)
+    assert not careful.is_alive()
+    assert link.is_open, "nobody has lost patience yet"
+    link.close()
+    assert waiting.lost.is_set()
+    assert [type(error) for error in waiting.errors] == [ConnectionLost]
+
+
+def test_what_is_lined_up_on_a_lost_connection_is_answered_although_nobody_waits(deaf: Address) -> None:
+    waiting, told = Waiting(), threading.Event()
+    link = DuplexConnection(deaf, on_lost=lambda _: waiting.lost.set())
+    link.close()
+    link.line_up(Command(1, 0), lambda reply, error: told.set())
+    link.flush_aside()
+    assert told.wait(10)
