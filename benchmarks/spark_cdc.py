@@ -42,6 +42,8 @@ EVENT = (
 class ForgetfulSink:
     """Takes every batch and keeps nothing but how many rows it had."""
 
+    all_at_once = True
+
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         self._applied: int | None = None
 

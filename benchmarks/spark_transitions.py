@@ -114,6 +114,7 @@ def ours(spark: SparkSession, source: Path, place: Path) -> list[float]:
     def run(messages: DataFrame, number: int) -> None:
         batch = Batch("bench", batch_number(number), 1)
         made = stage.run(messages, batch)
+        stage.settle(batch, made.state)
         folder = place / "rows" / str(number)
         folder.mkdir(parents=True)
         for file in made.outputs.files:  # type: ignore[attr-defined]

@@ -162,6 +162,14 @@ def test_every_exception_of_ours_is_a_lane_error() -> None:
     assert others == NEVER_LEAVE
 
 
+def test_every_error_can_be_imported_from_a_public_module() -> None:
+    """Nobody should have to know where the code lives to catch what it raises."""
+    public = importlib.import_module("lanemq.errors")
+    classes = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, LaneError)}
+    assert set(public.__all__) == classes
+    assert all(getattr(public, name) is getattr(errors, name) for name in classes)
+
+
 def test_the_error_tree_is_drawn_completely() -> None:
     drawn = set(re.findall(r"[A-Z][A-Za-z]+", errors.__doc__ or ""))
     classes = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, LaneError)}
@@ -189,10 +197,19 @@ def test_the_user_side_raises_no_foreign_class(package: str) -> None:
 # what documents say
 
 
-@pytest.mark.parametrize("path", sorted([ROOT / "README.md", *DOCS.rglob("*.md")]), ids=lambda path: path.name)
+GUIDES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *DOCS.rglob("*.md")])
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_example_is_told_of_in_a_line() -> None:
+    told = (ROOT / "examples" / "README.md").read_text("utf-8")
+    files = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in {".py", ".toml"}}
+    assert set(re.findall(r"^\| \[([\w.]+)\]", told, re.MULTILINE)) == files
 
 
 def test_every_promise_names_a_module_and_a_test_that_exist() -> None:

@@ -178,7 +178,8 @@ def test_a_broker_that_is_away_is_told_in_one_line_without_spark(run: Run, place
     assert away.exit_code == 1
     (line,) = away.stderr.strip().splitlines()
     assert line.startswith("Error: no name server answered (tried 127.0.0.1:1)")
-    assert line.endswith("or correct servers (--servers)")
+    assert "? Start a broker with" in line
+    assert "or correct servers (--servers); brokerWait of the source is how long it is waited for" in line
 
 
 def test_a_missing_topic_is_told_in_one_line_without_spark(run: Run, place: Place) -> None:
@@ -259,13 +260,15 @@ def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer
     assert run("pipeline", "parked", "discard", checkpoint, "good").exit_code == 1, "it does not stand still"
     dry = run("pipeline", "parked", "redrive", checkpoint, "bad", "--dry-run")
     assert "2 messages of 1 key would be tried again" in dry.stdout
-    assert "will be made dead letters" in run("pipeline", "parked", "discard", checkpoint, "bad", "--first-only").stdout
+    discarded = run("pipeline", "parked", "discard", checkpoint, "bad", "--first-only").stdout
+    assert discarded.startswith("1 message of 1 key will be made a dead letter, 1 behind tried again, by the running")
     assert "no key waits" not in run("pipeline", "parked", "list", checkpoint).stdout, "only asked for so far"
     again = run("pipeline", "run", str(place.file), "--once", "--history", str(tmp_path / "history"))
     assert again.exit_code == 0, again.output
     assert "totals pass 1 behind batch 0" in again.stdout
     assert again.stderr == f"totals: start 3, checkpoint {checkpoint}, Spark on local[*]\n", "nothing stands still now"
     assert "no key waits for a person" in run("pipeline", "parked", "list", checkpoint).stdout
+    assert f"\n1 dead letter in {checkpoint}/dead_letters\n" in run("pipeline", "status", checkpoint).stdout
     assert sorted(place.ask("select key, total from totals")) == [("bad", 1), ("good", 1), ("good", 2)]
     verdict = run("check", str(tmp_path / "history"), "--require", "effects=3", "--json")
     assert json.loads(verdict.stdout)["violations"] == []

@@ -1,8 +1,10 @@
 """TLS and credentials on the command line: a broker process that wants both, and commands that give them."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +96,44 @@ def test_a_broker_that_cannot_be_trusted_is_not_told_to_be_missing(server: str) 
     assert result.exit_code == 1
     assert "not signed by the system's authorities" in result.stderr
     assert "Start one with" not in result.stderr
+    assert ": --tls-ca must name the file of the one that signed it" in result.stderr, "as it is called here"
+
+
+@pytest.mark.parametrize("words", [("topic", "list"), ("send", "orders", "hello", "--key", "a")])
+def test_a_connection_that_is_closed_unheard_is_told_in_whole_sentences(words: tuple[str, ...]) -> None:
+    """Some brokers just hang up on those who do not speak TLS; so does one that dies, so it is only a guess."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        thread = threading.Thread(target=hang_up, args=(deaf,))
+        thread.start()
+        result = lanemq(*words, "--server", f"127.0.0.1:{deaf.getsockname()[1]}")
+        deaf.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert result.exit_code == 1
+    assert "it hangs, is no broker, or takes nothing but TLS (then connect with --tls)" in result.stderr
+    assert ") Start one" not in result.stderr
+
+
+def hang_up(server: socket.socket) -> None:
+    while True:
+        try:
+            peer, _ = server.accept()
+        except OSError:
+            return
+        with peer:
+            peer.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--access-key", "root"), "--access-key root: the secret is missing; give --secret-key-file or set LANEMQ_"),
+        (("--secret-key-file", "any"), "--secret-key-file: whose? Give --access-key or set LANEMQ_ACCESS_KEY"),
+    ],
+)
+def test_half_a_user_is_told_by_the_options(words: tuple[str, ...], told: str) -> None:
+    result = lanemq("topic", "list", "--server", "127.0.0.1:1", *words)
+    assert result.exit_code == 2
+    assert told in result.stderr
 
 
 @pytest.mark.parametrize(

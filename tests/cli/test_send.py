@@ -155,6 +155,14 @@ def test_ordered_topic_refuses_a_message_without_key(run: Run, broker: EmbeddedB
     assert stored(broker, "strict") == []
 
 
+def test_a_refused_message_is_told_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """What the producer logs is what the command says at its end."""
+    result = run("send", "SCHEDULE_TOPIC_XXXX", "x", "--key", "a")
+    assert result.exit_code == 1
+    assert result.stderr.count("belongs to the broker") == 1
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -40,6 +40,35 @@ def test_queue_count_of_an_ordered_topic_stays(run: Run) -> None:
     assert run("topic", "create", "fixed", "--queues", "2", "--ordered").exit_code == 0
 
 
+@pytest.mark.parametrize("how", ["--ordered", "--globally-ordered"])
+def test_messages_sent_without_order_are_not_ordered_afterwards_unless_forced(
+    run: Run, producer: Producer, how: str
+) -> None:
+    """They may lie in other queues than their keys' from then on, and newer messages would pass them."""
+    name = f"mixed{how}"
+    run("topic", "create", name, "--queues", "1")
+    producer.send(name, 1, key="a")
+    refused = run("topic", "create", name, "--queues", "1", how)
+    assert refused.exit_code == 1
+    assert f"topic {name} is not ordered and holds 1 message, " in refused.stderr
+    assert "--force" in refused.stderr
+    assert json.loads(run("topic", "describe", name, "--json").stdout)["ordered"] is False
+    assert run("topic", "create", name, "--queues", "1", how, "--force").exit_code == 0
+    assert json.loads(run("topic", "describe", name, "--json").stdout)["ordered"] is True
+
+
+def test_an_empty_topic_is_ordered_without_ado(run: Run) -> None:
+    run("topic", "create", "empty", "--queues", "2")
+    assert run("topic", "create", "empty", "--queues", "2", "--ordered").exit_code == 0
+
+
+def test_an_ordered_topic_with_messages_can_be_created_again(run: Run, producer: Producer) -> None:
+    """Scripts that set a system up run more than once."""
+    run("topic", "create", "again", "--queues", "2", "--ordered")
+    producer.send("again", 1, key="a")
+    assert run("topic", "create", "again", "--queues", "2", "--ordered").exit_code == 0
+
+
 @pytest.mark.row("A1")
 def test_globally_ordered_topic_has_one_queue(run: Run, broker: EmbeddedBroker) -> None:
     assert run("topic", "create", "whole", "--globally-ordered").stdout == "topic whole: 1 queue, globally ordered\n"

@@ -6,10 +6,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from lanemq.pipelines import DeltaSink, Pipeline, Topic, Transitions
+from lanemq.testing.dying import Death, DyingSink, DyingStage
 from lanemq.testing.order_life import OrderEvent
 from lanemq.testing.order_step import OUTPUTS, order_step
 
 FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
+DEATH = Death(FOLDER / "seen")
 
 
 def shuffled(messages: DataFrame) -> DataFrame:
@@ -27,7 +29,11 @@ pipeline = Pipeline(
         maxOffsetsPerTrigger=os.environ["LANEMQ_PROOF_BATCH"],
     ),
     prepare=shuffled,
-    stage=Transitions(step=order_step, outputs=OUTPUTS, decode=OrderEvent, sequence="seq", shards=4),
-    sink=DeltaSink(FOLDER / "table"),
+    stage=DyingStage(
+        Transitions(step=order_step, outputs=OUTPUTS, decode=OrderEvent, sequence="seq", shards=4),
+        DEATH,
+        FOLDER / "checkpoint",
+    ),
+    sink=DyingSink(DeltaSink(FOLDER / "table"), DEATH, "sink"),  # type: ignore[arg-type]
     checkpoint=FOLDER / "checkpoint",
 )

@@ -27,6 +27,7 @@ from lanemq.pipelines.transitions.requests import request_redrive, show
 from lanemq.pipelines.work import Work
 
 NUMBER = batch_number(0)
+END = {"orders": {"broker-a/0": 3}}
 
 
 class PowerCut(Exception):
@@ -248,6 +249,20 @@ def test_a_run_that_was_replaced_decides_nothing(run: Run) -> None:
     assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor is its state anybody's"
 
 
+def test_a_run_that_is_replaced_behind_its_look_changes_no_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look and the write are two steps; a newer run may start between them."""
+    work, folder = run.start(), run.folder / "checkpoint"
+
+    def replaced(checkpoint: Checkpoint) -> None:
+        monkeypatch.setattr("lanemq.pipelines.checkpoint._lock_within", lambda fd, attempts: True)
+        Checkpoint(folder, "orders").close()
+
+    monkeypatch.setattr(Checkpoint, "refuse_if_replaced", replaced)
+    with pytest.raises(SinkFenced, match=r"run 2 of the pipeline .* was replaced"):
+        work.run_batch(run.frame(), 0)
+    assert (run.rows(), show(folder / "lanemq" / "stage", "a")) == ([], [])
+
+
 def test_more_queues_than_the_state_belongs_to_are_refused_before_the_step(run: Run) -> None:
     run.start().run_batch(run.frame(), 0)
     asked = Service.calls
@@ -269,8 +284,8 @@ def results(path: Path, n: int, state: str = "") -> Results:
 
 def test_of_two_attempts_the_first_that_is_there_counts_for_both(tmp_path: Path) -> None:
     first, second = Decisions(tmp_path / "decided"), Decisions(tmp_path / "decided")
-    mine = first.make(Batch("q", 7, 3), results(tmp_path / "a", 1, "one"))
-    theirs = second.make(Batch("q", 7, 4), results(tmp_path / "b", 2, "two"))
+    mine = first.make(Batch("q", 7, 3), results(tmp_path / "a", 1, "one"), END)
+    theirs = second.make(Batch("q", 7, 4), results(tmp_path / "b", 2, "two"), END)
     assert mine.state == theirs.state == "one"
     assert theirs.outputs.table()["n"].to_pylist() == ["1"]
     assert [path.name for path in (tmp_path / "decided").iterdir()] == ["7"]
@@ -279,12 +294,12 @@ def test_of_two_attempts_the_first_that_is_there_counts_for_both(tmp_path: Path)
 def test_a_decision_outlives_the_stage_s_files_and_half_of_one_is_none(tmp_path: Path) -> None:
     decisions, batch = Decisions(tmp_path / "decided"), Batch("q", 7, 3)
     made = results(tmp_path / "a", 1)
-    decisions.make(batch, made)
+    decisions.make(batch, made, END)
     (tmp_path / "a").unlink()
     (tmp_path / "decided" / ".8-3-x").mkdir()
     decisions.open()
     assert decisions.numbers() == [7]
-    found = decisions.find(batch, made.outputs.schema)
+    found = decisions.find(batch, made.outputs.schema, END)
     assert found is not None
     assert found.outputs.table()["n"].to_pylist() == ["1"]
     decisions.forget(7)
@@ -296,20 +311,20 @@ def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: py
         raise OSError("no links here")
 
     monkeypatch.setattr("os.link", refuse)
-    made = Decisions(tmp_path / "decided").make(Batch("q", 7, 3), results(tmp_path / "a", 1))
+    made = Decisions(tmp_path / "decided").make(Batch("q", 7, 3), results(tmp_path / "a", 1), END)
     assert made.outputs.table()["n"].to_pylist() == ["1"]
 
 
 def test_other_columns_and_other_pipelines_are_refused(tmp_path: Path) -> None:
     decisions, made = Decisions(tmp_path / "decided"), results(tmp_path / "a", 1)
-    decisions.make(Batch("q", 7, 3), made)
+    decisions.make(Batch("q", 7, 3), made, END)
     with pytest.raises(UsageError, match="decided by run 3 with other columns"):
-        decisions.find(Batch("q", 7, 4), StructType([StructField("m", StringType())]))
+        decisions.find(Batch("q", 7, 4), StructType([StructField("m", StringType())]), END)
     with pytest.raises(StateLost, match="a checkpoint of its own"):
-        decisions.find(Batch("other", 7, 4), made.outputs.schema)
+        decisions.find(Batch("other", 7, 4), made.outputs.schema, END)
     (tmp_path / "decided" / "7" / "decision.json").unlink()
     with pytest.raises(StateLost, match="is missing"):
-        decisions.find(Batch("q", 7, 4), made.outputs.schema)
+        decisions.find(Batch("q", 7, 4), made.outputs.schema, END)
 
 
 def test_a_pass_that_moved_nothing_writes_nothing(run: Run) -> None:
@@ -332,3 +347,30 @@ def test_rows_that_lost_against_newer_ones_are_told(run: Run) -> None:
     run.make_stage = lambda: FakeStage()  # type: ignore[method-assign]
     done = run.start().run_batch(None, 0)  # type: ignore[arg-type]
     assert done.counts["stale"] == 3
+
+
+def test_a_decision_about_other_messages_is_not_taken_for_this_batch_s(run: Run) -> None:
+    """A power cut took Spark's plan of the batch and left the decision: planned anew it holds more messages."""
+    Service.up, run.sink.dies = False, cut
+    with pytest.raises(PowerCut):
+        run.start().run_batch(run.frame(), 0)
+    run.sink.dies = None
+    planned = run.folder / "checkpoint" / "offsets" / "0"
+    work = run.start()
+    planned.write_text(planned.read_text().replace(": 3", ": 6"))
+    with pytest.raises(StateLost, match=r"up to .*'broker-a/0': 3.*planned it up to .*'broker-a/0': 6"):
+        work.run_batch(run.frame(), 0)
+    assert run.rows() == []
+    planned.unlink()
+    with pytest.raises(StateLost, match=r"decided by run 2 for messages up to"):
+        run.start()
+
+
+def test_what_spark_planned_is_on_the_disk_before_the_first_commit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark itself does not wait for the disk; the sink does, and would have a batch that nobody planned."""
+    synced: list[str] = []
+    monkeypatch.setattr("lanemq.pipelines.spark_log.sync", lambda path: synced.append(path.name))
+    before: list[list[str]] = []
+    run.sink.dies = lambda: before.append(list(synced))
+    run.start().run_batch(run.frame(), 0)
+    assert before == [["0", "offsets"]]

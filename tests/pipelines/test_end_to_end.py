@@ -4,20 +4,23 @@
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from lanemq.client.producer import Producer
 from lanemq.testing.demo.result import compare, read_rows, rows_in
+from lanemq.testing.dying import VARIABLE
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
 from lanemq.testing.processes import executors
@@ -25,6 +28,9 @@ from lanemq.testing.processes import executors
 EVENTS = int(os.environ.get("LANEMQ_PROOF_EVENTS", "50000"))
 PATIENCE_SECONDS = max(240, EVENTS // 1_000)
 BATCHES = 12
+KILLED_IN = 6
+DEATH = f"sink:{KILLED_IN}"
+"""The driver is killed right behind the sink's commit of this batch: Spark has not noted it, and repeats it."""
 
 
 def send_all(address: str, topic: str, events: list[OrderEvent]) -> None:
@@ -63,36 +69,77 @@ def wait_for(what: str, is_true: Callable[[], object], process: subprocess.Popen
         time.sleep(0.1)
 
 
+@pytest.fixture
+def proof(broker: EmbeddedBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[OrderEvent]:
+    """Everything that was sent; both programs find the topic and their folder in the environment."""
+    events = order_events(max(100, EVENTS // 5 - 500), seed=14, repeats=0.05)
+    told = {"FOLDER": str(tmp_path), "SERVERS": broker.address, "TOPIC": topic, "BATCH": str(len(events) // BATCHES)}
+    for name, value in told.items():
+        monkeypatch.setenv(f"LANEMQ_PROOF_{name}", value)
+    send_all(broker.address, topic, events)
+    return events
+
+
+def repeated_batches(folder: Path) -> set[int]:
+    """Batches that more than one run came by."""
+    runs: dict[int, set[int]] = defaultdict(set)
+    for line in (folder / "seen").read_text().splitlines():
+        batch, run = map(int, line.split())
+        runs[batch].add(run)
+    return {batch for batch, found in runs.items() if len(found) > 1}
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 def test_every_transition_is_in_the_table_once_and_in_order_although_executor_and_driver_are_killed(
-    broker: EmbeddedBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proof: list[OrderEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = order_events(max(100, EVENTS // 5 - 500), seed=14, repeats=0.05)
-    truth = order_truth(events)
+    truth = order_truth(proof)
     wanted = sum(order.events for order in truth.values())
-    for name, value in {
-        "FOLDER": str(tmp_path), "SERVERS": broker.address, "TOPIC": topic, "BATCH": str(len(events) // BATCHES),
-    }.items():  # fmt: skip
-        monkeypatch.setenv(f"LANEMQ_PROOF_{name}", value)
-    send_all(broker.address, topic, events)
     table, log = tmp_path / "table", tmp_path / "pipeline.log"
+    monkeypatch.setenv(VARIABLE, DEATH)
     with pipeline_process(tmp_path) as driver:
         wait_for("a quarter of the rows", lambda: rows_in(table) >= wanted // 4, driver, log)
         victims = executors(driver.pid)
         assert len(victims) == 2
-        os.kill(victims[0], 9)
-        wait_for("half of the rows", lambda: rows_in(table) >= wanted // 2, driver, log)
-    at_kill = rows_in(table)
-    assert at_kill < wanted, "the driver was killed too late to prove anything"
+        os.kill(victims[0], signal.SIGKILL)
+        assert driver.wait(PATIENCE_SECONDS) == -signal.SIGKILL, log.read_text()[-3000:]
+    assert rows_in(table) < wanted, "the driver was killed too late to prove anything"
+    monkeypatch.delenv(VARIABLE)
     with pipeline_process(tmp_path) as driver:
         wait_for("all rows", lambda: rows_in(table) >= wanted, driver, log)
         driver.terminate()
         assert driver.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]
+    assert KILLED_IN in repeated_batches(tmp_path), "no batch came twice, so nothing was proved"
     verdict = compare(read_rows(table), truth)
     assert verdict.wrong == []
     assert verdict.rows == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
+def test_naive_code_killed_at_the_same_place_has_a_batch_twice(
+    proof: list[OrderEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: the same topic, cluster, shuffle, batches and kill of the driver."""
+
+    def run() -> int:
+        program = [sys.executable, str(Path(__file__).with_name("naive.py"))]
+        with (tmp_path / "naive.log").open("ab") as out:
+            return subprocess.run(program, stdout=out, stderr=out, timeout=PATIENCE_SECONDS, check=False).returncode
+
+    monkeypatch.setenv(VARIABLE, DEATH)
+    assert run() == -signal.SIGKILL, (tmp_path / "naive.log").read_text()[-3000:]
+    monkeypatch.delenv(VARIABLE)
+    assert run() == 0, (tmp_path / "naive.log").read_text()[-3000:]
+    assert repeated_batches(tmp_path) == {KILLED_IN}
+    found = pq.read_table(tmp_path / "table", columns=["value"])["value"].to_pylist()
+    surplus = len(found) - len(proof)
+    assert surplus >= len(proof) // BATCHES - 1, "naive code got it right, so the proof above proves nothing"
+    rows = [msgspec.json.decode(value, type=OrderEvent) for value in found]
+    assert {(row.order, row.seq) for row in rows} == {(event.order, event.seq) for event in proof}
 
 
 def test_naive_appending_from_foreach_batch_visibly_fails_where_the_pipeline_does_not(

@@ -1,7 +1,6 @@
 """One file per promise of docs/guarantees.md, each with a negative control: the naive variant visibly fails.
 
-Promises 10 (end to end through Spark) and 11 (order survives a change of the queue count) are not part of this
-release and have no file. Promises that need killed or frozen processes are also defended in tests/chaos.
+Promises that need killed or frozen processes are also defended in tests/chaos, those of pipelines in tests/pipelines.
 """
 
 from collections.abc import Iterator

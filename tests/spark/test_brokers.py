@@ -4,15 +4,15 @@ import pytest
 from tests.spark.driving import send
 
 from lanemq.client.admin import Admin
-from lanemq.model.errors import ConnectFailed
+from lanemq.model.errors import ConnectFailed, InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.spark.brokers import Brokers
 from lanemq.spark.options import parse_read_options
 from lanemq.testing.embedded import EmbeddedBroker
 
 
-def brokers_of(broker: EmbeddedBroker, topic: str) -> Brokers:
-    options = {"servers": broker.address, "topic": topic, "brokerWait": "200ms"}
+def brokers_of(broker: EmbeddedBroker, topic: str, **more: str) -> Brokers:
+    options = {"servers": broker.address, "topic": topic, "brokerWait": "200ms", **more}
     return Brokers(parse_read_options(options, streaming=True))
 
 
@@ -39,3 +39,27 @@ def test_a_topic_that_its_broker_does_not_hold_any_more_is_gone(broker: Embedded
         with Admin(broker.address) as admin:
             admin.delete_topic(topic)
         assert brokers.bounds() == {}
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "startingOffsetsByTimestamp"])
+@pytest.mark.parametrize(
+    "named", ['{"ordres": {"0": 7}}', '{"TOPIC": {"broker-x/0": 7}}', '{"TOPIC": {"9": 7, "0": 1}}']
+)
+def test_a_place_for_a_queue_that_is_not_there_is_refused(
+    broker: EmbeddedBroker, topic: str, option: str, named: str
+) -> None:
+    """Ignored, the misspelt name would make a query read everything, or nothing, and nobody would see why."""
+    options = {option: named.replace("TOPIC", topic)}
+    with (
+        brokers_of(broker, topic, **options) as brokers,
+        pytest.raises(InvalidOption, match=rf"{option}: .* no queue (ordres|{topic} (broker-x/0|9)); it has {topic} l"),
+    ):
+        brokers.positions(brokers._options.start, brokers.existing_bounds())
+
+
+@pytest.mark.parametrize("named", ["0", "lanemq/0"])
+def test_a_place_is_given_by_number_or_by_broker_and_number(broker: EmbeddedBroker, topic: str, named: str) -> None:
+    send(broker.address, topic, range(30))
+    with brokers_of(broker, topic, startingOffsets=f'{{"{topic}": {{"{named}": 2}}}}') as brokers:
+        found = brokers.positions(brokers._options.start, brokers.existing_bounds())
+    assert sorted(found.values()) == [0, 2]

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError
+from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.spark.fetch import DataLost, QueueRange, RangeReader
+from lanemq.spark.fetch import GUESS_BYTES, SAMPLE_PULLS, DataLost, QueueRange, RangeReader, Sample
 from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
@@ -138,3 +138,27 @@ def test_a_lost_lease_is_not_tried_again() -> None:
     with pytest.raises(LeaseLost):
         list(reader.chunks(wanted(5, 9), 1))
     assert reader.asked == [5]
+
+
+def test_a_sample_without_a_message_is_a_guess_and_never_nothing() -> None:
+    """Nothing would mean that a limit in bytes is none: everything would come at once."""
+    filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
+    assert filtered.sample(wanted(5, 95)) == Sample(10 * SAMPLE_PULLS, GUESS_BYTES)
+    nothing_there = Scripted(lambda offset: (ResponseCode.PULL_NOT_FOUND, offset))
+    assert nothing_there.sample(wanted(5, 95)) == Sample(0, GUESS_BYTES)
+
+
+def test_a_sample_ends_with_its_range() -> None:
+    filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
+    assert filtered.sample(wanted(5, 18)) == Sample(13, GUESS_BYTES)
+    assert filtered.asked == [5, 15]
+
+
+def test_a_topic_that_is_deleted_while_it_is_read_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    def deleted_at_6(offset: int) -> Answer:
+        return (ResponseCode.SUCCESS, offset + 3) if offset < 6 else TopicNotFound(17, "no such topic")
+
+    with pytest.raises(DataLost, match="messages 6 to 9 are gone, their topic was deleted"):
+        list(Scripted(deleted_at_6).chunks(wanted(0, 10), 100))
+    assert list(Scripted(deleted_at_6, fail=False).chunks(wanted(0, 10), 100)) == [b"\x00\x03"]
+    assert "going on without them" in caplog.text

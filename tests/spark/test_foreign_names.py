@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.foreign_names import FOREIGN, in_our_words
+from lanemq.spark.foreign_names import FOREIGN, column_in_our_words, in_our_words
 from lanemq.spark.options import parse_read_options
+from lanemq.spark.schema import COLUMNS, some_columns
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
 TABLE = [
@@ -57,6 +58,23 @@ def test_every_name_of_kafka_s_is_in_the_document() -> None:
 def test_a_foreign_name_is_answered_with_ours(name: str, said: str) -> None:
     assert said in told(name)
     assert name.lower() in told(name)
+
+
+@pytest.mark.parametrize(
+    ("kafkas", "ours"), [("partition", "queue_id"), ("offset", "queue_offset"), ("timestamp", "store_timestamp")]
+)
+def test_a_column_of_kafka_s_is_answered_with_ours(kafkas: str, ours: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"\['{kafkas}'\]; {kafkas} is {ours} here; choose from topic"):
+        some_columns(["key", kafkas])
+
+
+def test_the_document_and_the_error_agree_about_columns() -> None:
+    part = DOCUMENT.split("Beside the columns of Spark's Kafka source:")[1].split("\n## ")[0]
+    rows = [row.split(" | ")[:2] for row in re.findall(r"^\| (`.*) \|$", part, re.MULTILINE)]
+    pairs = [(re.findall(r"`(\w+)`", theirs)[0], re.findall(r"`(\w+)`", ours)) for theirs, ours in rows]
+    assert len(pairs) == 7
+    known = set(COLUMNS.fieldNames())
+    assert all(theirs in known or column_in_our_words(theirs) in ours for theirs, ours in pairs)
 
 
 def test_the_document_says_what_to_do_about_an_unknown_format() -> None:

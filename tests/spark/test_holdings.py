@@ -95,3 +95,18 @@ def test_a_query_goes_back_only_over_what_was_left_out_and_nobody_did(holdings: 
     assert holdings.behind(ahead, {A: QueueOffset(5), B: QueueOffset(0)}) == {}, "the group is past it"
     assert holdings.behind(ahead, {A: QueueOffset(6)}) == {A: QueueOffset(5)}
     assert holdings.behind({A: QueueOffset(5)}, {A: QueueOffset(6)}) == {}, "the query is not past it"
+
+
+def test_a_deleted_topic_ends_no_query(holdings: Holdings) -> None:
+    holdings.take([A, B], now=SOON)
+    holdings.gone("orders")
+    holdings.finished()
+    assert holdings.queues() == []
+
+
+def test_a_lease_that_was_lost_before_the_topic_was_deleted_is_still_lost(holdings: Holdings) -> None:
+    holdings.take([A, B], now=SOON)
+    holdings.refused(A)
+    holdings.gone("orders")
+    with pytest.raises(LeaseLost, match="orders/a/0: another"):
+        holdings.finished()

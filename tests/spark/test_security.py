@@ -1,7 +1,9 @@
 """Queries at a broker that encrypts and asks who is there; and what Spark shows of their secrets."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.net.address import Address
 from lanemq.net.server_tls import ServerTls
 from lanemq.pipelines.source import Topic
+from lanemq.spark import LagListener, QueueLag
 from lanemq.spark.options import parse_read_options
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -93,6 +96,20 @@ def test_an_error_shows_no_secret(spark: Any, guarded: EmbeddedBroker, authority
     with pytest.raises(Exception, match="the access key 'nobody' is unknown or the signature is wrong") as refused:
         spark.read.format("lanemq").options(**wrong).load().collect()
     assert SECRET not in str(refused.value)
+
+
+def test_a_listener_measures_seconds_encrypted_and_signed(guarded: EmbeddedBroker, authority: Authority) -> None:
+    how = {"tls": TlsOptions(authority.ca), "credentials": Credentials("root", SECRET)}
+    with Admin(guarded.address, **how) as admin:
+        queue = next(each.queue for each in admin.describe_topic("orders").queues if each.end)
+    offsets = [json.dumps({queue.topic: {f"{queue.broker}/{queue.queue_id}": at}}) for at in (0, 1)]
+    source = {"startOffset": offsets[0], "endOffset": offsets[0], "latestOffset": offsets[1]}
+    event = SimpleNamespace(progress=SimpleNamespace(json=json.dumps({"name": "q", "id": "1", "sources": [source]})))
+    heard: list[QueueLag] = []
+    listener = LagListener(lambda _, queues: heard.extend(queues), guarded.address, **how)
+    listener.onQueryProgress(event)
+    listener.close()
+    assert heard[0].seconds is not None
 
 
 def test_options_and_declared_sources_show_no_secret(guarded: EmbeddedBroker, authority: Authority) -> None:

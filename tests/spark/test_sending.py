@@ -152,6 +152,12 @@ def test_what_cannot_be_written_is_named_before_anything_is_sent(
         parse_write_options(options, schema)
 
 
+def test_a_property_without_a_value_is_named(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    row = Outgoing(topic, b"1", "k", properties={"colour": "red", "weight": None})  # type: ignore[dict-item]
+    with pytest.raises(InvalidOption, match="properties: weight has no value"):
+        write(broker, [row], producer, 0)
+
+
 def test_a_row_without_a_value_is_refused() -> None:
     batch = pa.RecordBatch.from_pylist([{"value": None}], pa.schema([("value", pa.binary())]))
     with pytest.raises(InvalidOption, match="no value"):

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
+from lanemq import Producer
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin import Admin
 from lanemq.model.errors import TopicNotFound, TransportError
@@ -216,3 +217,30 @@ def test_a_group_without_order_stores_its_offsets(broker: EmbeddedBroker, topic:
         query.everything()
         stored = admin.describe_group(group)
         assert sum(queue.offset for queue in stored.queues) == 12
+
+
+def test_a_byte_limit_holds_where_a_filter_lets_nothing_through_at_first(broker: EmbeddedBroker, topic: str) -> None:
+    """What is left out costs nothing and is passed; what comes behind it is limited, seen or not."""
+    with Producer(broker.address) as producer:
+        for _ in range(3_000):
+            producer.submit(topic, b"x" * 10, key="k", tag="a")
+        futures = [producer.submit(topic, b"x" * 1_000, key="k", tag="b") for _ in range(300)]
+        futures[-1].result(20)
+    with Query(**earliest(broker, topic, tags="b", maxBytesPerTrigger=50_000)) as query:
+        sizes = []
+        while query.plan():
+            sizes.append(len(query.read(query.partitions())))
+            query.finish()
+    assert sum(sizes) == 300
+    assert max(sizes) <= 50
+    assert len(sizes) < 20, "a batch for every few messages that nobody wants would take for ever"
+
+
+def test_losses_that_are_over_are_forgotten(broker: EmbeddedBroker, topic: str) -> None:
+    """A query that goes on without what retention deletes finds new losses for as long as it runs."""
+    with Query(**earliest(broker, topic, failOnDataLoss="false")) as query:
+        driver = query.reader._driver
+        for number in range(50):
+            driver._report("chosen", [f"messages {number} to {number + 1} are gone"])
+            driver._report("planned", [f"messages {number} are gone"])
+        assert sum(map(len, driver._told.values())) == 2

@@ -42,7 +42,13 @@ UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
 @click.option("--name", default="lanemq", show_default=True, help="Broker name in routes; renaming moves every queue.")
 @click.option("--relaxed", is_flag=True, help="Acknowledge after write, not after fdatasync.")
 @click.option("--no-auto-create", is_flag=True, help="Refuse sends to topics that do not exist.")
-@click.option("--default-queues", type=int, default=8, show_default=True, help="Most queues of a topic made by a send.")
+@click.option(
+    "--default-queues",
+    type=int,
+    default=8,
+    show_default=True,
+    help="Most queues of a topic made by a send; senders ask for 4.",
+)
 @click.option("--retention-hours", type=float, default=72.0, show_default=True, help="Keep messages this long.")
 @click.option("--retention-bytes", type=int, default=0, help="Keep at most this much log; 0 = no limit.")
 @click.option("--max-parked-lane", type=int, default=10_000, show_default=True, help="Most messages in a parked lane.")

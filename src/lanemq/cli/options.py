@@ -3,16 +3,17 @@
 0: done. 1: refused or failed. 2: the command line itself is wrong. Scripts depend on these numbers.
 """
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import click
 
 from lanemq.cli.output import harmless
-from lanemq.cli.security import asks_securely
+from lanemq.cli.security import as_options, asks_securely
 from lanemq.clock import SystemClock
 from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
 from lanemq.model.units import Millis
@@ -42,6 +43,10 @@ class Failed(click.ClickException):
     def __init__(self, message: str) -> None:
         super().__init__(harmless(message))
 
+    def said(self, otherwise: Callable[[str], str]) -> "Failed":
+        """The same in other words."""
+        return type(self)(otherwise(self.message))
+
 
 class Misused(Failed):
     """The same for what is wrong with the command line or its input."""
@@ -52,7 +57,13 @@ class Misused(Failed):
 def told(error: LaneError, before: str = "") -> Failed:
     """An error of ours as a line for people, with the exit code it deserves."""
     kind = Misused if isinstance(error, UsageError) else Failed
-    return kind(f"{before}{error}{_FIXES.get(type(error), '')}")
+    return kind(f"{before}{followed_by(error, _FIXES.get(type(error), ''))}")
+
+
+def followed_by(error: LaneError, more: str) -> str:
+    """An error and what to do about it; errors end without a full stop, which a second sentence needs."""
+    said = str(error)
+    return said + ("." if more.startswith(" ") and said[-1:] not in ".?!" else "") + more
 
 
 class Nouns(click.Group):
@@ -75,8 +86,9 @@ def asks_server(command: F) -> F:
         from lanemq.cli.patience import wait_for_broker
         from lanemq.net.address import parse_addresses
 
-        wait_for_broker(parse_addresses(server))
-        return command(*args, server=server, **options)
+        with _told_by_options():
+            wait_for_broker(parse_addresses(server))
+            return command(*args, server=server, **options)
 
     server = click.option(
         "--server",
@@ -88,6 +100,17 @@ def asks_server(command: F) -> F:
         help="A LaneMQ broker or RocketMQ name servers; several joined by ';'.",
     )
     return cast(F, json_option(server(asks_securely(patient))))
+
+
+@contextlib.contextmanager
+def _told_by_options() -> Iterator[None]:
+    """Errors of a command that asks a broker, with what they speak of as it is called on its command line."""
+    try:
+        yield
+    except LaneError as error:
+        raise told(error).said(as_options) from error
+    except Failed as error:
+        raise error.said(as_options) from error.__cause__
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

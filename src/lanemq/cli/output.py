@@ -4,8 +4,10 @@ Message bodies and keys are written by strangers, so nothing of them reaches the
 or as markup. `rich` is imported with the first table: most calls of a script end without one.
 """
 
+import contextlib
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -87,6 +89,17 @@ def body_for_json(body: bytes) -> object:
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@contextlib.contextmanager
+def unlogged(name: str) -> Iterator[None]:
+    """Without the log of one module: what it warns of is what the command itself says at its end."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _named(value: Any) -> Any:

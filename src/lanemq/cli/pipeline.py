@@ -11,8 +11,10 @@ import click
 
 from lanemq.cli.options import Failed, Misused, json_option
 from lanemq.cli.output import Grid, show
+from lanemq.cli.pipeline_dead import Tally, counted_by
 from lanemq.cli.pipeline_ends import failures_told, log_to_stderr, standing_still, starting
 from lanemq.cli.pipeline_parked import parked
+from lanemq.cli.pipeline_place import refused
 from lanemq.cli.pipeline_status import status
 
 if TYPE_CHECKING:
@@ -63,8 +65,11 @@ pipeline.add_command(parked)
 @click.option("--servers", metavar="HOST:PORT", help="Instead of the file's.")
 @click.option("--history", type=click.Path(path_type=Path), help="Folder for what happened, for lanemq check.")
 @click.option(
-    "--fail-on-parked", is_flag=True, help="Exit code 1 if keys stand still at the end: parked, held, waiting."
+    "--fail-on-parked",
+    is_flag=True,
+    help="Exit code 1 if keys stand still at the end (parked, held, waiting), or if all that was read was set aside.",
 )
+@click.option("--fail-on-dead-letters", is_flag=True, help="Exit code 1 if the run set any message aside.")
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--traceback", is_flag=True, help="Show everything that Spark says about an error.")
 @click.option("--verbose", is_flag=True, help="Show everything that Spark and its workers say, as they say it.")
@@ -79,6 +84,7 @@ def run(
     servers: str | None,
     history: Path | None,
     fail_on_parked: bool,
+    fail_on_dead_letters: bool,
     quiet: bool,
     traceback: bool,
     verbose: bool,
@@ -91,26 +97,30 @@ def run(
 
     Relative paths in FILE are relative to the working directory, not to FILE.
 
-    Exit codes: 0 done or stopped; 1 failed or refused, or keys stand still and --fail-on-parked was given; 2 the
-    command line or FILE is wrong.
+    Exit codes: 0 done or stopped; 1 failed or refused (also: the checkpoint is in use, or another pipeline's), or
+    what --fail-on-parked and --fail-on-dead-letters are about; 2 the command line or FILE is wrong.
     """
     log_to_stderr(verbose)
     from lanemq.cli.pipeline_view import view
+    from lanemq.pipelines.before_spark import need_checkpoint
     from lanemq.pipelines.program import run as run_pipeline
     from lanemq.pipelines.spark_words import spark_words_of
 
     chosen = _changed(_load(file, name), checkpoint, servers, history)
     settings = _settings(conf, verbose)
     words = None if verbose else spark_words_of(chosen.folder)
+    with refused():
+        need_checkpoint(chosen)
     if not quiet:
         click.echo(starting(chosen, master), err=True)
+    tally = Tally()
     with failures_told(words, traceback or verbose), view(chosen.name, as_json=as_json, quiet=quiet) as report:
-        run_pipeline(chosen, once=once, report=report, master=master, conf=settings, spark_words=words)
-    still = standing_still(chosen, file if checkpoint is None else chosen.folder, name)
-    if still and fail_on_parked:
-        raise Failed(still)
-    if still and not quiet:
-        click.echo(still, err=True)
+        tell = counted_by(tally, report)
+        run_pipeline(chosen, once=once, report=tell, master=master, conf=settings, spark_words=words)
+    still = standing_still(chosen, file if checkpoint is None else chosen.folder, name, tally.yield_words)
+    stuck, dead = bool(still) or tally.nothing_else, tally.dead > 0
+    unwanted = (fail_on_parked and stuck) or (fail_on_dead_letters and dead)
+    _close([each for each in (tally.told(chosen), still) if each], unwanted, quiet)
 
 
 @pipeline.command()
@@ -135,6 +145,14 @@ def check(file: Path, as_json: bool) -> None:
         Grid(columns, rows),
         "nothing is wrong with it, as far as can be told without Spark and the broker",
     )
+
+
+def _close(words: list[str], unwanted: bool, quiet: bool) -> None:
+    """The last words of a run: what it did not do."""
+    if unwanted:
+        raise Failed("; ".join(words))
+    for each in words if not quiet else ():
+        click.echo(each, err=True)
 
 
 def _load(file: Path, name: str | None) -> "Pipeline":

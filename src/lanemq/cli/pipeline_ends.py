@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import Failed
+from lanemq.cli.options import Failed, followed_by
 from lanemq.cli.output import plural
 from lanemq.model.errors import ConnectFailed
 
@@ -37,8 +37,8 @@ def starting(pipeline: "Pipeline", master: str) -> str:
     return f"{pipeline.name}: {which}, checkpoint {pipeline.folder}, Spark on {master}"
 
 
-def standing_still(pipeline: "Pipeline", place: Path, name: str | None) -> str | None:
-    """Which keys did not get to the end, and how to look at them; None if all did."""
+def standing_still(pipeline: "Pipeline", place: Path, name: str | None, more: str = "") -> str | None:
+    """Which keys did not get to the end, and how to look at them; None if all did. `more`: what else is to be said."""
     from lanemq.pipelines.parked_lanes import parked
 
     counts = parked(pipeline).counts()
@@ -47,7 +47,7 @@ def standing_still(pipeline: "Pipeline", place: Path, name: str | None) -> str |
     told = ", ".join(f"{plural(count, 'key')} {why} ({_WAITS[why][count > 1]})" for why, count in counts.items())
     which = f" --name {name}" if name is not None else ""
     held = " --held" if "held" in counts else ""
-    return f"{pipeline.name}: {told}; see lanemq pipeline parked list {place}{which}{held}"
+    return f"{pipeline.name}: {told}{more}; see lanemq pipeline parked list {place}{which}{held}"
 
 
 @contextlib.contextmanager
@@ -64,9 +64,9 @@ def failures_told(words: Path | None, traceback: bool) -> Iterator[None]:
         hints += [f"Spark's own words: {words}"] if words is not None and words.exists() else []
         raise Failed(f"{error}" + (f" ({'; '.join(hints)})" if hints else "")) from error
     except ConnectFailed as error:
-        raise Failed(
-            f"{error} Start a broker with `lanemq broker --data DIR`, or correct servers (--servers)"
-        ) from error
+        fix = " Start a broker with `lanemq broker --data DIR`, or correct servers (--servers)"
+        waited = "; brokerWait of the source is how long it is waited for (60s unless given)"
+        raise Failed(followed_by(error, fix + waited)) from error
 
 
 def log_to_stderr(everything: bool) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from lanemq.pipelines.transitions.requests import StoppedLane
 
 
+_DECIDED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}
+CARRIED_OUT = "what is decided is carried out by the running pipeline within a second, or by its next start"
+
+
 @click.group()
 def parked() -> None:
     """List keys that stand still, try them again, or give them up."""
@@ -29,13 +33,20 @@ def parked() -> None:
 @json_option
 def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for a person."""
-    found = parked_of(place, name).waiting(held=held)
+    lanes = parked_of(place, name)
+    found, decided = lanes.waiting(held=held), lanes.decided()
     rows = [
         (each.lane, each.why.value, len(each.messages), each.failures, wall_time(each.since), each.reason)
+        + ((_DECIDED.get(decided.get(each.lane, "")),) if decided else ())
         for each in found
     ]
-    columns = ("key", "state", "messages", "failures", "since", "reason")
-    show(as_json, lambda: list(map(_document, found)), Grid(columns, rows, "no key waits for a person"))
+    columns = ("key", "state", "messages", "failures", "since", "reason", *(("decided",) if decided else ()))
+    show(
+        as_json,
+        lambda: [_document(each) | {"decided": decided.get(each.lane)} for each in found],
+        Grid(columns, rows, "no key waits for a person"),
+        *([CARRIED_OUT] if any(each.lane in decided for each in found) else []),
+    )
 
 
 @parked.command("show")
@@ -85,7 +96,7 @@ def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name:
     chosen = _chosen(lanes, key, everything)
     if not dry_run:
         lanes.redrive(key, everything=everything)
-    _say("tried again", chosen, dry_run, as_json)
+    _say("tried again", chosen, _waiting(chosen), dry_run, as_json)
 
 
 @parked.command()
@@ -104,7 +115,10 @@ def discard(
     chosen = _chosen(lanes, key, everything)
     if not dry_run:
         lanes.discard(key, everything=everything, first_only=first_only)
-    _say("made dead letters", chosen, dry_run, as_json)
+    messages = len(chosen) if first_only else _waiting(chosen)
+    behind = _waiting(chosen) - messages
+    what = "made a dead letter" if messages == 1 else "made dead letters"
+    _say(f"{what}, {behind} behind tried again," if behind else what, chosen, messages, dry_run, as_json)
 
 
 def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[StoppedLane]":
@@ -114,14 +128,17 @@ def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[St
         return lanes.chosen(key, everything=everything)
 
 
-def _say(what: str, lanes: "list[StoppedLane]", dry_run: bool, as_json: bool) -> None:
-    messages = sum(len(each.messages) for each in lanes)
+def _waiting(lanes: "list[StoppedLane]") -> int:
+    return sum(len(each.messages) for each in lanes)
+
+
+def _say(what: str, lanes: "list[StoppedLane]", messages: int, dry_run: bool, as_json: bool) -> None:
     would = "would be" if dry_run else "will be"
     show(
         as_json,
         lambda: {"keys": [each.lane for each in lanes], "messages": messages, "asked": not dry_run},
-        f"{plural(messages, 'message')} of {plural(len(lanes), 'key')} {would} {what}"
-        + ("" if dry_run else " by the running pipeline, or by its next start"),
+        f"{plural(messages, 'message')} of {plural(len(lanes), 'key')} {would} "
+        + (what.rstrip(",") if dry_run else f"{what} by the running pipeline, or by its next start"),
     )
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, plural, show
+from lanemq.cli.output import Grid, plural, show, unlogged
+from lanemq.cli.pipeline_dead import kept_in, kept_words
+from lanemq.cli.pipeline_parked import CARRIED_OUT
 from lanemq.cli.pipeline_place import NAME, PLACE, parked_of
 from lanemq.cli.pipeline_view import LAG_COLUMNS, lag_row
 from lanemq.model.errors import LaneError
@@ -28,7 +30,7 @@ UNKNOWN = "not known"
 @NAME
 @json_option
 def status(place: Path, name: str | None, as_json: bool) -> None:
-    """Show batches, starts, parked keys and lag of a pipeline.
+    """Show batches, starts, parked keys, dead letters and lag of a pipeline.
 
     The lag is what the last finished batch left over. Offsets come from the checkpoint, ends from the broker.
     """
@@ -41,6 +43,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     known, holder, log = identity_of(folder), holder_of(folder), SparkLog(folder)
     assert known is not None
     done, planned, stopped = log.done(), log.planned(), lanes.counts()
+    decided, dead = lanes.decided(), kept_in(folder)
     queues, trouble = _lag(known.source, log.end_of(done) if done is not None else {})
     document = {
         "pipeline": known.name,
@@ -51,6 +54,8 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         "batch": done,
         "unfinished_batch": planned if planned != done else None,
         "stopped_lanes": stopped,
+        "decided_lanes": decided,
+        "dead_letters": {"count": dead[0], "folder": str(dead[1]) if dead[1] is not None else None},
         "lag": sum(each.messages for each in queues) if trouble is None else None,
         "lag_seconds": oldest(queues),
         "queues": [_document(each, trouble is None) for each in queues],
@@ -65,6 +70,8 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         f"last batch {'none' if done is None else done}"
         + (f", batch {planned} is unfinished" if planned != done else ""),
         ", ".join(f"{plural(count, 'key')} {why}" for why, count in stopped.items()) or "no key stands still",
+        *([f"{plural(len(decided), 'key')} decided about: {CARRIED_OUT}"] if decided else []),
+        kept_words(*dead),
         f"lag {_total(queues) if trouble is None else UNKNOWN}",
         Grid(LAG_COLUMNS, [_row(each, trouble is None) for each in queues], "no message was read yet"),
         *([trouble] if trouble else []),
@@ -97,7 +104,7 @@ def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[
 
     try:
         options = parse_read_options({**source, "brokerWait": BROKER_WAIT}, streaming=True)
-        with Brokers(options) as brokers:
+        with unlogged("lanemq.spark.waiting"), Brokers(options) as brokers:
             bounds = brokers.bounds()
         times = LagTimes(options.servers, security=options.security)
         try:

@@ -8,12 +8,15 @@ of the machine can read those; it is in the environment, or in a file.
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import click
 
 from lanemq.model import environment
+
+_TLS_NAME = re.compile(r"\btls (?:ca|cert|key)\b")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +44,7 @@ def asks_securely(command: F) -> F:
     @functools.wraps(command)
     def protected(*args: Any, **options: Any) -> Any:
         given = {variable: options.pop(name) for name, (variable, _) in _CLIENT.items()}
+        _refuse_half_a_user(given)
         with _environment({variable: _text(value) for variable, value in given.items() if value}):
             return command(*args, **options)
 
@@ -49,6 +53,23 @@ def asks_securely(command: F) -> F:
         about: Any = {**settings, "help": f"{settings['help']}  [env var: {variable}]"}
         decorated = click.option(f"--{name.replace('_', '-')}", name, **about)(decorated)
     return cast(F, decorated)
+
+
+def _refuse_half_a_user(given: dict[str, Any]) -> None:
+    """Told here by the names of the options: what the clients would say names variables that nobody has set."""
+    secrets = (environment.SECRET_KEY_FILE, environment.SECRET_KEY)
+    user, secret = given[environment.ACCESS_KEY], given[environment.SECRET_KEY_FILE]
+    if user and not secret and not any(map(os.environ.get, secrets)):
+        raise click.UsageError(
+            f"--access-key {user}: the secret is missing; give --secret-key-file or set {secrets[1]}"
+        )
+    if secret and not user and not os.environ.get(environment.ACCESS_KEY):
+        raise click.UsageError(f"--secret-key-file: whose? Give --access-key or set {environment.ACCESS_KEY}")
+
+
+def as_options(text: str) -> str:
+    """What clients call `tls ca` is `--tls-ca` for commands that have the options of `asks_securely`."""
+    return _TLS_NAME.sub(lambda found: f"--{found[0].replace(' ', '-')}", text).replace("with tls)", "with --tls)")
 
 
 def _text(value: object) -> str:

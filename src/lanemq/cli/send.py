@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 import click
 
 from lanemq.cli.options import Failed, asks_server, told
-from lanemq.cli.output import Grid, plural, show
+from lanemq.cli.output import Grid, plural, show, unlogged
 from lanemq.client.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, TransportError, UsageError
@@ -69,7 +69,7 @@ def send(
     lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
     noun = "line" if source else "message"
     try:
-        with Producer(server, codec="bytes") as producer:
+        with unlogged("lanemq.client.send_engine"), Producer(server, codec="bytes") as producer:
             receipts = Sending(producer, topic, noun).send(lines, tag, properties)
     except Stopped as stopped:
         if not source and not count:

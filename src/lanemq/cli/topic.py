@@ -21,13 +21,18 @@ def topic() -> None:
 )
 @click.option("--ordered", is_flag=True, help="Every message needs a key; the queue count is fixed for good.")
 @click.option("--globally-ordered", "as_a_whole", is_flag=True, help="All keys in one line: 1 queue, one at a time.")
+@click.option("--force", is_flag=True, help="Order a topic that holds messages sent without order.")
 @asks_server
-def create(name: str, queues: int | None, ordered: bool, as_a_whole: bool, server: str, as_json: bool) -> None:
+def create(
+    name: str, queues: int | None, ordered: bool, as_a_whole: bool, force: bool, server: str, as_json: bool
+) -> None:
     """Create topic NAME. Creating it again with the same settings changes nothing."""
     if as_a_whole and queues not in (None, 1):
         raise click.UsageError(f"--globally-ordered means 1 queue: leave --queues {queues} out, or use --ordered")
     count = 1 if as_a_whole else queues or DEFAULT_QUEUES
     with Admin(server) as admin:
+        if (ordered or as_a_whole) and not force:
+            _refuse_to_mix(admin, name)
         admin.create_topic(name, queues=count, ordered="global" if as_a_whole else ordered)
     order = ", globally ordered" if as_a_whole else ", ordered by key" if ordered else ""
     show(
@@ -98,6 +103,19 @@ def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
         lambda: {"topic": name, "deleted": True, "messages": messages},
         f"topic {name} is deleted, {plural(messages, 'message')} with it",
     )
+
+
+def _refuse_to_mix(admin: Admin, name: str) -> None:
+    """What was sent without order may lie in other queues than its keys' from now on, and would be overtaken."""
+    try:
+        found = admin.describe_topic(name)
+    except TopicNotFound:
+        return
+    if messages := 0 if found.ordered else _messages(found):
+        raise Failed(
+            f"topic {name} is not ordered and holds {plural(messages, 'message')}, which newer ones of their keys "
+            f"could overtake; nothing was changed. Use another name, delete the topic first, or pass --force"
+        )
 
 
 def _existing(admin: Admin, name: str) -> TopicDescription:

@@ -25,6 +25,7 @@ LaneError
 │   ├── LeaseLost            the queue belongs to another member now
 │   └── SinkFenced           a newer run of this pipeline writes to the sink now
 ├── CodecError             a value that cannot be encoded or decoded; says where it is
+│   └── Undecodable          a message's body; trying again does not help
 └── StorageError
     ├── CorruptRecord · DiskFull · WriteFailed · LogInUse
     ├── CheckpointInUse      another run of the pipeline works on this checkpoint
@@ -194,6 +195,10 @@ class SinkFenced(OrderError):
 
 class CodecError(LaneError):
     """A value that cannot be encoded or decoded."""
+
+
+class Undecodable(CodecError):
+    """The body of a message is not what its handler wants; the same bytes will fail again."""
 
 
 class StorageError(LaneError):

@@ -5,11 +5,14 @@ never comes twice with different rows, because passes between two batches of Spa
 of the pipeline that was replaced has a lower epoch than the one that replaced it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 PASSES: Final = 1 << 20
 """Numbers that a batch of Spark has room for: its own, and those of the passes behind it."""
+
+
+_MARK_BITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,9 @@ class Batch:
     number: int
     """Grows with every unit of work, without regard to restarts."""
     epoch: int
-    """Grows with every start of the pipeline."""
+    """Grows with every start of the pipeline, and is no other checkpoint's: see `epoch_of_start`."""
+    name: str = field(default="", compare=False)
+    """What people call the pipeline, for what they are told; nothing is recognised by it."""
 
     @property
     def spark_batch(self) -> int:
@@ -35,7 +40,7 @@ class Batch:
 
     def __str__(self) -> str:
         behind = f" pass {self.number % PASSES}" if self.is_pass else ""
-        return f"{self.query} batch {self.spark_batch}{behind} (epoch {self.epoch})"
+        return f"{self.name or self.query} batch {self.spark_batch}{behind} (epoch {run_name(self.epoch)})"
 
 
 def batch_number(spark_batch: int, pass_number: int = 0) -> int:
@@ -43,3 +48,22 @@ def batch_number(spark_batch: int, pass_number: int = 0) -> int:
     if not 0 <= pass_number < PASSES:
         raise ValueError(f"pass {pass_number} of batch {spark_batch}: there is room for {PASSES - 1} of them")
     return spark_batch * PASSES + pass_number
+
+
+def epoch_of_start(start: int, mark: int) -> int:
+    """The epoch of a pipeline's start: its number, and behind it a random mark.
+
+    Two copies of a checkpoint count on from the same number; without the mark each would take the other's epoch for
+    its own.
+    """
+    return start << _MARK_BITS | mark % (1 << _MARK_BITS)
+
+
+def start_of(epoch: int) -> int:
+    """The how-manieth start of the pipeline an epoch stands for."""
+    return epoch >> _MARK_BITS or epoch
+
+
+def run_name(epoch: int) -> str:
+    """An epoch as people say it."""
+    return str(start_of(epoch))

@@ -1,8 +1,8 @@
 """A pipeline's own part of its checkpoint: who may use it, what it is called, and how often it was started.
 
 The rules guarded here: one run at a time, in whatever process, and a run that was killed frees it; a checkpoint keeps
-its identity and belongs to one pipeline; every start has a higher epoch than all before, and no number of a pass is
-ever given to different work.
+its identity and belongs to one pipeline; every start has a higher epoch than all before, which no copy of the
+checkpoint has too, and no number of a pass is ever given to different work.
 """
 
 import fcntl
@@ -18,7 +18,9 @@ from pathlib import Path
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import CheckpointInUse, SinkFenced, StateLost, UsageError
-from lanemq.pipelines.batch import PASSES, batch_number
+from lanemq.pipelines.batch import PASSES, batch_number, epoch_of_start, run_name, start_of
+from lanemq.pipelines.run_folder import take_over
+from lanemq.pipelines.runs import Runs, read_runs
 from lanemq.pipelines.spark_log import SparkLog
 
 OURS = "lanemq"
@@ -46,14 +48,18 @@ class Checkpoint:
         self, folder: Path, name: str, source: Mapping[str, str] | None = None, clock: Clock | None = None
     ) -> None:
         self.folder = folder
+        self.name = name
         self.log = SparkLog(folder)
         self._ours = folder / OURS
         self._ours.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self._ours / "lock", folder, clock or SystemClock())
         try:
             self.query = self._identify(name, source or {})
-            self.epoch = _number(self._ours / "epoch") + 1
-            _write(self._ours / "epoch", str(self.epoch))
+            former = _runs(self._ours / "epoch")
+            self.epoch = epoch_of_start(start_of(former.newest) + 1, int.from_bytes(os.urandom(4)))
+            self.runs = former.with_next(self.epoch)
+            _write(self._ours / "epoch", self.runs.text())
+            take_over(self._ours, self.epoch)
         except BaseException:
             self.close()
             raise
@@ -69,17 +75,22 @@ class Checkpoint:
         return self._ours / "decided"
 
     @property
+    def reach_file(self) -> Path:
+        """How far the sink has every queue."""
+        return self._ours / "reach.json"
+
+    @property
     def queues_file(self) -> Path:
         """Which queues the state belongs to."""
         return self._ours / "queues.json"
 
     def refuse_if_replaced(self) -> None:
         """`SinkFenced` if another run was started meanwhile, on a file system whose locks did not hold."""
-        newest = _number(self._ours / "epoch")
+        newest = _runs(self._ours / "epoch").newest
         if newest != self.epoch:
             raise SinkFenced(
-                f"run {self.epoch} of checkpoint {self.folder} was replaced by run {newest}: nothing more is decided "
-                f"by the older one, stop it"
+                f"run {run_name(self.epoch)} of checkpoint {self.folder} was replaced by run {run_name(newest)}: "
+                f"nothing more is decided by the older one, stop it"
             )
 
     def next_pass(self, behind: int) -> int | None:
@@ -130,7 +141,7 @@ def own_identity(folder: Path, name: str) -> Identity | None:
         )
     if known is not None and known.name != name:
         raise UsageError(
-            f"checkpoint {folder} is pipeline {known.name!r}'s: choose another folder for {name!r}, "
+            f"checkpoint {folder} belongs to pipeline {known.name!r}: choose another folder for {name!r}, "
             f"or give it its old name"
         )
     return known
@@ -138,7 +149,7 @@ def own_identity(folder: Path, name: str) -> Identity | None:
 
 def epoch_of(folder: Path) -> int:
     """How often the pipeline was started."""
-    return _number(folder / OURS / "epoch")
+    return start_of(_runs(folder / OURS / "epoch").newest)
 
 
 def holder_of(folder: Path) -> str | None:
@@ -191,6 +202,15 @@ def _number(path: Path) -> int:
         return int(path.read_text("ascii"))
     except FileNotFoundError:
         return 0
+    except ValueError as error:
+        raise StateLost(f"{path} holds no number: restore the checkpoint from a copy") from error
+
+
+def _runs(path: Path) -> Runs:
+    try:
+        return read_runs(path.read_text("ascii"))
+    except FileNotFoundError:
+        return Runs(())
     except ValueError as error:
         raise StateLost(f"{path} holds no number: restore the checkpoint from a copy") from error
 

@@ -6,7 +6,8 @@
 A step may ask a service and answer otherwise the second time. Dead letters and outputs are two commits, so an attempt
 that died between them must be completed as it was, or a message is in both tables or in neither. The rules guarded
 here: of all attempts of a batch the first that is renamed into place counts, for the run that made it and for every
-other; a decision is whole or not there; it is kept until Spark will not ask for the batch again.
+other; a decision is whole or not there; it is kept until Spark will not ask for the batch again; it is never taken for
+one about other messages, which Spark plans under the same number if its own note of the batch was lost.
 """
 
 import os
@@ -22,10 +23,12 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines import dead_letters
-from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.batch import Batch, run_name
 from lanemq.pipelines.durable import read_json, sync, write_json
 from lanemq.pipelines.ports import Results
+from lanemq.pipelines.reach import Reach
 from lanemq.pipelines.rows import FileRows, RowFile, Rows
+from lanemq.spark.offsets import OffsetJson
 
 _FILE: Final = "decision.json"
 SYNCS_AT_ONCE: Final = 16
@@ -50,6 +53,9 @@ class _Decision(msgspec.Struct, frozen=True):
     dead: tuple[_Part, ...]
     counts: dict[str, int]
     state: str
+    end: dict[str, dict[str, int]] = {}
+    """Where the batch ended that was decided, as Spark planned it; empty for a pass."""
+    reached: dict[str, Reach] = {}
 
 
 class Decisions:
@@ -63,8 +69,11 @@ class Decisions:
         for path in self._folder.glob(".*") if self._folder.is_dir() else ():
             shutil.rmtree(path, ignore_errors=True)
 
-    def find(self, batch: Batch, schema: StructType) -> Results | None:
-        """What an earlier attempt of the batch decided; None: nothing was committed yet, the stage may run."""
+    def find(self, batch: Batch, schema: StructType, end: OffsetJson) -> Results | None:
+        """What an earlier attempt of the batch decided; None: nothing was committed yet, the stage may run.
+
+        `end`: where Spark says that the batch ends; a decision about another range is `StateLost`.
+        """
         folder = self._folder / str(batch.number)
         if not folder.is_dir():
             return None
@@ -74,14 +83,16 @@ class Decisions:
             raise StateLost(f"{folder / _FILE} is missing: the checkpoint's folder was changed by somebody") from None
         assert isinstance(found, _Decision)
         _check(found, batch, schema)
+        _check_range(found, batch, end)
         return Results(
             outputs=FileRows(schema, _files(folder, found.outputs)),
             dead=FileRows(dead_letters.SCHEMA, _files(folder, found.dead)) if found.dead else None,
             counts=found.counts,
             state=found.state,
+            reached=found.reached,
         )
 
-    def make(self, batch: Batch, results: Results) -> Results:
+    def make(self, batch: Batch, results: Results, end: OffsetJson) -> Results:
         """Decides, unless another attempt has; gives what counts, in files that stay until `forget`."""
         schema = results.outputs.schema
         own = self._folder / f".{batch.number}-{batch.epoch}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -96,6 +107,8 @@ class Decisions:
                 dead=() if results.dead is None else tuple(_keep(results.dead, own, "dead")),
                 counts=dict(results.counts),
                 state=results.state,
+                end=end,
+                reached=dict(results.reached),
             )
             write_json(own / _FILE, decision)
             _sync_all([own / part.name for part in (*decision.outputs, *decision.dead)])
@@ -107,7 +120,7 @@ class Decisions:
             sync(self._folder)
         finally:
             shutil.rmtree(own, ignore_errors=True)
-        found = self.find(batch, schema)
+        found = self.find(batch, schema, end)
         assert found is not None, "it was renamed into place, or was there"
         return found
 
@@ -155,6 +168,16 @@ def _check(found: _Decision, batch: Batch, schema: StructType) -> None:
         raise StateLost(f"{batch} was decided by query {found.query}: give every pipeline a checkpoint of its own")
     if found.columns != schema.json():
         raise UsageError(
-            f"{batch} was decided by run {found.epoch} with other columns, and only part of it was committed: start "
-            f"the pipeline as it was declared then until the batch is done, and change its outputs after that"
+            f"{batch} was decided by run {run_name(found.epoch)} with other columns, and only part of it was "
+            f"committed: start the pipeline as it was declared then until the batch is done, and change its outputs "
+            f"after that"
+        )
+
+
+def _check_range(found: _Decision, batch: Batch, end: OffsetJson) -> None:
+    if found.end != end:
+        raise StateLost(
+            f"{batch} was decided by run {run_name(found.epoch)} for messages up to {found.end}, and Spark has planned "
+            f"it up to {end}: the checkpoint's folder offsets was restored or lost its last file. Restore that file, "
+            f"or begin with an empty checkpoint and sink"
         )

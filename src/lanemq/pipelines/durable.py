@@ -8,10 +8,14 @@ import msgspec
 from lanemq.model.errors import StateLost
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """On disk under its name when this returns. Writing the same file again is harmless, also at the same time."""
+def write_durably(path: Path, content: bytes, through: Path | None = None) -> None:
+    """On disk under its name when this returns. Writing the same file again is harmless, also at the same time.
+
+    `through`: the folder that the file is renamed from. Whoever moves it away makes every write that has not happened
+    yet fail with FileNotFoundError, without a lock.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    own = (through or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with own.open("xb") as file:
             file.write(content)

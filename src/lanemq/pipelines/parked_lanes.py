@@ -68,8 +68,22 @@ class ParkedLanes:
             raise UsageError("name one key, or say everything=True, and not both")
         found = [each for each in self.waiting(held=True) if everything or each.lane == key]
         if not found and not everything:
-            raise UsageError(f"key {key!r} does not stand still: nothing was asked; waiting() has those that do")
+            raise UsageError(
+                f"key {key!r} does not stand still: nothing was asked; `lanemq pipeline parked list --held`, or "
+                f"waiting(held=True), has those that do"
+            )
         return found
+
+    def decided(self) -> dict[str, str]:
+        """Lanes that stand still and are decided about, and how; no pass has carried it out yet.
+
+        A later decision about a lane follows the earlier one, so the latest is told.
+        """
+        asked = sorted(requests.pending_requests(self._stage), key=lambda each: each.asked)
+        if not asked:
+            return {}
+        still = [each.lane for each in self.waiting(held=True)]
+        return {lane: each.verb for each in asked for lane in still if each.lane in (None, lane)}
 
     def counts(self) -> dict[str, int]:
         """How many lanes stand still, by reason: `parked`, `held` or `gap`."""

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.reach import Reach
 from lanemq.pipelines.rows import Rows
 
 SEQUENCE, DELETED = "_sequence", "_deleted"
@@ -45,6 +46,9 @@ class Results:
     """For progress and summaries: events, repeats, gaps, held, parked, dead ..."""
     state: str = ""
     """What the stage has to remember of exactly this attempt, for its `settle`; empty: nothing."""
+    reached: Mapping[str, Reach] = field(default_factory=dict)
+    """How far the batch goes in every queue that it holds messages of, by `topic/broker/number`. In a group this is
+    what keeps messages that come again under another number from the sink; empty: the stage drops them itself."""
 
 
 class Stage(Protocol):
@@ -92,7 +96,8 @@ class Sink(Protocol):
     """Applies batches, each once, and refuses runs that were replaced.
 
     A sink with the attribute `all_at_once = True` promises that after a crash it has all of a batch or nothing, and
-    knows which: only then a batch without dead letters needs no decision on disk before it is written.
+    knows which: only then a batch without dead letters needs no decision on disk before it is written. One with the
+    method `follow(runs)` is told before `open` which epochs are this checkpoint's, so that it can refuse a copy of it.
     """
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lanemq.pipelines.batch import PASSES, Batch
+from lanemq.pipelines.batch import PASSES, Batch, start_of
 from lanemq.spark.lag import QueueLag, oldest
 
 LEVELS = frozenset({"keys", "lanes_stopped", "lanes_parked"})
@@ -64,7 +64,7 @@ class Progress:
             "pipeline": self.pipeline,
             "batch": done.batch.spark_batch,
             "pass": self.pass_number,
-            "epoch": done.batch.epoch,
+            "epoch": start_of(done.batch.epoch),
             "messages": self.messages,
             "outputs": done.outputs,
             "dead": done.dead,

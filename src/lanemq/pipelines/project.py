@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,12 +23,19 @@ from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge, Results
+from lanemq.pipelines.reach import NEEDED, Reach
 from lanemq.pipelines.rows import FileRows, RowFile
 from lanemq.spark.schema import COLUMNS
 
 QUEUE: Final = ("topic", "broker", "queue_id")
 _HIDDEN: Final = tuple(f"__lanemq_{name}" for name in QUEUE)
-_SUMMARY: Final = "shard string, task int, path string, rows long"
+_REACHED: Final = {"__lanemq_next": "queue_offset + 1", "__lanemq_stored": "unix_millis(store_timestamp)"}
+"""How far a queue was read, where the messages say it."""
+_KINDS: Final = [
+    ("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64()),
+    ("next", pa.int64()), ("stored", pa.int64()),
+]  # fmt: skip
+_SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
 
 
 class Project:
@@ -62,18 +69,21 @@ class Project:
                 raise
             raise InvalidOption(f"select: {str(error).splitlines()[0]}") from error
         self.schema = frame.schema
-        needed = _references(frame._jdf.queryExecution().analyzed()) | {*QUEUE}  # noqa: SLF001
+        needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
         folder = self._place / "work" / str(batch.number)
         folder.mkdir(parents=True, exist_ok=True)
         hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
+        if all(name in messages.columns for name in NEEDED):
+            hidden += [f"{text} as {alias}" for alias, text in _REACHED.items()]
         frame = self._projected(messages, *hidden)
-        lines = frame.mapInArrow(_Writer(folder, to_arrow_schema(self.schema, timezone="UTC")), _SUMMARY).collect()
-        files = _files([(line.shard, line.task, line.path, line.rows) for line in lines])
+        found = frame.mapInArrow(_Writer(folder, to_arrow_schema(self.schema, timezone="UTC")), _SUMMARY).collect()
+        lines = [_Line(*row) for row in found]
+        files = _files(lines)
         rows = sum(file.rows for file in files)
-        return Results(FileRows(self.schema, files), counts={"events": rows})
+        return Results(FileRows(self.schema, files), counts={"events": rows}, reached=_reached(lines))
 
     def settle(self, batch: Batch, state: str) -> None:
         """There is no state."""
@@ -98,6 +108,24 @@ class Project:
         return chosen.selectExpr(*self._select, *more)
 
 
+class _Line(NamedTuple):
+    """What a task says about one queue."""
+
+    shard: str
+    task: int
+    path: str
+    rows: int
+    next: int | None
+    stored: int | None
+
+    def with_more(self, part: pa.Table) -> "_Line":
+        if not set(_REACHED) <= set(part.column_names):
+            return self._replace(rows=self.rows + part.num_rows)
+        ends = [pc.max(part[name]).as_py() for name in _REACHED]
+        known = (self.next or 0, self.stored or 0)
+        return self._replace(rows=self.rows + part.num_rows, next=max(ends[0], known[0]), stored=max(ends[1], known[1]))
+
+
 class _Writer:
     """In a task: the rows of each queue into a file of its own, and one line about it."""
 
@@ -111,17 +139,20 @@ class _Writer:
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         writers: dict[str, tuple[pq.ParquetWriter, Path]] = {}
-        rows: dict[str, int] = {}
+        lines: dict[str, _Line] = {}
         for batch in batches:
             for shard, part in _by_queue(pa.table(batch)):
                 if shard not in writers:
                     path = self._folder / f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
                     writers[shard] = (pq.ParquetWriter(path, self._schema), path)
                 writers[shard][0].write_table(part.select(self._schema.names).cast(self._schema))
-                rows[shard] = rows.get(shard, 0) + part.num_rows
+                known = lines.get(shard) or _Line(shard, task, str(writers[shard][1]), 0, None, None)
+                lines[shard] = known.with_more(part)
         for writer, _ in writers.values():
             writer.close()
-        yield _summary([(shard, task, str(path), rows[shard]) for shard, (_, path) in writers.items()])
+        columns = [[line[at] for line in lines.values()] for at in range(len(_KINDS))]
+        arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, _KINDS, strict=True)]
+        yield pa.record_batch(arrays, schema=pa.schema(_KINDS))
 
 
 def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -140,20 +171,19 @@ def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         start = end
 
 
-def _summary(lines: list[tuple[str, int, str, int]]) -> pa.RecordBatch:
-    kinds = [("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64())]
-    columns = [[line[at] for line in lines] for at in range(len(kinds))]
-    return pa.record_batch(
-        [pa.array(values, kind) for values, (_, kind) in zip(columns, kinds, strict=True)],
-        schema=pa.schema(kinds),
-    )
+def _reached(lines: list[_Line]) -> dict[str, Reach]:
+    found: dict[str, Reach] = {}
+    for line in lines:
+        if line.next is not None and line.stored is not None:
+            found[line.shard] = Reach(line.next, line.stored).with_more(found.get(line.shard))
+    return found
 
 
-def _files(lines: list[tuple[str, int, str, int]]) -> list[RowFile]:
+def _files(lines: list[_Line]) -> list[RowFile]:
     """One file per queue. A queue that several tasks read (`ordered=false`) is several shards, numbered."""
     found: list[RowFile] = []
     seen: dict[str, int] = {}
-    for shard, _, path, rows in sorted(lines):
+    for shard, _, path, rows, _, _ in sorted(lines, key=lambda line: line[:3]):
         share = seen.get(shard, 0)
         seen[shard] = share + 1
         found.append(RowFile(shard if share == 0 else f"{shard}#{share}", Path(path), rows))

@@ -230,7 +230,8 @@ def start(
     effects = Effects(history, pipeline.name)
     dead = pipeline.dead_letters or ParquetSink(checkpoint.folder / "dead_letters")
     whole = pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS
-    work = Work(pipeline.stage, pipeline.sink, dead, checkpoint, effects, clock, whole=whole)
+    member = pipeline.source.parsed.is_member
+    work = Work(pipeline.stage, pipeline.sink, dead, checkpoint, effects, clock, whole=whole, member=member)
     try:
         work.open(spark)
         running = RunningPipeline(pipeline, work, checkpoint, report or _nobody, clock)

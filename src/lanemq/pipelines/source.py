@@ -31,7 +31,7 @@ class Topic:
 
     def __init__(self, servers: str, topic: str | None = None, group: str | None = None, **options: object) -> None:
         given = {"servers": servers, "topic": topic, "group": group, **options}
-        self.options = {name: _text(value) for name, value in _flat(given) if value is not None}
+        self.options = {name: option_text(value) for name, value in flat_options(given) if value is not None}
         if group is None and not any(name.lower().startswith("starting") for name in self.options):
             self.options["startingOffsets"] = "earliest"
         self.parsed: ReadOptions = parse_read_options(self.options, streaming=True)
@@ -64,7 +64,7 @@ class Topic:
         return f"Topic({', '.join(f'{name}={value!r}' for name, value in self.telling_options.items())})"
 
 
-def _flat(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def flat_options(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """TOML reads `tls.ca = "..."` as a table `tls`; Spark knows it as one option of that name."""
     for name, value in given.items():
         if name == "tls" and isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def _flat(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _text(value: object) -> str:
+def option_text(value: object) -> str:
     """An option as Spark wants it: text. Numbers, flags and JSON may be written as what they are."""
     match value:
         case bool():

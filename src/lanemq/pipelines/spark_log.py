@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from lanemq.model.errors import StateLost
+from lanemq.pipelines.durable import sync
 from lanemq.spark.offsets import Positions, from_json
 
 
@@ -28,6 +29,12 @@ class SparkLog:
 
     def is_done(self, batch: int) -> bool:
         return (self._commits / str(batch)).exists()
+
+    def sync(self, batch: int) -> None:
+        """The plan of a batch is on the disk. Spark itself does not wait for that, and would after a power cut plan
+        other messages under the number of a batch that a sink has."""
+        for path in (self._offsets / str(batch), self._offsets):
+            sync(path)
 
     def end_of(self, batch: int) -> Positions:
         """Where a planned batch ends, in every queue."""

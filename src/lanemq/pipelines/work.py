@@ -4,7 +4,8 @@ The rules guarded here: where a batch needs more than one commit, its rows are d
 them, and what was decided is completed and never run again; the stage's state and the dead letters are durable before
 the sink has the batch, and Spark notes it only after that, so a sink that has a batch proves that all of it is done; a
 batch that the sink has is not run again; a checkpoint that is older than what the sink has is refused, because its
-batches would be taken for ones that were applied.
+batches would be taken for ones that were applied; what Spark planned is on the disk before anything is committed; a
+message that the sink has is not applied under another number.
 """
 
 import logging
@@ -26,6 +27,8 @@ from lanemq.pipelines.effects import Effects
 from lanemq.pipelines.ports import Append, Results, Sink, Stage
 from lanemq.pipelines.progress import Done
 from lanemq.pipelines.queue_set import QueueSet
+from lanemq.pipelines.reach import SinkReach, refuse_without
+from lanemq.spark.offsets import OffsetJson, Positions, to_json
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +48,12 @@ class Work:
         clock: Clock | None = None,
         *,
         whole: bool = False,
+        member: bool = False,
     ) -> None:
-        """`whole`: the stage is given every message of its queues, so offsets that are missing are worth a warning."""
+        """`whole`: the stage is given every message of its queues, so offsets that are missing are worth a warning.
+
+        `member`: the source shares its queues with others, so a message may come again in another batch.
+        """
         self._stage = stage
         self._sink = sink
         self._dead = dead
@@ -54,6 +61,7 @@ class Work:
         self._decisions = Decisions(checkpoint.decided_place)
         on_change = getattr(stage, "on_queue_change", None)
         self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change)
+        self._reach = SinkReach(checkpoint.reach_file) if member else None
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
@@ -71,12 +79,17 @@ class Work:
         self._stage.open(spark, place)
         self._effects.check(self._stage.schema)
         query, epoch = self._checkpoint.query, self._checkpoint.epoch
+        for sink in (self._dead, self._sink):
+            if (follow := getattr(sink, "follow", None)) is not None:
+                follow(self._checkpoint.runs)
         self._dead.open(spark, _dead(query), epoch, dead_letters.SCHEMA, Append())
         self._opened.append(self._dead)
         self._sink.open(spark, query, epoch, self._stage.schema, self._stage.how)
         self._opened.append(self._sink)
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
+        if self._reach is not None:
+            self._reach.open(self._is_over)
         self._decisions.open()
         self._forget(self._is_over)
         self._settle_decided()
@@ -129,28 +142,51 @@ class Work:
     def _run(self, messages: DataFrame, batch: Batch) -> Results:
         if self._queues is not None:
             self._queues.check(self._checkpoint.log.end_of(batch.spark_batch))
+        if self._reach is not None:
+            refuse_without(messages.columns)
+            messages = self._reach.fresh(messages, lambda: self._start_of(batch))
         return self._stage.run(messages, batch)
 
     def _decided(self, batch: Batch, run: Callable[[], R]) -> R | Results:
         """What the batch comes to: as an earlier attempt decided, or as the stage says now. The stage's state is it."""
         self._forget(lambda number: number < batch.number)
-        found = self._decisions.find(batch, self._stage.schema)
+        found = self._find(batch)
         if found is not None:
             log.info("%s was decided before: it is completed, not run again", batch)
         results = found or run()
         if results is None:
             return results
         self._checkpoint.refuse_if_replaced()
+        if not batch.is_pass:
+            self._checkpoint.log.sync(batch.spark_batch)
         if found is None and self._takes_two_commits(batch, results):
-            results = self._decisions.make(batch, results)
+            results = self._decisions.make(batch, results, self._end_of(batch))
+        if self._reach is not None:
+            self._reach.note(batch.number, results.reached)
         if results.state:
             self._stage.settle(batch, results.state)
         return results
 
+    def _find(self, batch: Batch) -> Results | None:
+        """The batch's end is asked for only if there is a decision."""
+        if batch.number not in self._decisions.numbers():
+            return None
+        return self._decisions.find(batch, self._stage.schema, self._end_of(batch))
+
+    def _end_of(self, batch: Batch) -> OffsetJson:
+        """Where Spark has planned the batch to end; nowhere, if its note of that is lost, or for a pass."""
+        planned = self._checkpoint.log.planned()
+        if batch.is_pass or planned is None or planned < batch.spark_batch:
+            return {}
+        return to_json(self._checkpoint.log.end_of(batch.spark_batch))
+
+    def _start_of(self, batch: Batch) -> Positions:
+        return self._checkpoint.log.end_of(batch.spark_batch - 1) if batch.spark_batch else {}
+
     def _settle_decided(self) -> None:
         """At a start: a pass that ran before the decided batch is completed would change state that it starts from."""
         for number in self._decisions.numbers():
-            found = self._decisions.find(self._batch(number), self._stage.schema)
+            found = self._find(self._batch(number))
             if found is not None and found.state:
                 self._stage.settle(self._batch(number), found.state)
 
@@ -170,7 +206,8 @@ class Work:
     def _is_over(self, number: int) -> bool:
         """At a start: whether the sink has the unit, or Spark will not ask for it again."""
         unit = Batch("", number, 0)
-        noted = not unit.is_pass and self._checkpoint.log.is_done(unit.spark_batch)
+        done = self._checkpoint.log.done()
+        noted = not unit.is_pass and done is not None and unit.spark_batch <= done
         return noted or (self._applied is not None and number <= self._applied)
 
     def _apply(self, batch: Batch, results: Results, began: Millis) -> Done:
@@ -186,6 +223,8 @@ class Work:
         rows, counts = results.outputs.count(), dict(results.counts)
         # A pass that moved nothing has nothing to show; its retries would be a commit each.
         fresh = self._write(batch, results, counts) if rows or not batch.is_pass else True
+        if self._reach is not None:
+            self._reach.committed(batch.number)
         self._stage.finished(batch)
         seconds = (self._clock.now() - began) / 1000
         return Done(batch, rows, dead, not fresh, seconds, counts)
@@ -200,7 +239,7 @@ class Work:
         return fresh
 
     def _batch(self, number: int) -> Batch:
-        return Batch(self._checkpoint.query, number, self._checkpoint.epoch)
+        return Batch(self._checkpoint.query, number, self._checkpoint.epoch, self._checkpoint.name)
 
     def _pass_number(self, behind: int) -> int | None:
         if self._spare is not None and Batch("", self._spare, 0).spark_batch == behind:

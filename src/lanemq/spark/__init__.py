@@ -7,7 +7,8 @@ try:
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     if package in ("pyspark", "pyarrow", "numpy"):
-        raise ModuleNotFoundError(f"lanemq.spark needs {package}: pip install 'lanemq[spark]'") from missing
+        told = f"lanemq.spark needs {package}: pip install 'lanemq[spark]'"
+        raise ModuleNotFoundError(told, name=package) from missing
     raise
 
 __all__ = ["LagListener", "QueueLag", "lag_of", "recommended", "register"]

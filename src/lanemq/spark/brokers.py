@@ -13,7 +13,7 @@ from lanemq.client.admin import Admin
 from lanemq.client.admin_calls import AdminCalls
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.clock import Clock
-from lanemq.model.errors import ConnectFailed, TopicNotFound
+from lanemq.model.errors import ConnectFailed, InvalidOption, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
@@ -34,7 +34,7 @@ class Brokers:
         self._clock = clock
         self._expected: dict[str, set[str]] = {}
         """By topic: the brokers that have, or had, queues of it."""
-        look = f"look at it with: lanemq topic list --server '{options.servers}'"
+        look = f"look at it with: lanemq topic list --server '{options.servers}'; brokerWait says how long to wait"
         self._patience = Patience(options.wait, clock, hint=look)
         security = options.security
         self._admin = Admin(options.servers, clock=clock, tls=security.tls, credentials=security.credentials)
@@ -87,7 +87,16 @@ class Brokers:
         return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), str(queue))
 
     def positions(self, place: Place, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
-        """A place in every queue; a queue that JSON does not name begins at its first message, or ends at its last."""
+        """A place in every queue; a queue that JSON does not name begins at its first message, or ends at its last.
+
+        `InvalidOption` if JSON names a queue that is not there: a misspelt name would read all that it should not.
+        """
+        unmatched = place.unmatched(bounds)
+        if unmatched:
+            option = "starting" if place is self._options.start else "ending"
+            option += "Offsets" if place.kind is Kind.OFFSETS else "OffsetsByTimestamp"
+            there = ", ".join(sorted({f"{each.topic} {each.broker}/{each.queue_id}" for each in bounds})[:20])
+            raise InvalidOption(f"{option}: this query has no queue {', '.join(unmatched)}; it has {there}")
         return {queue: self._position(place, queue, held) for queue, held in bounds.items()}
 
     def _bounds_of(self, topic: str) -> QueueBounds:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from lanemq.model.errors import LaneError, RemoteProtocolError
+from lanemq.model.errors import LaneError, RemoteProtocolError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
@@ -20,7 +21,7 @@ from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
-from lanemq.wire.record import record_starts
+from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.sysflag import PULL_SUBSCRIPTION
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ PULL_BYTES = 4 * 1024 * 1024
 """Asked of LaneMQ brokers; an Apache broker gives 256 KiB and 32 messages at most, whatever is asked."""
 PULL_MESSAGES = 4096
 SAMPLE_BYTES = 64 * 1024
+SAMPLE_PULLS = 4
+"""Asked for the first message that a filter lets through; each costs a round trip before a batch is planned."""
+GUESS_BYTES = 1024.0
+"""What a message is taken for when none was seen: too much makes batches small, nothing would make them endless."""
 
 _ANSWERS = frozenset(
     {
@@ -61,6 +66,15 @@ class QueueRange:
     """The lease under which the range was planned; the broker refuses the pull once it is not ours."""
 
 
+class Sample(NamedTuple):
+    """What a look at the beginning of a range told."""
+
+    empty: int
+    """So many offsets at its beginning hold nothing that passes the filter."""
+    size: float
+    """Bytes of a message behind them; a guess if none was seen, never 0."""
+
+
 class RangeReader:
     """One connection, one range at a time."""
 
@@ -80,7 +94,11 @@ class RangeReader:
         parts: list[bytes] = []
         size, offset, resets = 0, wanted.first, 0
         while offset < wanted.end:
-            reply, answer = self._patience.run(partial(self._pull, wanted, offset), str(wanted.queue))
+            try:
+                reply, answer = self._patience.run(partial(self._pull, wanted, offset), str(wanted.queue))
+            except TopicNotFound:
+                self._lost(f"{wanted.queue}: messages {offset} to {wanted.end - 1} are gone, their topic was deleted")
+                break
             if reply.code == ResponseCode.SUCCESS:
                 parts.append(reply.body)
                 size += len(reply.body)
@@ -95,13 +113,22 @@ class RangeReader:
         if parts:
             yield b"".join(parts)
 
-    def mean_size(self, wanted: QueueRange) -> float:
-        """What a message takes at the beginning of a range, on average over one small pull; 0 if unknown."""
-        reply, _ = self._patience.run(
-            lambda: self._pull(wanted, wanted.first, most_bytes=SAMPLE_BYTES), str(wanted.queue)
-        )
-        count = len(record_starts(reply.body)) if reply.code == ResponseCode.SUCCESS else 0
-        return len(reply.body) / count if count else 0.0
+    def sample(self, wanted: QueueRange) -> Sample:
+        """What a message takes, on average over the first small pull of the range that has any."""
+        offset = wanted.first
+        for _ in range(SAMPLE_PULLS):
+            if offset >= wanted.end:
+                break
+            pull = partial(self._pull, wanted, offset, most_bytes=SAMPLE_BYTES)
+            reply, answer = self._patience.run(pull, str(wanted.queue))
+            starts = record_starts(reply.body) if reply.code == ResponseCode.SUCCESS else ()
+            if starts:
+                found = RecordView(reply.body, starts[0]).queue_offset
+                return Sample(min(found, wanted.end) - wanted.first, len(reply.body) / len(starts))
+            if reply.code not in _FORWARD:
+                break
+            offset = _forward(wanted.queue, offset, answer)
+        return Sample(min(offset, wanted.end) - wanted.first, GUESS_BYTES)
 
     def _moved(self, wanted: QueueRange, offset: QueueOffset, answer: PullResponse, times: int) -> QueueOffset:
         """Where to go on when the broker has nothing at `offset`."""
@@ -109,14 +136,16 @@ class RangeReader:
         if low <= offset < high and times == 1:
             return offset  # somebody reset the group; the range of this query is its own, so ask again
         missing = _gone_until(offset, answer, wanted.end)
-        text = (
+        self._lost(
             f"{wanted.queue}: messages {offset} to {missing - 1} are gone, the queue holds {low} to {high - 1}; "
             f"they were deleted by retention or with their topic"
         )
+        return QueueOffset(missing)
+
+    def _lost(self, text: str) -> None:
         if self._fail_on_data_loss:
             raise DataLost(f"{text}. To go on without them set failOnDataLoss=false")
         log.warning("%s; going on without them", text)
-        return QueueOffset(missing)
 
     def _pull(
         self, wanted: QueueRange, offset: QueueOffset, most_bytes: int = PULL_BYTES

@@ -1,7 +1,7 @@
-"""Options of other sources in our words, for people who bring a query along.
+"""Options and columns of other sources in our words, for people who bring a query along.
 
-The rule guarded here: whoever writes an option of Spark's Kafka source, or a setting of RocketMQ's clients, is told its
-name here, or why there is none. The table in docs/spark.md says the same.
+The rule guarded here: whoever writes an option or a column of Spark's Kafka source, or a setting of RocketMQ's clients,
+is told its name here, or why there is none. The tables in docs/spark.md say the same.
 """
 
 from typing import Final
@@ -41,6 +41,29 @@ FOREIGN: Final = _KAFKA | _ROCKETMQ
 
 _LOWER: Final = {name.lower(): said for name, said in FOREIGN.items()}
 """A name that ends with `*` stands for all that begin like it; the first such counts."""
+
+_COLUMNS: Final = {
+    "partition": "queue_id",
+    "offset": "queue_offset",
+    "timestamp": "store_timestamp",
+    "timestampType": "store_timestamp, or born_timestamp for the sender's time",
+    "headers": "properties",
+    "body": "value",
+    "msgId": "message_id",
+    "queueId": "queue_id",
+    "queueOffset": "queue_offset",
+    "bornTimestamp": "born_timestamp",
+    "storeTimestamp": "store_timestamp",
+    "brokerName": "broker",
+}
+"""Columns of Spark's Kafka source, and fields of RocketMQ's messages, by their names there."""
+
+_LOWER_COLUMNS: Final = {name.lower(): ours for name, ours in _COLUMNS.items()}
+
+
+def column_in_our_words(name: str) -> str | None:
+    """The column that holds here what another source calls `name`; None if nobody knows it."""
+    return _LOWER_COLUMNS.get(name.lower())
 
 
 def in_our_words(name: str) -> str | None:

@@ -7,7 +7,8 @@ The rules guarded here:
 3. A lease that was lost while its batch ran ends the query: somebody else may have processed the same messages,
    so this driver is the stale one.
 4. On a new grant the group's stored offset counts: what another member finished meanwhile is not read again.
-5. What was left to others, and is not done by anybody when the queue comes back, is read from the group's offset.
+5. A queue whose topic was deleted leaves without a word about leases: it is a loss of messages, told as one.
+6. What was left to others, and is not done by anybody when the queue comes back, is read from the group's offset.
 """
 
 from collections.abc import Collection, Iterable
@@ -83,6 +84,11 @@ class Holdings:
         else:
             del self._held[queue]
 
+    def gone(self, topic: str) -> None:
+        """The topic was deleted: nobody owns its queues, so a batch that reads them lost messages, not a lease."""
+        for queue in [queue for queue, held in self._held.items() if queue.topic == topic and not held.broken]:
+            del self._held[queue]
+
     def want(self, queues: Collection[MessageQueue]) -> None:
         """What the allocation gives to this member; the others are to be given back."""
         for queue, held in self._held.items():
@@ -113,8 +119,9 @@ class Holdings:
                 del self._held[queue]
         if broken:
             raise LeaseLost(
-                f"{', '.join(map(str, broken))}: another member took over while a batch was running; "
-                f"this query is the stale one. Start it again and it goes on behind the other's work"
+                f"{', '.join(map(str, broken))}: another member took over while a batch was running "
+                f"(or the topic was deleted and created again); this query is the stale one. Start it again and it "
+                f"goes on behind the other's work"
             )
 
     def behind(self, positions: Positions, left: Positions) -> Positions:

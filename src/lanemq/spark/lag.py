@@ -29,11 +29,13 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.security import Security
+from lanemq.net.tls import TlsOptions
 from lanemq.spark.fetch import QueueRange, RangeReader
 from lanemq.spark.offsets import Positions, from_json
 from lanemq.spark.options import DEFAULT_GROUP
 from lanemq.spark.waiting import Patience
 from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.signing import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -136,12 +138,21 @@ class LagListener(StreamingQueryListener):
     """Reports the lag of every `lanemq` query of a session after each batch.
 
     `report` gets the query's name (its id if it has none) and the lag of its queues; it runs on Spark's listener
-    thread, so it should be quick. With `servers` the lag is also measured in seconds.
+    thread, so it should be quick. With `servers` the lag is also measured in seconds; `tls` and `credentials` are
+    those of every client, and what is not given is looked for in the environment.
     """
 
-    def __init__(self, report: Callable[[str, tuple[QueueLag, ...]], object], servers: str | None = None) -> None:
+    def __init__(
+        self,
+        report: Callable[[str, tuple[QueueLag, ...]], object],
+        servers: str | None = None,
+        *,
+        tls: TlsOptions | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._report = report
-        self._times = LagTimes(servers) if servers is not None else None
+        security = security_of(tls, credentials)
+        self._times = LagTimes(servers, security=security) if servers is not None else None
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         pass

@@ -6,7 +6,7 @@ What a query leaves to others is noted as the offset of a second group, `%LEFT%`
 that every broker keeps over restarts, and that the next run of the query can read without its checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from lanemq.client.identity import new_client_id
@@ -14,7 +14,7 @@ from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
 from lanemq.client.tag_filter import TagFilter
 from lanemq.clock import Clock
-from lanemq.model.errors import LaneError, OffsetNotFound
+from lanemq.model.errors import LaneError, OffsetNotFound, TopicNotFound
 from lanemq.model.names import MAX_GROUP_CHARS
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -41,6 +41,7 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH
+from lanemq.wire.route_bodies import ClusterInfo
 
 ASK_SECONDS = 3.0
 LEFT_PREFIX = "%LEFT%"
@@ -75,6 +76,20 @@ class MemberCalls:
 
     def route(self, topic: str) -> TopicRoute:
         return self._routes.get(topic)
+
+    def is_gone(self, topic: str, brokers: Collection[str]) -> bool:
+        """Whether a topic of these brokers was deleted, asked anew. In doubt it was not.
+
+        A name server forgets the topics of a broker that is away, so the brokers must be there to know.
+        """
+        self._routes.stale(topic)
+        try:
+            self._routes.get(topic)
+        except TopicNotFound:
+            return not brokers or set(brokers) <= self._registered()
+        except LaneError:
+            return False
+        return False
 
     def connected(self, address: Address) -> bool:
         """Whether the broker knows us on an open connection."""
@@ -148,6 +163,14 @@ class MemberCalls:
         header = UnregisterHeader(client_id=self.client_id, consumer_group=self._group)
         for address in list(self._links):
             self._ask(address, Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext()))
+
+    def _registered(self) -> set[str]:
+        try:
+            reply = self._routes.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
+        except LaneError:
+            return set()
+        found = ClusterInfo.decode(reply.body).broker_addr_table if reply.code == ResponseCode.SUCCESS else {}
+        return set(found)
 
     def _stored(self, address: Address, queue: MessageQueue, group: str) -> QueueOffset:
         header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)

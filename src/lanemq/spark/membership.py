@@ -44,6 +44,8 @@ class Membership:
         """The last round saw every topic's members."""
         self._left: Positions = {}
         """What a former run left to others in the queues granted so far; 0 once that is taken into account."""
+        self._troubles: dict[str, str] = {}
+        """By what they are about; each is told once, not in every round."""
         self._heartbeat_due: dict[Address, int] = {}
         self._renew_due: dict[Address, int] = {}
         self._lock = threading.Lock()
@@ -65,15 +67,24 @@ class Membership:
             self._thread = threading.Thread(target=self._run, name="lanemq-spark-member", daemon=True)
             self._thread.start()
 
-    def settle(self, most: Millis) -> None:
-        """Waits until every queue of this member's share is owned, or the time is over."""
+    def settle(self, most: Millis) -> str | None:
+        """Waits until every queue of this member's share is owned; says what is missing when the time is over."""
         until = self._clock.now() + most
-        while self._clock.now() < until:
+        while True:
             with self._lock:
                 self._round()
-                if self._allocated and self._wanted <= self._holdings.usable(now=self._clock.now()).keys():
-                    return
+                missing = self._missing()
+            if missing is None or self._clock.now() >= until:
+                return missing
             self._ended.wait(0.1)
+
+    def _missing(self) -> str | None:
+        if not self._allocated:
+            return "it is not known which queues are this query's share"
+        others = sorted(self._wanted - self._holdings.usable(now=self._clock.now()).keys())
+        if not others:
+            return None
+        return f"{', '.join(map(str, others))}: not this query's yet (another member works there, or no broker answers)"
 
     def usable(self) -> Positions:
         """The queues this query may read now, each with the group's offset when it was taken.
@@ -157,17 +168,18 @@ class Membership:
         for topic in self._topics:
             try:
                 wanted |= self._share_of(topic)
+                self._troubles.pop(topic, None)
             except LaneError as error:
-                log.warning("group %s, topic %s: queues stay as they are: %s", self._options.group, topic, error)
+                if self._is_gone(topic):
+                    self._forget(topic)
+                    continue
+                self._warn(topic, f"topic {topic}: queues stay as they are: {error}")
                 wanted |= {queue for queue in self._wanted if queue.topic == topic}
                 self._allocated = False
         self._wanted = frozenset(wanted)
         self._holdings.want(self._wanted)
         self._give_back()
-        try:
-            self._renew()
-        except LaneError as error:
-            log.warning("group %s: leases end as planned: %s", self._options.group, error)
+        self._renew()
 
     def _share_of(self, topic: str) -> set[MessageQueue]:
         route = self._calls.route(topic)
@@ -183,18 +195,22 @@ class Membership:
         return set(averagely(route.subscribe, members, self._calls.client_id))
 
     def _renew(self) -> None:
-        """Asks for everything held or wanted, one request per broker."""
+        """Asks for everything held or wanted, one request per broker. What fails for one queue costs no other."""
         brokers: dict[tuple[Address, bool], list[MessageQueue]] = {}
         for queue in sorted({*self._wanted, *self._holdings.queues()}):
-            route = self._calls.route(queue.topic)
-            brokers.setdefault((route.master(queue.broker), route.is_lane(queue.broker)), []).append(queue)
+            try:
+                route = self._calls.route(queue.topic)
+                brokers.setdefault((route.master(queue.broker), route.is_lane(queue.broker)), []).append(queue)
+            except LaneError as error:
+                self._warn(str(queue), f"the lease of {queue} ends as planned: {error}")
         for (address, lane), queues in brokers.items():
             missing = any(queue not in self._holdings for queue in queues)
             if missing or self._clock.now() >= self._renew_due.get(address, 0):
                 try:
                     self._lease(address, queues, LANE_TIMES if lane else ROCKETMQ_TIMES, lane=lane)
+                    self._troubles.pop(str(address), None)
                 except LaneError as error:
-                    log.warning("group %s: leases at %s end as planned: %s", self._options.group, address, error)
+                    self._warn(str(address), f"leases at {address} end as planned: {error}")
 
     def _lease(self, address: Address, queues: list[MessageQueue], times: LeaseTimes, *, lane: bool) -> None:
         asked_at = self._clock.now()
@@ -202,8 +218,9 @@ class Membership:
         for queue in queues:
             answer = granted.get(queue)
             if answer is None:
-                self._holdings.refused(queue)
+                self._refused(queue)
                 continue
+            self._troubles.pop(str(queue), None)
             # Read under the lease, so it is what the former owner left.
             floor = answer.offset if answer.offset is not None else self._floor(address, queue)
             if queue not in self._left:
@@ -212,6 +229,27 @@ class Membership:
             if grant is Grant.NEW:
                 log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)
         self._renew_due[address] = asked_at + times.renew_every
+
+    def _refused(self, queue: MessageQueue) -> None:
+        """Another member owns it, or its topic was deleted: a broker answers both alike."""
+        if queue in self._holdings and self._is_gone(queue.topic):
+            self._forget(queue.topic)
+        else:
+            self._holdings.refused(queue)
+
+    def _is_gone(self, topic: str) -> bool:
+        ours = {*self._wanted, *self._holdings.queues()}
+        return self._calls.is_gone(topic, {queue.broker for queue in ours if queue.topic == topic})
+
+    def _forget(self, topic: str) -> None:
+        self._warn(topic, f"topic {topic} was deleted; its queues are no longer read")
+        self._wanted = frozenset(queue for queue in self._wanted if queue.topic != topic)
+        self._holdings.gone(topic)
+
+    def _warn(self, about: str, trouble: str) -> None:
+        if self._troubles.get(about) != trouble:
+            self._troubles[about] = trouble
+            log.warning("group %s: %s", self._options.group, trouble)
 
     def _floor(self, address: Address, queue: MessageQueue) -> QueueOffset:
         """An Apache broker does not say with the lock where the group stands; only a first grant needs to know."""

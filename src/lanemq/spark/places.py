@@ -6,7 +6,7 @@ seen there can be pasted back.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -52,6 +52,18 @@ class Place:
         """The number given for this queue, if one was."""
         queues = self.per_queue.get(queue.topic, {})
         return queues.get(f"{queue.broker}/{queue.queue_id}", queues.get(str(queue.queue_id)))
+
+    def unmatched(self, queues: Iterable[MessageQueue]) -> list[str]:
+        """Names that are given and belong to none of these queues."""
+        known: dict[str, set[str]] = {}
+        for queue in queues:
+            known.setdefault(queue.topic, set()).update((f"{queue.broker}/{queue.queue_id}", str(queue.queue_id)))
+        return [
+            f"{topic} {name}" if topic in known else topic
+            for topic, names in self.per_queue.items()
+            for name in names or ("",)
+            if name not in known.get(topic, ()) and (name or topic not in known)
+        ]
 
 
 def named_offset(number: int, bounds: Bounds) -> QueueOffset:

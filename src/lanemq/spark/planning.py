@@ -88,25 +88,34 @@ def available(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
 
 
 def limit_rows(start: Positions, end: Positions, most: int) -> Positions:
-    """Ends with at most `most` messages in all, shared by backlog; every queue with messages gets one if it can."""
+    """Ends with at most `most` messages in all, shared by backlog; every queue with messages gets one if it can.
+
+    Where there is not one for each, they take turns from batch to batch: no backlog waits for another to end.
+    """
     sizes = {queue: max(0, end[queue] - start[queue]) for queue in start}
     total = sum(sizes.values())
     if total <= most:
         return dict(end)
     shares = dict.fromkeys(sizes, 0)
-    waiting = sorted((size, queue) for queue, size in sizes.items() if size)
-    for _, queue in waiting[:most]:
+    for queue in _in_turn(start, sizes)[:most]:
         shares[queue] = 1
     rest = most - sum(shares.values())
     open_total = sum(sizes[queue] - shares[queue] for queue in sizes)
     for queue, size in sizes.items():
         shares[queue] += rest * (size - shares[queue]) // open_total
     left = most - sum(shares.values())
-    for size, queue in reversed(waiting):
-        more = min(left, size - shares[queue])
+    for queue in sorted(sizes, key=lambda each: (sizes[each], each), reverse=True):
+        more = min(left, sizes[queue] - shares[queue])
         shares[queue] += more
         left -= more
     return {queue: QueueOffset(start[queue] + shares[queue]) for queue in start}
+
+
+def _in_turn(start: Positions, sizes: Mapping[MessageQueue, int]) -> list[MessageQueue]:
+    """Queues with messages. A batch that is full moves the sum of all positions by its size, and so the beginning."""
+    ring = sorted(start)
+    first = sum(start.values()) % len(ring)
+    return [queue for queue in ring[first:] + ring[:first] if sizes[queue]]
 
 
 def limit_bytes(start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], most: int) -> Positions:

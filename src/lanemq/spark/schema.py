@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from lanemq.model.errors import InvalidOption
+from lanemq.spark.foreign_names import column_in_our_words
 
 STAMP = StructType(
     [
@@ -56,7 +57,8 @@ def some_columns(names: Sequence[str]) -> StructType:
     known = {field.name: field for field in COLUMNS.fields}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise InvalidOption(f"columns: {unknown or 'nothing given'}; choose from {', '.join(known)}")
+        hints = "".join(f"; {name} is {ours} here" for name in unknown if (ours := column_in_our_words(name)))
+        raise InvalidOption(f"columns: {unknown or 'nothing given'}{hints}; choose from {', '.join(known)}")
     return StructType([known[name] for name in names])
 
 

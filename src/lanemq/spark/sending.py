@@ -2,11 +2,13 @@
 
 Each message carries a stamp: the producer is the query and the task's partition, the epoch is the batch, the sequence
 is the row's place among those the task sent to the queue. A repeated task therefore sends the same stamps, and a
-LaneMQ broker drops what it has. That needs the same rows in the same order: true for rows of a source partition, and
-behind a shuffle only after `sortWithinPartitions`. An Apache broker stores repeats; their stamps tell them apart.
+LaneMQ broker drops what it has. That needs the same rows in the same order: true for rows of a source partition
+without a group, and behind a shuffle only after `sortWithinPartitions`. Where nothing else makes sure of it,
+`compares` does (see `repeats`). An Apache broker stores repeats; their stamps tell them apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import md5
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import Security
+from lanemq.spark.repeats import Repeats
 from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import ResponseCode, error_for
 from lanemq.wire.command import Command
@@ -76,8 +79,9 @@ class TaskSender:
         clock: Clock | None = None,
         *,
         security: Security | None = None,
+        compares: bool = False,
     ) -> None:
-        """`security`: None looks into the environment."""
+        """`security`: None looks into the environment. `compares`: a repeat with other rows is an error."""
         self._security = security_of() if security is None else security
         self._clock = clock or SystemClock()
         self._producer = producer
@@ -85,6 +89,7 @@ class TaskSender:
         self._requests = RequestBuilder(PRODUCER_GROUP, new_client_id(), producer)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
         self._patience = Patience(wait, self._clock)
+        self._repeats = Repeats(producer, epoch, self._patience, self._security) if compares else None
         self._links: dict[Address, BlockingConnection] = {}
         self._known: dict[str, TopicRoute] = {}
         self._lanes: dict[MessageQueue, _Lane] = {}
@@ -133,16 +138,23 @@ class TaskSender:
         return md5(name.encode(), usedforsecurity=False).hexdigest().upper()
 
     def _send(self, queue: MessageQueue, lane: _Lane) -> None:
-        parcels = lane.parcels
-        command = self._requests.send(
-            queue, parcels, epoch=self._epoch, sequence=lane.sequence, born=self._clock.wall(), creates=False
-        )
-        self._patience.run(lambda: self._ask(queue, command), str(queue))
+        parcels, sequence = lane.parcels, lane.sequence
+        answer = self._request(queue, parcels, sequence)
+        if self._repeats is not None:
+            address = self._routes.get(queue.topic).master(queue.broker)
+            again = partial(self._request, queue, parcels[:1], sequence)
+            self._repeats.compare(queue, address, parcels, sequence, answer, again)
         lane.sequence += len(parcels)
         self.sent += len(parcels)
         lane.parcels, lane.size = [], 0
 
-    def _ask(self, queue: MessageQueue, command: Command) -> None:
+    def _request(self, queue: MessageQueue, parcels: Sequence[Parcel], sequence: int) -> Mapping[str, str]:
+        command = self._requests.send(
+            queue, parcels, epoch=self._epoch, sequence=sequence, born=self._clock.wall(), creates=False
+        )
+        return self._patience.run(lambda: self._ask(queue, command), str(queue)).ext
+
+    def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = self._routes.get(queue.topic).master(queue.broker)
         link = self._links.pop(address, None) or BlockingConnection(address, security=self._security)
         try:
@@ -153,10 +165,12 @@ class TaskSender:
         self._links[address] = link
         if reply.code != ResponseCode.SUCCESS:
             raise error_for(reply.code, reply.remark)
+        return reply
 
 
 def _extras(row: Outgoing) -> Extras:
     properties = {name: value for name, value in (row.properties or {}).items() if name not in SET_HERE}
-    if any(value is None for value in properties.values()):
-        raise InvalidOption(f"properties: {min(properties)} has no value; leave it out instead")
+    empty = next((name for name, value in properties.items() if value is None), None)
+    if empty is not None:
+        raise InvalidOption(f"properties: {empty} has no value; leave it out instead")
     return Extras(row.tags, row.keys or (), properties or None)

@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from lanemq.clock import SystemClock
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.spark.batch_reader import range_partition
 from lanemq.spark.brokers import Brokers, QueueBounds
 from lanemq.spark.ending import is_done
-from lanemq.spark.fetch import RangeReader
+from lanemq.spark.fetch import RangeReader, Sample
 from lanemq.spark.member_calls import MemberCalls
 from lanemq.spark.membership import Membership
 from lanemq.spark.offsets import Positions
@@ -50,7 +50,8 @@ class Driver:
         self._last_batch = self._clock.now()
         self._left_out: Positions = {}
         """Queues whose part of a batch was another member's to read, and where that part began."""
-        self._told: set[str] = set()
+        self._told: dict[str, frozenset[str]] = {}
+        """Losses as they were last seen, while a batch was chosen and while it was planned."""
 
     def close(self) -> None:
         self._report_last()
@@ -65,7 +66,7 @@ class Driver:
         self._bounds()
         self._target = dict(self.ends)
         if self._membership is not None:
-            self._membership.settle(self._options.wait)
+            self._whole_share(self._membership)
 
     def next_end(self, start: Positions, limit: ReadLimit) -> Positions:
         """Where the next batch ends; `start` itself if there is nothing to do yet."""
@@ -74,7 +75,7 @@ class Driver:
         if self._membership is not None:
             self._batch_done(self._membership, start)
         found = begins(*self._readable(start, self._bounds()))
-        self._report(found.losses)
+        self._report("chosen", found.losses)
         set_back = self._put_back(start) | found.set_back
         first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
         top = {queue: max(first[queue], self.ends[queue]) for queue in first}
@@ -141,10 +142,11 @@ class Driver:
             self._membership.join({queue.topic for queue in found})
         return found
 
-    def _report(self, losses: Sequence[str]) -> None:
-        """Each loss once: a deleted topic stays deleted, and one line about it is enough."""
-        report_losses([loss for loss in losses if loss not in self._told], fail=self._options.fail_on_data_loss)
-        self._told.update(losses)
+    def _report(self, when: str, losses: Sequence[str]) -> None:
+        """Each loss once: a deleted topic stays deleted, and one line about it is enough. What is over is forgotten."""
+        told = frozenset().union(*self._told.values())
+        report_losses([loss for loss in losses if loss not in told], fail=self._options.fail_on_data_loss)
+        self._told[when] = frozenset(losses)
 
     def _put_back(self, start: Positions) -> Positions:
         self._left_out = {queue: at for queue, at in self._left_out.items() if start.get(queue, at) != at}
@@ -166,6 +168,15 @@ class Driver:
             standing[queue] = max(at, floor) if floor <= held.end else at
         return standing, mine
 
+    def _whole_share(self, membership: Membership) -> None:
+        """A run that reads what is there must not end well with queues of its share unread."""
+        missing = membership.settle(self._options.wait)
+        if missing is not None:
+            raise LeaseLost(
+                f"group {self._options.group}: after {self._options.wait / 1000:.0f} s {missing}, so this run cannot "
+                f"read what is there; nothing was read or lost. Start it again, or give it a longer brokerWait"
+            )
+
     def _waited(self) -> Millis:
         return Millis(self._clock.now() - self._last_batch)
 
@@ -173,12 +184,14 @@ class Driver:
         """The engine's limit always counts; the option's byte limit counts unless everything is asked for."""
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
         if most is not None and not isinstance(limit, ReadAllAvailable):
-            top = limit_bytes(first, top, self._sizes(first, top), most)
+            samples = self._samples(first, top)
+            full = {q: QueueOffset(at + samples[q].empty) if q in samples else at for q, at in first.items()}
+            top = limit_bytes(full, top, {q: each.size for q, each in samples.items()}, most)
         return limit_rows(first, top, limit.max_rows) if isinstance(limit, ReadMaxRows) else top
 
-    def _sizes(self, first: Positions, top: Positions) -> dict[MessageQueue, float]:
-        """What a message takes in each queue that has any: one small pull each."""
-        sizes: dict[MessageQueue, float] = {}
+    def _samples(self, first: Positions, top: Positions) -> dict[MessageQueue, Sample]:
+        """What a message takes in each queue that has any: one small pull each, a few more behind a filter."""
+        samples: dict[MessageQueue, Sample] = {}
         for queue in first:
             if first[queue] < top[queue]:
                 span = Span(queue, first[queue], top[queue])
@@ -186,14 +199,14 @@ class Driver:
                     Patience(self._options.wait), fail_on_data_loss=False, security=self._options.security
                 )
                 try:
-                    sizes[queue] = reader.mean_size(range_partition(span, self._options, self.brokers).wanted)
+                    samples[queue] = reader.sample(range_partition(span, self._options, self.brokers).wanted)
                 finally:
                     reader.close()
-        return sizes
+        return samples
 
     def _planned(self, start: Positions, end: Positions, bounds: QueueBounds) -> tuple[Span, ...]:
         planned = plan(start, end, bounds)
-        self._report(planned.losses)
+        self._report("planned", planned.losses)
         return planned.spans
 
     def _claimed(

@@ -1,8 +1,10 @@
 """`write` and `writeStream.format("lanemq")`: rows into topics.
 
 Executors send their rows themselves; there is no second phase, because a message that is stored can be read. What
-makes a repeated batch harmless is its stamps (see `sending`). Columns: `value` (binary or text), and as wanted `key`,
-`tags`, `keys`, `properties`, `topic`.
+makes a repeated batch harmless is its stamps (see `sending`); one that is repeated with other rows is refused, since
+no writer is told whether its query's source repeats batches as they were.
+
+Columns: `value` (binary or text), and as wanted `key`, `tags`, `keys`, `properties`, `topic`.
 """
 
 import logging
@@ -135,7 +137,7 @@ def _task() -> TaskContext:
 
 
 def _write(batches: Iterator[pa.RecordBatch], options: WriteOptions, producer: str, epoch: int) -> Written:
-    sender = TaskSender(options.servers, producer, epoch, options.wait, security=options.security)
+    sender = TaskSender(options.servers, producer, epoch, options.wait, security=options.security, compares=True)
     try:
         for batch in batches:
             for row in rows_of(batch, options.topic):

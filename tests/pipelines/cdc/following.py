@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +30,12 @@ ARROW = pa.schema(
 Value = dict[str, Any] | bytes | None
 
 
+_minutes = count(1)
+
+
 def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first: int = 0) -> pa.Table:
-    """Messages of one queue: (key, value) in the order of their offsets."""
+    """Messages of one queue: (key, value) in the order of their offsets; stored a minute after those made before."""
+    stored = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=next(_minutes))
     rows = [
         {
             "topic": "t",
@@ -38,6 +44,7 @@ def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first
             "queue_offset": first + place,
             "key": key,
             "value": json.dumps(value).encode() if isinstance(value, dict) else value,
+            "store_timestamp": stored,
             "message_id": f"id-{queue}-{first + place}",
         }
         for place, (key, value) in enumerate(pairs)
@@ -82,6 +89,8 @@ class Replica:
         """The last batch once more, under its number."""
         frame: Any = Frame(*partitions)
         results = self._stage.run(frame, Batch("q", self._number, 1))
+        if results.state:
+            self._stage.settle(Batch("q", self._number, 1), results.state)
         self.merge(results)
         return results
 

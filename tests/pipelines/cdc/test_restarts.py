@@ -60,3 +60,30 @@ def test_a_sequence_of_the_source_survives_a_queue_that_began_again(tmp_path: Pa
     replica.run(messages([("7", row("old", at=n)) for n in range(60)]))
     replica.run(messages([("7", row("new", at=60))]))
     assert replica.live[7]["name"] == "new"
+
+
+def test_a_later_run_knows_how_far_an_earlier_one_was(tmp_path: Path) -> None:
+    """After a restart every change of the new queue would lose, and only a warning would say so."""
+    Replica(LastState(SCHEMA, ["id"]), tmp_path).run(messages([("7", row(f"old {n}")) for n in range(60)]))
+    after = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    after.run(messages([("8", {"id": 8, "name": "other"})], queue=1))
+    with pytest.raises(OrderError, match="queue t/b/0 goes on at offset 3 after 59"):
+        after.run(messages([("7", row("new"))], first=3))
+
+
+def test_an_attempt_that_does_not_count_is_not_remembered(tmp_path: Path) -> None:
+    stage = LastState(SCHEMA, ["id"])
+    stage.open(None, tmp_path)  # type: ignore[arg-type]
+    far: Any = Frame(messages([("7", row("far"))], first=90))
+    assert stage.run(far, Batch("q", 1024, 1)).state
+    near: Any = Frame(messages([("7", row("near"))], first=5))
+    stage.open(None, tmp_path)  # type: ignore[arg-type]
+    assert stage.run(near, Batch("q", 2048, 2)).outputs.count() == 1
+
+
+def test_messages_that_come_again_are_no_restart(tmp_path: Path) -> None:
+    """A member's queue may be put back after its messages were read: they are as old as they were."""
+    replica, same = Replica(LastState(SCHEMA, ["id"]), tmp_path), messages([("7", row("same"))] * 3)
+    replica.run(same)
+    replica.run(same)
+    assert replica.live[7]["name"] == "same"

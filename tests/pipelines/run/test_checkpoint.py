@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 
 from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines.batch import PASSES, batch_number
+from lanemq.pipelines.batch import PASSES, batch_number, epoch_of_start, start_of
 from lanemq.pipelines.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
+from lanemq.pipelines.runs import KEPT, Runs, read_runs
 from lanemq.pipelines.spark_log import SparkLog
 
 HOLD = """
@@ -56,7 +58,7 @@ def test_a_run_in_another_process_is_named_and_its_kill_frees_the_checkpoint(tmp
         other.wait(30)
     assert holder_of(tmp_path) is None
     after = Checkpoint(tmp_path, "orders")
-    assert after.epoch == 2
+    assert start_of(after.epoch) == 2
     after.close()
 
 
@@ -76,7 +78,7 @@ def test_identity_stays_and_epochs_grow(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         run = Checkpoint(tmp_path, "orders", {"servers": "a:1", "topic": "orders"})
         queries.add(run.query)
-        assert run.epoch == epoch == epoch_of(tmp_path)
+        assert start_of(run.epoch) == epoch == epoch_of(tmp_path)
         run.close()
     assert len(queries) == 1
     known = identity_of(tmp_path)
@@ -86,10 +88,10 @@ def test_identity_stays_and_epochs_grow(tmp_path: Path) -> None:
 
 def test_a_start_that_was_refused_takes_no_epoch(tmp_path: Path) -> None:
     Checkpoint(tmp_path, "orders").close()
-    with pytest.raises(UsageError, match=r"is pipeline 'orders''s: choose another folder for 'bills'"):
+    with pytest.raises(UsageError, match=r"belongs to pipeline 'orders': choose another folder for 'bills'"):
         Checkpoint(tmp_path, "bills")
     run = Checkpoint(tmp_path, "orders")
-    assert run.epoch == 2
+    assert start_of(run.epoch) == 2
     run.close()
 
 
@@ -150,6 +152,33 @@ def test_the_new_text_is_whole_before_the_old_one_goes(tmp_path: Path) -> None:
     (tmp_path / "lanemq" / ".epoch.new").write_text("99")
     (tmp_path / "lanemq" / ".pipeline.json.new").write_text("{")
     run = Checkpoint(tmp_path, "orders")
-    assert run.epoch == 2
+    assert start_of(run.epoch) == 2
     run.close()
     assert json.loads((tmp_path / "lanemq" / "pipeline.json").read_text())["name"] == "orders"
+
+
+def test_epochs_of_two_copies_differ_and_each_knows_its_own(tmp_path: Path) -> None:
+    Checkpoint(tmp_path / "one", "orders").close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    one, two = Checkpoint(tmp_path / "one", "orders"), Checkpoint(tmp_path / "two", "orders")
+    assert (start_of(one.epoch), start_of(two.epoch)) == (2, 2)
+    assert one.runs.epochs[0] == two.runs.epochs[0]
+    assert (one.runs.know(one.epoch), one.runs.know(two.epoch), two.runs.know(one.epoch)) == (True, False, False)
+    one.close()
+    two.close()
+
+
+def test_runs_before_those_that_are_remembered_and_before_marks_are_own_ones(tmp_path: Path) -> None:
+    runs = Runs(())
+    for start in range(1, KEPT + 11):
+        runs = runs.with_next(epoch_of_start(start, start))
+    assert len(runs.epochs) == KEPT
+    assert read_runs(runs.text()) == runs
+    assert runs.know(epoch_of_start(5, 99))
+    assert runs.know(7)
+    assert not runs.know(epoch_of_start(KEPT, 99))
+    (tmp_path / "lanemq").mkdir()
+    (tmp_path / "lanemq" / "epoch").write_text("7")
+    after = Checkpoint(tmp_path, "orders")
+    assert (start_of(after.epoch), after.runs.know(6), after.runs.know(7)) == (8, True, True)
+    after.close()

@@ -1,5 +1,6 @@
 """`lanemq.pipelines.parked`: keys that stand still, from Python."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def stopped(folder: Path, policy: Any) -> driving.Pipeline:
     """A checkpoint in which the keys a and b stand still, with two messages and one."""
     Checkpoint(folder, "orders").close()
     stage_place(folder).mkdir(parents=True)
+    shutil.rmtree(stage_place(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
     pipeline = driving.Pipeline(stage_place(folder), on_failure=policy)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
     return pipeline
@@ -51,6 +53,7 @@ def test_a_decision_is_carried_out_by_the_next_pass(tmp_path: Path) -> None:
     lanes = parked(tmp_path)
     assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
     assert lanes.counts() == {"parked": 2}, "only asked for so far"
+    assert lanes.decided() == {"a": "discard_first"}
     pipeline.run_pass()
     assert [each.lane for each in lanes.waiting()] == ["b"]
     assert len(pipeline.sink.dead_rows()) == 1

@@ -76,7 +76,7 @@ def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
 ) -> None:
     monkeypatch.setattr(program, "need_java", lambda: pytest.fail("nobody should wait for Spark"))
     Checkpoint(tmp_path, "visits").close()
-    with pytest.raises(UsageError, match="is pipeline 'visits''s: choose another folder"):
+    with pytest.raises(UsageError, match="belongs to pipeline 'visits': choose another folder"):
         program.run(declared(tmp_path))
 
 

@@ -18,6 +18,7 @@ from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, TableRows
+from lanemq.pipelines.runs import Runs
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
 
 QUERY = "3f1c-query"
@@ -62,10 +63,19 @@ class Place:
         """The rows that are not deleted, by key."""
         raise NotImplementedError
 
-    def opened(self, epoch: int = 1, query: str = QUERY, schema: StructType = EVENTS, how: Any = None) -> Any:
+    def opened(
+        self,
+        epoch: int = 1,
+        query: str = QUERY,
+        schema: StructType = EVENTS,
+        how: Any = None,
+        runs: Runs | None = None,
+    ) -> Any:
         """A sink as a run of the pipeline has it."""
         sink = self.make()
         self.sinks.append(sink)
+        if runs is not None:
+            sink.follow(runs)
         sink.open(self.spark, query, epoch, schema, how or Append())
         return sink
 

@@ -1,5 +1,7 @@
 """What every sink promises, asked of every sink: each batch once, by the newest run only."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING
 from tests.pipelines.sinks.places import EVENTS, Died, Place, changes, dies_at, named
 
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, UsageError
+from lanemq.pipelines.checkpoint import Checkpoint
 from lanemq.pipelines.rows import FileRows
 
 every = pytest.mark.parametrize("place", ALL, indirect=True)
@@ -101,6 +104,33 @@ def test_a_replaced_run_is_refused_before_its_successor_has_written(place: Place
     with pytest.raises(SinkFenced, match=r"run 1 .* replaced by run 2"):
         old.write(place.batch_rows(a=[1]), named(1, 0))
     assert place.numbers() == []
+
+
+def copies(tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
+    """A checkpoint that was copied while it was stopped; both are started."""
+    Checkpoint(tmp_path / "one", "orders").close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    return Checkpoint(tmp_path / "one", "orders"), Checkpoint(tmp_path / "two", "orders")
+
+
+@fencing
+def test_of_two_copies_of_a_checkpoint_only_the_first_gets_the_sink(place: Place, tmp_path: Path) -> None:
+    """Same query and numbers, other messages: each would take the other's batches for its own, and leave some out."""
+    first, second = copies(tmp_path)
+    assert first.query == second.query
+    sink = place.opened(first.epoch, first.query, runs=first.runs)
+    for _ in range(3):  # whatever its epoch is by then
+        with pytest.raises(SinkFenced, match=r"belongs to run 2 of another copy of pipeline .* checkpoint"):
+            place.opened(second.epoch, second.query, runs=second.runs)
+        second.close()
+        second = Checkpoint(tmp_path / "two", "orders")
+    assert sink.write(place.batch_rows(a=[1]), named(first.epoch, 0, first.query))
+    first.close()
+    again = Checkpoint(tmp_path / "one", "orders")
+    assert place.opened(again.epoch, again.query, runs=again.runs).applied() == 0
+    again.close()
+    second.close()
+    assert place.numbers() == [1]
 
 
 @fencing

@@ -165,3 +165,16 @@ def test_a_lost_folder_is_not_taken_for_a_newer_run(place: ParquetPlace, monkeyp
     monkeypatch.setattr(sink, "_stage", gone)
     with pytest.raises(FileNotFoundError, match="a stage's file"):
         sink.write(place.batch_rows(a=[1]), named(1, 0))
+
+
+def test_the_folders_of_a_query_are_on_the_disk_before_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that was renamed into a folder which a power cut takes away would be lost with it."""
+    synced: list[Path] = []
+    monkeypatch.setattr("lanemq.pipelines.sinks.parquet.sync", synced.append)
+    place = ParquetPlace(tmp_path)
+    place.opened()
+    files = tmp_path / "files"
+    assert [files / "_lanemq", files, tmp_path] == synced[-3:]
+    place.close()

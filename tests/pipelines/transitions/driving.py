@@ -201,3 +201,7 @@ def counting(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
     if value.get("end"):
         return None, []
     return state, [{"key": event.key, "n": value["n"], "seen": state["seen"]}]
+
+
+def messages(count: int, *, first: int = 0, keys: int = 3, queue: int = 0) -> list[Sent]:
+    return [Sent(queue, at, f"key-{queue}-{at % keys}", at) for at in range(first, first + count)]

@@ -226,3 +226,11 @@ def test_a_full_lane_can_give_up_its_order_instead(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=limits)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1))
     assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [1]
+
+
+def test_a_stopped_lane_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    """A few messages of some megabytes are as much as very many small ones, and are written with every batch."""
+    pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_bytes_per_lane=50))
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", b"x" * 20))
+    with pytest.raises(LaneFrozen, match=r"2 messages wait .* StateLimits\(max_waiting_bytes_per_lane=50\)"):
+        pipeline.run(Sent(0, 2, "a", b"x" * 20))

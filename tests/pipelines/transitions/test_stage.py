@@ -7,28 +7,21 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline, Sent, arrow, counting
+from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline, Sent, arrow, counting, messages
 
-from lanemq.model.errors import InvalidOption, OrderError, StateLost
-from lanemq.model.units import Millis
+from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.transitions import shard_work
 from lanemq.pipelines.transitions.arrow_runs import SHARD, runs
-from lanemq.pipelines.transitions.books import Books
 from lanemq.pipelines.transitions.lane import Why
 from lanemq.pipelines.transitions.machine import ShardMachine
-from lanemq.pipelines.transitions.requests import list_parked, show
+from lanemq.pipelines.transitions.requests import show
 from lanemq.pipelines.transitions.rules import UnfitState
 from lanemq.pipelines.transitions.shard import Shard
 from lanemq.pipelines.transitions.shard_cache import CACHE
-from lanemq.pipelines.transitions.state_files import ShardFiles
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
-
-
-def messages(count: int, *, first: int = 0, keys: int = 3, queue: int = 0) -> list[Sent]:
-    return [Sent(queue, at, f"key-{queue}-{at % keys}", at) for at in range(first, first + count)]
 
 
 def test_every_event_of_a_key_is_applied_in_order(tmp_path: Path) -> None:
@@ -219,6 +212,39 @@ def test_too_many_keys_are_an_error_that_names_the_option(tmp_path: Path) -> Non
         pipeline.run(*messages(3))
 
 
+def test_too_many_bytes_are_an_error_that_names_the_option(tmp_path: Path) -> None:
+    """A few keys whose states grow fill a worker as well as many keys do."""
+
+    def growing(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return (state or "") + "x" * 100, []
+
+    pipeline = Pipeline(tmp_path, step=growing, limits=StateLimits(max_bytes_per_shard=1_000))
+    pipeline.run(*messages(6, keys=2))
+    with pytest.raises(InvalidOption, match=r"has 1\d\d\d bytes, more than StateLimits\(max_bytes_per_shard=1000\)"):
+        pipeline.run(*messages(6, keys=2, first=6))
+
+
+def test_the_bytes_of_a_shard_are_what_its_lanes_take(tmp_path: Path) -> None:
+    """They are carried on from unit to unit, through keys that grow, end, expire and stand still."""
+
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        if event.value % 11 == 10:
+            raise ValueError("not this one")
+        return (None if event.value % 7 == 6 else (state or "") + "x" * event.value), []
+
+    limits = StateLimits(expire_after_ms=20)
+    rules = Transitions(step=step, outputs=OUTPUTS, on_failure=Park(), limits=limits)._spec.rules()
+    shard, expired = Shard(), 0
+    for first in range(0, 200, 20):
+        machine = ShardMachine(shard, rules, 0)
+        ((_, run),) = runs(arrow([Sent(0, at, f"key-{at // 9 % 5}", at, stored=at) for at in range(first, first + 20)]))
+        machine.take(run)
+        machine.finish()
+        expired += machine.counts["expired"]
+        assert shard.size == sum(map(len, shard.lanes.values()))
+    assert expired
+
+
 def test_typed_values_and_typed_states_reach_the_step(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, step=typed, decode=Payment, state_type=Balance, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", {"n": 2}), Sent(0, 2, "b", {"n": "x"}))
@@ -285,128 +311,6 @@ def test_a_typed_state_that_does_not_fit_its_type_is_refused_before_it_is_kept(t
         pipeline.run(Sent(0, 1, "k", 2), Sent(0, 2, "other", 3))
 
 
-def test_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path)
-    pipeline.run(*messages(3))
-    next((tmp_path / "state").rglob("*.change")).unlink()
-    CACHE._shards.clear()
-    with pytest.raises(StateLost, match="incomplete"):
-        pipeline.run(*messages(3, first=3))
-    (tmp_path / "ledger" / "0.json").unlink()
-    with pytest.raises(StateLost, match="no state to start from"):
-        pipeline.run(*messages(3, first=3), again=True)
-
-
-def test_state_of_another_query_is_refused(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path)
-    pipeline.run(*messages(3))
-    with pytest.raises(StateLost, match="query query-1"):
-        pipeline.stage.run(pipeline.frame([]), Batch("query-2", batch_number(1), 1))
-
-
-def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, limits=StateLimits(snapshot_every=3))
-    for number in range(20):
-        pipeline.run(*messages(3, first=3 * number))
-    files = sorted(path.name for path in (tmp_path / "state").rglob("*.*") if path.is_file())
-    assert len(files) <= 10
-    assert len(list((tmp_path / "ledger").iterdir())) <= 3
-    assert not list((tmp_path / "work").iterdir())
-    assert not list((tmp_path / "intents").iterdir())
-    CACHE._shards.clear()
-    pipeline.restart()
-    counts = pipeline.run(*messages(3, first=57), again=True)
-    assert counts["applied"] == 3
-    assert show(tmp_path, "key-0-0")[0].state == {"seen": 20}
-
-
-def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first_ms=1, most_ms=1))
-    pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
-    for _ in range(199):
-        pipeline.clock.time += 10
-        pipeline.run_pass()
-    assert len(list((tmp_path / "ledger").iterdir())) <= 3
-    assert len([path for path in (tmp_path / "state").rglob("*") if path.is_file()]) <= 140
-    assert not list((tmp_path / "intents").iterdir())
-
-
-def test_the_last_pass_and_the_batch_behind_many_passes_can_be_repeated(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=HOLD, limits=StateLimits(snapshot_every=1))
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}))
-    for _ in range(2):
-        pipeline.clock.time += 1_000
-        pipeline.run_pass()
-    assert pipeline.outputs("a") == [0]
-    CACHE._shards.clear()
-    pipeline.restart()
-    assert pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), again=True)["repeated_batches"] == 1
-    pipeline.run(Sent(0, 1, "a", 1), settle=False)
-    CACHE._shards.clear()
-    pipeline.restart()
-    pipeline.run(Sent(0, 1, "a", 1), again=True)
-    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
-
-
-def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its intent is there still, so what it started from must be there, too."""
-    pipeline = Pipeline(
-        tmp_path, on_failure=Hold(retries=9, first_ms=1, most_ms=1), limits=StateLimits(snapshot_every=1)
-    )
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 5}))
-    for _ in range(4):
-        pipeline.clock.time += 10
-        pipeline.run_pass()
-
-    def crash(books: Books, kind: str, number: int) -> None:
-        if kind == "intents":
-            raise Crash
-        remove(books, kind, number)  # type: ignore[arg-type]
-
-    remove = Books.remove
-    pipeline.clock.time += 10
-    with monkeypatch.context() as patched:
-        patched.setattr(Books, "remove", crash)
-        with pytest.raises(Crash):
-            pipeline.run_pass()
-    CACHE._shards.clear()
-    pipeline.restart()
-    assert pipeline.run_pass(pipeline.stage.unfinished_pass()) is not None
-    pipeline.run(Sent(0, 1, "a", 1))
-    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
-
-
-def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path) -> None:
-    """Spark had not noted the batch when the driver died, but its rows were in the sinks and a pass came behind."""
-    pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    batch = [Sent(0, 0, "a", {"n": 0, "fails": 1})]
-    pipeline.run(*batch)
-    pipeline.clock.time += 100
-    pipeline.run_pass()
-    pipeline.restart()
-    pipeline.run(*batch, again=True)
-    pipeline.run(Sent(0, 1, "a", 1))
-    assert pipeline.outputs("a") == [0, 1]
-    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
-
-
-def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None:
-    """Spark's part of the checkpoint was deleted: answering its first batch with nothing would lose messages."""
-    pipeline = Pipeline(tmp_path)
-    for number in range(3):
-        pipeline.run(*messages(3, first=3 * number))
-    with pytest.raises(StateLost, match="already that of batch 2"):
-        pipeline.stage.run(pipeline.frame([]), Batch(QUERY, 0, 1))
-
-
-def test_no_pass_runs_while_a_batch_is_on_its_way_to_the_sinks(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=HOLD)
-    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
-    assert pipeline.stage.due(Millis(10**12)) is None
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -464,33 +368,3 @@ def test_a_key_in_two_queues_is_allowed_with_numbers_or_on_one_s_own_word(
     pipeline = Shared(tmp_path, shards=1, **options)
     pipeline.run(Sent(0, 0, "k", {"n": 1}), Sent(1, 0, "k", {"n": 2}))
     assert pipeline.outputs("k") == [1, 2]
-
-
-def test_a_look_at_lanes_meets_a_newer_ledger_when_files_are_removed_under_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A running pipeline removes what only older ledgers need, also between a reader's two steps."""
-    pipeline = Pipeline(tmp_path, on_failure=Park())
-    pipeline.run(Sent(0, 0, "k", {"n": 0, "fails": 9}))
-    real, failed = ShardFiles.load, []
-
-    def load(files: ShardFiles, version: Any) -> Shard:
-        if not failed:
-            failed.append(version)
-            pipeline.run(Sent(0, 1, "other", 1))
-            raise StateLost("removed meanwhile")
-        return real(files, version)
-
-    monkeypatch.setattr(ShardFiles, "load", load)
-    assert [lane.key for lane in list_parked(tmp_path)] == ["k"]
-    failed.clear()
-    assert show(tmp_path, "k")[0].stopped is not None
-
-
-def test_a_look_at_state_that_is_really_lost_says_so(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path)
-    pipeline.run(*messages(3))
-    for path in (tmp_path / "state").rglob("*.change"):
-        path.unlink()
-    with pytest.raises(StateLost, match="incomplete"):
-        show(tmp_path, "key-0-0")

@@ -150,7 +150,7 @@ def test_a_cached_shard_that_is_newer_than_wanted_is_read_anew(files: ShardFiles
     """A repeated batch must not start from its own change."""
     versions = chain(files, change(a=b"1"), change(a=b"2"))
     cache = ShardCache()
-    cache.put(files, files.load(versions[1]), 100)
+    cache.put(files, files.load(versions[1]), 100, 1_000_000)
     assert cache.take(files, versions[0]).lanes == {"a": b"1"}
 
 
@@ -158,7 +158,7 @@ def test_a_shard_that_was_taken_is_in_the_cache_no_more(files: ShardFiles) -> No
     """Whoever changes it and fails leaves nothing half done behind."""
     (version,) = chain(files, change(a=b"1"))
     cache = ShardCache()
-    cache.put(files, files.load(version), 100)
+    cache.put(files, files.load(version), 100, 1_000_000)
     cache.take(files, version).lanes["a"] = b"half done"
     assert cache.take(files, version).lanes == {"a": b"1"}
 
@@ -166,7 +166,7 @@ def test_a_shard_that_was_taken_is_in_the_cache_no_more(files: ShardFiles) -> No
 def test_a_cached_shard_of_another_attempt_is_read_anew(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"))
     cache = ShardCache()
-    cache.put(files, files.load(versions[0]), 100)
+    cache.put(files, files.load(versions[0]), 100, 1_000_000)
     counted = files.write_change(0, Version(), change(a=b"2"))
     assert cache.take(files, counted).lanes == {"a": b"2"}
 
@@ -174,7 +174,7 @@ def test_a_cached_shard_of_another_attempt_is_read_anew(files: ShardFiles) -> No
 def test_a_cached_shard_whose_successor_builds_on_another_attempt_is_read_anew(files: ShardFiles) -> None:
     (first,) = chain(files, change(a=b"1"))
     cache = ShardCache()
-    cache.put(files, files.load(first), 100)
+    cache.put(files, files.load(first), 100, 1_000_000)
     counted = files.write_change(0, Version(), change(a=b"2"))
     assert cache.take(files, files.write_change(10, counted, change(b=b"3"))).lanes == {"a": b"2", "b": b"3"}
 
@@ -184,5 +184,15 @@ def test_the_cache_keeps_the_shards_used_last(tmp_path: Path) -> None:
     for name in "abc":
         shard = Shard()
         shard.lanes = {str(number): b"" for number in range(4)}
-        cache.put(ShardFiles(tmp_path, "q", name), shard, 8)
+        cache.put(ShardFiles(tmp_path, "q", name), shard, 8, 1_000_000)
     assert [key[2] for key in cache._shards] == ["b", "c"]
+
+
+def test_the_cache_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    cache = ShardCache()
+    for name in ("a", "b", "c"):
+        shard = Shard()
+        shard.lanes[name] = b"x" * 400
+        assert shard.count_bytes(0) == 400
+        cache.put(ShardFiles(tmp_path, "q", name), shard, 100, 1_000)
+    assert len(cache) == 2

@@ -35,7 +35,9 @@ from lanemq.pipelines.cdc.sequence import sequence_type
 from lanemq.pipelines.cdc.table import declare_table
 from lanemq.pipelines.cdc.task import LINE, Line, fold_task
 from lanemq.pipelines.ports import DELETED, Append, Merge, Results
+from lanemq.pipelines.progress import counted
 from lanemq.pipelines.queue_set import OnQueueChange, check_choice
+from lanemq.pipelines.reach import Reach
 from lanemq.pipelines.rows import TableRows
 
 log = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ class LastState:
 
     def open(self, spark: SparkSession, place: Path) -> None:
         self._work = place / "work"
-        self._ends, self._fields = Ends(), NewFields()
+        self._ends, self._fields = Ends(place / "ends.json"), NewFields()
         shutil.rmtree(self._work, ignore_errors=True)  # of a run that was killed; nothing refers to it
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
@@ -125,7 +127,8 @@ class LastState:
             shutil.rmtree(folder, ignore_errors=True)
 
     def settle(self, batch: Batch, state: str) -> None:
-        """There is no state."""
+        """All that is remembered is how far each queue was read, where offsets say what is newer."""
+        self._ends.settle(state, batch.epoch)
 
     def due(self, wall: Millis) -> Millis | None:
         return None
@@ -152,7 +155,8 @@ class LastState:
             counts["new_fields"] = new
         if counts["ddl"]:
             log.warning("%s: %d schema changes passed; the table keeps its declared columns", batch, counts["ddl"])
-        return Results(TableRows(self.schema, rows), dead, dict(counts))
+        state = "" if self._plan.parts or not lines else self._ends.behind(lines, batch)
+        return Results(TableRows(self.schema, rows), dead, dict(counts), state, _reached(lines))
 
     def _refuse_disorder(self, lines: Sequence[Line], counts: Counter[str], batch: Batch) -> None:
         """Offsets of different queues say nothing about each other."""
@@ -166,7 +170,6 @@ class LastState:
             )
         if not self._plan.parts:
             self._ends.refuse_restart(lines, batch)
-            self._ends.note(lines, batch)
 
     def _rows(self, lines: Sequence[Line]) -> pa.Table:
         wanted = to_arrow_schema(self.schema, timezone="UTC")
@@ -182,7 +185,7 @@ class LastState:
         letters = pa.concat_tables(tables)
         if self._fails:
             raise _unreadable(letters, batch)
-        log.warning("%s: %d messages could not be understood and are set aside", batch, letters.num_rows)
+        log.warning("%s: %s set aside that could not be understood", batch, counted(letters.num_rows, "messages"))
         wanted = to_arrow_schema(dead_letters.SCHEMA, timezone="UTC")
         more = {"attempts": 1, "batch": batch.number, "message_id": None}
         columns = [
@@ -191,6 +194,13 @@ class LastState:
             for field in wanted
         ]  # fmt: skip
         return TableRows(dead_letters.SCHEMA, pa.table(columns, names=wanted.names).cast(wanted))
+
+
+def _reached(lines: Sequence[Line]) -> dict[str, Reach]:
+    found: dict[str, Reach] = {}
+    for line in lines:
+        found[line.queue] = Reach(line.last + 1, line.stored).with_more(found.get(line.queue))
+    return found
 
 
 def _unreadable(letters: pa.Table, batch: Batch) -> CodecError:

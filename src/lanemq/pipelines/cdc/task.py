@@ -8,7 +8,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import uuid4
 
 import msgspec
@@ -26,6 +26,10 @@ LINE: Final = "line string"
 _QUEUE: Final = ("topic", "broker", "queue_id")
 
 
+Span: TypeAlias = tuple[int, int, int, int]
+"""The lowest and highest offset, and their queue's store times: of the lowest, and the highest."""
+
+
 class Line(msgspec.Struct):
     """What a task says about one queue."""
 
@@ -37,6 +41,10 @@ class Line(msgspec.Struct):
     """The lowest queue offset."""
     last: int
     """The highest queue offset."""
+    first_stored: int
+    """When the message with the lowest offset was stored, in milliseconds."""
+    stored: int
+    """The highest store time."""
     skipped: list[str] = []
     """Fields of its last row that the table does not have."""
 
@@ -45,7 +53,7 @@ def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Ite
     """For `mapInArrow`. A task that is tried again writes files of other names; only lines that arrive count."""
     reader = Reader(plan)
     parts: dict[str, list[Folded]] = {}
-    spans: dict[str, tuple[int, int]] = {}
+    spans: dict[str, Span] = {}
     skipped: dict[str, list[str]] = {}
     with _no_collector():
         for chunk in _chunks(batches):
@@ -99,13 +107,17 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(gathered)
 
 
-def _span(messages: pa.Table, known: tuple[int, int] | None) -> tuple[int, int]:
+def _span(messages: pa.Table, known: Span | None) -> Span:
     """`messages` are in order."""
     first, last = messages["queue_offset"][0].as_py(), messages["queue_offset"][-1].as_py()
-    return (first, last) if known is None else (min(first, known[0]), max(last, known[1]))
+    times = messages["store_timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    since, stored = times[0].as_py() or 0, pc.max(times).as_py() or 0
+    if known is None:
+        return first, last, since, stored
+    return min(first, known[0]), max(last, known[1]), since if first < known[0] else known[2], max(stored, known[3])
 
 
-def _write(queue: str, folded: Folded, span: tuple[int, int], folder: Path) -> Line:
+def _write(queue: str, folded: Folded, span: Span, folder: Path) -> Line:
     name = uuid4().hex
     rows, dead = folder / f"{name}.rows", folder / f"{name}.dead"
     folder.mkdir(parents=True, exist_ok=True)

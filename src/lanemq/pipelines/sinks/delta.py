@@ -135,13 +135,13 @@ class DeltaSink(ExactSink):
         return Standing(table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query)))
 
     def _claim(self, terms: Terms) -> bool:
-        if not self._standing(terms).lacks(terms.query, terms.epoch):
+        if not self._standing(terms).lacks(terms):
             return False
         self._commit_nothing(CommitProperties(app_transactions=[Transaction(_epoch_id(terms.query), terms.epoch)]))
         return True
 
     def _widen(self, terms: Terms) -> bool:
-        self._standing(terms).lacks(terms.query, terms.epoch)
+        self._standing(terms).lacks(terms)
         return add_columns(self._delta(), terms.schema)
 
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:

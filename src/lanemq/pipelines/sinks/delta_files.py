@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from lanemq.model.units import Millis
+from lanemq.pipelines.durable import sync
 from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.shard_files import ShardRows, shards, sync
+from lanemq.pipelines.sinks.shard_files import ShardRows, shards
 
 LONGEST_BOUND = 64
 """Characters of a text that is written down as a file's smallest or largest; longer ones help no reader to skip."""

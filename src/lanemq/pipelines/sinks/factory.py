@@ -17,7 +17,9 @@ from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.pipelines.sinks.postgres import PostgresSink
 from lanemq.pipelines.sinks.sqlite import SqliteSink
 from lanemq.pipelines.sinks.topic import TopicSink
+from lanemq.pipelines.source import flat_options, option_text
 from lanemq.spark.options import duration
+from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,12 @@ class _Kind:
     make: Callable[..., Sink]
     required: tuple[str, ...]
     options: Mapping[str, Callable[[Any], Any]]
+    also: tuple[str, ...] = ()
+    """Options that are read together."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.options, *self.also)
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
@@ -35,12 +43,26 @@ def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
     for name in known.required:
         if name not in options:
             raise InvalidOption(f"{name}: missing; a sink of kind {kind} needs {', '.join(known.required)}")
-    given = {}
+    given: dict[str, Any] = {}
+    if kind == "topic":
+        options, given = _secured(options)
     for name, value in options.items():
         if name not in known.options:
-            raise InvalidOption(f"{name}: a sink of kind {kind} has no such option; {near(name, tuple(known.options))}")
+            raise InvalidOption(f"{name}: a sink of kind {kind} has no such option; {near(name, known.names)}")
         given[name] = _read(name, value, known.options[name])
     return known.make(**given)
+
+
+def _secured(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The other options, and the arguments that TLS and credentials come to; they are called as those of a source."""
+    flat = dict(flat_options(options))
+    known = {name.lower(): name for name in SECURITY_OPTIONS}
+    secure = {name.lower(): option_text(value) for name, value in flat.items() if name.lower() in known}
+    rest = {name: value for name, value in flat.items() if name.lower() not in known}
+    if not secure:
+        return rest, {}
+    security = parse_security(secure)
+    return rest, {"tls": security.tls, "credentials": security.credentials}
 
 
 def _read(name: str, value: Any, reading: Callable[[Any], Any]) -> Any:
@@ -111,5 +133,6 @@ _KINDS: dict[str, _Kind] = {
             "servers": _text, "topic": _text, "key": _text, "value": _text, "tags": _text, "name": _text,
             "wait": _duration,
         },
+        SECURITY_OPTIONS,
     ),
 }  # fmt: skip

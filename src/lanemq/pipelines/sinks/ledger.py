@@ -1,8 +1,8 @@
 """What every exactly-once sink has in common: the terms of a run, and the judgement of a batch.
 
-The rules guarded here: a batch whose number is in is not applied again; a run that was replaced applies nothing; a
-sink takes batches only of the run that opened it. Where the two numbers are kept is each sink's own matter, as long
-as they change in the same commit as the rows.
+The rules guarded here: a batch whose number is in is not applied again; a run that was replaced applies nothing, and
+neither does one of a copy of the checkpoint; a sink takes batches only of the run that opened it. Where the two
+numbers are kept is each sink's own matter, as long as they change in the same commit as the rows.
 """
 
 import logging
@@ -12,8 +12,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import Closed, SinkFenced, UsageError
-from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.batch import Batch, run_name
 from lanemq.pipelines.ports import Append, Merge
+from lanemq.pipelines.runs import Runs
 from lanemq.pipelines.sinks.columns import arrow_schema, check_merge_columns
 
 log = logging.getLogger(__name__)
@@ -33,15 +34,20 @@ class Standing:
         self._refuse_older(batch.query, batch.epoch)
         return self.batch is None or batch.number > self.batch
 
-    def lacks(self, query: str, epoch: int) -> bool:
-        """Whether a run that opens the sink has to write its epoch down."""
-        self._refuse_older(query, epoch)
-        return self.epoch is None or epoch > self.epoch
+    def lacks(self, terms: "Terms") -> bool:
+        """Whether a run that opens the sink has to write its epoch down. `SinkFenced` if it may not have the sink."""
+        if self.epoch is not None and terms.runs is not None and not terms.runs.know(self.epoch):
+            raise SinkFenced(
+                f"the sink belongs to run {run_name(self.epoch)} of another copy of pipeline {terms.query}'s "
+                f"checkpoint: go on with that copy only, or begin with an empty checkpoint and an empty sink"
+            )
+        self._refuse_older(terms.query, terms.epoch)
+        return self.epoch is None or terms.epoch > self.epoch
 
     def _refuse_older(self, query: str, epoch: int) -> None:
         if self.epoch is not None and epoch < self.epoch:
             raise SinkFenced(
-                f"run {epoch} of pipeline {query} was replaced by run {self.epoch}: "
+                f"run {run_name(epoch)} of pipeline {query} was replaced by run {run_name(self.epoch)}: "
                 "nothing more is written by the older one, stop it"
             )
 
@@ -54,6 +60,8 @@ class Terms:
     epoch: int
     schema: pa.Schema
     how: Append | Merge
+    runs: Runs | None = None
+    """Of the same checkpoint; None: not told, and every lower epoch is taken for one of them."""
 
 
 class ExactSink:
@@ -62,15 +70,20 @@ class ExactSink:
     all_at_once = True
     """Rows and number are one commit: after a crash there is all of a batch, or nothing."""
     _terms: Terms | None = None
+    _runs: Runs | None = None
     last_stale = 0
     """Rows of the last `write` that a merge left out, because the table's were as new or newer."""
+
+    def follow(self, runs: Runs) -> None:
+        """Before `open`: whose epochs this sink may be handed over from."""
+        self._runs = runs
 
     def _agree(self, query: str, epoch: int, schema: StructType, how: Append | Merge) -> Terms:
         keys = how.keys if isinstance(how, Merge) else ()
         wanted = arrow_schema(schema, keys, loose=isinstance(how, Merge))
         if isinstance(how, Merge):
             check_merge_columns(wanted, keys)
-        self._terms = Terms(query, epoch, wanted, how)
+        self._terms = Terms(query, epoch, wanted, how, self._runs)
         return self._terms
 
     def _opened(self) -> Terms:

@@ -29,10 +29,11 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, SinkFenced
 from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.durable import sync
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
-from lanemq.pipelines.sinks.shard_files import file_name, shards, sync
+from lanemq.pipelines.sinks.shard_files import file_name, shards
 
 _BATCH, _EPOCH, _EMPTY = "lanemq_batch=", "epoch=", "empty-"
 _NOTE = "_batch.json"
@@ -61,6 +62,8 @@ class ParquetSink(ExactSink):
         self._take_over(terms)
         self._note_schema(schema)
         self._visible(terms).mkdir(exist_ok=True)
+        for folder in (self._path / "_lanemq", self._path, self._path.absolute().parent):
+            sync(folder)
         self._applied = self._highest(terms)
 
     def applied(self) -> int | None:
@@ -135,7 +138,8 @@ class ParquetSink(ExactSink):
         own = self._workshop(terms)
         own.mkdir(exist_ok=True)
         try:
-            Standing(None, self._newest_epoch(terms)).lacks(terms.query, terms.epoch)
+            others = [epoch for _, epoch in _numbered(own.parent, _EPOCH) if epoch != terms.epoch]
+            Standing(None, max(others, default=None)).lacks(terms)
         except SinkFenced:
             shutil.rmtree(own, ignore_errors=True)
             raise

@@ -126,7 +126,7 @@ class PostgresSink(SqlSink):
         """Reads without the lock: an epoch that is committed is enough to know who is older."""
         with self._transaction() as connection:
             known = self._ask(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
-            if not known or not self._seen(connection, terms).lacks(terms.query, terms.epoch):
+            if not known or not self._seen(connection, terms).lacks(terms):
                 return
             ended = self._ask(
                 connection,

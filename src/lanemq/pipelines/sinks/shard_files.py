@@ -4,7 +4,6 @@ The rule guarded here: a file that a table points at belongs to the table alone.
 batch is repeated, so they are copied; a link would let that change rows which are long committed.
 """
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -53,15 +52,6 @@ def shards(rows: Rows, wanted: pa.Schema) -> Iterator[ShardRows]:
 def file_name(shard: str) -> str:
     """A shard's name as a part of a file's."""
     return re.sub(r"[^A-Za-z0-9-]+", "-", shard)[:60] or "shard"
-
-
-def sync(path: Path) -> None:
-    """A file's bytes, or a folder's entries, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _fits(found: pa.Schema, wanted: pa.Schema) -> bool:

@@ -137,7 +137,7 @@ class SqlSink(ExactSink, ABC):
                 f"CREATE TABLE IF NOT EXISTS {self._ledger} (query TEXT NOT NULL, target TEXT NOT NULL, batch BIGINT, "
                 "epoch BIGINT NOT NULL, noted_ms BIGINT NOT NULL, PRIMARY KEY (query, target))",
             )
-            if self._standing(connection, terms).lacks(terms.query, terms.epoch):
+            if self._standing(connection, terms).lacks(terms):
                 self._note(connection, terms, None)
             self._settle_table(connection, terms)
             self._reached("table settled")

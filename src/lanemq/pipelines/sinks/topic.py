@@ -11,11 +11,12 @@ can complete a batch that both are at, and can do no other harm.
 
 A topic cannot be asked which batches it has: `applied` knows only this run's, and `write` is True whenever messages
 were sent, also when the broker dropped them all. A broker forgets producers that were silent for a week; an Apache
-broker knows no stamps and stores repeats. Two sinks of one pipeline into one topic need different names.
+broker knows no stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two copies of
+one checkpoint cannot be told apart here, as nothing is written down at the topic: never start a second one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.security import security_of
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, UsageError
 from lanemq.model.names import check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
+from lanemq.net.security import Security
+from lanemq.net.tls import TlsOptions
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, Rows
@@ -39,6 +43,7 @@ from lanemq.pipelines.sinks.ledger import ExactSink, Terms
 from lanemq.spark.options import WAIT
 from lanemq.spark.sending import Outgoing, TaskSender
 from lanemq.spark.waiting import Patience
+from lanemq.wire.signing import Credentials
 
 ROWS_AT_ONCE = 8_192
 
@@ -53,6 +58,7 @@ class Letters:
     value: str | None
     tags: str | None
     wait: Millis
+    security: Security
 
     def of(self, rows: pa.RecordBatch) -> Iterator[Outgoing]:
         keys, tags = self._texts(rows, self.key), self._texts(rows, self.tags)
@@ -86,7 +92,7 @@ class Sending:
     def send(self, batches: Iterator[pa.RecordBatch]) -> str | None:
         """None when every row is stored; why not, if a later batch is there already."""
         letters = self.letters
-        sender = TaskSender(letters.servers, self.producer, self.number, letters.wait)
+        sender = TaskSender(letters.servers, self.producer, self.number, letters.wait, security=letters.security)
         try:
             for batch in batches:
                 for row in letters.of(batch):
@@ -118,6 +124,9 @@ class TopicSink(ExactSink):
         tags: Column with RocketMQ's tag.
         name: Tells apart two sinks of one pipeline into the same topic.
         wait: Milliseconds to wait for a broker that is away.
+        tls: How connections are encrypted; not given, the environment of the process that declares the sink says it.
+            Goes to the executors, so files must lie at the same place on all machines.
+        credentials: Whose requests they are; not given, likewise.
     """
 
     all_at_once = False
@@ -132,9 +141,12 @@ class TopicSink(ExactSink):
         tags: str | None = None,
         name: str = "",
         wait: Millis = WAIT,
+        tls: TlsOptions | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         parse_addresses(servers)
-        self._letters = Letters(servers, check_topic(topic), key, value, tags, wait)
+        security = security_of(tls, credentials)
+        self._letters = Letters(servers, check_topic(topic), key, value, tags, wait, security)
         self._name = name
         self._spark: SparkSession | None = None
         self._sent: int | None = None
@@ -143,9 +155,7 @@ class TopicSink(ExactSink):
         terms = self._agree(query, epoch, schema, how)
         given = self._letters
         if given.key is None and isinstance(how, Merge) and len(how.keys) == 1:
-            self._letters = given = Letters(
-                given.servers, given.topic, how.keys[0], given.value, given.tags, given.wait
-            )
+            self._letters = given = replace(given, key=how.keys[0])
         for option, column in (("key", given.key), ("value", given.value), ("tags", given.tags)):
             if column is not None and column not in terms.schema.names:
                 raise InvalidOption(f"{option}: there is no column {column}; there are {', '.join(terms.schema.names)}")
@@ -198,7 +208,7 @@ class TopicSink(ExactSink):
 
     def _find_topic(self) -> None:
         given = self._letters
-        routes = BlockingRoutes(parse_addresses(given.servers), SystemClock())
+        routes = BlockingRoutes(parse_addresses(given.servers), SystemClock(), security=given.security)
         try:
             route = Patience(given.wait).run(lambda: routes.get(given.topic), f"topic {given.topic}")
         finally:

@@ -21,6 +21,7 @@ import msgspec
 
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.durable import read_json, write_json
+from lanemq.pipelines.run_folder import write_as
 from lanemq.pipelines.transitions.orders import Orders, Verb
 from lanemq.pipelines.transitions.shard import START, Version
 
@@ -117,8 +118,8 @@ class Books:
     def begin(self, intent: Intent) -> None:
         write_json(self._path("intents", intent.number), intent)
 
-    def complete(self, ledger: Ledger) -> None:
-        write_json(self._path("ledger", ledger.number), ledger)
+    def complete(self, ledger: Ledger, epoch: int) -> None:
+        write_as(epoch, self.place, self._path("ledger", ledger.number), msgspec.json.encode(ledger))
         self._last = ledger
 
     def remove(self, kind: Literal["intents", "ledger"], number: int) -> None:

@@ -23,6 +23,8 @@ class LaneTable:
         """Every lane that this unit touched."""
         self.outputs: list[tuple[Any, ...]] = []
         self.applied = 0
+        self.grown = 0
+        """Bytes that the lanes have become larger."""
         self.counts: Counter[str] = Counter()
         self._rules = rules
         self._proven: set[type] = {type(None)}
@@ -45,10 +47,14 @@ class LaneTable:
 
     def save(self, name: str, lane: Lane) -> None:
         """The lane's bytes become what it is now; a lane with nothing to remember is forgotten."""
+        before = self.lanes.get(name)
+        if before is not None:
+            self.grown -= len(before)
         if lane.state is None and lane.number is None and lane.waiting is None:
             self.lanes.pop(name, None)
             return
         packed = self.lanes[name] = self._rules.codec.encode(lane)
+        self.grown += len(packed)
         if type(lane.state) not in self._proven:
             self._prove(name, lane.state, packed)
 

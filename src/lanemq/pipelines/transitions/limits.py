@@ -13,26 +13,36 @@ class StateLimits:
     max_keys_per_shard: int = 5_000_000
     """A shard is in the memory of one worker, at about 200 bytes a key beside its state. Too low: a growing key space
     stops the pipeline; too high: the worker is killed for its memory instead."""
+    max_bytes_per_shard: int = 2 * 1024**3
+    """States of a shard, with what waits in stopped lanes. Too low: states that grow stop the pipeline; too high: the
+    worker is killed for its memory instead."""
     expire_after_ms: int | None = None
     """A key without messages for this long is forgotten, by the store times that its shard has seen. None: never.
     Too short: a key that comes back starts with no state."""
     max_waiting_per_lane: int = 10_000
     """Messages behind a stopped key. They are part of the state: long lanes make every batch write more."""
+    max_waiting_bytes_per_lane: int = 64 * 1024**2
+    """The same in bytes of their bodies: ten thousand messages may be ten thousand of 4 MB."""
     when_lane_is_full: Literal["stop", "dead_letter"] = "stop"
     """`stop` fails the batch and loses nothing; `dead_letter` keeps the others going and gives up this key's order."""
     producers_per_shard: int = 1_024
     """Producers whose stamps are remembered, the longest silent forgotten first; repeats of forgotten ones pass."""
     cache_keys_per_worker: int = 4_000_000
     """Keys that a worker keeps in memory between batches. Too low: state is read from files in every batch."""
+    cache_bytes_per_worker: int = 2 * 1024**3
+    """The same in bytes of their states."""
     snapshot_every: int = 64
     """Change files of a shard between two snapshots, at most. Few: much is written; many: a restart reads more."""
 
     def __post_init__(self) -> None:
         for name in (
             "max_keys_per_shard",
+            "max_bytes_per_shard",
             "max_waiting_per_lane",
+            "max_waiting_bytes_per_lane",
             "producers_per_shard",
             "cache_keys_per_worker",
+            "cache_bytes_per_worker",
             "snapshot_every",
         ):
             if getattr(self, name) < 1:

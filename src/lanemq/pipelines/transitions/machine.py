@@ -132,13 +132,16 @@ class ShardMachine:
                 )
 
     def _check_size(self) -> None:
-        most, keys = self._rules.limits.max_keys_per_shard, len(self._shard.lanes)
-        if keys > most:
-            ended = "" if self._rules.number else ", or give back None from the step when a key has ended"
-            raise InvalidOption(
-                f"a shard has {keys} keys, more than StateLimits(max_keys_per_shard={most}): raise it, or let old keys "
-                f"go with expire_after_ms{ended}"
-            )
+        limits, keys = self._rules.limits, len(self._shard.lanes)
+        size = self._shard.count_bytes(self.table.grown)
+        for found, name in ((keys, "max_keys_per_shard"), (size, "max_bytes_per_shard")):
+            most = getattr(limits, name)
+            if found > most:
+                ended = "" if self._rules.number else ", or give back None from the step when a key has ended"
+                raise InvalidOption(
+                    f"a shard has {found} {name.split('_')[1]}, more than StateLimits({name}={most}): raise it, or let "
+                    f"old keys go with expire_after_ms{ended}"
+                )
 
     def _fresh(self, run: Run) -> Run:
         """The run without what was seen before; an error if it is out of order."""
@@ -181,7 +184,7 @@ class ShardMachine:
             if name not in meta.waiting and read_seen(packed) + span <= meta.newest
         ]
         for name in old:
-            del self._shard.lanes[name]
+            self.table.grown -= len(self._shard.lanes.pop(name))
         self.counts["expired"] += len(old)
         return old
 

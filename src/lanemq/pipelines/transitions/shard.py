@@ -62,16 +62,23 @@ class Version(NamedTuple):
 class Shard:
     """One shard at one version."""
 
-    __slots__ = ("lanes", "meta", "version")
+    __slots__ = ("lanes", "meta", "size", "version")
 
     def __init__(self) -> None:
         self.version = Version()
         self.meta = Meta()
         self.lanes: dict[str, bytes] = {}
+        self.size: int | None = None
+        """Bytes of all lanes; None: not counted since it was read."""
+
+    def count_bytes(self, grown: int) -> int:
+        """Their bytes behind a unit of work that made them larger by this; counted in full only once."""
+        self.size = sum(map(len, self.lanes.values())) if self.size is None else self.size + grown
+        return self.size
 
     def clear(self) -> None:
         """As it was before the first unit."""
-        self.version, self.meta, self.lanes = Version(), Meta(), {}
+        self.version, self.meta, self.lanes, self.size = Version(), Meta(), {}, None
 
     def apply(self, change: Change, version: Version) -> None:
         """The next version, from its change file."""
@@ -80,6 +87,7 @@ class Shard:
             self.lanes.pop(name, None)
         self.meta = change.meta
         self.version = version
+        self.size = None
 
 
 def keyless(queue: str) -> str:

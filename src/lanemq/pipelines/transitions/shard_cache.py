@@ -22,11 +22,15 @@ class ShardCache:
             return files.load(version)
         return cached
 
-    def put(self, files: ShardFiles, shard: Shard, most_keys: int) -> None:
+    def put(self, files: ShardFiles, shard: Shard, most_keys: int, most_bytes: int) -> None:
         """Keeps the shard, and of the others what fits beside it."""
         self._shards[_key(files)] = shard
-        while len(self._shards) > 1 and sum(len(each.lanes) for each in self._shards.values()) > most_keys:
+        while len(self._shards) > 1 and self._exceeds(most_keys, most_bytes):
             del self._shards[next(iter(self._shards))]
+
+    def _exceeds(self, most_keys: int, most_bytes: int) -> bool:
+        kept = self._shards.values()
+        return sum(len(each.lanes) for each in kept) > most_keys or sum(each.size or 0 for each in kept) > most_bytes
 
     def __len__(self) -> int:
         return len(self._shards)

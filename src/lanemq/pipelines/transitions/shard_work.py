@@ -102,7 +102,7 @@ class ShardWork:
         shard.version = self._files.write_change(self._plan.number, self._base, change)
         if snapshot:
             self._files.write_snapshot(shard)
-        CACHE.put(self._files, shard, limits.cache_keys_per_worker)
+        CACHE.put(self._files, shard, limits.cache_keys_per_worker, limits.cache_bytes_per_worker)
         return self._summary(snapshot=snapshot)
 
     def _flush(self) -> None:

@@ -134,7 +134,7 @@ class Transitions:
 
     def settle(self, batch: Batch, state: str) -> None:
         """The ledger of the attempt that counts; only from now on the unit's changes are seen by another."""
-        self._opened().complete(read_ledger(state))
+        self._opened().complete(read_ledger(state), batch.epoch)
 
     def due(self, wall: Millis) -> Millis | None:
         """How long until a pass is wanted; None while nothing waits, or while a batch is still on its way."""

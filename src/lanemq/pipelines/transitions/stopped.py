@@ -31,6 +31,8 @@ class StoppedLanes:
         self._by_number = rules.number is not None and rules.on_gap == "hold"
         self.standing: dict[str, None] = {}
         """Lanes whose bytes are behind: encoded once, at the end, because their queues can be long."""
+        self._sizes: dict[str, int] = {}
+        """Bytes that wait in a lane, where they were asked for."""
         self.dead: list[tuple[Message, str | None, str, int]] = []
         """Message, key, reason, attempts."""
 
@@ -70,8 +72,8 @@ class StoppedLanes:
         """A new message of a stopped lane."""
         waiting = lane.waiting
         assert waiting is not None
-        if len(waiting.messages) >= self._rules.limits.max_waiting_per_lane:
-            self._overflow(name, message)
+        if self._is_full(name, waiting, message):
+            self._overflow(name, waiting, message)
             return
         number = self._number_of(message)
         if self._by_number and number is not None and self._is_known(lane, waiting, number):
@@ -79,6 +81,7 @@ class StoppedLanes:
             return
         waiting.messages.append(message)
         waiting.numbers.append(number)
+        self._sizes[name] += _size(message)
         self.standing[name] = None
         self._table.counts["held"] += 1
         expected = self._rules.first_number if lane.number is None else lane.number + 1
@@ -163,6 +166,7 @@ class StoppedLanes:
         self._table.save(name, lane)
         self._waiting.pop(name, None)
         self.standing.pop(name, None)
+        self._sizes.pop(name, None)
         return queue, waiting.failures
 
     def _put_back(self, name: str, rest: Queued) -> None:
@@ -204,15 +208,23 @@ class StoppedLanes:
             self._put_back(name, rest[1:])
             self._drain(name)
 
-    def _overflow(self, name: str, message: Message) -> None:
+    def _is_full(self, name: str, waiting: Waiting, message: Message) -> bool:
         limits = self._rules.limits
+        if name not in self._sizes:
+            self._sizes[name] = sum(map(_size, waiting.messages))
+        too_large = self._sizes[name] + _size(message) > limits.max_waiting_bytes_per_lane
+        return too_large or len(waiting.messages) >= limits.max_waiting_per_lane
+
+    def _overflow(self, name: str, waiting: Waiting, message: Message) -> None:
+        limits, count = self._rules.limits, len(waiting.messages)
+        option = "max_waiting_per_lane" if count >= limits.max_waiting_per_lane else "max_waiting_bytes_per_lane"
         if limits.when_lane_is_full == "stop":
             raise LaneFrozen(
-                f"key {key_of(name)!r} stands still and {limits.max_waiting_per_lane} messages wait behind it, as many "
-                f"as StateLimits(max_waiting_per_lane) allows: redrive or discard the key, raise the limit, or give "
-                f"up this key's order with when_lane_is_full='dead_letter'"
+                f"key {key_of(name)!r} stands still and {count} messages wait behind it, as many as "
+                f"StateLimits({option}={getattr(limits, option)}) allows: redrive or discard the key, raise the limit, "
+                f"or give up this key's order with when_lane_is_full='dead_letter'"
             )
-        self._bury(message, name, f"its lane is full ({limits.max_waiting_per_lane} messages wait in it)", 0)
+        self._bury(message, name, f"its lane is full ({count} messages wait in it)", 0)
 
     def _bury(self, message: Message, name: str, reason: str, attempts: int) -> None:
         self.dead.append((message, key_of(name), reason, attempts))
@@ -229,6 +241,10 @@ class StoppedLanes:
             return self._rules.number(message.event(None, self._rules.decode(message.value), 1))
         except Exception:  # noqa: BLE001 - the user's code; the message is looked at again when its turn comes
             return None
+
+
+def _size(message: Message) -> int:
+    return len(message.value or b"")
 
 
 def _in_turn(queue: Queued) -> Queued:

@@ -1,0 +1,90 @@
+"""The topic sink at a broker that encrypts and asks who is there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import Authority, new_authority
+from tests.pipelines.sinks.places import EVENTS, WAIT, TopicPlace, named
+
+from lanemq import Admin, Credentials, TlsOptions
+from lanemq.broker.config import BrokerOptions
+from lanemq.model.errors import InvalidOption, LaneError
+from lanemq.net.address import Address
+from lanemq.net.server_tls import ServerTls
+from lanemq.pipelines.ports import Append
+from lanemq.pipelines.sinks import TopicSink, open_sink
+from lanemq.testing.embedded import EmbeddedBroker
+
+SECRET = "hush-hush-hush"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return new_authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
+    (folder / "users.toml").write_text(f'[[user]]\naccess_key = "root"\nsecret_key = "{SECRET}"\nadmin = true\n')
+    listen, tls = Address("127.0.0.1", 0), ServerTls(identity.cert, identity.key)
+    with EmbeddedBroker(BrokerOptions(folder / "data", listen=listen, tls=tls, users=folder / "users.toml")) as running:
+        yield running
+
+
+def sent_through(sink: Any, guarded: EmbeddedBroker, authority: Authority, topic: str, folder: Path) -> int:
+    """How many messages are in the topic after one batch of three rows."""
+    place = TopicPlace(folder, guarded.address, topic, None)
+    with Admin(guarded.address, tls=TlsOptions(authority.ca), credentials=Credentials("root", SECRET)) as admin:
+        admin.create_topic(topic, 2, ordered=True)
+        try:
+            sink.open(None, "q", 1, EVENTS, Append())
+            assert sink.write(place.batch_rows(a=[1, 2, 3]), named(1, 0, "q"))
+        finally:
+            sink.close()
+        return sum(queue.end for queue in admin.describe_topic(topic).queues)
+
+
+def test_what_a_file_declares_is_used(guarded: EmbeddedBroker, authority: Authority, tmp_path: Path) -> None:
+    options = {"servers": guarded.address, "topic": "declared", "key": "shard", "wait": 3_000}
+    secure = {"tls": {"ca": str(authority.ca)}, "accessKey": "root", "secretKey": SECRET}
+    assert sent_through(open_sink("topic", {**options, **secure}), guarded, authority, "declared", tmp_path) == 3
+
+
+def test_what_is_not_declared_is_in_the_environment(
+    guarded: EmbeddedBroker, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TLS_CA": str(authority.ca), "ACCESS_KEY": "root", "SECRET_KEY": SECRET}.items():
+        monkeypatch.setenv(f"LANEMQ_{name}", value)
+    sink = TopicSink(guarded.address, "by_environment", key="shard", wait=WAIT)
+    assert sent_through(sink, guarded, authority, "by_environment", tmp_path) == 3
+
+
+def test_python_says_it_with_the_values_of_every_client(
+    guarded: EmbeddedBroker, authority: Authority, tmp_path: Path
+) -> None:
+    tls, credentials = TlsOptions(authority.ca), Credentials("root", SECRET)
+    sink = TopicSink(guarded.address, "by_value", key="shard", wait=WAIT, tls=tls, credentials=credentials)
+    assert sent_through(sink, guarded, authority, "by_value", tmp_path) == 3
+
+
+def test_a_wrong_secret_is_refused(guarded: EmbeddedBroker, authority: Authority, tmp_path: Path) -> None:
+    tls, credentials = TlsOptions(authority.ca), Credentials("root", "not-the-secret")
+    sink = TopicSink(guarded.address, "refused", key="shard", wait=WAIT, tls=tls, credentials=credentials)
+    with pytest.raises(LaneError):
+        sent_through(sink, guarded, authority, "refused", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tls.ca": "x.pem", "tls": "false"}, "contradicts tls=false"),
+        ({"accesKey": "root"}, "accesKey: a sink of kind topic has no such option.*accessKey"),
+        ({"accessKey": "root", "secretKey": "s", "secretKeyFile": "f"}, "contradicts secretKey"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        open_sink("topic", {"servers": "h:9876", "topic": "t", **options})

@@ -1,0 +1,88 @@
+"""Promise 11: a change of the queue count breaks no key's order: it is refused, stops the work, or numbers mend it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.pipelines.transitions.driving import QUERY, Pipeline, Sent, arrow
+from tests.spark.driving import Query, send
+
+from lanemq.client.admin import Admin
+from lanemq.model.errors import BrokerRefused, OrderError
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.queue_set import QueueSet
+from lanemq.pipelines.transitions.arrow_runs import SHARD
+from lanemq.spark.offsets import from_json
+from lanemq.testing.embedded import EmbeddedBroker
+
+BEFORE = [Sent(0, at, "k", {"n": at + 1}) for at in range(3)]
+"""What a key sent while the topic had one queue."""
+AFTER = [Sent(1, at, "k", {"n": at + 4}) for at in range(3)]
+"""What it sent when there were two, and its hash chose the other."""
+
+
+def test_the_broker_refuses_it_for_an_ordered_topic(broker: EmbeddedBroker, topic: str) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic(f"{topic}-ordered", 2, ordered=True)
+        with pytest.raises(BrokerRefused, match="queue count of an ordered topic cannot change"):
+            admin.create_topic(f"{topic}-ordered", 4, ordered=True)
+        assert len(admin.describe_topic(f"{topic}-ordered").queues) == 2
+
+
+def test_a_pipeline_stops_before_it_reads_a_new_queue(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    """Where a topic grew after all: an Apache broker lets it, and this one a topic that is not ordered."""
+    known = QueueSet(tmp_path / "queues.json", "fail")
+    send(broker.address, topic, range(10))
+    with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
+        query.batch()
+        known.check(from_json(json.loads(query.checkpoint.ends[-1])))
+        with Admin(broker.address) as admin:
+            admin.create_topic(topic, 4)
+        assert query.plan()
+        with pytest.raises(OrderError, match=f"topic {topic} had 2 queues"):
+            known.check(from_json(json.loads(query.checkpoint.ends[-1])))
+
+
+class ByKey(Pipeline):
+    """A pipeline with `shards=<number>`: a key's state is found in whichever queue the key is."""
+
+    def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
+        self.batch += 1
+        batch, rows = Batch(QUERY, batch_number(self.batch), 1), arrow(messages)
+        shared = rows.append_column(SHARD, pa.array([0] * rows.num_rows, pa.int32()))
+        self.stage._arranged = lambda frame: frame  # type: ignore[method-assign]
+        return self._settle(self.stage.run(self.frame([[shared]]), batch), batch)
+
+
+def seen(pipeline: Pipeline) -> list[tuple[int, int]]:
+    """What the key's rows say: its number, and how many events its state knew of."""
+    return [(row["n"], row["seen"]) for row in pipeline.sink.rows()]
+
+
+@pytest.mark.parametrize("batches", [[BEFORE, AFTER], [AFTER, BEFORE], [[*BEFORE, *AFTER]]])
+def test_numbers_keep_a_key_in_order_in_two_queues(tmp_path: Path, batches: list[list[Sent]]) -> None:
+    """Whichever queue is read first; the key waits for the number that is missing."""
+    pipeline = ByKey(tmp_path, shards=1, sequence="n", on_gap="hold")
+    for messages in batches:
+        pipeline.run(*messages)
+    while pipeline.run_pass() is not None:
+        pass
+    assert seen(pipeline) == [(n, n) for n in range(1, 7)]
+
+
+def test_a_key_without_numbers_is_refused_in_a_second_queue(tmp_path: Path) -> None:
+    pipeline = ByKey(tmp_path, shards=1)
+    pipeline.run(*BEFORE)
+    with pytest.raises(OrderError, match="key 'k' has messages in"):
+        pipeline.run(*AFTER)
+
+
+def test_going_on_regardless_breaks_order_and_state(tmp_path: Path) -> None:
+    """Negative control: `on_queue_change="continue"`, or any consumer that takes queues as they come."""
+    options: dict[str, Any] = {"on_queue_change": "continue"}
+    pipeline = Pipeline(tmp_path, **options)
+    pipeline.run(*AFTER)
+    pipeline.run(*BEFORE)
+    assert seen(pipeline) == [(4, 1), (5, 2), (6, 3), (1, 1), (2, 2), (3, 3)]

@@ -1,0 +1,38 @@
+"""A run that reads what is there, in a group: all of its share, or an error. `--once` of a pipeline is such a run."""
+
+import pytest
+from tests.spark.driving import Query, send, until, values
+from tests.spark.test_membership import Member, membership_of, owners
+
+from lanemq.model.errors import LeaseLost
+from lanemq.testing.embedded import EmbeddedBroker
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_reads_everything_if_it_is_alone(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    send(broker.address, topic, range(30))
+    with Query(servers=broker.address, topic=topic, group=group, startingOffsets="earliest") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        send(broker.address, topic, range(30, 40))
+        assert values(query.everything()) == list(range(30))
+
+
+def test_it_leaves_the_share_of_a_consumer_to_it(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    with Member(broker.address, group, topic) as member:
+        until(lambda: len(owners(broker.address, group)) == 2)
+        with Query(servers=broker.address, topic=topic, group=group) as query:
+            query.reader.prepareForTriggerAvailableNow()
+            assert len(membership_of(query).usable()) == 1
+        assert member.handled == []
+
+
+def test_it_does_not_end_well_with_a_part_of_its_share_unread(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """Another member's batch takes longer than this run waits; it will not have been read when the run ends."""
+    send(broker.address, topic, range(30))
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "1s"}
+    with Query(**options) as busy:
+        until(lambda: busy.plan() and len(owners(broker.address, group)) == 2)
+        busy.partitions()
+        with Query(**options) as query, pytest.raises(LeaseLost, match=f"{topic}.* not this query's yet.*brokerWait"):
+            query.reader.prepareForTriggerAvailableNow()

@@ -1,0 +1,173 @@
+"""A batch that is repeated with other rows: an error, never rows that are dropped because their stamps are known."""
+
+import uuid
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructType
+from tests.spark.driving import Checkpoint, Query, Row, send, until
+
+from lanemq.client.admin import Admin
+from lanemq.client.producer import Producer
+from lanemq.clock import SystemClock
+from lanemq.model.errors import NotAllowed, UsageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.spark import sending
+from lanemq.spark.fetch import RangeReader
+from lanemq.spark.member_calls import MemberCalls
+from lanemq.spark.options import ALL_TAGS
+from lanemq.spark.repeats import kept
+from lanemq.spark.sending import Outgoing, TaskSender
+from lanemq.spark.writer import _write, parse_write_options
+from lanemq.testing.embedded import EmbeddedBroker
+
+WAIT = Millis(2_000)
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BATCH_MESSAGES", 8)
+
+
+@pytest.fixture
+def producer() -> str:
+    return f"spark-{uuid.uuid4()}-0"
+
+
+def numbered(topic: str, numbers: Sequence[int]) -> list[Outgoing]:
+    return [Outgoing(topic, str(number).encode(), "k") for number in numbers]
+
+
+def write(broker: EmbeddedBroker, rows: list[Outgoing], producer: str, *, dies: bool = False) -> None:
+    """A task of batch 0; one that dies has sent its full batches."""
+    sender = TaskSender(broker.address, producer, 0, WAIT, compares=True)
+    try:
+        for row in rows:
+            sender.send(row)
+        if not dies:
+            sender.flush()
+    finally:
+        sender.close()
+
+
+def stored(broker: EmbeddedBroker, topic: str) -> list[int]:
+    with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
+        return [int(row["value"]) for row in query.everything()]
+
+
+def test_the_same_rows_again_are_recognised_and_pass(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    write(broker, numbered(topic, range(20)), producer, dies=True)
+    write(broker, numbered(topic, range(20)), producer)
+    write(broker, numbered(topic, range(20)), producer)
+    assert stored(broker, topic) == list(range(20))
+
+
+@pytest.mark.parametrize("again", [range(3, 20), [*range(15), 99, 98, 97, 96, 95], [1, 0, *range(2, 20)]])
+def test_other_rows_under_the_same_stamps_are_refused(
+    broker: EmbeddedBroker, topic: str, producer: str, again: Sequence[int]
+) -> None:
+    """Begun later, with another row in the middle, in another order."""
+    write(broker, numbered(topic, range(20)), producer, dies=True)
+    with pytest.raises(UsageError, match="batch 0 is repeated with other rows"):
+        write(broker, numbered(topic, again), producer)
+
+
+def test_rows_of_another_key_are_other_rows(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    """Both keys belong into the same queue, so the stamps are the same."""
+    write(broker, [Outgoing(topic, b"1", "a")], producer)
+    with pytest.raises(UsageError, match="other rows"):
+        write(broker, [Outgoing(topic, b"1", "c")], producer)
+
+
+def test_a_batch_that_continues_an_older_one_is_compared_up_to_where_it_was_cut(
+    broker: EmbeddedBroker, topic: str, producer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has the first part of a request: five messages, the last of which is another."""
+    write(broker, numbered(topic, [0, 1, 2, 3, 44]), producer)
+    with pytest.raises(UsageError, match="offset 4 holds another message"):
+        write(broker, numbered(topic, range(8)), producer)
+
+
+def test_messages_of_others_between_ours_do_not_end_the_comparison(
+    broker: EmbeddedBroker, topic: str, producer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "BATCH_MESSAGES", 2)
+    sender = TaskSender(broker.address, producer, 0, WAIT)
+    with Producer(broker.address) as stranger:
+        for row in numbered(topic, range(8)):
+            sender.send(row)
+            stranger.send(topic, b"x", key="k")
+    sender.close()
+    monkeypatch.setattr(sending, "BATCH_MESSAGES", 8)
+    write(broker, numbered(topic, range(8)), producer)
+    with pytest.raises(UsageError, match="other rows"):
+        write(broker, numbered(topic, [*range(7), 77]), producer)
+
+
+def test_what_may_not_be_read_is_told_and_taken_for_the_same(
+    broker: EmbeddedBroker,
+    topic: str,
+    producer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A user who may only send must not fail because a task was repeated."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotAllowed(16, "no permission to read")
+
+    write(broker, numbered(topic, range(8)), producer)
+    monkeypatch.setattr(RangeReader, "_pull", refuse)
+    write(broker, numbered(topic, range(8)), producer)
+    assert any("8 repeated rows are taken for the same, not compared" in each for each in caplog.messages)
+
+
+def test_a_broker_without_stamps_never_says_that_it_has_a_message() -> None:
+    assert kept({"queueOffset": "7", "msgId": "x"}, 3) == (0, -1)
+    assert kept({"queueOffset": "7", "laneDuplicate": "true"}, 3) == (3, 7)
+    assert kept({"queueOffset": "9", "laneSkipped": "2", "laneKnownOffset": "4"}, 3) == (2, 4)
+
+
+def test_what_spark_writes_is_compared(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    """No writer is told whether its source repeats batches as they were."""
+    schema = StructType().add("key", StringType()).add("value", StringType())
+    options = parse_write_options({"servers": broker.address, "topic": topic}, schema)
+    for value in ("1", "1"):
+        _write(iter([pa.RecordBatch.from_pylist([{"key": "k", "value": value}])]), options, producer, 3)
+    with pytest.raises(UsageError, match="batch 3 is repeated with other rows"):
+        _write(iter([pa.RecordBatch.from_pylist([{"key": "k", "value": "2"}])]), options, producer, 3)
+
+
+@pytest.mark.slow
+def test_a_groups_batch_that_begins_later_when_repeated_loses_no_rows(
+    broker: EmbeddedBroker, topic: str, group: str, producer: str
+) -> None:
+    """The query dies, another member does the first messages of a queue, and the batch is repeated behind them."""
+    with Admin(broker.address) as admin:
+        admin.create_topic(f"{topic}-out", 1, ordered=True)
+    send(broker.address, topic, range(60))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "10s"}
+    with Query(checkpoint, **options) as query:
+        until(query.plan)
+        first = query.read(query.partitions())
+        write(broker, copies(topic, first), producer, dies=True)
+    did_elsewhere(broker, group, MessageQueue(topic, "lanemq", 0), 5)
+    with Query(checkpoint, **options) as query:
+        assert query.plan()
+        again = query.read(query.partitions())
+        assert len(again) == len(first) - 5
+        with pytest.raises(UsageError, match="leave the group out, or use a pipeline"):
+            write(broker, copies(topic, again), producer)
+
+
+def copies(topic: str, rows: Sequence[Row]) -> list[Outgoing]:
+    return [Outgoing(f"{topic}-out", row["value"], row["key"]) for row in rows]
+
+
+def did_elsewhere(broker: EmbeddedBroker, group: str, queue: MessageQueue, offset: int) -> None:
+    member = MemberCalls(broker.address, group, ALL_TAGS, SystemClock())
+    member.commit(member.route(queue.topic).master(queue.broker), queue, QueueOffset(offset), Epoch(0))
+    member.close()
