@@ -68,6 +68,12 @@ def batch(work: Work, number: int) -> Any:
     return work.run_batch(None, number)  # type: ignore[arg-type]
 
 
+def test_a_batch_is_called_by_its_pipelines_name(stand: Stand) -> None:
+    """In every warning: a query's number tells nobody which pipeline it was."""
+    done = stand.start().run_batch(None, 5)  # type: ignore[arg-type]
+    assert str(done.batch) == "orders batch 5 (epoch 2)"
+
+
 def test_the_sink_is_last_before_spark_s_note(stand: Stand) -> None:
     stand.stage.dead = rows_of(ROW)
     work = stand.start()
