@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.certificates import Authority, new_authority
 
 from lanemq.client.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker
@@ -58,6 +59,12 @@ def spark() -> Iterator[Any]:
     register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs the certificates of tests with TLS."""
+    return new_authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.certificates import Authority, new_authority
+from tests.certificates import Authority
 
 from lanemq.cli.main import main
 
@@ -21,11 +21,6 @@ access_key = "root"
 secret_key = "{SECRET}"
 admin = true
 """
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")

@@ -58,11 +58,6 @@ GUEST = Credentials("guest", "guest's secret")
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def broker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """Encrypts, asks for credentials, and has the topics `orders`, `audit` and `private`."""
     folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")

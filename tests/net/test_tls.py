@@ -32,11 +32,6 @@ Ask = Callable[[Address, Security], bytes]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return new_authority(tmp_path_factory.mktemp("stranger"), "stranger")
 

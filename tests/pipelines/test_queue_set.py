@@ -1,20 +1,16 @@
 """A topic that gets more queues does not silently part keys from their state."""
 
-import json
 import logging
 from pathlib import Path
 
 import pytest
-from tests.spark.driving import Query, send
 
-from lanemq.client.admin import Admin
 from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.pipelines import LastState, Project, Transitions
 from lanemq.pipelines.queue_set import QueueSet
-from lanemq.spark.offsets import Positions, from_json
-from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.spark.offsets import Positions
 
 
 def positions(*queues: str) -> Positions:
@@ -70,17 +66,3 @@ def test_only_stages_that_depend_on_the_queue_care() -> None:
     assert getattr(Project(), "on_queue_change", None) is None
     with pytest.raises(InvalidOption, match="on_queue_change='ignore'"):
         transitions(on_queue_change="ignore")
-
-
-def test_a_batch_s_plan_names_queues_that_the_topic_got(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
-    """What the checkpoint is asked for, from a broker that let the topic grow."""
-    known = QueueSet(tmp_path / "queues.json", "fail")
-    send(broker.address, topic, range(10))
-    with Query(servers=broker.address, topic=topic, startingOffsets="earliest") as query:
-        query.batch()
-        known.check(from_json(json.loads(query.checkpoint.ends[-1])))
-        with Admin(broker.address) as admin:
-            admin.create_topic(topic, 4)
-        assert query.plan()
-        with pytest.raises(OrderError, match=f"topic {topic} had 2 queues"):
-            known.check(from_json(json.loads(query.checkpoint.ends[-1])))

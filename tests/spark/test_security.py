@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.certificates import Authority, new_authority
+from tests.certificates import Authority
 
 from lanemq import Admin, Credentials, Producer, TlsOptions
 from lanemq.broker.config import BrokerOptions
@@ -26,11 +26,6 @@ access_key = "root"
 secret_key = "{SECRET}"
 admin = true
 """
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.certificates import Authority, new_authority
+from tests.certificates import Authority
 from tests.pipelines.sinks.places import EVENTS, WAIT, TopicPlace, named
 
 from lanemq import Admin, Credentials, TlsOptions
@@ -18,11 +18,6 @@ from lanemq.pipelines.sinks import TopicSink, open_sink
 from lanemq.testing.embedded import EmbeddedBroker
 
 SECRET = "hush-hush-hush"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return new_authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
