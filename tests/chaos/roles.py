@@ -85,14 +85,15 @@ class NamedAhead:
 def produce(settings: dict[str, Any]) -> None:
     """Sends `count` messages (0: until SIGTERM) over `keys` keys, `ahead` of them unanswered at most."""
     history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="producer")
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    # No event: the signal may come while this thread holds the event's own lock.
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     ids = NamedAhead()
     waiting: deque[Future[Receipt]] = deque()
     steps: dict[str, int] = {}
     with Producer(settings["address"], timeout=60.0, **settings["options"]) as producer:
         number = 0
-        while not stopped.is_set() and (not settings["count"] or number < settings["count"]):
+        while not signals and (not settings["count"] or number < settings["count"]):
             key = f"{settings['name']}-{number % settings['keys']}"
             steps[key] = steps.get(key, -1) + 1
             name = ids.next()
@@ -104,7 +105,7 @@ def produce(settings: dict[str, Any]) -> None:
                 waiting.popleft().exception()
             number += 1
             if settings["pause_ms"]:
-                stopped.wait(settings["pause_ms"] / 1000)
+                time.sleep(settings["pause_ms"] / 1000)
         for future in waiting:
             future.exception()
     history.close()

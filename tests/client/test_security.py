@@ -262,7 +262,7 @@ def test_an_untrusted_broker_gets_no_request(broker: EmbeddedBroker, tmp_path: P
 def test_a_plain_producer_is_told_about_tls(broker: EmbeddedBroker) -> None:
     with (
         Producer(broker.address, timeout=1.0) as producer,
-        pytest.raises(LaneError, match="takes nothing but TLS .then connect with tls"),
+        pytest.raises(LaneError, match=r"takes nothing but TLS .then connect with tls"),
     ):
         producer.send("orders", 1, key="a")
 

@@ -4,6 +4,7 @@ The rule guarded here: the first SIGTERM or SIGINT lets the running batch finish
 which costs a repetition of the batch and nothing else.
 """
 
+import _thread
 import contextlib
 import logging
 import os
@@ -108,14 +109,18 @@ def stop_on_signals(asked: threading.Event) -> Iterator[None]:
         yield
         return
 
+    came: list[int] = []
+
     def received(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if asked.is_set():
+        if came:
             log.warning("%s again: ending at once; the running batch will be repeated", name)
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         log.warning("%s: finishing the running batch, then stopping; once more to stop at once", name)
-        asked.set()
+        came.append(number)
+        # On a thread: the signal may have come while this one holds the event's own lock.
+        _thread.start_new_thread(asked.set, ())
 
     before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -23,7 +23,7 @@ from lanemq.pipelines.program import stop_on_signals
 asked = threading.Event()
 with stop_on_signals(asked):
     os.kill(os.getpid(), signal.SIGTERM)
-    assert asked.is_set()
+    assert asked.wait(10)
     print("asked", flush=True)
     os.kill(os.getpid(), signal.SIGINT)
     print("still here")
@@ -47,6 +47,16 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
     ended = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGINT, ended.stderr
     assert ended.stdout == "asked\n"
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_that_meets_the_event_s_own_lock_does_not_hang() -> None:
+    """Whoever waits for the event holds it for moments, on the thread that gets the signals."""
+    asked = threading.Event()
+    with program.stop_on_signals(asked):
+        with asked._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+        assert asked.wait(5)
 
 
 def test_another_thread_leaves_signals_alone() -> None:
