@@ -70,6 +70,8 @@ class Diary:
 
     def _acked(self, by: str, event: dict[str, Any]) -> None:
         self.acked[by] += 1
+        if event["offset"] < 0:
+            return  # a repeat whose place a crash made the broker forget; the checker follows it by its id
         place = event["queue"], event["offset"]
         self.news[place] = event["id"]
         if place in self._early:
