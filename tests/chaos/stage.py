@@ -150,7 +150,8 @@ class Stage:
         A repeat whose place a crash made the broker forget has offset -1: that it ran, the checker finds by its id.
         """
         acked = {(e["queue"], e["offset"]) for e in self.seen("acked") if e["offset"] >= 0}
-        passed = {e["queue"]: e["offset"] for e in sorted(self.seen("committed"), key=lambda e: int(e["t"]))}
+        commits = sorted((e for e in self.seen("committed") if e["topic"] == TOPIC), key=lambda e: int(e["t"]))
+        passed = {e["queue"]: e["offset"] for e in commits}
         good = (e for e in self.seen("turn_end") if e["outcome"] == "ok" or e["offset"] < passed.get(e["queue"], 0))
         return acked <= {(e["queue"], e["offset"]) for e in good}
 
