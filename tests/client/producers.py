@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, Self, TypeVar
 
 from lanemq.client.async_producer import AsyncProducer
@@ -137,3 +137,7 @@ async def _settle() -> None:
     """Closed transports need a turn or two of the loop to be gone."""
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+Open = Callable[..., Blocking | OnALoop]
+"""One of the two, opened with a server and settings."""

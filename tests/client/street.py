@@ -2,13 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from tests.client.test_send_engine import HandClock
+from tests.client.test_send_engine import HandClock, Told
 
 from lanemq.client.producer_options import ProducerOptions
-from lanemq.client.receipt import Receipt
 from lanemq.client.send_engine import SendEngine
 from lanemq.client.send_requests import Parcel, RequestBuilder
 from lanemq.client.send_tickets import Crowd, Ticket
@@ -17,7 +16,6 @@ from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.history import History
 from lanemq.model.errors import (
     ConnectionLost,
-    LaneError,
     LaneFrozen,
 )
 from lanemq.model.queue import MessageQueue
@@ -54,22 +52,6 @@ class Diary(History):
     def _tell(self, id: str, what: str) -> None:
         assert id not in self.told, "a message sent again is one message"
         self.told[id] = what
-
-
-@dataclass
-class Told:
-    errors: dict[int, LaneError] = field(default_factory=dict)
-    receipts: dict[int, Receipt] = field(default_factory=dict)
-
-    def stored(self, index: int, receipt: Receipt) -> None:
-        assert index not in self.receipts
-        assert index not in self.errors
-        self.receipts[index] = receipt
-
-    def failed(self, index: int, error: LaneError) -> None:
-        assert index not in self.receipts
-        assert index not in self.errors
-        self.errors[index] = error
 
 
 @dataclass
@@ -236,6 +218,12 @@ class Street:
         for mark, count in self.marks:
             if mark.settled:
                 assert all(number in self.told.errors or number in self.told.receipts for number in range(count))
+
+    def check(self) -> None:
+        """What holds after every schedule."""
+        self.check_order()
+        self.check_nothing_passed_a_failure()
+        self.check_told()
 
     def check_order(self) -> None:
         by_key: dict[str | None, list[int]] = defaultdict(list)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Open
 
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.send_packing import Outgoing
@@ -27,13 +27,6 @@ from lanemq.net.connection import open_connection
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

@@ -1,22 +1,15 @@
 """A full buffer makes senders wait; a small one keeps nobody out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Open
 
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.send_packing import Packer
 from lanemq.client.send_tickets import WaitingCrowd
 from lanemq.model.errors import LaneFrozen, RequestTimedOut
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

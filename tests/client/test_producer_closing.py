@@ -6,18 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer import Producer
 from lanemq.model.errors import Closed, UsageError
 from lanemq.wire.headers import SendHeader
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

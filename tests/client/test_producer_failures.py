@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Open
 
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import (
@@ -15,13 +15,6 @@ from lanemq.model.errors import (
     TopicNotFound,
 )
 from lanemq.wire.headers import SendHeader
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

@@ -4,14 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
+from tests.client.producers import Blocking, OnALoop, Open
 
 
 @pytest.fixture

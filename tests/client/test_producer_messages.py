@@ -1,24 +1,17 @@
 """What a message carries on the wire: properties, ids, stamps, bodies large and small."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Stored
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Open
 
 from lanemq.model.errors import (
     InvalidOption,
     MessageTooLarge,
 )
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

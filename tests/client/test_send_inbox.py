@@ -3,12 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.routes import TopicRoute
@@ -19,13 +19,6 @@ from lanemq.client.send_tickets import UNHEARD, SubmittedFuture
 from lanemq.core.sharding import pick_queue
 from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageTooLarge
 from lanemq.model.queue import MessageQueue
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 class Busy:

@@ -1,23 +1,16 @@
 """A call that sends many and ends with something else than its messages' fate leaves no failure unheard of."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault
-from tests.client.producers import Blocking, OnALoop
+from tests.client.producers import Blocking, OnALoop, Open
 from tests.client.street import Call, served, stored
 
 from lanemq.client.async_producer import AsyncProducer
 from lanemq.client.send_packing import RUN_MESSAGES
 from lanemq.model.errors import LaneFrozen
-
-Open = Callable[..., Blocking | OnALoop]
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture

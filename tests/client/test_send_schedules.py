@@ -20,9 +20,7 @@ def test_refused_messages_freeze_their_keys_and_no_other(
     play(street, steps)
     street.cut()
     street.heal()
-    street.check_order()
-    street.check_nothing_passed_a_failure()
-    street.check_told()
+    street.check()
     guilty = {message.key for message in street.messages if message.bad}
     for number, error in street.told.errors.items():
         message = street.messages[number]
@@ -40,9 +38,7 @@ def test_a_broker_that_forgets_costs_at_most_the_keys_in_doubt(
     play(street, steps)
     street.cut()
     street.heal()
-    street.check_order()
-    street.check_nothing_passed_a_failure()
-    street.check_told()
+    street.check()
 
 
 @settings(max_examples=150, deadline=None)
@@ -59,9 +55,7 @@ def test_time_outs_freeze_what_is_in_doubt_and_the_rest_goes_on(
     play(street, steps)
     street.cut()
     street.heal()
-    street.check_order()
-    street.check_nothing_passed_a_failure()
-    street.check_told()
+    street.check()
 
 
 @settings(max_examples=100, deadline=None)
@@ -74,7 +68,5 @@ def test_a_stock_broker_gets_one_request_at_a_time_and_loses_only_the_guilty_key
         play(street, [step])
         assert len(street.wire) + len(street.answers) <= 1
     street.heal()
-    street.check_order()
-    street.check_nothing_passed_a_failure()
-    street.check_told()
+    street.check()
     assert not any(street.messages[number].bad for number in street.log)
