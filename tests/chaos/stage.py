@@ -26,7 +26,8 @@ from lanemq.log.store import Store
 from lanemq.wire.record import RecordView, record_starts
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20.0
+PATIENCE = 60.0
+"""Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
 Event = dict[str, Any]
 
 
@@ -43,6 +44,11 @@ class Part:
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when every thread stands still, which is a moment after the signal was sent."""
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def ended(self, seconds: float = PATIENCE) -> int:
         return self.process.wait(seconds)
@@ -101,8 +107,12 @@ class Stage:
         part.ended()
 
     def freeze(self, part: Part) -> None:
+        self.frozen(part)
+        part.stop()
+
+    def frozen(self, part: Part) -> None:
+        """Writes down that `part` was stopped already."""
         self._operator.fault("freeze", part.name, "start")
-        part.signal(signal.SIGSTOP)
 
     def thaw(self, part: Part) -> None:
         self._operator.fault("freeze", part.name, "end")

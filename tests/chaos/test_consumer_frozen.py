@@ -41,17 +41,20 @@ def freeze_and_thaw(stage: Stage, *, broker: Sequence[str] = (), member: Sequenc
 
 
 def freeze_outside_the_sink(stage: Stage, part: Part) -> None:
-    """A process frozen inside a transaction would hold up everybody; that is the database's story, not ours."""
+    """A process frozen inside a transaction would hold up everybody; that is the database's story, not ours.
+
+    Exclusive: who begins a transaction holds the lock of a reader first, and that alone keeps writers from committing.
+    """
     with contextlib.closing(sqlite3.connect(stage.folder / "sink.db", timeout=0.2, isolation_level=None)) as table:
         for _ in range(50):
-            part.signal(signal.SIGSTOP)
+            part.stop()
             try:
-                table.execute("BEGIN IMMEDIATE")
+                table.execute("BEGIN EXCLUSIVE")
                 table.execute("ROLLBACK")
             except sqlite3.OperationalError:
                 part.signal(signal.SIGCONT)
             else:
-                stage.freeze(part)
+                stage.frozen(part)
                 return
     pytest.fail(f"{part.name} is always inside a transaction")
 
