@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+JOBS ?= 2
+# Most tests wait for others: a second process costs little. Those that share a session of Spark stay in one.
+SIDE_BY_SIDE := -n $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format lint types contracts fast slow bench sim spark-proof chaos soak fuzz interop clean
@@ -22,7 +25,7 @@ run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it 
 
 test: setup lint types contracts ## all tests
 	@bash scripts/java.sh || true
-	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests
+	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests $(SIDE_BY_SIDE)
 
 check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
 
@@ -36,7 +39,7 @@ contracts:
 	@$(BIN)/lint-imports --no-cache > var/contracts.txt 2>&1 || { cat var/contracts.txt; exit 1; }
 
 fast:
-	@$(BIN)/pytest tests -q -m "not slow" -x
+	@$(BIN)/pytest tests -q -m "not slow" -x $(SIDE_BY_SIDE)
 
 slow: setup ## only the slow tests
 	@$(BIN)/pytest tests -m slow

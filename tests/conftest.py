@@ -24,19 +24,24 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 
 SERVERS = {"spark", "postgres"}
 """Fixtures that start something large: whoever needs them waits for it."""
+PLACES = {"postgres", "topic"}
+"""Places of the sinks' contract that ask for one of these by themselves."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make check` is for the minute after an edit; a JVM alone takes a quarter of it to start."""
+    """`make check` is for the minute after an edit; a JVM alone takes a quarter of it to start.
+
+    Where tests run side by side, those who share a session of Spark share a process.
+    """
     for item in items:
-        if SERVERS & {*getattr(item, "fixturenames", ()), *_parameters(item)}:
+        if SERVERS & {*getattr(item, "fixturenames", ())} or _place(item) in PLACES:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("one session for all"))
 
 
-def _parameters(item: pytest.Item) -> list[str]:
-    """The contract of all sinks takes its servers by their names."""
+def _place(item: pytest.Item) -> object:
     call = getattr(item, "callspec", None)
-    return [] if call is None else [each for each in call.params.values() if isinstance(each, str)]
+    return None if call is None else call.params.get("place")
 
 
 @pytest.fixture(scope="session")
