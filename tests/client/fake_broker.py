@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import Any, Self
+
+import pytest
 
 from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.model.units import Millis, QueueOffset
@@ -135,7 +137,7 @@ class FakeBroker:
         self._loop.close()
 
     def _call(self, work: "asyncio.Coroutine[None, None, None]") -> None:  # type: ignore[name-defined]
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _listen(self) -> None:
         self._server = Server(self)
@@ -253,3 +255,16 @@ class FakeBroker:
         if self.lane:
             ext |= {"laneStored": "relaxed"} | ({"laneDuplicate": "true"} if repeat else {})
         return encode_response(command.opaque, 0, ext)
+
+
+def serving(*, queues: int = 4, lane: bool = True) -> Any:
+    """A fixture, called as the name that it is assigned to: a broker with `orders`, by key, and `metrics`."""
+
+    @pytest.fixture
+    def running() -> Iterator[FakeBroker]:
+        with FakeBroker(lane=lane) as fake:
+            fake.create("orders", queues, ordered=True)
+            fake.create("metrics")
+            yield fake
+
+    return running

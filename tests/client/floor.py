@@ -24,7 +24,7 @@ from lanemq.history import NO_HISTORY
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
-WAIT = 10.0
+WAIT = 30.0
 
 
 def turn_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> Turn[Message]:

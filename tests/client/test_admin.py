@@ -42,7 +42,7 @@ def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
 
 
 R = TypeVar("R")
-WAIT = 10.0
+WAIT = 60.0
 
 
 def true_at_last(look: Callable[[], R]) -> R:

@@ -20,7 +20,7 @@ from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 
-WAIT = 15.0
+WAIT = 60.0
 QUICK = HoldKey(backoff=Backoff(first=Millis(10), most=Millis(20)))
 
 
@@ -170,7 +170,7 @@ def dead_letters(broker: EmbeddedBroker, group: str, count: int) -> list[Message
     with PullConsumer(broker.address, group="undertaker") as consumer:
         consumer.assign(consumer.queues(f"%DLQ%{group}"))
         found: list[Message] = []
-        for _ in range(50):
+        for _ in range(int(WAIT * 5)):
             found += consumer.poll(0.2)
             if len(found) >= count:
                 break
@@ -403,6 +403,13 @@ def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_start_or_stop_
     called = threading.Event()
     app = App(broker.address, group=f"g-{topic}", stop_ms=100)
 
+    def has_died() -> bool:
+        try:
+            app.snapshot()
+        except LaneError:
+            return True
+        return False
+
     @app.ordered(topic)
     def on_event(event: dict[str, int]) -> None:
         called.set()
@@ -411,6 +418,7 @@ def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_start_or_stop_
     def start_and_stop() -> None:
         app.start()
         called.wait(WAIT)
+        wait_for(has_died)  # asked to stop before its worker has told, it would end without knowing why
         app.stop()
 
     with pytest.raises(LaneError, match="SystemExit"):

@@ -15,7 +15,7 @@ from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.turns import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order
 from lanemq.model.units import QueueOffset
 
-WAIT = 20.0
+WAIT = 60.0
 QUEUES, MESSAGES, KEYS = 4, 400, 7
 
 

@@ -2,22 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from tests.client.fake_broker import FakeBroker, Fault
+from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Blocking, OnALoop, Open
 
 from lanemq.client.producer import Producer
 from lanemq.model.errors import Closed, UsageError
 from lanemq.wire.headers import SendHeader
 
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as fake:
-        fake.create("orders", queues=1, ordered=True)
-        yield fake
+broker = serving(queues=1)
 
 
 class Restless:
@@ -43,7 +38,7 @@ def in_time(call: Callable[[], None]) -> bool:
     """Whether it returned; one that never does must fail its test, not hang it."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(30)
     return not thread.is_alive()
 
 
@@ -55,7 +50,7 @@ def test_close_ends_while_others_keep_submitting_and_they_are_refused(broker: Fa
             assert in_time(producer.close)
         finally:
             restless.resting = True
-        assert first.result(1).offset == 0
+        assert first.result(30).offset == 0
     assert isinstance(restless.refused, Closed)
     assert len(broker.stored("orders", 0)) == restless.submitted + 1
 
@@ -67,7 +62,7 @@ def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, k
         accepted = [producer.submit("orders", 0, key="k")]
         closing = threading.Thread(target=producer.close, daemon=True)
         closing.start()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
 
         def submit_on() -> None:
             while time.monotonic() < deadline:
@@ -77,8 +72,8 @@ def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, k
             submit_on()
         assert closing.is_alive()
         answer.set()
-        closing.join(5)
-        assert [each.result(1).offset for each in accepted] == list(range(len(accepted)))
+        closing.join(30)
+        assert [each.result(30).offset for each in accepted] == list(range(len(accepted)))
 
 
 def test_flush_does_not_wait_for_what_came_after_it(broker: FakeBroker, kind: Open) -> None:
@@ -89,7 +84,7 @@ def test_flush_does_not_wait_for_what_came_after_it(broker: FakeBroker, kind: Op
             assert in_time(producer.flush)
         finally:
             restless.resting = True
-        assert first.result(0.5).offset == 0
+        assert first.result(30).offset == 0
 
 
 def test_connection_that_comes_after_the_close_is_ended_at_once(broker: FakeBroker) -> None:
@@ -117,7 +112,7 @@ def test_call_that_waits_is_refused_inside_a_callback(broker: FakeBroker, call: 
     problems: list[Exception] = []
     with Producer(str(broker.address), timeout=2.0) as producer:
         producer.send("orders", 0, key="k")
-        broker.faults = lambda header, number: None if ready.wait(5) else Fault.REFUSE
+        broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
 
         def callback(_: object) -> None:
             try:
@@ -128,21 +123,21 @@ def test_call_that_waits_is_refused_inside_a_callback(broker: FakeBroker, call: 
 
         producer.submit("orders", 1, key="k").add_done_callback(callback)
         ready.set()
-        assert told.wait(5)
+        assert told.wait(30)
     assert "use submit() there" in str(problems[0])
 
 
 def test_submit_inside_a_callback_is_fine(broker: FakeBroker) -> None:
     ready, told = threading.Event(), threading.Event()
     with Producer(str(broker.address)) as producer:
-        broker.faults = lambda header, number: None if ready.wait(5) else Fault.REFUSE
+        broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
 
         def callback(_: object) -> None:
             producer.submit("orders", 2, key="k").add_done_callback(lambda _: told.set())
 
         producer.submit("orders", 1, key="k").add_done_callback(callback)
         ready.set()
-        assert told.wait(5)
+        assert told.wait(30)
         producer.send("orders", 3, key="k")  # this thread is nobody's callback
     assert broker.stored("orders", 0) == ["1", "2", "3"]
 
@@ -157,14 +152,14 @@ def test_close_refuses_a_sender_who_waits_for_space(broker: FakeBroker, kind: Op
 
         def wait_for_space() -> None:
             try:
-                producer.submit("orders", b"x" * 3000, key="k").result(5)
+                producer.submit("orders", b"x" * 3000, key="k").result(30)
             except Exception as error:  # noqa: BLE001 - looked at below
                 refused.append(error)
 
         waiting = threading.Thread(target=wait_for_space)
         waiting.start()
         producer.close()
-        waiting.join(5)
+        waiting.join(30)
     assert isinstance(refused[0], Closed)
     assert first.exception(0) is not None
 
@@ -181,6 +176,6 @@ def test_a_second_close_returns_when_the_first_has_ended(broker: FakeBroker, kin
                 closer.join(0.1)
             assert all(closer.is_alive() for closer in closers), "the message is not settled yet"
         for closer in closers:
-            closer.join(5)
+            closer.join(30)
         assert not any(closer.is_alive() for closer in closers)
         assert pending.result(0).offset == 1

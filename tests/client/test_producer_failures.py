@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.client.fake_broker import FakeBroker, Fault
+from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Open
 
 from lanemq.client.receipt import Receipt
@@ -16,13 +16,7 @@ from lanemq.model.errors import (
 )
 from lanemq.wire.headers import SendHeader
 
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as fake:
-        fake.create("orders", ordered=True)
-        fake.create("metrics")
-        yield fake
+broker = serving()
 
 
 def once(fault: Fault, *numbers: int) -> Callable[[SendHeader, int], Fault | None]:
@@ -38,10 +32,10 @@ def test_refused_pipelined_message_freezes_its_lane_until_resume(broker: FakeBro
     with kind(broker.address, window=1, max_batch_messages=1) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(3)]
         with pytest.raises(MessageRefused):
-            pending[0].result(5)
+            pending[0].result(30)
         for each in pending[1:]:
             with pytest.raises(LaneFrozen, match="earlier message"):
-                each.result(5)
+                each.result(30)
         with pytest.raises(LaneFrozen, match=r"then call resume\('orders', key=...\)"):
             producer.send("orders", 3, key="k")
         producer.send("orders", 4, key="order-1")  # another queue is not concerned
@@ -66,8 +60,8 @@ def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: O
     with kind(broker.address) as producer:
         first = producer.submit("metrics", 1)
         with pytest.raises(BrokerRefused):
-            first.result(5)
-        producer.submit("metrics", 2).result(5)
+            first.result(30)
+        producer.submit("metrics", 2).result(30)
 
 
 def test_deleted_topic_does_not_come_back_by_a_send_that_still_knows_it(broker: FakeBroker, kind: Open) -> None:
@@ -122,7 +116,7 @@ def test_send_many_to_a_frozen_lane_sends_nothing_of_that_run(broker: FakeBroker
     broker.faults = once(Fault.REFUSE, 1)
     with kind(broker.address) as producer:
         with pytest.raises(MessageRefused):
-            producer.submit("orders", 1, key="k").result(5)
+            producer.submit("orders", 1, key="k").result(30)
         with pytest.raises(LaneFrozen):
             producer.send_many("orders", [("order-1", 2), ("k", 3)])
         producer.flush()
@@ -133,7 +127,7 @@ def test_send_many_to_a_frozen_lane_sends_nothing_of_that_run(broker: FakeBroker
 
 def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
     broker.faults = lambda header, number: Fault.LOSE_REQUEST
-    with kind(broker.address, timeout=0.5) as producer:
+    with kind(broker.address, timeout=2.0) as producer:
         with pytest.raises(RequestTimedOut, match="may be stored or not"):
             producer.send("orders", 1, key="k")
         broker.faults = once(Fault.BUSY)
@@ -141,7 +135,7 @@ def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) ->
 
 
 def test_send_to_nobody_says_that_nothing_was_sent(broker: FakeBroker, kind: Open) -> None:
-    with kind(broker.address, timeout=0.5) as producer:
+    with kind(broker.address, timeout=2.0) as producer:
         producer.send("orders", 1, key="k")
         broker.stop()
         with pytest.raises(RequestTimedOut, match="last problem was"):

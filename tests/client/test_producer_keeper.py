@@ -1,17 +1,12 @@
 """The producer's keeper goes on whatever it meets: retries, deadlines and connections depend on it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from tests.client.fake_broker import FakeBroker, Fault
+from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Blocking, OnALoop, Open
 
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as fake:
-        fake.create("orders", queues=1, ordered=True)
-        yield fake
+broker = serving(queues=1)
 
 
 def breaking(function: Callable[..., object], times: int = 1) -> Callable[..., object]:

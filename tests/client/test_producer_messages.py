@@ -1,11 +1,10 @@
 """What a message carries on the wire: properties, ids, stamps, bodies large and small."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.client.fake_broker import FakeBroker, Stored
+from tests.client.fake_broker import FakeBroker, Stored, serving
 from tests.client.producers import Open
 
 from lanemq.model.errors import (
@@ -13,13 +12,7 @@ from lanemq.model.errors import (
     MessageTooLarge,
 )
 
-
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as fake:
-        fake.create("orders", ordered=True)
-        fake.create("metrics")
-        yield fake
+broker = serving()
 
 
 def test_properties_are_those_of_rocketmqs_producer(broker: FakeBroker, kind: Open) -> None:

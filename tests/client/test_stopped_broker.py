@@ -43,7 +43,7 @@ def test_deadlines_are_kept_although_the_keeper_has_something_to_send(
         flush(link)
 
     monkeypatch.setattr(DuplexConnection, "flush", noted)
-    with opened(broker, timeout=0.5, request_timeout=0.5, linger_ms=20) as producer, broker.asleep():
+    with opened(broker, timeout=1.0, request_timeout=0.5, linger_ms=20) as producer, broker.asleep():
         producer.producer._next_heartbeat = 0  # it is due, too
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
@@ -56,7 +56,7 @@ def test_deadlines_are_kept_although_the_keeper_has_something_to_send(
 @pytest.mark.parametrize("request_timeout", [0.1, 60.0])
 def test_a_caller_does_not_hang_in_its_write(broker: FakeBroker, request_timeout: float) -> None:
     """Neither for longer than a request may take, nor for longer than the whole send."""
-    with opened(broker, timeout=0.3, request_timeout=request_timeout) as producer, broker.asleep():
+    with opened(broker, timeout=1.0, request_timeout=request_timeout) as producer, broker.asleep():
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
             with pytest.raises(RequestTimedOut):

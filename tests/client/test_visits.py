@@ -296,8 +296,8 @@ def test_handlers_that_have_become_slow_do_not_queue_up_behind_one_worker() -> N
     def scenario(floor: Floor) -> None:
         want(floor.board, MOST_MESSAGES)
         floor.add(queue(0))
-        put(floor.board, count=100)
-        floor.wait(lambda: len(done) == 100)
+        put(floor.board, count=400)  # so many that a thread which the machine keeps waiting gets one, too
+        floor.wait(lambda: len(done) == 400)
 
     Floor(handler, workers=4).run(scenario)
     assert len(workers) == 4

@@ -1,19 +1,28 @@
 """Messages keep their numbers, together and alone."""
 
-from lanemq.core.send_batch import ALONE, Failed, SendError, SentBatch
+from lanemq.core.send_batch import Failed, SendError, SentBatch
 from lanemq.model.units import Millis
 
 
 def batch() -> SentBatch[str]:
-    return SentBatch(7, ("a", "b", "c"), [10, 30, 35, 99], Millis(500), attempt=2, doubt=True, given_up={1})
+    return SentBatch(7, ("a", "b", "c"), [10, 20, 5], Millis(500), attempt=2, doubt=True, given_up={1})
 
 
 def test_messages_taken_apart_keep_their_numbers_and_their_doubt() -> None:
-    parts = batch().alone()
-    assert [(part.first_sequence, part.messages) for part in parts] == [(7, ("a",)), (8, ("b",)), (9, ("c",))]
-    assert [part.is_given_up for part in parts] == [False, True, False]
-    assert all(part.doubt and part.attempt == 2 and part.size == ALONE for part in parts)
-    assert not any(part.in_flight for part in parts)
+    first, second = batch().halves()
+    assert [(part.first_sequence, part.messages) for part in (first, second)] == [(7, ("a",)), (8, ("b", "c"))]
+    assert (first.left(), second.left()) == (("a",), ("c",))
+    for part in (first, second):
+        assert part.doubt
+        assert part.suspect
+        assert part.attempt == 2
+        assert not part.in_flight
+
+
+def test_messages_taken_apart_keep_their_sizes() -> None:
+    first, second = batch().halves()
+    assert (first.size, second.size) == (10, 25)
+    assert list(second.entries()) == [("c", 5, 500)]
 
 
 def test_what_was_given_up_is_left_out() -> None:

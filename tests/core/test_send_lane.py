@@ -79,12 +79,13 @@ def test_window_of_one_keeps_the_next_batch_back_until_the_answer() -> None:
 
 def test_a_window_that_became_narrow_holds_for_repetitions_too() -> None:
     sender = offered(4, window=2)
-    sender.failed(take(sender, count=4), SendError.REFUSED, now=NOW)
+    first, _ = take(sender), take(sender)
+    sender.failed(first, SendError.RETRY, now=NOW)
     sender.set_window(1)
-    first = take(sender)
-    assert full(sender)
-    sender.acknowledged(first)
-    assert take(sender).messages == ("m1",)
+    again = take(sender, now=LATER)
+    assert full(sender, now=LATER)
+    sender.acknowledged(again)
+    assert take(sender, now=LATER).messages == ("m2", "m3")
 
 
 def test_batch_is_cut_by_count_and_by_bytes_but_never_empty() -> None:
@@ -302,15 +303,38 @@ def test_window_of_one_never_inverts_even_without_broker_checks(count: int, fate
 # a message that is refused, and its key
 
 
-def test_a_refused_batch_is_sent_again_one_by_one_with_the_numbers_it_had() -> None:
+def test_a_refused_batch_is_sent_again_by_halves_with_the_numbers_it_had() -> None:
     sender = offered(3)
     sender.failed(take(sender, count=3), SendError.REFUSED, now=NOW)
-    alone = []
+    halves = []
     while (batch := sender.take_batch(max_count=9, max_bytes=1_000, now=NOW)) is not None:
-        alone.append((batch.epoch, batch.first_sequence, batch.messages))
+        halves.append((batch.epoch, batch.first_sequence, batch.messages))
         sender.acknowledged(batch)
-    assert alone == [(1, 0, ("m0",)), (1, 1, ("m1",)), (1, 2, ("m2",))]
+    assert halves == [(1, 0, ("m0",)), (1, 1, ("m1", "m2"))]
     assert not sender.must_renew
+
+
+def test_nothing_new_goes_beside_a_part_of_a_refused_batch() -> None:
+    """It would be refused as a gap at every step of the search."""
+    sender = offered(4, window=4)
+    sender.failed(take(sender), SendError.REFUSED, now=NOW)
+    for part in ("m0", "m1"):
+        batch = take(sender)
+        assert batch.messages == (part,)
+        assert full(sender)
+        sender.acknowledged(batch)
+    assert take(sender).messages == ("m2", "m3")
+
+
+def test_behind_an_illegal_message_batches_begin_small_and_double() -> None:
+    sender = offered(20)
+    assert sender.failed(take(sender, count=1), SendError.REFUSED, now=NOW) is not None
+    sender.renew()
+    sizes = []
+    while (batch := sender.take_batch(max_count=8, max_bytes=1_000, now=NOW)) is not None:
+        sizes.append(len(batch.messages))
+        sender.acknowledged(batch)
+    assert sizes == [1, 2, 4, 8, 4]
 
 
 def test_a_gap_behind_a_batch_that_was_taken_apart_costs_no_time() -> None:

@@ -8,7 +8,7 @@ from lanemq.model.units import Epoch, Millis
 def window(*batches: tuple[int, str]) -> tuple[SentWindow[str], list[SentBatch[str]]]:
     """Batches under way, by first sequence and messages of one letter, which is their key."""
     found: SentWindow[str] = SentWindow(2, lambda message: message)
-    sent = [SentBatch(first, tuple(text), list(range(1, 9)), Millis(1), 1, in_flight=True) for first, text in batches]
+    sent = [SentBatch(first, tuple(text), [1] * len(text), Millis(1), 1, in_flight=True) for first, text in batches]
     for batch in sent:
         found.append(batch)
     return found, sent
@@ -57,8 +57,8 @@ def test_an_earlier_batch_waits_while_a_later_one_is_under_way() -> None:
 
 
 def test_no_more_than_the_window_is_under_way() -> None:
-    found, (first,) = window((0, "abc"))
-    found.take_apart(first)
+    found, _ = window((0, "a"), (1, "b"), (2, "c"))
+    found.land()
     for _ in range(2):
         again = found.to_repeat()
         assert again is not None
@@ -67,6 +67,25 @@ def test_no_more_than_the_window_is_under_way() -> None:
     third = found.to_repeat()
     assert third is not None
     assert not found.may_go(third)
+
+
+def test_parts_of_a_refused_batch_go_one_at_a_time_and_nothing_goes_beside_them() -> None:
+    found, (first, second) = window((0, "ab"), (2, "c"))
+    found.land()
+    found.take_apart(first)
+    for letter in "ab":
+        assert found.searches
+        part = found.to_repeat()
+        assert part is not None
+        assert part.messages == (letter,)
+        assert found.may_go(part)
+        part.in_flight = True
+        behind = found.to_repeat()
+        assert behind is not None
+        assert not found.may_go(behind)
+        found.remove(part)
+    assert not found.searches
+    assert found.to_repeat() is second
 
 
 def test_what_is_lost_leaves_a_hole_at_its_lowest_number() -> None:

@@ -25,6 +25,7 @@ HOMES = (
     "client.send_packing",
     "client.send_requests",
     "client.send_outcomes",
+    "client.send_tickets",
     "client.send_inbox",
     "client.identity",
 )

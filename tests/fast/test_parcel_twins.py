@@ -98,6 +98,52 @@ def test_receipts_are_made_alike(parcels: list[Parcel], offset: int, repeat: boo
     assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
 
 
+def quick_parcels(count: int, ticket: Any) -> list[Any]:
+    """As the compiled packing makes them."""
+    run: list[Any] = []
+    twins["pack_pairs"](tools(as_it_is=True), iter([("k", b"v")] * count), ticket, 0, run, 10**6)
+    return [parcel for _, parcel in run]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("others", [0, 2])
+def test_receipts_of_quick_parcels_are_made_alike(count: int, others: int) -> None:
+    """They are read without a look at their attributes; parcels of another kind and call may stand among them."""
+    parcels = quick_parcels(count, crowd := WaitingCrowd())
+    parcels += [Parcel(b"v", "", f"other {index}", None, ticket=crowd, index=90 + index) for index in range(others)]
+    for last in (crowd, WaitingCrowd()):
+        parcels[-1:] = [Parcel(b"v", "", "last", "k", ticket=last, index=99)]
+        arguments = parcels, Receipt, MessageQueue("T", "b", 1), 7, StoredAs.DURABLE, False
+        assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
+
+
+def test_futures_are_settled_alike() -> None:
+    """Those at which somebody looks, and tickets of another kind, are left to the caller."""
+    rest = []
+    for kind in (twins, references):
+        futures = [twins["SubmittedFuture"]() for _ in range(3)]
+        assert futures[1]._condition is not None, "somebody looks"
+        tickets = [*futures, UNHEARD]
+        parcels = [
+            Parcel(b"v", "", f"id {place}", "k", ticket=ticket, index=place) for place, ticket in enumerate(tickets)
+        ]
+        left = kind["settle"](parcels, Receipt, MessageQueue("T", "b", 1), 7, StoredAs.RELAXED, True)
+        rest.append([(index, receipt) for _, index, receipt in left])
+        assert [future.done() for future in futures] == [True, False, True]
+        assert [futures[place].result(0).offset for place in (0, 2)] == [7, 9]
+    assert rest[0] == rest[1]
+    assert [index for index, _ in rest[0]] == [1, 3]
+
+
+@pytest.mark.parametrize("indexes", [[2, 0], [0, 3], [0]])
+def test_receipts_are_put_in_place_alike(indexes: list[int]) -> None:
+    ended = []
+    for kind in (twins, references):
+        receipts: list[Any] = [None] * 3
+        ended.append((outcome(kind["put_in_place"], receipts, indexes, ["a", "b"]), receipts))
+    assert ended[0] == ended[1]
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", 1, True, None]), st.integers())))
 def test_runs_are_sorted_alike(run: list[Any]) -> None:

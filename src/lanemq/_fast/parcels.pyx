@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False, cdivision=True
-"""Twins for the producer: packing messages, the inbox, the body of a batch, receipts.
+"""Twins for the producer: packing messages, the inbox, the body of a batch, receipts, and what settles futures.
 
-The references are in `client/send_packing.py`, `send_inbox.py`, `identity.py`, `send_requests.py` and
-`send_outcomes.py`, with what everything means. These work on the caller's objects, so whatever a codec, an iterator or
+The references are in `client/send_packing.py`, `send_inbox.py`, `identity.py`, `send_requests.py`, `send_tickets.py`
+and `send_outcomes.py`, with what everything means. These work on the caller's objects, so whatever a codec, an iterator or
 a key raises goes through. A plain message writes its properties where they are read, which is in most cases into the
 body of a batch.
 """
@@ -15,9 +15,10 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy
 
 from lanemq._fast.bytes cimport lane_put16, lane_put32
+from lanemq._fast.submissions cimport Submission, new_future
 
 from lanemq._fast import references
-from lanemq._fast.submissions import SubmittedFuture, new_future
+from lanemq._fast.submissions import SubmittedFuture
 
 cdef extern from *:
     const char *LANEMQ_SOURCES
@@ -126,14 +127,14 @@ cdef class Intake:
     cdef object _encode, _next_id, _make, _empty
     cdef MessageIds _ids
     cdef Py_ssize_t _most_body
-    cdef bint _as_it_is
+    cdef bint _as_it_is, _makes_futures
     cdef list _line
 
     def __init__(self, encode, next_id, make, empty, Py_ssize_t most_body, bint as_it_is):
         self.places = {}
         self._line = []
-        self._encode, self._next_id, self._empty = encode, next_id, empty
-        self._make = new_future if make is SubmittedFuture else make
+        self._encode, self._next_id, self._make, self._empty = encode, next_id, make, empty
+        self._makes_futures = make is SubmittedFuture
         self._ids = _source(next_id)
         self._most_body, self._as_it_is = most_body, as_it_is
 
@@ -147,7 +148,7 @@ cdef class Intake:
         body = value if self._as_it_is and type(value) is bytes else self._encode(value)
         if place is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._most_body:
             return None
-        ticket = self._make()
+        ticket = new_future() if self._makes_futures else self._make()
         message_id = self._ids.give() if self._ids is not None else self._next_id()
         cdef QuickParcel parcel = _parcel(body, key, message_id, ticket)
         parcel._place = place
@@ -353,20 +354,41 @@ def receipts_of(parcels, make, queue, first_offset, stored, repeat):
     """Twin of `client.send_outcomes.receipts_of`."""
     cdef list receipts = [], indexes = []
     cdef int64_t offset = first_offset
-    shared = None
+    cdef QuickParcel quick
+    shared = parcels[0].ticket
     for parcel in parcels:
-        ticket = parcel.ticket
-        if shared is None:
-            shared = ticket
-        elif ticket is not shared:
+        if isinstance(parcel, QuickParcel):
+            quick = <QuickParcel>parcel
+            ticket, message_id, key, index = quick.ticket, quick.message_id, quick.key, quick.index
+        else:
+            ticket, message_id, key, index = parcel.ticket, parcel.message_id, parcel.key, parcel.index
+        if ticket is not shared:
             return references["receipts_of"](parcels, make, queue, first_offset, stored, repeat)
-        receipts.append(make(queue, offset, parcel.message_id, parcel.key, stored, repeat))
-        indexes.append(parcel.index)
+        receipts.append(make(queue, offset, message_id, key, stored, repeat))
+        indexes.append(index)
         offset += 1
     return receipts, indexes, True
 
 
-TWINS = {
-    each.__name__: each
-    for each in (pack_pairs, sort_run, batch_body, receipts_of, total_size, batch_weights, MessageIds, Intake)
-}
+def settle(parcels, make, queue, first_offset, stored, repeat):
+    """Twin of `client.send_outcomes.settle`."""
+    cdef list rest = []
+    cdef tuple facts = (make, queue, stored, repeat)
+    cdef int64_t offset = first_offset
+    cdef QuickParcel quick
+    for parcel in parcels:
+        if isinstance(parcel, QuickParcel):
+            quick = <QuickParcel>parcel
+            ticket, message_id, key = quick.ticket, quick.message_id, quick.key
+        else:
+            ticket, message_id, key = parcel.ticket, parcel.message_id, parcel.key
+        if isinstance(ticket, Submission) and (<Submission>ticket)._made is None:
+            (<Submission>ticket).settle(message_id, key, offset, facts)
+        else:
+            rest.append((ticket, parcel.index, make(queue, offset, message_id, key, stored, repeat)))
+        offset += 1
+    return rest
+
+
+_TWINS = pack_pairs, sort_run, batch_body, receipts_of, settle, total_size, batch_weights, MessageIds, Intake
+TWINS = {each.__name__: each for each in _TWINS}

@@ -1,16 +1,14 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of the futures that `submit` hands out, and of what settles them.
+"""Twins of the futures that `submit` hands out, and of the order in which `send_many` returns its receipts.
 
-The references are in `client/send_tickets.py` and `client/send_outcomes.py`. A future makes its receipt when somebody
-asks. What the references guard with a lock takes place in one go here: nothing in between runs Python code, so no
-other thread does.
+The references are in `client/send_tickets.py`. A future makes its receipt when somebody asks. What the references
+guard with a lock takes place in one go here: nothing in between runs Python code, so no other thread does.
 """
 
 import threading
 from concurrent.futures import Future
 
 from cpython.object cimport PyObject, PyTypeObject
-from libc.stdint cimport int64_t
 from libc.stdlib cimport getenv
 
 cdef extern from *:
@@ -35,16 +33,6 @@ cdef class Submission:
     The garbage collector would look at all futures that a caller keeps, again and again. They hold nothing that could
     refer back, so it gets to know them only when somebody gives them a callback or an attribute.
     """
-
-    cdef public object _made
-    cdef public object _state
-    cdef public object _exception
-    cdef public object _waiters
-    cdef public object _done_callbacks
-    cdef object _receipt
-    cdef tuple _facts
-    cdef str _message_id, _key
-    cdef int64_t _offset
 
     def __cinit__(self):
         self._state = "PENDING"
@@ -109,31 +97,17 @@ class SubmittedFuture(Submission, Future):
     """Twin of `client.send_tickets.SubmittedFuture`."""
 
 
-def new_future():
+cdef object new_future():
     """Without the calls that a type makes for its arguments, and unknown to the garbage collector."""
     future = (<PyTypeObject *>SubmittedFuture).tp_new(SubmittedFuture, <PyObject *>NO_ARGUMENTS, NULL)
     PyObject_GC_UnTrack(<void *>future)
     return future
 
 
-def settle(parcels, make, queue, first_offset, stored, repeat):
-    """Twin of `client.send_outcomes.settle`."""
-    cdef list rest = []
-    cdef tuple facts = (make, queue, stored, repeat)
-    cdef int64_t offset = first_offset
-    cdef Submission future
-    for parcel in parcels:
-        ticket = parcel.ticket
-        if isinstance(ticket, Submission) and (<Submission>ticket)._made is None:
-            future = <Submission>ticket
-            future._key, future._message_id = parcel.key, parcel.message_id
-            future._offset = offset
-            future._facts = facts
-            future._state = "FINISHED"
-        else:
-            rest.append((ticket, parcel.index, make(queue, offset, parcel.message_id, parcel.key, stored, repeat)))
-        offset += 1
-    return rest
+def put_in_place(list receipts not None, indexes, some):
+    """Twin of `client.send_tickets.put_in_place`."""
+    for index, receipt in zip(indexes, some, strict=True):
+        receipts[index] = receipt
 
 
-TWINS = {each.__name__: each for each in (settle, SubmittedFuture)}
+TWINS = {each.__name__: each for each in (SubmittedFuture, put_in_place)}

@@ -7,11 +7,10 @@ from typing import Self
 from lanemq.client.producer_shell import ProducerShell
 from lanemq.client.receipt import Receipt
 from lanemq.client.send_batch import Batch
-from lanemq.client.send_freezes import Frozen
-from lanemq.client.send_packing import Choice, Many, choice_of
+from lanemq.client.send_packing import Many, choice_of
 from lanemq.client.send_requests import extras_of
 from lanemq.client.send_tickets import UNHEARD, SubmittedFuture, WaitingCrowd, WaitingThread
-from lanemq.client.send_work import CLOSE_SPARE_SECONDS, Work
+from lanemq.client.send_work import CLOSE_SPARE_SECONDS
 from lanemq.core.sharding import Selector
 from lanemq.model.errors import LaneError, LaneFrozen
 from lanemq.model.queue import MessageQueue
@@ -36,12 +35,21 @@ class Producer(ProducerShell):
         arg: object = None,
         queue: int | MessageQueue | None = None,
     ) -> Receipt:
-        """Stores one message and returns where it is; raises when it is not known to be stored."""
+        """Stores one message and returns where it is; raises when it is not known to be stored.
+
+        Interrupted, it leaves the message to its fate: if it fails, its key is frozen.
+        """
         self._here.check_may_wait("send")
         ticket = WaitingThread()
         extras = extras_of(tag, keys, properties, delay_level)
-        self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, True))
-        return ticket.wait()
+        try:
+            self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, True))
+            return ticket.wait()
+        except LaneError:
+            raise
+        except BaseException:
+            self._leave(ticket)
+            raise
 
     def submit(
         self,
@@ -71,7 +79,7 @@ class Producer(ProducerShell):
         try:
             self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, False))
         except LaneFrozen as error:
-            ticket.failed(0, error)
+            ticket.failed(0, error.with_traceback(None))  # which would lead back to the future, for ever
         return ticket
 
     def send_oneway(
@@ -130,24 +138,7 @@ class Producer(ProducerShell):
 
     def resume(self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None) -> None:
         """Opens a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
-        route, everywhere = self._route(topic), key is None and queue is None
-        chosen = None if everywhere else self._chooser.choose(route, None, key, Choice(queue=queue))
-        self._empty_inbox()
-        with self._lock:
-            self._engine.resume(topic, None if key is None else str(key), chosen)
-
-    def drop(self, topic: str, *, key: str | int) -> int:
-        """Gives up what waits of a key, and opens the key; how many messages. What is under way is settled as usual."""
-        self._empty_inbox()
-        with self._lock:
-            outcomes = self._engine.drop(topic, str(key))
-        self._finish(Work(outcomes=outcomes))
-        return sum(len(outcome.parcels) for outcome in outcomes)
-
-    def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
-        """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
-        with self._lock:
-            return self._engine.frozen(topic)
+        self._resume(self._route(topic), key, queue)
 
     def close(self) -> None:
         """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and threads.

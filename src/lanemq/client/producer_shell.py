@@ -11,30 +11,18 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeAlias, Unpack
+from typing import Unpack
 
-from lanemq.client.identity import new_client_id, new_producer_id
-from lanemq.client.keyword_options import producer_options
+from lanemq.client.producer_base import ProducerBase, Told
 from lanemq.client.producer_options import ProducerSettings
 from lanemq.client.route_lookup import BlockingRoutes
 from lanemq.client.routes import TopicRoute
-from lanemq.client.send_engine import SendEngine
-from lanemq.client.send_inbox import SendInbox
-from lanemq.client.send_packing import Choice, Packer, QueueChooser, check_sendable
-from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, heartbeat
-from lanemq.client.send_tickets import SubmittedFuture, Ticket
-from lanemq.client.send_work import (
-    HEARTBEAT_MILLIS,
-    NO_WORK,
-    TICK_SECONDS,
-    SendRequest,
-    Work,
-    buffer_full,
-    closed,
-    not_reached,
-)
+from lanemq.client.send_packing import Choice, check_sendable
+from lanemq.client.send_requests import Extras, Parcel, total_size
+from lanemq.client.send_tickets import SubmittedFuture
+from lanemq.client.send_work import NO_WORK, TICK_SECONDS, SendRequest, Work, buffer_full, closed, not_reached
 from lanemq.client.telling_thread import Here
-from lanemq.clock import Clock, SystemClock
+from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.net.address import parse_addresses
 from lanemq.net.blocking import DuplexConnection
@@ -42,35 +30,20 @@ from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)
 
-Told: TypeAlias = tuple[Ticket, bool]
-"""Whom to tell, and whether they hear of a failure before they send anything else."""
 
-
-class ProducerShell:
+class ProducerShell(ProducerBase):
     """Everything of a `Producer` but its calls."""
 
     def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
-        self._clock = clock or SystemClock()
-        self._client_id = new_client_id()
-        self._options = producer_options(self._clock, self._client_id, **settings)
-        self._security = self._options.security
+        lock = threading.Lock()
+        super().__init__(lock, SubmittedFuture, clock, settings)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
-        self._packer = Packer(self._options)
-        self._chooser = QueueChooser()
-        builder = RequestBuilder(self._options.group, self._client_id, new_producer_id())
-        self._engine = SendEngine(self._options, builder, self._clock)
-        self._inbox = SendInbox(self._options, self._packer, SubmittedFuture, self._empty_inbox)
-        self._take = self._inbox.take
-        self._unanswered = 0
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(lock)
         self._waiting = 0
         self._links: dict[str, DuplexConnection] = {}
-        self._closing = self._closed = False
         self._ended = threading.Event()
         self._here = Here()
         self._wake = threading.Event()
-        self._next_heartbeat = 0
         self._keeper = threading.Thread(target=self._keep, name="lanemq-producer", daemon=True)
         self._keeper.start()
 
@@ -85,9 +58,8 @@ class ProducerShell:
         self, topic: str, value: object, key: str | int | None, extras: Extras, choice: Choice | None, told: Told
     ) -> None:
         route, engine = self._route(topic), self._engine
-        parcel = self._packer.one(value, key, extras)
-        parcel.ticket, parcel.told = told
-        queue = self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
+        parcel = self._packed(value, key, extras, told)
+        queue = self._queue_for(route, value, key, choice)
         if self._inbox:
             self._empty_inbox()
         with self._lock:
@@ -95,9 +67,7 @@ class ProducerShell:
                 self._wait_for_space(parcel.size)
             if self._closing:
                 raise closed()
-            stamps, creates = route.is_lane(queue.broker), route.provisional
-            lane = engine.offer(queue, (parcel,), checks_stamps=stamps, creates=creates, hurry=parcel.told)
-            self._inbox.know(route)
+            lane = self._offer(route, queue, parcel)
             links = self._line_up(engine.pump(lane))
             wake = engine.needs_keeper(lane)
         self._write(links)
@@ -109,7 +79,7 @@ class ProducerShell:
         placed = self._chooser.sort_out(route, run)
         self._empty_inbox()
         with self._lock:
-            self._wait_for_space(sum([parcel.size for _, parcel in run]))
+            self._wait_for_space(sum(map(total_size, placed.values())))
             if self._closing:
                 raise closed()
             lanes = self._engine.offer_all(placed, route)
@@ -120,7 +90,6 @@ class ProducerShell:
             self._wake.set()
 
     def _empty_inbox(self) -> None:
-        """Gives what `submit` left there its place. Before anything that may not pass it."""
         if not self._inbox:
             return
         with self._lock:
@@ -246,15 +215,9 @@ class ProducerShell:
         for broker, topic in dial:
             name = f"lanemq-dial-{broker}"
             threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
-        if self._clock.now() >= self._next_heartbeat:
-            self._next_heartbeat = self._clock.now() + HEARTBEAT_MILLIS
+        if self._heartbeat_is_due():
             for link in tuple(self._links.values()):
-                link.post_oneway(heartbeat(self._client_id, self._options.group), aside=True)
-
-    def _pause(self) -> float:
-        with self._lock:
-            wake = self._engine.next_wake()
-        return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
+                link.post_oneway(self._heartbeat(), aside=True)
 
     def _dial(self, broker: str, topic: str) -> None:
         try:
@@ -266,7 +229,7 @@ class ProducerShell:
             with self._lock:
                 self._engine.dial_failed(broker, not_reached(broker, error))
             return
-        link.post_oneway(heartbeat(self._client_id, self._options.group))
+        link.post_oneway(self._heartbeat())
         with self._lock:
             self._links[broker] = link
             too_late = self._closed  # else `close` finds it among the links

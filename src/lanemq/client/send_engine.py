@@ -1,46 +1,33 @@
-"""The send logic, once, for both producers: which batch goes out when, and what an answer means.
+"""The send logic, once, for both producers.
 
 No sockets, threads or tasks here: parcels, replies and a clock come in, requests and outcomes go out, and the
-shells carry them. Per queue there is a `SendLane` (core), which owns the order; this file gives it parcels,
-turns its batches into requests, and translates replies, lost connections and deadlines into its events.
+shells carry them. Per queue there is a `SendLane` (core), which owns the order; this file keeps the lanes, gives them
+parcels and tells them of connections and of time.
 
-What a failure closes, and when that opens again, is `send_freezes`; here the other keys of the queue go on.
+Which batch goes out when is `send_pump`; what an answer means is `send_answers`; what a failure closes, and when that
+opens again, is `send_freezes`; what is in the buffer is `send_ledger`.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from lanemq.client.known_brokers import KnownBroker, KnownBrokers
 from lanemq.client.producer_options import ProducerOptions
 from lanemq.client.routes import TopicRoute
+from lanemq.client.send_answers import Answers
 from lanemq.client.send_freezes import Freezes, Frozen, frozen_of
-from lanemq.client.send_history import SendHistory
-from lanemq.client.send_outcomes import (
-    NotStored,
-    Outcome,
-    doubtful,
-    dropped,
-    failed_outcomes,
-    forgotten,
-    in_doubt,
-    stored_outcomes,
-    without,
-)
+from lanemq.client.send_ledger import SendLedger
+from lanemq.client.send_outcomes import NotStored, Outcome, dropped
+from lanemq.client.send_pump import SendPump
 from lanemq.client.send_requests import Parcel, RequestBuilder, batch_weights, total_size
-from lanemq.client.send_tickets import Crowd
+from lanemq.client.send_tickets import Crowd, Sole
 from lanemq.client.send_work import EngineLane, Mark, SendRequest, Work
 from lanemq.clock import Clock
-from lanemq.core.send_batch import Failed, SendBatch, SendError
 from lanemq.core.send_lane import SendLane, SendOptions
-from lanemq.model.errors import BrokerReadOnly, BrokerRefused, Closed, LaneError, MessageRefused, SequenceGap
+from lanemq.model.errors import Closed, LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
-from lanemq.wire.codes import STORED_CODES, error_for
 from lanemq.wire.command import Command
-from lanemq.wire.lane_fields import LANE_EXPECTED
-
-log = logging.getLogger(__name__)
 
 FIRST_EPOCH = Epoch(1)
 _NEVER = Millis(2**62)
@@ -52,15 +39,20 @@ class SendEngine:
 
     def __init__(self, options: ProducerOptions, builder: RequestBuilder, clock: Clock) -> None:
         self._options = options
-        self._builder = builder
         self._clock = clock
-        self._history = SendHistory(options.history)
         self._lanes: dict[MessageQueue, EngineLane] = {}
         # In the order in which they became active, so that a run can be repeated exactly.
         self._active: dict[EngineLane, None] = {}
         self._brokers = KnownBrokers()
         self._freezes = Freezes(clock)
-        self.buffered_bytes = 0
+        self._ledger = SendLedger(options.history)
+        self._pump = SendPump(options, builder, clock, self._brokers)
+        self._answers = Answers(options, clock, self._ledger, self._freezes)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of messages that wait or are under way."""
+        return self._ledger.buffered_bytes
 
     # parcels in
 
@@ -86,9 +78,6 @@ class SendEngine:
         elif not lane.gathered and self._options.linger_ms:
             lane.linger_until = now + self._options.linger_ms
         self._place(lane, parcels, now)
-        lane.accepted += len(parcels)
-        if self._history.on:
-            self._history.taken(queue, parcels)
         self._active[lane] = None
         return lane
 
@@ -102,9 +91,10 @@ class SendEngine:
         else:
             lane.sender.offer_all(parcels, batch_weights(parcels, too_large), now=now)
             total = total_size(parcels)
+        lane.accepted += len(parcels)
         lane.gathered += len(parcels)
         lane.gathered_bytes += total
-        self.buffered_bytes += total
+        self._ledger.taken(lane.queue, parcels, total)
 
     def offer_all(self, placed: Mapping[MessageQueue, Sequence[Parcel]], route: TopicRoute) -> list[EngineLane]:
         """All parcels of a run, or none: `LaneFrozen` if one of them may not be sent."""
@@ -124,42 +114,13 @@ class SendEngine:
         else:
             self._freezes.call_left(crowd)
 
+    def send_left(self, ticket: Sole) -> None:
+        """Its caller was interrupted, and will not know what became of the message."""
+        self._freezes.send_left(ticket)
+
     def pump(self, lane: EngineLane) -> list[SendRequest]:
         """What may go out on this lane now."""
-        requests: list[SendRequest] = []
-        if not self._may_send(lane):
-            return requests
-        options, now = self._options, self._clock.now()
-        while self._may_send(lane):
-            batch = lane.sender.take_batch(
-                max_count=options.max_batch_messages, max_bytes=options.max_batch_bytes, now=now
-            )
-            if batch is None:
-                break
-            requests.append(self._request(lane, batch, now))
-            if batch.attempt == 1:
-                lane.repeats = False
-                lane.recovering = max(0, lane.recovering - len(batch.messages))
-                lane.gathered -= len(batch.messages)
-                lane.gathered_bytes -= total_size(batch.messages)
-            elif lane.repeats:
-                lane.repeats = lane.sender.must_repeat
-        return requests
-
-    def _may_send(self, lane: EngineLane) -> bool:
-        """A batch that is not full waits while an earlier one is under way (as in Nagle's algorithm).
-
-        It leaves with the next answer at the latest, and meanwhile it gathers company: under load batches grow
-        by themselves, without load nothing waits.
-        """
-        options = self._options
-        full = lane.gathered >= options.max_batch_messages or lane.gathered_bytes >= options.max_batch_bytes
-        if not full and not lane.repeats and not lane.recovering:
-            if lane.linger_until and self._clock.now() >= lane.linger_until:
-                lane.linger_until = 0
-            if lane.linger_until or lane.under_way or not lane.gathered:
-                return False
-        return self._brokers[lane.queue.broker].connected
+        return self._pump.take(lane)
 
     def needs_keeper(self, lane: EngineLane) -> bool:
         """Nothing will happen on this lane by itself: somebody has to connect, or to watch the clock."""
@@ -179,13 +140,7 @@ class SendEngine:
     def replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> Work:
         """The answer to a request, or why there is none."""
         work, lane = Work(), request.lane
-        if reply is not None and reply.code in STORED_CODES:
-            self._acknowledged(lane, request, reply, work)
-        else:
-            problem = error_for(reply.code, reply.remark) if reply is not None else error
-            assert problem is not None
-            self._refused(lane, request, problem, reply, work)
-        self._go_on(lane)
+        self._answers.came(request, reply, error, work)
         work.requests += self.pump(lane)
         self._retire(lane)
         return work
@@ -209,11 +164,7 @@ class SendEngine:
         """Deadlines, waits that are over, requests that nobody answers."""
         work, now, request_millis = Work(), self._clock.now(), self._options.request_timeout * 1000
         for lane in tuple(self._active):
-            failed = lane.sender.expire(now=now)
-            if failed is not None:
-                lane.forget_answered()
-                self._give_up(lane, failed, lane.last_error, work)
-                self._go_on(lane)
+            self._answers.time_is(lane, work)
             if lane.is_overdue(now, request_millis) and lane.queue.broker not in work.hang_up:
                 work.hang_up.append(lane.queue.broker)
             work.requests += self.pump(lane)
@@ -259,9 +210,7 @@ class SendEngine:
             parcels = lane.sender.withdraw(key)
             if not parcels:
                 continue
-            self.buffered_bytes -= total_size(parcels)
-            if self._history.on:
-                self._history.dropped(lane.queue, parcels)
+            self._ledger.dropped(lane.queue, parcels)
             outcomes.append(NotStored(parcels, dropped(lane.queue, key)))
             lane.gather_anew()
             self._retire(lane)
@@ -311,90 +260,3 @@ class SendEngine:
     def _retire(self, lane: EngineLane) -> None:
         if lane.sender.idle:
             self._active.pop(lane, None)
-
-    def _request(self, lane: EngineLane, batch: SendBatch[Parcel], now: Millis) -> SendRequest:
-        before = lane.built.get(batch.first_sequence)
-        command = before or self._builder.send(
-            lane.queue,
-            batch.messages,
-            epoch=batch.epoch,
-            sequence=batch.first_sequence,
-            born=self._clock.wall(),
-            creates=lane.creates,
-        )
-        lane.built[batch.first_sequence] = command
-        request = lane.under_way[batch.first_sequence] = SendRequest(lane, batch, command, now)
-        return request
-
-    def _acknowledged(self, lane: EngineLane, request: SendRequest, reply: Command, work: Work) -> None:
-        outcomes = stored_outcomes(request.batch.messages, lane.queue, reply)
-        if not lane.sender.acknowledged(request.batch):
-            return
-        lane.under_way.pop(request.batch.first_sequence, None)
-        lane.built.pop(request.batch.first_sequence, None)
-        parcels, given_up = request.batch.messages, request.batch.given_up
-        if given_up:
-            outcomes = without(outcomes, given_up)
-            parcels = tuple(parcel for outcome in outcomes for parcel in outcome.parcels)
-        self.buffered_bytes -= total_size(parcels)
-        for outcome in outcomes:
-            if self._history.on:
-                self._history.stored(lane.queue, outcome.parcels, outcome.first_offset)
-            work.outcomes.append(outcome)
-
-    def _refused(
-        self, lane: EngineLane, request: SendRequest, problem: LaneError, reply: Command | None, work: Work
-    ) -> None:
-        if lane.under_way.get(request.batch.first_sequence) is not request:
-            return  # an answer to an attempt that has been given up
-        lane.last_error = problem
-        if isinstance(problem, BrokerRefused) and problem.stale_route:
-            work.stale_topics.append(lane.queue.topic)
-        kind = _kind_of(problem, reply)
-        if kind is SendError.REFUSED:
-            lane.built.pop(request.batch.first_sequence, None)  # it is taken apart, if it goes out again at all
-        failed = lane.sender.failed(request.batch, kind, now=self._clock.now())
-        lane.forget_answered()
-        if failed is None:
-            lane.repeats = True
-            return
-        if kind is SendError.FORGOTTEN:
-            problem = forgotten(lane.queue)
-        elif isinstance(problem, BrokerReadOnly):
-            failed = doubtful(failed)
-        elif not failed.refused:
-            problem = in_doubt(problem)
-        self._give_up(lane, failed, problem, work)
-
-    def _go_on(self, lane: EngineLane) -> None:
-        """After a failure: other keys under a new epoch, or the queue again if everybody knows of it."""
-        if lane.sender.must_renew:
-            lane.recovering += lane.sender.renew()
-            lane.forget_requests()
-            lane.gather_anew()
-            log.info("queue %s: %d messages go out again, in a new epoch", lane.queue, lane.recovering)
-        if lane.freeze is not None:
-            self._freezes.reopen(lane)
-
-    def _give_up(self, lane: EngineLane, failed: Failed[Parcel], reason: LaneError | None, work: Work) -> None:
-        parcels = failed.everything
-        log.warning("queue %s: messages not stored: %d: %s", lane.queue, len(parcels), reason or failed.error.value)
-        self.buffered_bytes -= total_size(parcels)
-        if self._history.on:
-            self._history.given_up(lane.queue, failed)
-        outcomes = failed_outcomes(lane.queue, failed, reason, self._options.timeout)
-        self._freezes.given_up(lane, outcomes)
-        work.outcomes += outcomes
-        lane.gather_anew()
-
-
-def _kind_of(problem: LaneError, reply: Command | None) -> SendError:
-    """Whose fault it is: of the moment, of the message, or of the queue."""
-    if problem.retriable:
-        return SendError.RETRY
-    if isinstance(problem, MessageRefused):
-        return SendError.REFUSED
-    if isinstance(problem, SequenceGap):
-        forgot = reply is not None and reply.ext.get(LANE_EXPECTED) == "0"
-        return SendError.FORGOTTEN if forgot else SendError.GAP
-    return SendError.FATAL

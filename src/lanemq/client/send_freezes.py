@@ -6,17 +6,18 @@ was lost for good close the keys concerned; other keys of the queue go on. Every
 is gone, the disk fails, the producer was replaced) would meet any message, and closes the queue.
 
 If everybody concerned is told before they can send anything else (they wait, or the messages have no key), nothing
-is closed; a call that sends many is told when it ends, and until then its keys are. If it ends before its messages
+is closed; a call that sends many is told when it ends, and until then its keys are. If a call ends before its messages
 are settled (its source raised, it was interrupted or cancelled), its caller is told nothing of them, then or later.
 That and the rest waits for a person.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from lanemq.client.send_outcomes import NotStored
 from lanemq.client.send_requests import Parcel
-from lanemq.client.send_tickets import Crowd
+from lanemq.client.send_tickets import Crowd, Sole
 from lanemq.client.send_work import EngineLane
 from lanemq.clock import Clock
 from lanemq.core.frozen_keys import Freeze
@@ -54,17 +55,23 @@ class Freezes:
                 self._concern(lane, parcel, outcome.error)
 
     def _concern(self, lane: EngineLane, parcel: Parcel, why: Exception) -> None:
-        if parcel.told or parcel.key is None:
+        ticket, key = parcel.ticket, parcel.key
+        if key is None:
             return
-        call = parcel.ticket if isinstance(parcel.ticket, Crowd) and not parcel.ticket.left else None
-        if call is not None:
-            if call.over:
-                return
-            self._held[lane] = None
+        if isinstance(ticket, Crowd) and not ticket.left:
+            if not ticket.over:
+                self._held[lane] = None
+                self._close(lane, key, why, ticket)
+        elif isinstance(ticket, Sole) and not ticket.left:
+            ticket.if_unheard = partial(self._close, lane, key, why, None)
+        elif isinstance(ticket, Sole) or not parcel.told:
+            self._close(lane, key, why, None)
+
+    def _close(self, lane: EngineLane, key: str, why: Exception, call: Crowd | None) -> None:
         if lane.freeze is not None:
             lane.freeze.concern(call)
         else:
-            lane.frozen_keys.freeze(parcel.key, why, call, wall=self._clock.wall())
+            lane.frozen_keys.freeze(key, why, call, wall=self._clock.wall())
 
     def check_open(self, lane: EngineLane, parcels: Sequence[Parcel]) -> None:
         """Raises `LaneFrozen` if one of them may not be sent; then none of them is."""
@@ -106,6 +113,12 @@ class Freezes:
                 freeze.leave(call)
             if not _waits(lane):
                 del self._held[lane]
+
+    def send_left(self, ticket: Sole) -> None:
+        """The same of a call that sends one. It may have failed already, and the news of it be on the way."""
+        ticket.left = True
+        if ticket.if_unheard is not None:
+            ticket.if_unheard()
 
     def reopen(self, lane: EngineLane) -> None:
         """Opens a queue that is frozen as a whole, if everybody knows of it and nothing is unanswered."""

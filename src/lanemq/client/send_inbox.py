@@ -174,7 +174,7 @@ class SendInbox:
             return engine.offer(place.queue, parcels, checks_stamps=place.checks_stamps, hurry=False)
         except LaneFrozen as error:
             if len(parcels) == 1:
-                work.outcomes.append(NotStored(parcels, error))
+                work.outcomes.append(NotStored(parcels, error.with_traceback(None)))
                 return None
         lanes = [self._offer(engine, place, [parcel], work) for parcel in parcels]
         return next((lane for lane in lanes if lane is not None), None)

@@ -1,8 +1,8 @@
 """What became of parcels, and the words in which their senders are told."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from lanemq._fast import compiled
 from lanemq.client.receipt import Receipt, StoredAs
@@ -40,6 +40,11 @@ class Stored:
             ticket.stored(index, receipt)
 
 
+def _numbered(parcels: Sequence[Parcel], first_offset: int) -> Iterable[tuple[QueueOffset, Parcel]]:
+    """With their offsets. Said once for all of them: `QueueOffset(...)` is a call, for every message."""
+    return cast(Iterable[tuple[QueueOffset, Parcel]], enumerate(parcels, first_offset))
+
+
 @compiled
 def receipts_of(
     parcels: Sequence[Parcel],
@@ -51,8 +56,8 @@ def receipts_of(
 ) -> tuple[list[Receipt], list[int], bool]:
     """The receipts of parcels that lie one behind the other, their indexes, and whether they share one ticket."""
     receipts = [
-        make(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
-        for offset, parcel in enumerate(parcels, first_offset)
+        make(queue, offset, parcel.message_id, parcel.key, stored, repeat)
+        for offset, parcel in _numbered(parcels, first_offset)
     ]
     ticket = parcels[0].ticket
     return receipts, [parcel.index for parcel in parcels], all([parcel.ticket is ticket for parcel in parcels])
@@ -70,8 +75,8 @@ def settle(
     """Ends the futures at which nobody looks, in one go; who is still to be told, and what."""
     rest: list[tuple[Ticket, int, Receipt]] = []
     with FEW:
-        for offset, parcel in enumerate(parcels, first_offset):
-            receipt = make(queue, QueueOffset(offset), parcel.message_id, parcel.key, stored, repeat)
+        for offset, parcel in _numbered(parcels, first_offset):
+            receipt = make(queue, offset, parcel.message_id, parcel.key, stored, repeat)
             ticket = parcel.ticket
             if type(ticket) is not SubmittedFuture or not ticket.end_unseen(receipt):
                 rest.append((ticket, parcel.index, receipt))

@@ -195,12 +195,20 @@ class RequestBuilder:
 def batch_body(parcels: Sequence[Parcel], stamp: str, sequence: int) -> bytes:
     """The same bytes as `encode_batch` would make, straight from the parcels and with their stamps."""
     parts: list[bytes] = []
-    pack_head, pack_length = BATCH_HEAD.pack, BATCH_LENGTH.pack
+    frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # most messages are as long as another one
     for number, parcel in enumerate(parcels, sequence):
         body, text = parcel.body, f"{parcel.properties}{stamp}{number}\x02".encode()
-        size, length = len(body), len(text)
-        parts += (pack_head(BATCH_FRAME_BYTES + size + length, 0, 0, 0, size), body, pack_length(length), text)
+        sizes = len(body), len(text)
+        frame = frames.get(sizes)
+        if frame is None:
+            frame = frames[sizes] = _frame(*sizes)
+        parts += (frame[0], body, frame[1], text)
     return b"".join(parts)
+
+
+def _frame(size: int, length: int) -> tuple[bytes, bytes]:
+    """What stands before a body of this size, and between it and properties of this length."""
+    return BATCH_HEAD.pack(BATCH_FRAME_BYTES + size + length, 0, 0, 0, size), BATCH_LENGTH.pack(length)
 
 
 def heartbeat(client_id: str, group: str) -> Command:

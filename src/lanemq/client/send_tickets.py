@@ -1,15 +1,17 @@
 """Whom to tell what became of a message.
 
 A ticket is told once per message, with a receipt or with the error. Which kind there is depends on how the
-caller waits: `send` waits for one, `send_many` for all of its messages, `submit` hands out a future.
+caller waits: `send` waits for one, `send_many` for all of its messages, `submit` hands out a future. A caller who
+waits may be interrupted, and is told nothing then: the call's ticket says so (`left`), and the key is closed if its
+message fails (`send_freezes`).
 """
 
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from lanemq._fast import compiled
 from lanemq.client.receipt import Receipt
@@ -37,10 +39,17 @@ class Unheard:
 UNHEARD = Unheard()
 
 
-class WaitingThread:
-    """One thread, one message. A bare lock: half the cost of a future or an event."""
+class Sole:
+    """Of a call that sends one message and waits: it hears of a failure, unless it is interrupted before."""
 
-    __slots__ = ("_error", "_receipt", "_settled")
+    left = False
+    """The call ended with something else: its caller is told nothing any more."""
+    if_unheard: Callable[[], None] | None = None
+    """Closes the key of the message, which has failed, should the caller be interrupted on the way to hearing it."""
+
+
+class WaitingThread(Sole):
+    """One thread, one message. A bare lock: half the cost of a future or an event."""
 
     def __init__(self) -> None:
         self._settled = threading.Lock()
@@ -136,15 +145,28 @@ class LoopFuture(asyncio.Future[Receipt]):
             self.set_exception(error)
 
 
+class WaitingTask(Sole, LoopFuture):
+    """One task, one message."""
+
+
+@compiled
+def put_in_place(receipts: list[Any], indexes: Iterable[int], some: Iterable[Receipt]) -> None:
+    """Each of them where its index says."""
+    for index, receipt in zip(indexes, some, strict=True):
+        receipts[index] = receipt
+
+
 class Crowd(ABC):
     """Receipts of many messages, in the order in which they were given; done when all are settled.
 
-    How many there are is known only at `close`, since the first are settled while later ones are still read.
-    No lock: whoever comes last, the last message or `close`, sees what the other has written before.
+    How many there are is known only at `close`, since the first are settled while later ones are still read. They are
+    kept as they come, a batch at a time, and put in order at the end. Readers of several connections may come at once.
     """
 
     def __init__(self) -> None:
-        self._receipts: dict[int, Receipt] = {}
+        self._batches: list[tuple[Sequence[int], Sequence[Receipt]]] = []
+        self._settled = 0
+        self._guard = threading.Lock()
         self.errors: dict[int, LaneError] = {}
         self._expected: int | None = None
         self.over = False
@@ -152,34 +174,40 @@ class Crowd(ABC):
         self.left = False
         """It has ended with something else: nobody is told any more."""
 
-    def stored_all(self, indexes: Iterable[int], receipts: Iterable[Receipt]) -> None:
+    def stored_all(self, indexes: Sequence[int], receipts: Sequence[Receipt]) -> None:
         """`stored` for each of them."""
-        self._receipts.update(zip(indexes, receipts, strict=True))
-        if self._expected is not None:
+        with self._guard:
+            self._batches.append((indexes, receipts))
+            self._settled += len(indexes)
             self._look()
 
     def stored(self, index: int, receipt: Receipt) -> None:
-        self._receipts[index] = receipt
-        if self._expected is not None:
-            self._look()
+        self.stored_all((index,), (receipt,))
 
     def failed(self, index: int, error: LaneError) -> None:
-        self.errors[index] = error
-        if self._expected is not None:
+        with self._guard:
+            self.errors[index] = error
+            self._settled += 1
             self._look()
 
     def close(self, count: int) -> None:
-        self._expected = count
-        self._look()
+        with self._guard:
+            self._expected = count
+            self._look()
 
     def result(self) -> list[Receipt]:
         """All receipts, or the error of the first message that has none."""
         if self.errors:
-            raise self.errors[min(self.errors)]
-        return [self._receipts[index] for index in range(self._expected or 0)]
+            # Not kept here: it leads to the frames that it passes, to the parcels in them, and so back to this.
+            errors, self.errors = self.errors, {}
+            raise errors[min(errors)]
+        receipts: list[Any] = [None] * self._settled
+        for indexes, some in self._batches:
+            put_in_place(receipts, indexes, some)
+        return receipts
 
     def _look(self) -> None:
-        if len(self._receipts) + len(self.errors) == self._expected:
+        if self._settled == self._expected:
             self._completed()
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """What a send lane puts on the wire, what it remembers of it, and what it gives up.
 
 Rule: a message keeps its sequence number as long as its epoch lasts. A batch that is sent again is the same
-messages with the same numbers; one that is taken apart becomes single messages with the numbers they had. So a
+messages with the same numbers; one that is taken apart becomes two, whose messages have the numbers they had. So a
 broker that checks stamps recognises every message that it has, whatever was lost on the way.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from lanemq.model.units import Epoch, Millis
 
@@ -17,9 +17,6 @@ M = TypeVar("M")
 
 Entry: TypeAlias = tuple[M, int, Millis]
 """A message that waits: itself, its size, and when it is given up."""
-
-ALONE: Final = 2**62
-"""The size of a message that shares no batch: larger than any limit."""
 
 
 class SendError(Enum):
@@ -81,8 +78,8 @@ class SentBatch(Generic[M]):
 
     first_sequence: int
     messages: tuple[M, ...]
-    ends: list[int]
-    """The size of its messages up to and including each; may go on behind the last."""
+    sizes: list[int]
+    """Of its messages, one by one."""
     deadline: Millis
     """Of its first message, which is the oldest."""
     attempt: int = 0
@@ -92,10 +89,12 @@ class SentBatch(Generic[M]):
     sent_first: bool = False
     """Everything earlier was acknowledged when it was sent last, so a gap cannot come from an open retry."""
     given_up: set[int] = field(default_factory=set)
+    suspect: bool = False
+    """A part of a refused batch: the illegal message is in here, or in another part."""
 
     @property
     def size(self) -> int:
-        return self.ends[len(self.messages) - 1]
+        return sum(self.sizes)
 
     @property
     def is_given_up(self) -> bool:
@@ -109,23 +108,23 @@ class SentBatch(Generic[M]):
 
     def entries(self) -> Iterator[Entry[M]]:
         """The same, as they waited before they were sent."""
-        start = 0
         for index, message in enumerate(self.messages):
             if index not in self.given_up:
-                yield message, self.ends[index] - start, self.deadline
-            start = self.ends[index]
+                yield message, self.sizes[index], self.deadline
 
-    def alone(self) -> "list[SentBatch[M]]":
-        """Each of its messages by itself, with the number it has; to be sent."""
-        return [
-            SentBatch(
-                self.first_sequence + index,
-                (message,),
-                [ALONE],
-                self.deadline,
-                self.attempt,
-                doubt=self.doubt,
-                given_up={0} if index in self.given_up else set(),
-            )
-            for index, message in enumerate(self.messages)
-        ]
+    def halves(self) -> "list[SentBatch[M]]":
+        """Its first and its second half, with the numbers they have; to be sent."""
+        middle = len(self.messages) // 2
+        return [self._part(0, middle), self._part(middle, len(self.messages))]
+
+    def _part(self, start: int, end: int) -> "SentBatch[M]":
+        return SentBatch(
+            self.first_sequence + start,
+            self.messages[start:end],
+            self.sizes[start:end],
+            self.deadline,
+            self.attempt,
+            doubt=self.doubt,
+            given_up={index - start for index in self.given_up if start <= index < end},
+            suspect=True,
+        )

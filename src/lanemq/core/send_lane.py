@@ -9,7 +9,9 @@ nothing of a key is stored behind a message of it that failed.
   that is the setting for a broker that does not check sequences (Apache RocketMQ). A LaneMQ broker refuses
   gaps, which makes larger windows safe, on one connection: batches behind a failed one are refused, and all
   of them are sent again in order.
-- A refused batch is taken apart, and its messages are tried alone: only the guilty one fails.
+- A refused batch is taken apart by halves, and those that are refused again, until the guilty message is alone: only
+  that one fails. Behind it batches begin with one message, and with every answer twice as many may go together: where
+  one is illegal there may be more, and neither one nor many of them cost a request for every message.
 - What fails leaves a hole in the epoch's numbers. Its key is given up with everything of it that waits. Other keys
   wait until every batch is accounted for: what came before the hole is stored, and what was sent behind it is
   refused as a gap, which proves that it is not stored. Then they go on under a new epoch, with numbers from 0;
@@ -19,16 +21,14 @@ nothing of a key is stored behind a message of it that failed.
 It does not know connections or answers' encodings; the shell translates those to the calls below.
 """
 
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, repeat, takewhile
 from typing import Final, Generic, TypeVar
 
 from lanemq.core.open_span import LeftOut
+from lanemq.core.pending_line import PendingLine
 from lanemq.core.retry_policy import Backoff
-from lanemq.core.send_batch import Entry, Failed, SendBatch, SendError, SentBatch
+from lanemq.core.send_batch import Failed, SendBatch, SendError, SentBatch
 from lanemq.core.sent_window import SentWindow
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
@@ -63,13 +63,15 @@ class SendLane(Generic[M]):
         self._key_of = key_of
         self._next_sequence = 0
         # In the order of their sequences.
-        self._pending: deque[Entry[M]] = deque()
+        self._pending: PendingLine[M] = PendingLine()
         # All of it before `_pending`.
         self._sent: SentWindow[M] = SentWindow(options.window, key_of)
         self._left_out = LeftOut()
         self._failures = 0
         self._retry_at: Millis | None = None
         self._frozen: SendError | None = None
+        # After an illegal message: how many may go together.
+        self._few: int | None = None
 
     @property
     def epoch(self) -> Epoch:
@@ -111,7 +113,7 @@ class SendLane(Generic[M]):
 
     def waiting(self) -> list[M]:
         """What was never sent, or goes out again under a new epoch."""
-        return [message for message, _, _ in self._pending]
+        return self._pending.messages()
 
     def in_flight(self) -> set[int]:
         """First sequences of the batches that an answer is expected for."""
@@ -125,7 +127,7 @@ class SendLane(Generic[M]):
         """
         if self._frozen is not None:
             raise self._refusal(self._frozen)
-        self._pending.append((message, size, Millis(now + self._options.delivery_timeout)))
+        self._pending.add((message,), (size,), Millis(now + self._options.delivery_timeout))
         self._next_sequence += 1
         return self._next_sequence - 1
 
@@ -133,8 +135,8 @@ class SendLane(Generic[M]):
         """As `offer` for each of them; the first one's sequence number. Nothing is created per message."""
         if self._frozen is not None:
             raise self._refusal(self._frozen)
-        first, deadline = self._next_sequence, Millis(now + self._options.delivery_timeout)
-        self._pending.extend(zip(messages, sizes, repeat(deadline), strict=False))
+        first = self._next_sequence
+        self._pending.add(messages, sizes, Millis(now + self._options.delivery_timeout))
         self._next_sequence = first + len(messages)
         return first
 
@@ -150,7 +152,7 @@ class SendLane(Generic[M]):
         again = sent.to_repeat() if sent else None
         if again is not None:
             return self._send(again) if sent.may_go(again) else None
-        if not self._pending or len(sent) >= self._options.window or sent.has_hole:
+        if not self._pending or len(sent) >= self._options.window or sent.has_hole or sent.searches:
             return None
         fresh = self._cut(max_count, max_bytes)
         sent.append(fresh)
@@ -166,6 +168,8 @@ class SendLane(Generic[M]):
             return False
         self._sent.remove(found)
         self._failures = 0
+        if self._few is not None:
+            self._few *= 2
         return True
 
     def failed(self, batch: SendBatch[M], error: SendError, *, now: Millis) -> Failed[M] | None:
@@ -194,9 +198,7 @@ class SendLane(Generic[M]):
             return None
         unknown, clear = self._sent.lose_late(now if self._frozen is None else None)
         lost = self._give_up(SendError.TOO_LATE, unknown=unknown, unsent=clear)
-        late = tuple([message for message, _, _ in takewhile(lambda entry: entry[2] <= now, self._pending)])
-        for _ in late:
-            self._pending.popleft()
+        late = tuple(self._pending.take_late(now))
         self._shorten(len(late))
         left = self._give_up(SendError.TOO_LATE, unsent=late)
         return replace(lost, unsent=(*clear, *late), blocked=(*lost.blocked, *left.blocked))
@@ -210,7 +212,7 @@ class SendLane(Generic[M]):
         """Goes on behind a hole, in a new epoch; how many messages go out again."""
         oldest, before = self._oldest(), self._next_sequence
         again = self._sent.start_anew()
-        self._pending.extendleft(reversed(again))
+        self._pending.put_back(again)
         self._left_out.renumbered(oldest)
         self._begin_epoch()
         gone = before - oldest - self._next_sequence
@@ -251,13 +253,13 @@ class SendLane(Generic[M]):
         return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt, batch.given_up)
 
     def _cut(self, max_count: int, max_bytes: int) -> SentBatch[M]:
-        pending = self._pending
-        first = self._next_sequence - len(pending)
-        ends = list(accumulate([size for _, size, _ in islice(pending, max_count)]))
-        count = bisect_right(ends, max_bytes) or 1
-        deadline = pending[0][2]
-        messages = tuple([pending.popleft()[0] for _ in range(count)])
-        return SentBatch(first, messages, ends, deadline)
+        most = self._few or max_count
+        if most >= max_count:
+            most, self._few = max_count, None
+        first, deadline = self._next_sequence - len(self._pending), self._pending.deadline
+        assert deadline is not None
+        messages, sizes = self._pending.cut(most, max_bytes)
+        return SentBatch(first, tuple(messages), sizes, deadline)
 
     def _find(self, batch: SendBatch[M]) -> SentBatch[M] | None:
         return self._sent.find(batch) if batch.epoch == self._epoch else None
@@ -294,6 +296,7 @@ class SendLane(Generic[M]):
             self._sent.take_apart(found)
             return None
         guilty = self._sent.lose(lambda batch: batch is found)
+        self._few = 1
         if not guilty:
             return None
         refused, unknown = ((), guilty) if found.doubt else (guilty, ())
@@ -314,9 +317,8 @@ class SendLane(Generic[M]):
         return Failed(error, refused, unknown, unsent, behind, (*clear, *self._take_from_line(keys)))
 
     def _take_from_line(self, keys: set[str]) -> list[M]:
-        gone = [message for message in self.waiting() if self._key_of(message) in keys] if keys else []
+        gone = self._pending.take_keys(keys, self._key_of)
         if gone:
-            self._pending = deque(entry for entry in self._pending if self._key_of(entry[0]) not in keys)
             self._shorten(len(gone))
         return gone
 
@@ -354,4 +356,4 @@ class SendLane(Generic[M]):
         """Of the oldest message."""
         if self._sent:
             return self._sent.first.deadline
-        return self._pending[0][2] if self._pending else None
+        return self._pending.deadline

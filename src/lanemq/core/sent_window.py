@@ -43,6 +43,11 @@ class SentWindow(Generic[M]):
     def all_clear(self) -> bool:
         return all(map(self.is_clear, self._batches))
 
+    @property
+    def searches(self) -> bool:
+        """Parts of a refused batch are here, so one request at a time: what goes behind the illegal one is wasted."""
+        return any([batch.suspect for batch in self._batches])
+
     def is_behind_hole(self, batch: SentBatch[M]) -> bool:
         return self._hole is not None and batch.first_sequence >= self._hole
 
@@ -71,6 +76,8 @@ class SentWindow(Generic[M]):
         flying = self.in_flight()
         if not flying:
             return True
+        if self.searches:
+            return False
         return len(flying) < self.most_in_flight and flying[-1].first_sequence < again.first_sequence
 
     def waits_before(self, batch: SentBatch[M]) -> bool:
@@ -96,8 +103,8 @@ class SentWindow(Generic[M]):
         self._hole = sequence if self._hole is None else min(sequence, self._hole)
 
     def take_apart(self, refused: SentBatch[M]) -> None:
-        """Each message of it by itself, in its place."""
-        parts = [batch.alone() if batch is refused else [batch] for batch in self._batches]
+        """Its halves, in its place."""
+        parts = [batch.halves() if batch is refused else [batch] for batch in self._batches]
         self._batches = deque(batch for part in parts for batch in part)
 
     def lose(self, which: Callable[[SentBatch[M]], bool]) -> tuple[M, ...]:

@@ -1,0 +1,97 @@
+"""A line in runs is a line of messages: whatever is done to it, they come out as from a plain list."""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanemq.core.pending_line import PendingLine
+from lanemq.model.units import Millis
+
+Entries = list[tuple[str, int, Millis]]
+
+SIZES = st.lists(st.integers(1, 50), max_size=6)
+STEPS = st.lists(
+    st.tuples(st.just("add"), SIZES)
+    | st.tuples(st.just("back"), SIZES)
+    | st.tuples(st.just("cut"), st.integers(1, 8), st.integers(1, 120))
+    | st.tuples(st.just("late"), st.integers(0, 5))
+    | st.tuples(st.just("keys"), st.sets(st.sampled_from("abc"))),
+    max_size=30,
+)
+
+
+def key_of(message: str) -> str | None:
+    return None if message[0] == "d" else message[0]
+
+
+def cut(plain: Entries, most: int, max_bytes: int) -> Entries:
+    """As many as fit, and at least one; what is a line written down message by message."""
+    taken, total = plain[:1], sum(size for _, size, _ in plain[:1])
+    for entry in plain[1:most]:
+        total += entry[1]
+        if total > max_bytes:
+            break
+        taken.append(entry)
+    return taken
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]]) -> None:
+    line: PendingLine[str] = PendingLine()
+    plain: Entries = []
+    number = 0
+    for now, step in enumerate(steps):
+        match step:
+            case ("add" | "back" as where, sizes):
+                names = [f"{'abcd'[(number + place) % 4]}{number + place}" for place in range(len(sizes))]
+                number += len(sizes)
+                if where == "add":
+                    line.add(names, sizes, Millis(now))
+                    plain += [(name, size, Millis(now)) for name, size in zip(names, sizes, strict=True)]
+                else:
+                    oldest = plain[0][2] if plain else Millis(now)
+                    again = [(name, size, oldest) for name, size in zip(names, sizes, strict=True)]
+                    line.put_back(again)
+                    plain[:0] = again
+            case ("cut", most, max_bytes) if plain:
+                taken = cut(plain, most, max_bytes)
+                assert line.cut(most, max_bytes) == ([each[0] for each in taken], [each[1] for each in taken])
+                del plain[: len(taken)]
+            case ("late", age):
+                late = [name for name, _, deadline in plain if deadline <= now - age]
+                assert line.take_late(Millis(now - age)) == late
+                del plain[: len(late)]
+            case ("keys", keys):
+                gone = [name for name, _, _ in plain if key_of(name) in keys]
+                assert line.take_keys(keys, key_of) == gone
+                plain = [each for each in plain if each[0] not in gone]
+        assert line.messages() == [name for name, _, _ in plain]
+        assert len(line) == len(plain)
+        assert line.deadline == (plain[0][2] if plain else None)
+
+
+def test_a_message_too_large_for_a_batch_ends_the_one_before_it_and_goes_alone() -> None:
+    line: PendingLine[str] = PendingLine()
+    line.add(("a", "b", "c"), (10, 999, 10), Millis(1))
+    assert [line.cut(9, 100)[0] for _ in range(3)] == [["a"], ["b"], ["c"]]
+
+
+class Large:
+    """A message that can be watched."""
+
+
+def test_what_is_out_is_not_kept() -> None:
+    """A line may hold megabytes; those that were sent and answered must not stay with those that wait."""
+    messages = [Large() for _ in range(4)]
+    watched = [weakref.ref(message) for message in messages]
+    line: PendingLine[Large] = PendingLine()
+    line.add(messages, [1] * 4, Millis(1))
+    del messages
+    line.cut(3, 100)
+    gc.collect()
+    assert [each() is None for each in watched] == [True, True, True, False]
