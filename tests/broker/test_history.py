@@ -27,7 +27,7 @@ from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import RequestCode, ResponseCode
 
-WAIT = 20.0
+WAIT = 60.0
 START_MS = 1_000_000
 LEASE_MS = 5_000
 
@@ -98,7 +98,7 @@ def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(hand: Running, 
     """Else the next owner would seem to come too early."""
     talk = hand.talk()
     talk.heartbeat("a", "g", {"T": "*"})
-    talk.lane_lock("a", millis=LEASE_MS)
+    talk.lane_lock("a", millis=LEASE_MS, laneTrustMillis="100")
     talk.close()
     for _ in range(int(WAIT * 100)):
         if len(lines(folder, "e")) > 1:

@@ -155,11 +155,67 @@ def again(running: Running, start: Start, folder: Path, crash: bool) -> Running:
 def test_lane_lease_ends_soon_after_its_connection(hand: Running) -> None:
     owner, other = hand.talk(), hand.talk()
     owner.heartbeat("a", topics={"T": "*"})
-    owner.lane_lock("a", millis=30_000)
+    owner.lane_lock("a", millis=30_000, laneTrustMillis="400")
     gone(hand, owner)
     assert owned(other.lane_lock("b")) == [], "it may reconnect within the grace"
     hand.advance(500)
     assert owned(other.lane_lock("b")) == [0]
+
+
+@pytest.mark.parametrize(
+    ("lease", "told", "waits"),
+    [
+        (30_000, {"laneTrustMillis": "800"}, 900),
+        (30_000, {"laneTrustMillis": "-1"}, 500),
+        (5_000, {}, 3_375),  # a member of an earlier version, with its usual times
+        (4_000, {}, 4_000),  # and one with times of its own
+    ],
+)
+def test_lane_lease_outlives_its_connection_until_its_owner_starts_nothing_more(
+    hand: Running, lease: int, told: dict[str, str], waits: int
+) -> None:
+    """It may not have heard that the connection is lost."""
+    owner, other = hand.talk(), hand.talk()
+    owner.heartbeat("a", topics={"T": "*"})
+    owner.lane_lock("a", millis=lease, **told)
+    gone(hand, owner)
+    hand.advance(waits - 1)
+    assert owned(other.lane_lock("b")) == []
+    hand.advance(1)
+    assert owned(other.lane_lock("b")) == [0]
+
+
+def test_signs_of_life_name_no_queues_and_keep_the_trust_up(hand: Running) -> None:
+    owner, other = hand.talk(), hand.talk()
+    owner.heartbeat("a", topics={"T": "*"})
+    ext = {"laneLeaseMillis": "30000", "laneTrustMillis": "800"}
+    granted = owner.ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g"))
+    named = {"laneTrusted": granted.ext["laneTrusted"]}
+    hand.advance(700)
+    assert owner.ask(RequestCode.LOCK_BATCH_MQ, named, lock_body("a", "T", (), "g")).ext == named
+    assert owner.ask(RequestCode.LOCK_BATCH_MQ, {"laneTrusted": "7"}, lock_body("a", "T", (), "g")).ext == {}
+    gone(hand, owner)
+    hand.advance(899)
+    assert owned(other.lane_lock("b")) == []
+    hand.advance(1)
+    assert owned(other.lane_lock("b")) == [0]
+
+
+def test_who_does_not_say_what_it_trusts_is_answered_as_before(hand: Running) -> None:
+    ext = {"laneLeaseMillis": "5000"}
+    assert hand.talk().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g")).ext == {}
+
+
+def test_a_sign_of_life_from_before_a_restart_is_in_vain(hand: Running) -> None:
+    """Also when its sender has taken something since: the serials of two lives are never the same."""
+    ext = {"laneLeaseMillis": "30000", "laneTrustMillis": "800"}
+    granted = hand.talk().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g"))
+    hand.advance(10)
+    hand.restart()
+    talk = hand.talk()
+    talk.lane_lock("a", queues=(1,), laneTrustMillis="800")
+    named = {"laneTrusted": granted.ext["laneTrusted"]}
+    assert talk.ask(RequestCode.LOCK_BATCH_MQ, named, lock_body("a", "T", (), "g")).ext == {}
 
 
 def test_stock_lease_outlives_its_connection(hand: Running) -> None:

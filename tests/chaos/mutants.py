@@ -24,6 +24,8 @@ from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.keyed_queue import KeyedQueue
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
+from lanemq.core.owner_trust import OwnerTrust
+from lanemq.core.queue_lease import QueueLease
 from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.log import reading, rebuild, record_bytes
 from lanemq.log.commit_log import CommitLog
@@ -45,7 +47,7 @@ def epoch_check(patch: Patch) -> None:
 def broker_lock(patch: Patch) -> None:
     """Broker: a queue is given to everybody who asks, held by another or not."""
 
-    def acquire(self: Any, group: str, queues: Any, owner: str, *, lease: Any, now: Millis) -> LockGrant:
+    def acquire(self: Any, group: str, queues: Any, owner: str, *, now: Millis, **wishes: Any) -> LockGrant:
         return LockGrant(tuple(Lease(each, owner, Epoch(1), Millis(now + 60_000)) for each in queues), (), ())
 
     patch(LockTable, "acquire", acquire)
@@ -82,6 +84,16 @@ def lease_end(patch: Patch) -> None:
     patch(LaneBoard, "add", add)
     patch(LaneBoard, "set_usable_until", lambda self, queue, until: None)
     patch(Holding, "may_pull", lambda self, *, now: True)
+
+
+def start_trust(patch: Patch) -> None:
+    """Member: starts turns as long as its lease lasts, however long ago the broker has answered."""
+    patch(QueueLease, "usable_until", property(lambda self: self._until))
+
+
+def trust_waited_for(patch: Patch) -> None:
+    """Broker: gives the queues of a lost connection away after a fixed time, whatever their owner believes."""
+    patch(OwnerTrust, "until", lambda self, owner, trust, renewed: Millis(0))
 
 
 def lease_news(patch: Patch) -> None:
@@ -157,8 +169,8 @@ def slow_disk(patch: Patch) -> None:
 
 
 def stalling_disk(patch: Patch) -> None:
-    """No guard: every flush takes 200 ms, so that any machine can send more than it takes."""
-    _each_flush_takes(patch, 0.2)
+    """No guard: every flush takes half a second, so that any machine, however busy, can send more than it takes."""
+    _each_flush_takes(patch, 0.5)
 
 
 def _fails_at(patch: Patch, call: str, number: int) -> None:
@@ -288,6 +300,8 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         lane_lock,
         drain,
         lease_end,
+        start_trust,
+        trust_waited_for,
         lease_news,
         gap_map,
         gap_span,

@@ -68,7 +68,7 @@ def test_a_renewal_is_written_down_before_its_turns() -> None:
         wake=asyncio.Event(),
         station=SimpleNamespace(board=board),
         usable_until=5,
-        times=SimpleNamespace(client_lease=3),
+        lease=SimpleNamespace(asked_at=2),
     )
     clock = SimpleNamespace(now=lambda: 4)
     engine = SimpleNamespace(options=SimpleNamespace(history=history, clock=clock), _lease=lambda _: None)

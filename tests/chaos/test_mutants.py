@@ -147,7 +147,7 @@ def consumed(options: BrokerOptions, count: int) -> list[str]:
         EmbeddedBroker(options) as broker,
         Consumer(broker.address, group="g", topics=["orders"]) as consumer,
     ):
-        while len(found) < count and (message := consumer.poll(timeout=10)) is not None:
+        while len(found) < count and (message := consumer.poll(timeout=60)) is not None:
             found.append(message.value())
             consumer.done(message)
     return found

@@ -56,6 +56,10 @@ LEGAL = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na parked 1 k\na commit 2\nbroker discarded 0 k\n"
         "broker discarded 1 k\na turn 2 k\na end 2 k ok\na commit 3"
     ),
+    "discarded while its member waits to try it again": (
+        "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na redriven 0 k\na turn 0 k\n"
+        "a end 0 k retry\nbroker discarded 0 k\na turn 0 k\na end 0 k ok\na turn 1 k"
+    ),
     "a member tells of parking when the discard is over": (
         "a turn 0 k\na end 0 k retry\nbroker parked 0 k\nbroker discarded 0 k\na parked 0 k\na commit 1\n"
         "a turn 1 k\na end 1 k ok\na commit 2"
@@ -206,10 +210,6 @@ LEGAL = {
     "a broker that lost the member's connection cut its lease": (
         "broker granted a 1 until=500\na granted a 1 until=300\na turn 0 k epoch=1\nbroker renewed a 1 until=45\n"
         "broker granted b 2 at=50\nb turn 0 k epoch=2\na end 0 k ok epoch=1\na refused 1 epoch=1"
-    ),
-    "a member whose lease was cut short begins a turn before it hears of that": (
-        "broker granted a 1 until=500\na granted a 1 until=300\nbroker renewed a 1 until=35\nbroker granted b 2 at=50\n"
-        "a turn 0 k epoch=1\na end 0 k ok epoch=1\na refused 1 epoch=1\nb turn 0 k epoch=2"
     ),
     "a member that has lost the queue moves nobody": (
         "a granted a 1\nb granted b 2\nb turn 5 k epoch=2\nb end 5 k ok epoch=2\na reset 5 epoch=1\n"

@@ -263,6 +263,11 @@ PLANTED = {
         "broker granted a 1 until=500\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker renewed a 1 until=35\n"
         "b turn 1 j epoch=2 at=50\na turn 1 j epoch=1\na end 1 j ok epoch=1\na commit 2 epoch=1",
     ),
+    "a turn begun after the next owner was granted, though nobody told its member of the cut": (
+        "C5",
+        "broker granted a 1 until=500\na granted a 1 until=300\nbroker renewed a 1 until=35\nbroker granted b 2 at=50\n"
+        "a turn 0 k epoch=1\na end 0 k ok epoch=1\na refused 1 epoch=1\nb turn 0 k epoch=2",
+    ),
     "a lease that was not cut is no excuse": (
         "B5",
         "broker granted a 1 until=45\na turn 0 k epoch=1\nbroker granted b 2 at=50\nb turn 0 k epoch=2\n"

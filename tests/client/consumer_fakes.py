@@ -58,6 +58,8 @@ class FakeBroker:
         self.queues = queues
         self.lane = lane
         self.locks = LockTable(60_000)
+        self.trusts = True
+        """False: a broker of an earlier version, which knows of no trust."""
         self.offsets: dict[MessageQueue, int] = {}
         self.gaps: dict[MessageQueue, GapMap] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
@@ -111,17 +113,22 @@ class FakeCalls:
         self.broker.note(self.client_id, "members", topic)
         return sorted(self.broker.members)
 
+    async def alive(self, topic: str, broker: str, serial: int) -> bool:
+        self.broker.note(self.client_id, "alive", (broker, serial))
+        return self.broker.locks.alive(self.client_id, serial, now=self.broker.clock.now())
+
     async def lock(
-        self, broker: str, queues: Any, *, lease: Any, gaps: bool | None = None
+        self, broker: str, queues: Any, *, lease: Any, trust: Any = None, gaps: bool | None = None
     ) -> dict[MessageQueue, Granted]:
         self.broker.note(self.client_id, "lock", (broker, tuple(queues)))
         now = self.broker.clock.now()
-        grant = self.broker.locks.acquire("g", queues, self.client_id, lease=lease, now=now)
+        grant = self.broker.locks.acquire("g", queues, self.client_id, lease=lease, trust=trust, now=now)
         return {
             each.queue: Granted(
                 Epoch(each.epoch if self.epochs else 0),
                 self._offset(each.queue) if self.epochs else None,
                 self.broker.gaps.get(each.queue, NO_GAPS) if self.epochs and gaps else NO_GAPS,
+                serial=grant.serial if self.epochs and self.broker.trusts else 0,
             )
             for each in grant.granted
         }

@@ -127,14 +127,27 @@ def test_a_slow_broker_delays_no_other_brokers_leases() -> None:
         lock = member.calls.lock
 
         async def slow_lock(name: str, queues: Any, **asked: Any) -> Any:
+            await slowly(name)
+            return await lock(name, queues, **asked)
+
+        async def slow_alive(topic: str, name: str, serial: int) -> bool:
+            await slowly(name)
+            return await alive(topic, name, serial)
+
+        async def slowly(name: str) -> None:
             if name == "slow":
                 await asyncio.sleep(1)
                 no_answer()
-            return await lock(name, queues, **asked)
 
-        member.calls.lock = slow_lock  # type: ignore[method-assign]
-        await beside(member.keeper.run(), 3.2)
-        return member.usable(queue(0, broker="slow")), member.usable(queue(0, broker="b"))
+        alive = member.calls.alive
+        member.calls.lock, member.calls.alive = slow_lock, slow_alive  # type: ignore[method-assign]
+        renewing = asyncio.create_task(member.keeper.run())
+        usable = []
+        for _ in range(32):
+            await asyncio.sleep(0.1)
+            usable.append(member.usable(queue(0, broker="b")))
+        renewing.cancel()
+        return member.usable(queue(0, broker="slow")), all(usable)
 
     assert run_virtual(main) == (False, True)
 
@@ -144,10 +157,10 @@ def test_a_renewed_lease_opens_the_gate_until_its_new_end_counted_from_the_reque
     async def main() -> Millis:
         member = Member(FakeBroker([queue(0)]))
         await member.take(queue(0))
-        await beside(member.keeper.run(), 1.5)
+        await beside(member.keeper.run(), 1.1)
         return member.gates[queue(0)]
 
-    assert run_virtual(main) == 1_000 + LANE_TIMES.client_lease
+    assert run_virtual(main) == 1_000 + LANE_TIMES.trust
 
 
 @pytest.mark.row("A30")
@@ -258,7 +271,88 @@ def test_a_lost_connection_closes_the_gate_until_the_lease_is_renewed() -> None:
         renewing.cancel()
         return closed, member.gates[queue(0)]
 
-    assert run_virtual(main) == (500, 500 + LANE_TIMES.client_lease)
+    assert run_virtual(main) == (500, 500 + LANE_TIMES.trust)
+
+
+def test_signs_of_life_keep_turns_starting_between_renewals() -> None:
+    async def main() -> tuple[list[int], list[int], bool]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        renewing = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(0.9)
+        usable = member.usable(queue(0))
+        await asyncio.sleep(1.0)
+        renewing.cancel()
+        return [at for at, *_ in broker.what("alive")], [at for at, *_ in broker.what("lock")], usable
+
+    signs = [250, 500, 750, 1_250, 1_500, 1_750]
+    assert run_virtual(main) == (signs, [0, 1_000], True)
+
+
+def test_without_answers_turns_pause_when_the_trust_is_over_and_go_on_with_the_next() -> None:
+    """A pause is no loss: the queue stays, and nobody is told."""
+
+    async def main() -> tuple[list[bool], list[Any]]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        renewing = asyncio.create_task(member.keeper.run())
+        broker.faults.append(no_answer)
+        usable = []
+        for pause in (LANE_TIMES.trust - 1, 1, 1_000):
+            await asyncio.sleep(pause / 1000)
+            usable.append(member.usable(queue(0)))
+        broker.faults.clear()
+        await asyncio.sleep(0.3)
+        usable.append(member.usable(queue(0)))
+        renewing.cancel()
+        return usable, member.lost
+
+    assert run_virtual(main) == ([True, False, False, True], [])
+
+
+def test_a_sign_of_life_that_comes_too_late_makes_the_member_renew_at_once() -> None:
+    """The broker has found the connection lost, and the member has not."""
+
+    async def main() -> tuple[list[int], bool]:
+        broker = FakeBroker([queue(0)])
+        member = Member(broker)
+        await member.take(queue(0))
+        broker.locks.disconnected("me", grace=Millis(500), now=Millis(0))
+        await beside(member.keeper.run(), 0.4)
+        return [at for at, *_ in broker.what("lock")], member.usable(queue(0))
+
+    assert run_virtual(main) == ([0, 250], True)
+
+
+def test_queues_taken_under_different_serials_are_renewed_together() -> None:
+    """A sign of life speaks for one serial: queues of another would pause."""
+
+    async def main() -> list[int]:
+        broker = FakeBroker([queue(0), queue(1)])
+        member = Member(broker)
+        await member.take(queue(0))
+        broker.locks.disconnected("me", grace=Millis(500), now=Millis(0))
+        await member.take(queue(1))
+        await beside(member.keeper.run(), 0.6)
+        return [len(about[1]) for *_, about in broker.what("lock")]
+
+    assert run_virtual(main) == [1, 1, 2]
+
+
+def test_a_broker_that_knows_of_no_trust_gets_no_signs_of_life() -> None:
+    """One of an earlier version: the lease itself counts, as it did there."""
+
+    async def main() -> tuple[int, Millis]:
+        broker = FakeBroker([queue(0)])
+        broker.trusts = False
+        member = Member(broker)
+        await member.take(queue(0))
+        await beside(member.keeper.run(), 1.5)
+        return len(broker.what("alive")), member.gates[queue(0)]
+
+    assert run_virtual(main) == (0, 1_000 + LANE_TIMES.client_lease)
 
 
 @pytest.mark.row("A55")

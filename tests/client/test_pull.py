@@ -193,7 +193,7 @@ def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting()
             (holding,) = engine.holdings
             holding.station.board.set_usable_until(queue(0), Millis(broker.clock.now()))
             broker.store(queue(0), record(0))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             return list(seen)
 
     assert run_virtual(main) == []

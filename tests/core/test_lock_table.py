@@ -11,7 +11,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 
 Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
-LANE = Millis(5_000)
+LANE, TRUST = Millis(5_000), Millis(800)
 
 
 def at(seconds: float) -> Millis:
@@ -26,8 +26,9 @@ def take(
     queue: MessageQueue = Q0,
     lease: Millis | None = None,
     group: str = "g",
+    trust: Millis = TRUST,
 ) -> Lease | Refusal:
-    grant = table.acquire(group, [queue], owner, lease=lease, now=now)
+    grant = table.acquire(group, [queue], owner, lease=lease, trust=trust, now=now)
     return grant.granted[0] if grant.granted else grant.refused[0]
 
 
@@ -312,10 +313,13 @@ def test_restart_remembers_the_epoch_of_a_released_queue() -> None:
     assert epoch_of(take(table, "B", at(100))) == 8
 
 
-def test_restored_lease_of_a_lane_client_obeys_disconnect() -> None:
+def test_restored_lease_of_a_lane_client_obeys_disconnect_when_what_it_was_told_before_is_over() -> None:
+    """How long the owner trusts an answer of the former life is not known here."""
     table = LockTable()
     table.restore([LeaseRow("g", Q0, "A", Epoch(7), LANE, False)], now=at(0))
-    assert table.disconnected("A", grace=at(1), now=at(0)) != ()
+    assert table.disconnected("A", grace=at(1), now=at(0)) == ()
+    take(table, "A", at(4.5), lease=LANE)
+    assert table.disconnected("A", grace=at(1), now=at(4.6)) != ()
 
 
 def test_leases_of_a_deleted_topic_leave_nothing_but_their_height() -> None:
@@ -355,7 +359,8 @@ class LockTableMachine(RuleBasedStateMachine):
     @rule(owner=owners, queues=queues, lease=st.sampled_from([None, 1_000, 5_000, 90_000]))
     def ask(self, owner: str, queues: list[MessageQueue], lease: int | None) -> None:
         before = {queue: self.table.holder("g", queue, now=self.now) for queue in queues}
-        grant = self.table.acquire("g", queues, owner, lease=None if lease is None else Millis(lease), now=self.now)
+        wish = None if lease is None else Millis(lease)
+        grant = self.table.acquire("g", queues, owner, lease=wish, trust=TRUST, now=self.now)
         self._persist(grant.changes)
         answered = [lease.queue for lease in grant.granted] + [refusal.queue for refusal in grant.refused]
         assert sorted(answered) == sorted(queues)

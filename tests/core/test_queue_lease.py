@@ -101,3 +101,39 @@ def test_lease_after_a_loss_is_new() -> None:
 def test_times_that_break_ownership_are_refused(times: tuple[int, int, int], names: str) -> None:
     with pytest.raises(InvalidOption, match=names):
         LeaseTimes(*map(Millis, times))
+
+
+def test_signs_of_life_that_are_rarer_than_the_trust_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="show_every"):
+        LeaseTimes(Millis(1_000), Millis(3_000), Millis(5_000), trust=Millis(250), show_every=Millis(250))
+
+
+def test_the_trust_is_never_longer_than_the_lease_is_trusted() -> None:
+    assert LeaseTimes(Millis(150), Millis(700), Millis(1_400)).start_trust == 700
+
+
+def test_turns_start_within_the_trust_and_signs_of_life_lengthen_it_up_to_the_lease() -> None:
+    held = QueueLease(Millis(3_000))
+    held.granted(Epoch(1), asked_at=Millis(0), trust=Millis(800), serial=7)
+    assert held.usable_until == 800
+    held.trusted(7, asked_at=Millis(500))
+    assert held.usable_until == 1_300
+    held.trusted(8, asked_at=Millis(900))
+    assert held.usable_until == 1_300, "another grant was meant"
+    held.trusted(7, asked_at=Millis(2_900))
+    assert held.usable_until == 3_000
+
+
+def test_a_trust_that_ran_out_is_no_loss() -> None:
+    held = QueueLease(Millis(3_000))
+    held.granted(Epoch(1), asked_at=Millis(0), trust=Millis(800), serial=7)
+    assert not held.usable(now=Millis(800))
+    assert held.granted(Epoch(1), asked_at=Millis(9_000), trust=Millis(800), serial=9) is Grant.RENEWED
+    assert held.usable(now=Millis(9_799))
+
+
+def test_without_a_serial_the_lease_itself_counts() -> None:
+    """A broker that knows of no trust does not wait for its end."""
+    held = QueueLease(Millis(3_000))
+    held.granted(Epoch(1), asked_at=Millis(0), trust=Millis(800))
+    assert held.usable_until == 3_000

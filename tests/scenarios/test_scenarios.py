@@ -25,6 +25,8 @@ from lanemq.model.units import Epoch, Millis
 SCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
 GROUP = "g"
 GRACE = Millis(1_000)
+LANE_TRUST = Millis(800)
+"""How long a LaneMQ client starts turns after an answer; the scripts' clients hear when their connection is lost."""
 STOCK_TRUST = Millis(30_000)
 """RocketMQ: `ProcessQueue.REBALANCE_LOCK_MAX_LIVE_TIME`, how long a stock client trusts an unrenewed lock."""
 
@@ -83,7 +85,8 @@ class Stage:
     def do_lock(self, name: str, *labels: str) -> str:
         client = self.client(name)
         queues = [queue_of(label) for label in labels]
-        grant = self.table.acquire(GROUP, queues, name, lease=client.lease, now=self.now)
+        trust = None if client.lease is None else Millis(min(client.trust, LANE_TRUST))
+        grant = self.table.acquire(GROUP, queues, name, lease=client.lease, trust=trust, now=self.now)
         self.persist(grant.changes)
         answers: dict[MessageQueue, str] = {}
         for lease in grant.granted:

@@ -87,6 +87,23 @@ def test_an_end_that_is_not_told_finds_out_when_it_writes() -> None:
     stage.run(scene)
 
 
+def test_an_end_whose_connection_was_swallowed_does_not_find_out_by_writing() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        end, heard = await stage.connect()
+        await asyncio.sleep(0.1)
+        stage.network.swallow(end.other, "a test")
+        end.write(b"hello?")
+        await asyncio.sleep(60)
+        assert (len(stage.accepted[0].ends), heard.ends) == (1, [])
+        stage.network.answer_again(end.other)
+        await asyncio.sleep(1)
+        assert isinstance(heard.ends[0], ConnectionResetError)
+
+    stage.run(scene)
+
+
 def test_a_machine_that_vanished_answers_nothing_until_it_is_back() -> None:
     stage = Stage()
 

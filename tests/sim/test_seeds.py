@@ -15,7 +15,8 @@ JOBS = 2
 
 SEEN_OFTEN = (
     "rebalance", "redelivery", "send_unknown", "repeat dropped by its stamp", "power cut that lost unsynced bytes",
-    "power cut that lost commits", "half-open connection", "commit_refused", "broker read-only", "dead_letter",
+    "power cut that lost commits", "half-open connection", "connection swallowed", "commit_refused",
+    "broker read-only", "dead_letter",
     "turn that outlived its lease", "forgotten_commits", "restarts", "parked", "redriven", "skipped", "resets",
     "disk: a bit flipped in a torn write", "disk: a hole in what was not synced",
 )  # fmt: skip

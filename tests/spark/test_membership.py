@@ -1,7 +1,6 @@
 """A query as a member of a consumer group: one owner per queue, hand-over in both directions, stale drivers fenced."""
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,10 +147,9 @@ def test_a_query_that_stops_leaves_its_queues_to_the_others_at_once(
     query = Query(servers=broker.address, topic=topic, group=group)
     query.everything()
     query.stop()
-    began = time.monotonic()
+    assert owners(broker.address, group) == {}, "nobody has to wait for the end of a lease"
     with Member(broker.address, group, topic) as member:
         until(lambda: len(owners(broker.address, group)) == 2)
-        assert time.monotonic() - began < 4, "it had to wait for the end of a lease"
         send(broker.address, topic, range(10))
         until(lambda: len(member.handled) == 10)
 
@@ -177,6 +175,7 @@ def test_a_stale_driver_is_refused_by_pull_and_by_commit(broker: EmbeddedBroker,
             return set(owners(broker.address, group).values()) == {me(new)}
 
         until(took_over)
+        assert membership_of(old).usable() == {}, "it has stopped planning before, though nobody told it"
         with pytest.raises(LeaseLost):
             old.read(partitions)
         with pytest.raises(LeaseLost):
@@ -259,7 +258,7 @@ def repeat_beside_another(again: Query, options: dict[str, str]) -> Sequence[Any
 def owning_both(checkpoint: Checkpoint, options: dict[str, str]) -> Query:
     query = Query(checkpoint, **options)
     query.reader._driver._bounds()
-    membership_of(query).settle(Millis(15_000))
+    membership_of(query).settle(Millis(60_000))
     return query
 
 
@@ -314,7 +313,7 @@ def test_a_queue_that_was_new_in_a_repeated_batch_is_left_out_from_its_first_mes
     with Query(checkpoint, **options) as again:
         rows = again.read(repeat_beside_another(again, options))
         again.finish()
-        membership_of(again).settle(Millis(15_000))
+        membership_of(again).settle(Millis(60_000))
         rows += again.everything()
     assert values(rows) == list(range(30))
 

@@ -184,7 +184,7 @@ class Broker:
             advertised=options.listen,
             topics=TopicKeeper(table, store.state, self._thread, appender.stop_writing),
             members=members,
-            locks=LockTable(options.stock_lease_ms),
+            locks=LockTable(options.stock_lease_ms, first_serial=clock.wall()),
             offsets=GroupOffsets(),
             producers=ProducerTable(),
             polls=LongPolls(capacity=options.max_held_pulls),

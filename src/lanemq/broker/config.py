@@ -97,8 +97,9 @@ class BrokerOptions:
     """Shortest lease a LaneMQ client may ask for."""
 
     disconnect_grace_ms: int = 500
-    """How long a LaneMQ client's leases outlive its connection. Long enough for a reconnect to renew and for a
-    short turn to end; short enough for a take-over in about a second."""
+    """How long a LaneMQ client's leases outlive its connection at least; longer while the client may still start turns
+    (`core/owner_trust`). Long enough for a reconnect to renew and for a short turn to end; short enough for a
+    take-over in about a second."""
 
     member_expiry_ms: int = 120_000
     """A member without heartbeat is removed after this (RocketMQ: ConsumerManager)."""

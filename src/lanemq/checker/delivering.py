@@ -109,7 +109,8 @@ class Delivering:
         if before is not stint:
             held.account.redelivery("change of owner" if before.process is not stint.process else "new lease")
             return None
-        if event.offset in lane.unfinished:
+        # One that was discarded while its member waited to try it again: nobody can call it back.
+        if event.offset in lane.unfinished or lane.given == event.offset <= held.discarded.get(event.key, -1):
             held.account.redelivery("retry")
             return None
         held.account.redelivery("no cause")

@@ -80,7 +80,7 @@ class Owning:
             return True, None
         text = f"{event.process.name} ended a turn as {event.outcome}, but when it started {reason}"
         held = self._state.group_queue(event.group, event.topic, event.queue)
-        if event.outcome is Outcome.LATE or 0 < event.epoch <= held.cut_epoch:
+        if event.outcome is Outcome.LATE:
             self._state.count("late_turns")
             held.doubt(event.epoch, Doubt(event.offset, event.t, "C5", text))
             return True, None

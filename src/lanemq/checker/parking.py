@@ -49,7 +49,8 @@ class Parking:
             lane.unfinished.discard(event.offset)
             if lane.given == event.offset:  # on its way to its member: it may still run, and nobody can call it back
                 held.parked[event.offset], lane.redone = lane, event.offset
-            _forget(held, lane)
+            else:
+                _forget(held, lane)
 
 
 def parked_turn(lane: Lane, event: Turn) -> Violation | None:

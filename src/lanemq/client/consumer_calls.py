@@ -56,6 +56,8 @@ class Granted(NamedTuple):
     """What former owners finished above that; told only when asked."""
     parked: int = 0
     """Changes when people change parked lanes of the queue; 0: there are none."""
+    serial: int = 0
+    """Names the grant in signs of life; 0: the broker knows of no trust."""
 
 
 class Pulled(NamedTuple):
@@ -93,19 +95,35 @@ class ConsumerCalls:
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
 
     async def lock(
-        self, broker: str, queues: Sequence[MessageQueue], *, lease: Millis | None, gaps: bool | None = None
+        self,
+        broker: str,
+        queues: Sequence[MessageQueue],
+        *,
+        lease: Millis | None,
+        trust: Millis | None = None,
+        gaps: bool | None = None,
     ) -> dict[MessageQueue, Granted]:
-        """Those of the queues that are ours now. `lease` and `gaps` are asked of LaneMQ brokers only.
+        """Those of the queues that are ours now. `lease`, `trust` and `gaps` are asked of LaneMQ brokers only.
 
         With `gaps=None` we will work from the offset on, and the broker forgets what is finished above it.
         """
-        ext = LockHeader(lane_lease_millis=lease, lane_gaps=gaps if lease else None).to_ext()
+        header = LockHeader(lane_lease_millis=lease)
+        if lease is not None:
+            header = LockHeader(lane_lease_millis=lease, lane_gaps=gaps, lane_trust_millis=trust)
+        ext = header.to_ext()
         body = self._lock_request(queues).encode()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
         reply = await self._request(self.address(queues[0].topic, broker), command, self._lock_timeout)
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: each for each in answer.lane_leases}
-        return {each.queue: _granted(leases.get(each.queue)) for each in answer.lock_ok_mq_set}
+        serial = _serial(reply)
+        return {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
+
+    async def alive(self, topic: str, broker: str, serial: int) -> bool:
+        """A sign of life for all leases that were granted under the serial; whether the broker goes by it."""
+        ext = LockHeader(lane_trusted=serial).to_ext()
+        command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
+        return _serial(await self._request(self.address(topic, broker), command, self._lock_timeout)) == serial
 
     async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
         """Gives a queue back, naming the lease: a late unlock must not free a newer one."""
@@ -206,13 +224,17 @@ class ConsumerCalls:
         return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies)
 
 
-def _granted(lease: LaneLease | None) -> Granted:
+def _granted(lease: LaneLease | None, serial: int) -> Granted:
     if lease is None:
         return Granted(Epoch(0), None)
     if lease.offset < 0:
-        return Granted(Epoch(lease.epoch), None, parked=lease.parked)
+        return Granted(Epoch(lease.epoch), None, parked=lease.parked, serial=serial)
     gaps = GapMap.decode(lease.gaps, lease.offset)
-    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), gaps, lease.parked)
+    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), gaps, lease.parked, serial)
+
+
+def _serial(reply: Command) -> int:
+    return LockHeader.from_ext(reply.ext).lane_trusted or 0
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

@@ -312,4 +312,4 @@ class ConsumerEngine:
 
 def _asked(holding: Holding) -> int:
     """When the newest lease was asked for, in nanoseconds: a line written late is then known to be late."""
-    return max(0, holding.usable_until - holding.times.client_lease) * NANOS
+    return 0 if holding.lease is None else holding.lease.asked_at * NANOS

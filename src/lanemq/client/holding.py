@@ -113,6 +113,14 @@ class Holdings:
         del self._held[holding.queue]
         return True
 
+    def at_broker(self, broker: str) -> list[Holding]:
+        """Holdings of a broker that need a lease."""
+        return [
+            each
+            for each in self._held.values()
+            if each.queue.broker == broker and each.lease is not None and not each.released
+        ]
+
     def by_broker(self) -> dict[str, list[Holding]]:
         """Holdings that need a lease, one list per broker: a renewal is one request each (A26)."""
         groups: dict[str, list[Holding]] = {}

@@ -6,6 +6,10 @@ asking, and what follows from the answers:
 - granted: the gate in front of the handlers opens until the lease's new end;
 - left out of the answer: another member owns the queue, so it is dropped at once, uncommitted;
 - no answer: nothing. The lease ends by itself at the time it always would have.
+
+Between renewals small signs of life keep up the trust in which turns start, where the broker waits for them. Without an
+answer to those, turns pause: nothing is lost and nothing is told, since a busy moment is no news. Every broker has a
+loop of its own, so a slow one makes nobody else's turns pause (A28).
 """
 
 import asyncio
@@ -30,6 +34,17 @@ Gate = Callable[[Holding, Millis], None]
 Lose = Callable[[Holding, str], None]
 
 
+class _Pace:
+    """What the loop of one broker goes by."""
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+        self.urgent = False
+        """The connection was lost: renew at once."""
+        self.show_every: Millis | None = None
+        """None: no lease there needs signs of life."""
+
+
 class LockKeeper:
     """One per consumer. Broadcasting and concurrent queues have no lease and never appear here (A25)."""
 
@@ -41,22 +56,22 @@ class LockKeeper:
         self._holdings = holdings
         self._gate = gate
         self._lose = lose
-        self._urgent = asyncio.Event()
+        self._paces: dict[str, _Pace] = {}
+        self._new_broker = asyncio.Event()
         self._seldom = Seldom(log, options.clock)
         self.parked: Callable[[Holding, int], None] = lambda holding, serial: None
         """Told with every renewal how the broker's parked lanes stand."""
 
     async def run(self) -> None:
         """Never ends, whatever a renewal meets: leases that are not renewed are lost (A23)."""
-        pause = FIRST_RENEWAL_MS
-        while True:
-            await self._sleep(pause)
-            asked_at = self._clock.now()
-            try:
-                await self.renew()
-            except Exception:
-                log.exception("renewing leases failed; the next renewal follows as planned")
-            pause = Millis(max(0, asked_at + self._renew_every() - self._clock.now()))
+        kept: set[str] = set()
+        async with asyncio.TaskGroup() as loops:
+            while True:
+                self._new_broker.clear()
+                for broker in self._paces.keys() - kept:
+                    kept.add(broker)
+                    loops.create_task(self._keep(broker, self._paces[broker]))
+                await self._new_broker.wait()
 
     async def renew(self) -> None:
         """One request per broker, all at once: a slow broker delays nobody else's leases (A26, A28)."""
@@ -71,14 +86,13 @@ class LockKeeper:
         `gaps`: whether we leave out what former owners finished above the offset; else the broker forgets it.
         """
         asked_at = self._clock.now()
-        lease_ms = times.broker_lease if lane else None
-        granted = await self._calls.lock(broker, queues, lease=lease_ms, gaps=True if gaps else None)
+        granted = await self._lock(broker, queues, times, lane=lane, gaps=True if gaps else None)
         leases = {}
         for queue in queues:
             answer = granted.get(queue)
             if answer is not None:
                 lease = QueueLease(times.client_lease)
-                lease.granted(answer.epoch, asked_at=asked_at)
+                lease.granted(answer.epoch, asked_at=asked_at, trust=times.start_trust, serial=answer.serial)
                 leases[queue] = (lease, answer)
         return leases
 
@@ -101,14 +115,73 @@ class LockKeeper:
         for holding in self._holdings.by_broker().get(broker, ()):
             if holding.lane:
                 self._gate(holding, self._clock.now())
-        self._urgent.set()
+        pace = self._pace(broker)
+        pace.urgent = True
+        pace.called.set()
+
+    async def _keep(self, broker: str, pace: _Pace) -> None:
+        renew_at = Millis(self._clock.now() + FIRST_RENEWAL_MS)
+        asked_at = self._clock.now()
+        while True:
+            due = renew_at if pace.show_every is None else min(renew_at, Millis(asked_at + pace.show_every))
+            if await self._called(pace, Millis(due - self._clock.now())) and not pace.urgent:
+                continue  # there are leases that need signs of life, or none any more
+            asked_at = self._clock.now()
+            try:
+                if pace.urgent or asked_at >= renew_at or not await self._show(broker):
+                    pace.urgent = False
+                    asked_at = self._clock.now()
+                    renew_at = Millis(asked_at + self._renew_every())
+                    await self._renew(broker, self._holdings.at_broker(broker))
+            except Exception:
+                log.exception("renewing leases failed; the next renewal follows as planned")
+
+    async def _show(self, broker: str) -> bool:
+        """A sign of life to a broker; false if leases there must be renewed first."""
+        held = self._holdings.at_broker(broker)
+        serials = {holding.lease.serial for holding in held if holding.lease is not None}
+        if len(serials) != 1 or 0 in serials:
+            return not serials
+        asked_at, serial = self._clock.now(), serials.pop()
+        try:
+            if not await self._calls.alive(held[0].queue.topic, broker, serial):
+                return False
+        except LaneError as error:
+            log.debug("no answer to a sign of life at %s, the renewal follows as planned: %s", broker, error)
+            return True
+        for holding in held:
+            if not holding.released and holding.lease is not None:
+                holding.lease.trusted(serial, asked_at=asked_at)
+                self._gate(holding, holding.usable_until)
+        return True
+
+    async def _lock(
+        self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, gaps: bool | None
+    ) -> dict[MessageQueue, Granted]:
+        lease, trust = (times.broker_lease, times.start_trust) if lane else (None, None)
+        granted = await self._calls.lock(broker, queues, lease=lease, trust=trust, gaps=gaps)
+        if granted:
+            show_every = times.show_every if any(each.serial for each in granted.values()) else None
+            pace = self._pace(broker)
+            if pace.show_every != show_every:
+                pace.show_every = show_every
+                pace.called.set()
+        return granted
+
+    def _pace(self, broker: str) -> _Pace:
+        if broker not in self._paces:
+            self._paces[broker] = _Pace()
+            self._new_broker.set()
+        return self._paces[broker]
 
     async def _renew(self, broker: str, held: list[Holding]) -> None:
+        if not held:
+            return
         asked_at = self._clock.now()
-        lease = held[0].times.broker_lease if held[0].lane else None
+        queues, first = [each.queue for each in held], held[0]
         try:
             # The gaps are known here already; asking for none at all would make the broker forget them.
-            granted = await self._calls.lock(broker, [each.queue for each in held], lease=lease, gaps=False)
+            granted = await self._lock(broker, queues, first.times, lane=first.lane, gaps=False)
         except LaneError as error:
             self._seldom.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
             return
@@ -123,7 +196,8 @@ class LockKeeper:
             lease.refused()
             self._lose(holding, "the broker gave it to another member")
             return
-        match lease.granted(answer.epoch, asked_at=asked_at):
+        trust = holding.times.start_trust
+        match lease.granted(answer.epoch, asked_at=asked_at, trust=trust, serial=answer.serial):
             case Grant.RENEWED if lease.usable_until is not None:
                 self._gate(holding, lease.usable_until)
                 self.parked(holding, answer.parked)
@@ -133,10 +207,12 @@ class LockKeeper:
     def _renew_every(self) -> Millis:
         return min((each.times.renew_every for each in self._holdings if each.lease), default=FIRST_RENEWAL_MS)
 
-    async def _sleep(self, pause: Millis) -> None:
+    async def _called(self, pace: _Pace, most: Millis) -> bool:
+        """Waits at most so long; whether somebody called."""
         try:
-            async with asyncio.timeout(pause / 1000):
-                await self._urgent.wait()
+            async with asyncio.timeout(max(0, most) / 1000):
+                await pace.called.wait()
         except TimeoutError:
-            pass
-        self._urgent.clear()
+            return False
+        pace.called.clear()
+        return True

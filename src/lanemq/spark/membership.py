@@ -214,7 +214,9 @@ class Membership:
 
     def _lease(self, address: Address, queues: list[MessageQueue], times: LeaseTimes, *, lane: bool) -> None:
         asked_at = self._clock.now()
-        granted = self._calls.lock(address, queues, times.broker_lease if lane else None)
+        # A batch is planned seldom and takes long: no signs of life, and the broker waits for the lease's end here.
+        lease, trust = (times.broker_lease, times.client_lease) if lane else (None, None)
+        granted = self._calls.lock(address, queues, lease, trust)
         for queue in queues:
             answer = granted.get(queue)
             if answer is None:

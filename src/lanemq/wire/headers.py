@@ -251,6 +251,8 @@ class LockHeader(Header, frozen=True, kw_only=True):
 
     lane_lease_millis: Int64 | None = None
     lane_gaps: bool | None = None
+    lane_trust_millis: Int64 | None = None
+    lane_trusted: Int64 | None = None
 
 
 class ParkHeader(Header, frozen=True, kw_only=True):

@@ -218,6 +218,17 @@ async def connection_cut(faults: Faults) -> None:
         faults.world.network.cut(end, "by chance", tell=near, tell_other=far)
 
 
+async def connection_swallowed(faults: Faults) -> None:
+    """The broker hears that a connection is lost, and who was there does not, whatever it writes."""
+    ends = faults.world.network.of("broker")
+    if ends:
+        end = faults.random.choice(ends)
+        faults.note("connection swallowed", end.name)
+        faults.world.network.swallow(end, "by a middlebox")
+        await faults.pause(1.0, 6.0)
+        faults.world.network.answer_again(end)
+
+
 async def answer_lost(faults: Faults) -> None:
     """One of the broker's next answers on a connection is lost, and the connection with it."""
     ends = faults.world.network.of("broker")
@@ -311,8 +322,8 @@ FAULTS: dict[str, Fault] = {
     each.__name__.replace("_", " "): each
     for each in (
         broker_killed, broker_loses_power, power_cut_inside_a_write, broker_restarted, disk_fails, disk_slow,
-        producer_killed, consumer_killed, process_frozen, path_blocked, connection_cut, answer_lost,
-        wall_clock_jumps, member_leaves, member_joins, network_slow,
+        producer_killed, consumer_killed, process_frozen, path_blocked, connection_cut, connection_swallowed,
+        answer_lost, wall_clock_jumps, member_leaves, member_joins, network_slow,
         lanes_redriven, lanes_discarded, group_reset, topic_recreated,
     )
 }  # fmt: skip

@@ -58,6 +58,18 @@ class Network:
                 end.other.silent = False
                 self.tell_later(end)
 
+    def swallow(self, end: End, why: str) -> None:
+        """A middlebox forgets a connection and tells this end only. What the other one writes gets no answer at all,
+        until `answer_again`: it cannot find out."""
+        end.silent = True
+        self.cut(end, why, tell_other=False)
+
+    def answer_again(self, end: End) -> None:
+        """The other end of a swallowed connection hears of it."""
+        end.silent = False
+        if not end.other.told:
+            self.tell_later(end.other)
+
     def cut(self, end: End, why: str, *, tell: bool = True, tell_other: bool = True) -> None:
         """Ends a connection in the middle; an end that is not told goes on writing into it."""
         self.trace.note(end.name, f"cut: {why}")

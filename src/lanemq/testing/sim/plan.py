@@ -61,7 +61,14 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     """The same seed is always the same plan."""
-    return with_people(_plan_of(seed))
+    return with_middleboxes(with_people(_plan_of(seed)))
+
+
+def with_middleboxes(plan: Plan) -> Plan:
+    """Drawn apart too."""
+    if not plan.faults or Random(f"middleboxes {plan.seed}").random() > 0.3:
+        return plan
+    return replace(plan, faults=(*plan.faults, "connection swallowed"))
 
 
 def with_people(plan: Plan) -> Plan:

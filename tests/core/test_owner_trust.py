@@ -1,0 +1,188 @@
+"""A member may not hear that its connection is lost: its queues wait until it certainly starts nothing any more."""
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lanemq.core.lock_table import LockTable
+from lanemq.core.owner_trust import MARGIN, OwnerTrust, trust_end
+from lanemq.core.queue_lease import LANE_TIMES, QueueLease
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis
+
+Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
+TRUST, GRACE = LANE_TIMES.start_trust, Millis(500)
+END = TRUST + TRUST // MARGIN
+
+
+def at(millis: int) -> Millis:
+    return Millis(millis)
+
+
+def take(table: LockTable, owner: str, now: int, *queues: MessageQueue) -> int:
+    lease = LANE_TIMES.broker_lease
+    return table.acquire("g", queues or [Q0], owner, lease=lease, trust=TRUST, now=at(now)).serial
+
+
+def ends(table: LockTable, owner: str, now: int) -> list[int]:
+    return [lease.expires_at for _, lease in table.disconnected(owner, grace=GRACE, now=at(now))]
+
+
+def test_a_lost_connection_frees_a_queue_when_the_trust_of_the_last_renewal_is_over() -> None:
+    table = LockTable()
+    take(table, "A", 0)
+    assert ends(table, "A", 100) == [END]
+
+
+def test_a_member_that_was_silent_for_long_still_gets_the_grace() -> None:
+    table = LockTable()
+    take(table, "A", 0)
+    assert ends(table, "A", 2_000) == [2_500]
+
+
+def test_a_sign_of_life_counts_like_a_renewal_for_all_queues() -> None:
+    table = LockTable()
+    serial = take(table, "A", 0, Q0, Q1)
+    assert table.alive("A", serial, now=at(700))
+    assert ends(table, "A", 750) == [700 + END] * 2
+
+
+def test_a_sign_of_life_lengthens_no_lease() -> None:
+    table = LockTable()
+    serial = take(table, "A", 0)
+    table.alive("A", serial, now=at(4_900))
+    assert table.holder("g", Q0, now=at(5_000)) is None
+
+
+def test_after_a_cut_a_sign_of_life_is_in_vain_until_a_renewal() -> None:
+    """It would let the owner go on with a queue that is about to go."""
+    table = LockTable()
+    serial = take(table, "A", 0)
+    ends(table, "A", 100)
+    assert not table.alive("A", serial, now=at(200))
+    renewed = take(table, "A", 300)
+    assert renewed != serial
+    assert table.alive("A", renewed, now=at(400))
+
+
+def test_a_serial_never_comes_back() -> None:
+    """Not even when its owner lost everything, and takes something else under the same name."""
+    table = LockTable()
+    serial = take(table, "A", 0)
+    ends(table, "A", 0)
+    take(table, "B", END)
+    assert take(table, "A", END, Q1) != serial
+
+
+def test_nobody_is_alive_who_owns_nothing() -> None:
+    trust = OwnerTrust()
+    assert not trust.alive("A", 1, now=at(0))
+    serial = trust.serial("A")
+    trust.forget("A")
+    assert not trust.alive("A", serial, now=at(0))
+
+
+def test_a_member_that_does_not_say_what_it_trusts_keeps_its_whole_lease() -> None:
+    table = LockTable()
+    table.acquire("g", [Q0], "A", lease=at(4_000), now=at(0))
+    assert ends(table, "A", 0) == []
+
+
+def test_a_shorter_trust_does_not_undo_a_longer_one() -> None:
+    """The owner goes by the former answer until it has the new one."""
+    table = LockTable()
+    table.acquire("g", [Q0], "A", lease=at(5_000), trust=at(3_000), now=at(0))
+    take(table, "A", 100)
+    assert ends(table, "A", 100) == [trust_end(at(0), at(3_000))]
+
+
+class TwoMembers(RuleBasedStateMachine):
+    """Requests and answers that are late, overtake each other or are lost, and connections that only the broker finds
+    lost: never do two members start turns of one queue at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = at(0)
+        self.table = LockTable()
+        self.leases = {name: {queue: QueueLease(LANE_TIMES.client_lease) for queue in (Q0, Q1)} for name in "AB"}
+        self.asked: list[tuple[str, Any, Millis]] = []
+        self.answers: list[tuple[str, Any, Any, Millis]] = []
+
+    names = st.sampled_from("AB")
+    queues = st.sampled_from([(Q0, Q1), (Q0,), (Q1,)])
+    which = st.integers(0, 3)
+    prompt = st.sampled_from([True, True, True, False])
+
+    @rule(name=names, queues=queues, prompt=prompt)
+    def renew(self, name: str, queues: tuple[MessageQueue, ...], prompt: bool) -> None:
+        self.asked.append((name, queues, self.now))
+        if prompt:
+            self.hear(-1)
+            self.get_answer(-1)
+
+    @rule(name=names, queue=st.sampled_from([Q0, Q1]), prompt=prompt)
+    def show(self, name: str, queue: MessageQueue, prompt: bool) -> None:
+        self.asked.append((name, self.leases[name][queue].serial, self.now))
+        if prompt:
+            self.hear(-1)
+            self.get_answer(-1)
+
+    @precondition(lambda self: self.asked)
+    @rule(which=which)
+    def hear(self, which: int) -> None:
+        name, about, asked_at = self.asked.pop(which % len(self.asked))
+        if isinstance(about, int):
+            answer: Any = self.table.alive(name, about, now=self.now)
+        else:
+            lease = LANE_TIMES.broker_lease
+            answer = self.table.acquire("g", about, name, lease=lease, trust=TRUST, now=self.now)
+        self.answers.append((name, about, answer, asked_at))
+
+    @precondition(lambda self: self.answers)
+    @rule(which=which)
+    def get_answer(self, which: int) -> None:
+        name, about, answer, asked_at = self.answers.pop(which % len(self.answers))
+        leases = self.leases[name]
+        if isinstance(about, int):
+            for lease in leases.values() if answer else ():
+                lease.trusted(about, asked_at=asked_at)
+            return
+        for refusal in answer.refused:
+            leases[refusal.queue].refused()
+        for granted in answer.granted:
+            lease = leases[granted.queue]
+            lease.granted(granted.epoch, asked_at=asked_at, trust=TRUST, serial=answer.serial)
+
+    @precondition(lambda self: self.answers)
+    @rule(which=which)
+    def lose_answer(self, which: int) -> None:
+        self.answers.pop(which % len(self.answers))
+
+    @rule(name=names)
+    def broker_finds_the_connection_lost(self, name: str) -> None:
+        self.table.disconnected(name, grace=GRACE, now=self.now)
+
+    @rule(name=names, queues=queues)
+    def another_takes_over_as_soon_as_it_can(self, name: str, queues: tuple[MessageQueue, ...]) -> None:
+        ends = [lease.expires_at for queue in queues if (lease := self.table.holder("g", queue, now=self.now))]
+        self.now = max([self.now, *ends])
+        self.renew(name, queues, prompt=True)
+
+    @rule(passed=st.sampled_from([1, 100, 250, 400, 500, 700]))
+    def wait(self, passed: int) -> None:
+        self.now = at(self.now + passed)
+
+    @invariant()
+    def one_starts_turns(self) -> None:
+        for queue in (Q0, Q1):
+            assert sum(leases[queue].usable(now=self.now) for leases in self.leases.values()) <= 1
+
+    @invariant()
+    def indexes_agree(self) -> None:
+        self.table._check()
+
+
+TestTwoMembers = TwoMembers.TestCase
+TestTwoMembers.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
