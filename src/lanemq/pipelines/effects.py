@@ -41,13 +41,14 @@ class Effects:
         return self._history.now()
 
     def applied(self, results: Results, batch: Batch, asked: int) -> None:
-        """After the sink's commit; `asked` is from before it."""
+        """After the sink's commit; `asked` is from before it. Redriven letters are late on purpose: no line says so."""
         if not self._history.on:
             return
         table = results.outputs.table().select(COORDINATES)
-        seen: set[tuple[str, int, int]] = set()
+        seen: set[tuple[str, int, int]] = set(results.late)
         for topic, queue, offset, key in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            if (topic, queue, offset) not in seen:  # a message may make several rows
+            # A message may make several rows, and a row of `on_expire` comes of none.
+            if offset is not None and (topic, queue, offset) not in seen:
                 seen.add((topic, queue, offset))
                 place = Place(self._group, topic, queue, offset)
                 self._history.effect(place, key or "", self._name, epoch=batch.epoch, asked=asked)

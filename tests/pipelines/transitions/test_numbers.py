@@ -22,7 +22,8 @@ def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
 
 
 def pipeline(place: Path, on_gap: str, **options: Any) -> Pipeline:
-    return Pipeline(place, step=step, sequence="seq", on_gap=on_gap, **({"on_failure": Park()} | options))
+    usual = {"step": step, "sequence": "seq", "on_failure": Park()}
+    return Pipeline(place, on_gap=on_gap, **(usual | options))
 
 
 def numbered(*numbers: int, first: int = 0, **more: object) -> list[Sent]:
@@ -91,7 +92,7 @@ def test_missing_numbers_are_remembered_with_a_typed_state(tmp_path: Path) -> No
 def test_the_limit_of_keys_advises_only_what_helps(tmp_path: Path) -> None:
     """The number of a key that ended stays, so giving back None makes no room here."""
     running = pipeline(tmp_path, "report", limits=StateLimits(max_keys_per_shard=1))
-    with pytest.raises(InvalidOption, match=r"go with expire_after_ms$"):
+    with pytest.raises(InvalidOption, match=r"go with expire_after_ms and .* forget_numbers_after_ms$"):
         running.run(*(Sent(0, at, f"key-{at}", {"seq": 1, "end": True}) for at in range(2)))
 
 
@@ -183,6 +184,40 @@ def test_a_key_may_begin_with_any_number_if_told_so(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold", first_number=None)
     running.run(*numbered(17, 18))
     assert running.outputs("k") == [17, 18]
+
+
+@pytest.mark.parametrize("first_number", [0, -7, 5])
+def test_numbers_may_begin_anywhere(tmp_path: Path, first_number: int) -> None:
+    """Also where the first event is skipped, or redriven behind a gap: 0 is a number, and so is what is below it."""
+    running = pipeline(tmp_path, "hold", first_number=first_number, on_failure=DeadLetter(skip=True))
+    first = first_number
+    running.run(*numbered(first, fails=1))
+    running.run(*numbered(first + 1, first + 2, first + 1, first=1))
+    assert running.outputs("k") == [first + 1, first + 2]
+    running.run(Sent(0, 4, "gap", {"seq": first + 2}))
+    request_redrive(tmp_path, "gap")
+    running.run_pass()
+    assert running.outputs("gap") == [first + 2]
+    assert running.run(Sent(0, 5, "gap", {"seq": first + 1}))["late"] == 1
+
+
+def test_a_function_that_numbers_events_sees_their_key_wherever_they_wait(tmp_path: Path) -> None:
+    """A number that is not known is not settled when its message is skipped, and the key waits for it."""
+    running = pipeline(tmp_path, "hold", on_failure=DeadLetter(skip=True), sequence=of_a_key)
+    running.run(*numbered(1, fails=1), *numbered(2, 4, 3, first=1))
+    assert running.outputs("k") == [2, 3, 4]
+
+
+def of_a_key(event: Event) -> int:
+    found: int = {"k": event.value}[event.key or ""]["seq"]
+    return found
+
+
+@pytest.mark.parametrize("number", [1.0, True, "1", None, 2**70])
+def test_a_function_that_gives_no_whole_number_fails_its_event(tmp_path: Path, number: object) -> None:
+    """Kept as a key's number it could not be read again, and the pipeline would end at every start."""
+    running = pipeline(tmp_path, "hold", sequence=lambda event: number, first_number=None)
+    assert running.run(*numbered(1))["parked"] == 1
 
 
 def test_a_key_that_ended_still_knows_its_number(tmp_path: Path) -> None:

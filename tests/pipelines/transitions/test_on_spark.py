@@ -15,7 +15,8 @@ from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.transitions.event import COLUMNS
+from lanemq.pipelines.transitions.event import COLUMNS, Message
+from lanemq.pipelines.transitions.redrives import Letter, Redrives
 from lanemq.pipelines.transitions.requests import list_parked, request_redrive, show
 from lanemq.spark.schema import some_columns
 from lanemq.testing.embedded import EmbeddedBroker
@@ -160,6 +161,29 @@ def test_shuffled_rows_are_put_in_order_by_numbered_shards(spark: SparkSession, 
         seen = [row["seen"] for row in rows if row["key"] == f"key-{queue}-2"]
         assert seen == list(range(1, 9))
         assert [row["n"] for row in rows if row["key"] == f"key-{queue}-2"] == list(range(2, 40, 5))
+
+
+def test_redriven_letters_find_the_shards_of_their_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """Shards are shares of the keys by Spark's own hash, which the driver asks for."""
+    stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
+    stage.open(spark, tmp_path)
+    first, behind = Batch(QUERY, 0, 1), Batch(QUERY, 1, 1)
+    ran(stage, frame(spark, feed(2, 10)), first)
+    stage.finished(first)
+    keys = ("key-0-1", "key-1-3", None)
+    Redrives(tmp_path).ask(
+        Letter(key, 0, Message("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
+        for at, key in enumerate(keys)
+    )
+    results = stage.run_pass(behind)
+    assert results is not None
+    stage.settle(behind, results.state)
+    rows = results.outputs.table().to_pylist()
+    stage.finished(behind)
+    assert {(row["key"], row["seen"]) for row in rows} == {
+        ("key-0-1", 3), ("key-1-3", 3), (None, 1),
+    }  # fmt: skip
+    assert [show(tmp_path, key)[0].state for key in keys[:2]] == [3, 3]
 
 
 def test_a_queue_that_a_shuffle_split_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -361,6 +361,14 @@ def test_a_typed_state_remembers_its_queue_too(tmp_path: Path) -> None:
         pipeline.run(Sent(1, 0, "k", {"n": 2}))
 
 
+def test_numbers_put_a_key_of_two_queues_in_order_without_further_options(tmp_path: Path) -> None:
+    """Queues are read one after the other: what is only reported as a gap would be late when its queue is read."""
+    pipeline = Shared(tmp_path, shards=1, sequence="n")
+    counts = pipeline.run(*(Sent(n % 2, n // 2, "k", {"n": n}) for n in range(1, 5)))
+    assert pipeline.outputs("k") == [1, 2, 3, 4]
+    assert (counts.get("dead", 0), counts["lanes_stopped"]) == (0, 0)
+
+
 @pytest.mark.parametrize("options", [{"sequence": "n"}, {"on_queue_change": "continue"}])
 def test_a_key_in_two_queues_is_allowed_with_numbers_or_on_one_s_own_word(
     tmp_path: Path, options: dict[str, Any]

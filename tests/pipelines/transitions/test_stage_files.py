@@ -13,7 +13,7 @@ from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.transitions.books import Books
 from lanemq.pipelines.transitions.requests import list_parked, show
 from lanemq.pipelines.transitions.shard import Shard
-from lanemq.pipelines.transitions.shard_cache import CACHE
+from lanemq.pipelines.transitions.shard_cache import CACHE, KEPT_BATCHES
 from lanemq.pipelines.transitions.state_files import ShardFiles
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
@@ -169,3 +169,17 @@ def test_a_look_at_state_that_is_really_lost_says_so(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(StateLost, match="incomplete"):
         show(tmp_path, "key-0-0")
+
+
+def test_a_worker_gives_up_shards_that_others_work_on(tmp_path: Path) -> None:
+    """Each worker that ever had a queue would otherwise keep the state of it."""
+    pipeline = Pipeline(tmp_path)
+    CACHE._shards.clear()
+    pipeline.run(*messages(1, queue=0), *messages(1, queue=1))
+    before = dict(CACHE._shards)
+    CACHE._shards.clear()
+    for number in range(1, KEPT_BATCHES + 2):
+        pipeline.run(*messages(1, first=number, queue=1))
+    CACHE._shards.update(before)  # as in the worker of the first batch
+    pipeline.run(*messages(1, first=1, queue=0))
+    assert [key[2] for key in CACHE._shards] == ["orders/broker-a/0"]

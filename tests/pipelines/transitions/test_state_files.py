@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import StateLost
+from lanemq.pipelines.batch import PASSES
 from lanemq.pipelines.transitions.shard import Change, Meta, Shard, Version
-from lanemq.pipelines.transitions.shard_cache import ShardCache
+from lanemq.pipelines.transitions.shard_cache import KEPT_BATCHES, ShardCache
 from lanemq.pipelines.transitions.state_files import ShardFiles
 
 
@@ -196,3 +197,26 @@ def test_the_cache_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         assert shard.count_bytes(0) == 400
         cache.put(ShardFiles(tmp_path, "q", name), shard, 100, 1_000)
     assert len(cache) == 2
+
+
+def test_a_copy_that_others_have_gone_on_with_is_given_up_after_a_while(files: ShardFiles) -> None:
+    """Spark gives shards to any worker: each would keep all of them."""
+    cache, version = ShardCache(), files.write_change(0, Version(), change(a=b"1"))
+    newer = Version(5 * PASSES, "newer")
+    for number, versions, kept in [
+        (9 * PASSES, {files.shard: newer}, 1),
+        (KEPT_BATCHES * PASSES, {files.shard: newer}, 1),
+        ((KEPT_BATCHES + 1) * PASSES, {files.shard: version}, 1),
+        ((KEPT_BATCHES + 1) * PASSES, {}, 1),
+        ((KEPT_BATCHES + 1) * PASSES, {files.shard: newer}, 0),
+    ]:
+        cache.put(files, files.load(version), 100, 1_000_000)
+        cache.drop_stale(files.place, files.query, number, versions)
+        assert len(cache) == kept
+
+
+def test_copies_of_another_pipeline_are_its_own_matter(files: ShardFiles, tmp_path: Path) -> None:
+    cache, version = ShardCache(), files.write_change(0, Version(), change(a=b"1"))
+    cache.put(files, files.load(version), 100, 1_000_000)
+    cache.drop_stale(tmp_path / "other", files.query, 99 * PASSES, {files.shard: Version(98, "newer")})
+    assert len(cache) == 1

@@ -48,6 +48,8 @@ class Intent(msgspec.Struct, frozen=True):
     requests: tuple[Request, ...] = ()
     shards: tuple[str, ...] = ()
     """Of a pass: where lanes are tried."""
+    redrives: tuple[str, ...] = ()
+    """Of a pass: files of dead letters that it gives to the step again."""
 
     def orders(self) -> Orders:
         """The later of two decisions about a lane counts."""

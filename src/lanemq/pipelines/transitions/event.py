@@ -43,6 +43,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     message_id: str | None
     attempt: int
     """1, and one more with every time the step failed on it."""
+    late: bool = False
+    """Whether it was a dead letter and is redriven: newer events of its key may have been applied before it."""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -56,6 +58,8 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     stored: int
     message_id: str | None
     value: bytes | None
+    late: bool = False
+    """A dead letter that is redriven; its number, if it has one, was settled when it was set aside."""
 
     def event(self, key: str | None, value: object, attempt: int) -> Event:
         return Event(
@@ -69,13 +73,14 @@ class Message(msgspec.Struct, array_like=True, gc=False):
             self.stored,
             self.message_id,
             attempt,
+            self.late,
         )
 
 
 Row: TypeAlias = Mapping[str, object]
 Step: TypeAlias = Callable[[Any, Event], tuple[Any, Iterable[Row]]]
 """`step(state, event) -> (state, rows)`. The state is None for a new key; None given back forgets the key.
-With `sequence=` it forgets the state only: the number recognises repeats, until `StateLimits(expire_after_ms)`.
+With `sequence=` it forgets the state only: the number recognises repeats, see `StateLimits(forget_numbers_after_ms)`.
 
 Depends on its arguments only: a repeated batch calls it again.
 """

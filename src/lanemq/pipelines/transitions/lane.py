@@ -59,6 +59,15 @@ class Lane(msgspec.Struct, array_like=True):
     home: int | None = None
     """The key's queue, by its place in the shard's `homes`; None where it does not matter."""
 
+    def see(self, stored: int) -> None:
+        """A message of the key came, whatever becomes of it."""
+        if stored > self.seen:
+            self.seen = stored
+
+    def is_past(self, number: int) -> bool:
+        """Whether the key has gone on to this number or beyond. 0 and negative numbers are numbers as well."""
+        return self.number is not None and number <= self.number
+
     def reach(self, number: int, first_number: int | None) -> None:
         """Goes on with a number; those between it and the last one are missed from now on.
 
@@ -125,6 +134,8 @@ def all_plain(states: Iterable[object]) -> bool:
             return kinds <= _LEAVES
         dicts = [value for value in values if type(value) is dict]
         lists = [value for value in values if type(value) is list]
+        if not _LEAVES.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
         if _LEAVES.issuperset(map(type, _inside(dicts, lists))):
             return True
         values = [value for value in _inside(dicts, lists) if type(value) not in _LEAVES]
@@ -140,7 +151,8 @@ def comes_back(state: object, again: object) -> bool:
     if type(state) is not type(again):
         return False
     if isinstance(state, dict) and isinstance(again, dict):
-        return state.keys() == again.keys() and all(comes_back(state[key], again[key]) for key in state)
+        kept = state.keys() == again.keys() and list(map(type, state)) == list(map(type, again))
+        return kept and all(comes_back(state[key], again[key]) for key in state)
     if isinstance(state, list) and isinstance(again, list):
         return all(map(comes_back, state, again))
     return True

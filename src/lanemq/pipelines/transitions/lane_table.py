@@ -12,6 +12,7 @@ import msgspec
 from lanemq.pipelines.transitions.event import Event
 from lanemq.pipelines.transitions.lane import Lane, all_plain, comes_back
 from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
+from lanemq.pipelines.transitions.shard import key_of
 
 
 class LaneTable:
@@ -26,35 +27,40 @@ class LaneTable:
         self.grown = 0
         """Bytes that the lanes have become larger."""
         self.counts: Counter[str] = Counter()
+        self.late: list[tuple[str, int, int]] = []
+        """Topic, queue and offset of redriven letters that were applied."""
         self._rules = rules
+        self._span = rules.limits.expire_after_ms
         self._proven: set[type] = {type(None)}
 
     def apply(self, name: str, lane: Lane, event: Event) -> None:
         """One event whose turn it is. Raises what the user's code raises; then `restore` before anything else."""
         rules = self._rules
-        if rules.number is not None and not self._in_line(lane, event):
+        if rules.number is not None and not event.late and not self._in_line(lane, event):
             self.counts["repeats"] += 1
             return
+        last = None if self._span is None else self._expired(name, lane, event.stored)
         state, rows = rules.step(lane.state, event)
         made = [rules.shape(row) for row in rows] if rows else ()
         lane.state = state
         if event.stored > lane.seen:
             lane.seen = event.stored
         self.save(name, lane)
+        if last is not None:
+            self.outputs += last
+            self.counts["expired"] += 1
         if made:
             self.outputs += made
         self.applied += 1
 
     def save(self, name: str, lane: Lane) -> None:
         """The lane's bytes become what it is now; a lane with nothing to remember is forgotten."""
-        before = self.lanes.get(name)
-        if before is not None:
-            self.grown -= len(before)
         if lane.state is None and lane.number is None and lane.waiting is None:
-            self.lanes.pop(name, None)
+            self.grown -= len(self.lanes.pop(name, b""))
             return
-        packed = self.lanes[name] = self._rules.codec.encode(lane)
-        self.grown += len(packed)
+        packed = self._rules.codec.encode(lane)
+        self.grown += len(packed) - len(self.lanes.get(name, b""))
+        self.lanes[name] = packed
         if type(lane.state) not in self._proven:
             self._prove(name, lane.state, packed)
 
@@ -63,6 +69,23 @@ class LaneTable:
         packed = self.lanes.get(name)
         lane = self.hot[name] = Lane() if packed is None else self._rules.codec.decode(packed)
         return lane
+
+    def last_rows(self, name: str, state: object) -> list[tuple[Any, ...]]:
+        """What the user says about a state that goes."""
+        if self._rules.on_expire is None:
+            return []
+        return [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
+
+    def _expired(self, name: str, lane: Lane, stored: int) -> list[tuple[Any, ...]] | None:
+        """A state whose time was over before the event came, whether or not anybody has looked since: what a step is
+        given must not depend on where batches end. None: it was not.
+        """
+        assert self._span is not None
+        if lane.state is None or stored - lane.seen < self._span:
+            return None
+        rows = self.last_rows(name, lane.state)
+        lane.state = None
+        return rows
 
     def prove_all(self) -> None:
         """Every state that this unit leaves: of two states of one type, the second may hold what does not come back."""

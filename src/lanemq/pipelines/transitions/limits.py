@@ -17,8 +17,12 @@ class StateLimits:
     """States of a shard, with what waits in stopped lanes. Too low: states that grow stop the pipeline; too high: the
     worker is killed for its memory instead."""
     expire_after_ms: int | None = None
-    """A key without messages for this long is forgotten, by the store times that its shard has seen. None: never.
-    Too short: a key that comes back starts with no state."""
+    """The state of a key without messages for this long is forgotten, by the store times that its shard has seen.
+    None: never. Too short: a key that comes back starts with no state."""
+    forget_numbers_after_ms: int | None = None
+    """With `sequence=`, the number of a key that has no state any more stays for this long, at about 200 bytes. None:
+    for ever. Too short: a key that comes back begins at `first_number` again, so its events count as gaps, or wait
+    with `on_gap="hold"`, and its old repeats pass."""
     max_waiting_per_lane: int = 10_000
     """Messages behind a stopped key. They are part of the state: long lanes make every batch write more."""
     max_waiting_bytes_per_lane: int = 64 * 1024**2
@@ -49,6 +53,11 @@ class StateLimits:
                 raise InvalidOption(f"StateLimits({name}={getattr(self, name)}) leaves room for nothing: use 1 or more")
         if self.expire_after_ms is not None and self.expire_after_ms < 1:
             raise InvalidOption(f"StateLimits(expire_after_ms={self.expire_after_ms}): use 1 or more, None for never")
+        if self.forget_numbers_after_ms is not None and self.forget_numbers_after_ms < (self.expire_after_ms or 1):
+            raise InvalidOption(
+                f"StateLimits(forget_numbers_after_ms={self.forget_numbers_after_ms}): use {self.expire_after_ms or 1} "
+                f"or more (a number goes with the state or behind it), None for never"
+            )
         if self.when_lane_is_full not in ("stop", "dead_letter"):
             raise InvalidOption(
                 f"StateLimits(when_lane_is_full={self.when_lane_is_full!r}): use 'stop' or 'dead_letter'"

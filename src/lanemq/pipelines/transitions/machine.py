@@ -10,16 +10,21 @@ messages in its own state (`stopped.py`), so a stopped lane costs no other lane 
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import pairwise
 from operator import ge
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines.transitions.event import Event, Message
+from lanemq.pipelines.transitions.expiry import Expiry
 from lanemq.pipelines.transitions.lane_table import LaneTable
 from lanemq.pipelines.transitions.orders import Orders
+from lanemq.pipelines.transitions.redrives import Letter
 from lanemq.pipelines.transitions.rules import Rules, UnfitState
-from lanemq.pipelines.transitions.shard import Change, Shard, keyless, read_seen
+from lanemq.pipelines.transitions.shard import Change, Shard, keyless
 from lanemq.pipelines.transitions.stamps import StampTable
 from lanemq.pipelines.transitions.stopped import StoppedLanes
 
@@ -74,7 +79,8 @@ class ShardMachine:
         if self._rules.one_queue_a_key:
             self._stay_home(fresh)
         topic, broker, queue_id, nameless = fresh.topic, fresh.broker, fresh.queue_id, keyless(fresh.queue)
-        hot, decode, apply, stopped = self.table.hot, self._rules.decode, self.table.apply, self.stopped
+        hot, apply, stopped = self.table.hot, self.table.apply, self.stopped
+        decode, decode_empty = self._rules.decode, self._rules.decode_empty
         for offset, key, body, tags, stored, ident in zip(*fresh[3:9], strict=True):
             name = nameless if key is None else key
             lane = hot.get(name) or self.table.restore(name)
@@ -83,7 +89,8 @@ class ShardMachine:
                 continue
             poison = True
             try:
-                event = Event(key, decode(body), topic, broker, queue_id, offset, tags, stored, ident, 1)
+                value = decode(body) if body else decode_empty(body)
+                event = Event(key, value, topic, broker, queue_id, offset, tags, stored, ident, 1)
                 poison = False
                 apply(name, lane, event)
             except UnfitState:
@@ -96,13 +103,18 @@ class ShardMachine:
         """A pass: lanes whose time has come, and those that a person decided about."""
         self.stopped.run(orders)
 
+    def redrive(self, letters: Iterable[Letter]) -> None:
+        """Dead letters again; each is in one pass only (`redrives.py`), so nothing here knows what was seen."""
+        for letter in letters:
+            self.stopped.come_late(letter.lane, msgspec.structs.replace(letter.message, late=True))
+
     def finish(self) -> Change:
         """Everything this unit changed; the shard in memory has it already."""
         self.table.prove_all()
         meta, lanes = self._shard.meta, self._shard.lanes
         for name in self.stopped.standing:
             self.table.save(name, self.table.hot[name])
-        touched = dict.fromkeys([*self.table.hot, *self._sweep()])
+        touched = dict.fromkeys([*self.table.hot, *Expiry(self._shard, self.table, self._rules).sweep()])
         self._check_size()
         for queue, reached in self._reached.items():
             meta.offsets[queue] = max(reached, meta.offsets.get(queue, 0))
@@ -137,10 +149,11 @@ class ShardMachine:
         for found, name in ((keys, "max_keys_per_shard"), (size, "max_bytes_per_shard")):
             most = getattr(limits, name)
             if found > most:
-                ended = "" if self._rules.number else ", or give back None from the step when a key has ended"
+                numbered = " and their numbers with forget_numbers_after_ms"
+                ended = ", or give back None from the step when a key has ended"
                 raise InvalidOption(
                     f"a shard has {found} {name.split('_')[1]}, more than StateLimits({name}={most}): raise it, or let "
-                    f"old keys go with expire_after_ms{ended}"
+                    f"old keys go with expire_after_ms{numbered if self._rules.number else ended}"
                 )
 
     def _fresh(self, run: Run) -> Run:
@@ -171,22 +184,6 @@ class ShardMachine:
             self.counts["recreated_queues"] += 1
             meta.offsets[queue] = 0
         return meta.offsets.get(queue, 0)
-
-    def _sweep(self) -> list[str]:
-        """Forgets keys that were silent for too long; looks at all of them sixteen times in that span."""
-        meta, span = self._shard.meta, self._rules.limits.expire_after_ms
-        if span is None or meta.newest - meta.swept < max(span // 16, 1):
-            return []
-        meta.swept = meta.newest
-        old = [
-            name
-            for name, packed in self._shard.lanes.items()
-            if name not in meta.waiting and read_seen(packed) + span <= meta.newest
-        ]
-        for name in old:
-            self.table.grown -= len(self._shard.lanes.pop(name))
-        self.counts["expired"] += len(old)
-        return old
 
 
 def _missing(offsets: list[int], since: int) -> int:

@@ -1,7 +1,7 @@
 """What tasks are sent and what they send back."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,15 @@ import msgspec
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from lanemq.pipelines.transitions.decoding import decoder
+from lanemq.pipelines.transitions.decoding import decoder, empty_decoder
 from lanemq.pipelines.transitions.event import Step
 from lanemq.pipelines.transitions.lane import LaneCodec
 from lanemq.pipelines.transitions.limits import StateLimits
 from lanemq.pipelines.transitions.orders import NONE, Orders
 from lanemq.pipelines.transitions.policies import Policy
+from lanemq.pipelines.transitions.redrives import Letter, Redrives
 from lanemq.pipelines.transitions.row_shape import RowShape
-from lanemq.pipelines.transitions.rules import Number, OnGap, Rules, numbering
+from lanemq.pipelines.transitions.rules import Number, OnExpire, OnGap, Rules, numbering
 from lanemq.pipelines.transitions.shard import Version
 
 
@@ -36,6 +37,7 @@ class Spec:
     by_queue: bool = True
     """Whether shards are queues."""
     one_queue_a_key: bool = False
+    on_expire: OnExpire | None = None
 
     def rules(self) -> Rules:
         """Checks the options, too."""
@@ -51,6 +53,8 @@ class Spec:
             first_number=self.first_number,
             by_queue=self.by_queue,
             one_queue_a_key=self.one_queue_a_key,
+            on_expire=self.on_expire,
+            decode_empty=empty_decoder(self.decode),
         )
 
 
@@ -66,6 +70,19 @@ class Plan:
     versions: dict[str, Version]
     """What every shard starts from; a shard that is not named starts empty."""
     orders: Orders = NONE
+    redrives: tuple[str, ...] = ()
+    """Files of letters that a pass gives to the step again."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """The shards of their lanes, where shards are not queues."""
+
+    def letters(self, shard: str) -> Iterator[Letter]:
+        """Those of one shard."""
+        redrives = Redrives(self.place)
+        for ident in self.redrives:
+            yield from (each for each in redrives.letters(ident) if self.shard_of(each) == shard)
+
+    def shard_of(self, letter: Letter) -> str:
+        return letter.queue if self.spec.by_queue else self.homes[letter.lane]
 
 
 class Summary(msgspec.Struct):
@@ -83,6 +100,8 @@ class Summary(msgspec.Struct):
     """The file of outputs, by name, and its rows; there is no file without rows."""
     dead: tuple[str, int]
     counts: dict[str, int]
+    late: list[tuple[str, int, int]] = []
+    """Redriven letters among the applied: topic, queue, offset."""
 
 
 class Refusal(msgspec.Struct):

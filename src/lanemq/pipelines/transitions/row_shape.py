@@ -22,7 +22,7 @@ _SAFE: Final = {
     (int, "int16"),
     (int, "int8"),
 }
-"""Values of these types always fit, integers within their bounds; everything else is tried."""
+"""Values of these types fit, integers within their bounds and texts that are UTF-8; everything else is tried."""
 
 
 class RowShape:
@@ -34,8 +34,8 @@ class RowShape:
         self._width = len(schema.names)
         pick = itemgetter(*schema.names)
         self._get: Callable[[Mapping[str, object]], Any] = pick if self._width > 1 else lambda row: (pick(row),)
-        # Types of rows that fit, with the integers whose size remains to be looked at.
-        self._known: dict[tuple[type, ...], list[tuple[int, int]]] = {}
+        # Types of rows that fit, with the integers whose size, and the texts whose characters remain to be looked at.
+        self._known: dict[tuple[type, ...], tuple[list[tuple[int, int]], list[int]]] = {}
 
     def __call__(self, row: Mapping[str, object]) -> tuple[Any, ...]:
         """The row's values in the order of the columns; raises what is wrong with it."""
@@ -45,13 +45,23 @@ class RowShape:
             values: tuple[Any, ...] = self._get(row)
         except KeyError:
             raise self._unknown(row) from None
-        bounds = self._known.get(tuple(map(type, values)))
-        if bounds is None:
-            bounds = self._try(values)
+        bounds, texts = self._known.get(tuple(map(type, values))) or self._try(values)
         for at, bound in bounds:
             if not -bound <= values[at] < bound:
                 raise ValueError(f"output {self.schema.names[at]!r}: {values[at]} is too large for its column")
+        for at in texts:
+            if not values[at].isascii():
+                self._check_text(at, values[at])
         return values
+
+    def _check_text(self, at: int, text: str) -> None:
+        """Half of a surrogate pair is in many a JSON, and no UTF-8."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"output {self.schema.names[at]!r}: {text!r:.100} is no text in UTF-8 ({error})"
+            ) from error
 
     def columns(self, rows: list[tuple[Any, ...]]) -> pa.Table:
         """Checked rows as Arrow columns."""
@@ -59,7 +69,7 @@ class RowShape:
         arrays = [pa.array(values, field.type) for values, field in zip(columns, self.schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
-    def _try(self, values: tuple[Any, ...]) -> list[tuple[int, int]]:
+    def _try(self, values: tuple[Any, ...]) -> tuple[list[tuple[int, int]], list[int]]:
         """Whether a row of new types fits; from now on its like is not tried again, if types alone can tell."""
         for field, value in zip(self.schema, values, strict=True):
             try:
@@ -73,9 +83,10 @@ class RowShape:
             for at, (field, value) in enumerate(zip(self.schema, values, strict=True))
             if type(value) is int and pa.types.is_signed_integer(field.type)
         ]
+        looked_at = bounds, [at for at, value in enumerate(values) if type(value) is str]
         if all(_is_safe(type(value), field) for field, value in zip(self.schema, values, strict=True)):
-            self._known[tuple(map(type, values))] = bounds
-        return bounds
+            self._known[tuple(map(type, values))] = looked_at
+        return looked_at
 
     def _filled(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """Columns that a row leaves out are null."""

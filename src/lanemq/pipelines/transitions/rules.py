@@ -1,17 +1,22 @@
 """What a stage was told, in the form that the machine uses: everything about a step but the state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.transitions.event import Event, Step
+from lanemq.pipelines.transitions.decoding import tombstone
+from lanemq.pipelines.transitions.event import Event, Row, Step
 from lanemq.pipelines.transitions.lane import LaneCodec
 from lanemq.pipelines.transitions.limits import StateLimits
 from lanemq.pipelines.transitions.policies import Policy
 
 OnGap: TypeAlias = Literal["report", "hold", "fail"]
 Number: TypeAlias = Callable[[Event], int]
+OnExpire: TypeAlias = Callable[[Any, str | None], Iterable[Row]]
+"""`on_expire(state, key) -> rows`: the last words of a state that is forgotten."""
+
+_BOUND: Final = 1 << 63
 
 
 class Early(OrderError):
@@ -40,6 +45,7 @@ class Rules:
 
     step: Step
     decode: Callable[[Any], Any]
+    """Of a body that is not empty."""
     shape: Callable[[Mapping[str, object]], tuple[Any, ...]]
     policy: Policy
     limits: StateLimits = field(default_factory=StateLimits)
@@ -51,20 +57,36 @@ class Rules:
     """Whether a missing stamp or offset means anything: a share of the keys never has all of a queue's messages."""
     one_queue_a_key: bool = False
     """Whether a key in a second queue is refused: without numbers nothing says which of its events come first."""
+    on_expire: OnExpire | None = None
+    decode_empty: Callable[[Any], Any] = tombstone
+    """Of one that is: apart, because on the hottest path there is a call is what costs."""
+
+    def value(self, body: bytes | None) -> Any:
+        return self.decode(body) if body else self.decode_empty(body)
 
 
 def numbering(sequence: str | Number | None) -> Number | None:
-    """How to read an event's number: a field's name, or a function of the event."""
-    if sequence is None or callable(sequence):
-        return sequence
-    if not isinstance(sequence, str):
+    """How to read an event's number: a field's name, or a function of the event.
+
+    Whatever it gives becomes part of the key's state, so a number is a whole one that can be stored, or an error.
+    """
+    if sequence is None:
+        return None
+    if not callable(sequence) and not isinstance(sequence, str):
         raise InvalidOption(f"sequence={sequence!r}: use the name of a field, or a function of the event")
+    tell = sequence if callable(sequence) else None
+    name = sequence if isinstance(sequence, str) else ""
 
     def number(event: Event) -> int:
         value = event.value
-        found = value[sequence] if isinstance(value, Mapping) else getattr(value, sequence)
-        if type(found) is not int:
-            raise TypeError(f"{sequence!r} is {found!r}, not a whole number")
+        if tell is not None:
+            found = tell(event)
+        elif isinstance(value, Mapping):
+            found = value[name]
+        else:
+            found = getattr(value, name)
+        if type(found) is not int or not -_BOUND <= found < _BOUND:
+            raise TypeError(f"{name or 'sequence'!r} is {found!r:.100}, not a whole number of 64 bits")
         return found
 
     return number

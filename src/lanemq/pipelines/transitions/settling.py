@@ -69,6 +69,7 @@ def results(place: Path, batch: Batch, schema: StructType, summaries: list[Summa
         dead=FileRows(dead_letters.SCHEMA, dead) if dead else None,
         counts=dict(counts),
         state=msgspec.json.encode(after).decode(),
+        late=frozenset(place for each in summaries for place in each.late),
     )
 
 

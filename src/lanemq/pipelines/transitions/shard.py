@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from lanemq.pipelines.transitions.lane import read_raw
-
 START: Final = -1
 """The version of a shard that no unit has touched."""
 
@@ -98,8 +96,3 @@ def keyless(queue: str) -> str:
 def key_of(lane_name: str) -> str | None:
     """The key, as messages carry it."""
     return None if lane_name.startswith("\x00") else lane_name
-
-
-def read_seen(packed: bytes) -> int:
-    """When the key was last seen, without reading its state."""
-    return read_raw(packed).seen

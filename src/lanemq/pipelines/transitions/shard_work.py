@@ -122,8 +122,10 @@ class ShardWork:
                 reason,
                 attempts,
                 number,
+                message.tags,
+                waits,
             )
-            for message, key, reason, attempts in self.machine.stopped.dead
+            for message, key, reason, attempts, waits in self.machine.stopped.dead
         ]
         self._dead.write(rows)
         self.machine.stopped.dead = []
@@ -141,4 +143,5 @@ class ShardWork:
             outputs=(self._outputs.name, self._outputs.rows),
             dead=(self._dead.name, self._dead.rows),
             counts=dict(self.machine.counts),
+            late=self.machine.table.late,
         )

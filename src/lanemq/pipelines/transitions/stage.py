@@ -5,11 +5,11 @@ is taken by one pass; a unit that passes were built on is never computed again.
 """
 
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import hash as hash_of
 from pyspark.sql.functions import lit, pmod
@@ -20,7 +20,7 @@ from lanemq.model.errors import Closed, InvalidOption, StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import PASSES, Batch
 from lanemq.pipelines.ddl import parse_columns
-from lanemq.pipelines.durable import read_json, write_json
+from lanemq.pipelines.durable import sync
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.queue_set import OnQueueChange, check_choice
 from lanemq.pipelines.rows import FileRows
@@ -28,10 +28,12 @@ from lanemq.pipelines.transitions.arrow_runs import SHARD
 from lanemq.pipelines.transitions.books import Books, Intent, Ledger, Request, read_ledger
 from lanemq.pipelines.transitions.carried_types import carry_types
 from lanemq.pipelines.transitions.event import COLUMNS, Step
+from lanemq.pipelines.transitions.fixed import fixed, keep_fixed
 from lanemq.pipelines.transitions.limits import StateLimits
 from lanemq.pipelines.transitions.plan import ANSWER, Plan, Spec, unpack_answer
 from lanemq.pipelines.transitions.policies import DeadLetter, Hold, Park, Policy
-from lanemq.pipelines.transitions.rules import Number, OnGap
+from lanemq.pipelines.transitions.redrives import Letter, Redrives
+from lanemq.pipelines.transitions.rules import Number, OnExpire, OnGap
 from lanemq.pipelines.transitions.settling import agreed, forget_old, ledger_after, results
 from lanemq.pipelines.transitions.shard import START
 from lanemq.pipelines.transitions.shard_work import work_folder
@@ -39,12 +41,6 @@ from lanemq.pipelines.transitions.worker import work_on_lanes, work_on_messages
 
 _NEEDED = (*COLUMNS[:5], "value", "store_timestamp")
 _PLACE = ("topic", "broker", "queue_id", "queue_offset")
-
-
-class _Fixed(msgspec.Struct, frozen=True):
-    """What must stay as it is for as long as the state lives."""
-
-    shards: Literal["queue"] | int
 
 
 class Transitions:
@@ -65,11 +61,12 @@ class Transitions:
         state_type: Any = None,
         on_failure: Policy | None = None,
         sequence: str | Number | None = None,
-        on_gap: OnGap = "report",
+        on_gap: OnGap | None = None,
         first_number: int | None = 1,
         shards: Literal["queue"] | int = "queue",
         limits: StateLimits | None = None,
         on_queue_change: OnQueueChange = "fail",
+        on_expire: OnExpire | None = None,
         clock: Clock | None = None,
     ) -> None:
         """See `docs/decisions/0010-pipelines.md` for what shards are.
@@ -77,13 +74,17 @@ class Transitions:
         - `decode`: "json", "text", "bytes", a type for JSON (msgspec Struct, dataclass, TypedDict) or a function.
         - `state_type`: the state is given to the step as this type; default: dicts, lists, numbers, texts.
         - `sequence`: the field of the value (or a function of the event) that numbers a key's events 1, 2, 3 ...;
-          repeats are dropped. `on_gap`: "report" counts what is missing, "hold" lets the key wait for it, "fail"
-          treats it as a failure. `first_number=None`: a key may begin with any number.
+          repeats are dropped. It cannot be changed later. `on_gap`: "report" counts what is missing and goes on,
+          "hold" lets the key wait for it, "fail" treats it as a failure; the default is "report", and "hold" with
+          `shards=<number>`, where a key's events may be in several queues, which are read one after the other.
+          `first_number=None`: a key may begin with any number.
         - `shards`: "queue" for rows as the source gives them; a number for rows that were shuffled, or for keys
           that are in several queues, which then need `sequence`. It cannot be changed later.
         - `on_queue_change`: what is done when the topic has more queues than the state was made with, or, with
           `shards=<number>` and without `sequence`, when a key is found in two queues: "fail", or "continue" where no
           key has moved or a moved key may begin anew (then nobody tells when that is not so).
+        - `on_expire(state, key) -> rows`: called for a state that `StateLimits(expire_after_ms)` forgets; its rows
+          are written with the batch that does so. If it fails, the state stays and is asked again.
         """
         self.schema = _columns_of(outputs)
         self._shards = shards
@@ -97,11 +98,12 @@ class Transitions:
             state_type=state_type,
             policy=Hold() if on_failure is None else on_failure,
             sequence=sequence,
-            on_gap=on_gap,
+            on_gap=on_gap if on_gap is not None else "report" if shards == "queue" else "hold",
             first_number=first_number,
             limits=limits or StateLimits(),
             by_queue=shards == "queue",
             one_queue_a_key=shards != "queue" and sequence is None and chosen == "fail",
+            on_expire=on_expire,
         )
         self._check()
         self._spark: SparkSession | None = None
@@ -109,18 +111,10 @@ class Transitions:
         self._cleaned: dict[str, int] = {}
 
     def open(self, spark: SparkSession, place: Path) -> None:
-        """Refuses a place whose state was made with other shards."""
+        """Refuses a place whose state was made with other shards or numbers."""
         carry_types()
         self._spark, self._books, self._cleaned = spark, Books(place.absolute()), {}
-        path, wanted = place / "stage.json", _Fixed(self._shards)
-        if not path.exists():
-            write_json(path, wanted)
-        found = read_json(path, _Fixed)
-        if found != wanted:
-            raise InvalidOption(
-                f"shards={self._shards!r}, but the state in {place} was made with {found}: keys would lose their "
-                f"state. Keep the number, or start anew with an empty checkpoint"
-            )
+        keep_fixed(place, fixed(self._shards, self._spec.sequence, self._spec.first_number))
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
         """The rows of a batch; the same again when the batch is repeated."""
@@ -141,7 +135,7 @@ class Transitions:
         books = self._opened()
         if set(books.intents()) & set(books.ledgers()):
             return None
-        if books.requests():
+        if books.requests() or Redrives(books.place).pending():
             return Millis(0)
         times = [entry.retry_at for entry in books.newest().shards.values() if entry.retry_at is not None]
         return Millis(max(0, min(times) - wall)) if times else None
@@ -150,7 +144,10 @@ class Transitions:
         """Tries stopped lanes whose time has come or that a person decided about. None: there are none."""
         books, spark = self._opened(), self._spark
         assert spark is not None
-        if any(number > batch.number for number in books.ledgers()):
+        ledgers = books.ledgers()
+        if any(number > batch.number for number in ledgers):
+            if batch.number in ledgers:
+                self.finished(batch)
             books.remove("intents", batch.number)
             return None
         intent = books.intent(batch.number) or self._planned_pass(batch)
@@ -170,11 +167,24 @@ class Transitions:
         intent = books.intent(batch.number)
         for request in intent.requests if intent else ():
             books.answered(request)
+        redrives, carried_out = Redrives(books.place), intent.redrives if intent else ()
+        for ident in carried_out:
+            redrives.carried_out(ident)
         shutil.rmtree(work_folder(books.place, batch.number), ignore_errors=True)
         forget_old(books, batch, self._cleaned)
         books.remove("intents", batch.number)
+        if carried_out:
+            sync(books.place / "intents")  # an intent that a power cut brought back would want the bodies
+        for ident in carried_out:
+            redrives.forget_bodies(ident)
 
-    def _intent(self, batch: Batch, requests: tuple[Request, ...] = (), shards: tuple[str, ...] = ()) -> Intent:
+    def _intent(
+        self,
+        batch: Batch,
+        requests: tuple[Request, ...] = (),
+        shards: tuple[str, ...] = (),
+        redrives: tuple[str, ...] = (),
+    ) -> Intent:
         """Written down before the unit runs; that of an earlier attempt if its state still follows from it."""
         books = self._opened()
         base = books.ledger_before(batch.number)
@@ -183,7 +193,7 @@ class Transitions:
         # A pass may have come in between if the earlier attempt never got as far as a ledger.
         if found is not None and found.base == base.number:
             return found
-        intent = Intent(batch.number, batch.query, base.number, self._clock.wall(), requests, shards)
+        intent = Intent(batch.number, batch.query, base.number, self._clock.wall(), requests, shards, redrives)
         books.begin(intent)
         return intent
 
@@ -192,13 +202,15 @@ class Transitions:
         books = self._opened()
         requests, wall = books.requests(), self._clock.wall()
         entries = books.ledger_before(batch.number).shards
-        shards = [
+        shards = {
             name
-            for name, entry in sorted(entries.items())
+            for name, entry in entries.items()
             if (requests and entry.waiting) or (entry.retry_at is not None and entry.retry_at <= wall)
-        ]
+        }
+        redrives = tuple(Redrives(books.place).pending())
+        shards |= self._shards_of(redrives)
         if shards:
-            return self._intent(batch, tuple(requests), tuple(shards))
+            return self._intent(batch, tuple(requests), tuple(sorted(shards)), redrives)
         for request in requests:
             books.answered(request)
         return None
@@ -214,7 +226,29 @@ class Transitions:
             wall=intent.wall,
             versions={name: entry.version for name, entry in entries.items()},
             orders=intent.orders(),
+            redrives=intent.redrives,
+            homes=self._homes(intent.redrives),
         )
+
+    def _shards_of(self, redrives: tuple[str, ...]) -> set[str]:
+        """Where the lanes of letters are."""
+        if self._shards != "queue":
+            return set(self._homes(redrives).values())
+        return {letter.queue for letter in self._letters(redrives)}
+
+    def _homes(self, redrives: tuple[str, ...]) -> dict[str, str]:
+        """Lanes of letters with their shards, where those are shares of the keys; as `_arranged` shares them."""
+        if self._shards == "queue" or not redrives:
+            return {}
+        assert self._spark is not None
+        lanes = sorted({(letter.lane, letter.key) for letter in self._letters(redrives)}, key=lambda each: each[0])
+        frame = self._spark.createDataFrame(lanes, "lane string, key string")
+        rows = frame.select("lane", pmod(hash_of("key"), lit(self._shards)).alias(SHARD)).collect()
+        return {row.lane: f"keys-{row[SHARD]}" for row in rows}
+
+    def _letters(self, redrives: tuple[str, ...]) -> Iterator[Letter]:
+        found = Redrives(self._opened().place)
+        return (letter for ident in redrives for letter in found.letters(ident))
 
     def _settled(self, batch: Batch, intent: Intent, frame: DataFrame) -> Results:
         books = self._opened()
@@ -246,6 +280,10 @@ class Transitions:
             raise InvalidOption(f"on_gap={self._spec.on_gap!r}: use 'report', 'hold' or 'fail'")
         if self._shards != "queue" and (type(self._shards) is not int or self._shards < 1):
             raise InvalidOption(f"shards={self._shards!r}: use 'queue', or a number of 1 or more")
+        if self._spec.on_expire is not None and not callable(self._spec.on_expire):
+            raise InvalidOption(f"on_expire={self._spec.on_expire!r} cannot be called: give a function of (state, key)")
+        if self._spec.on_expire is not None and self._spec.limits.expire_after_ms is None:
+            raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after_ms=...): say both")
         self._spec.rules()
 
 

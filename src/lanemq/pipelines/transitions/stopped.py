@@ -14,6 +14,7 @@ from lanemq.pipelines.transitions.orders import Orders
 from lanemq.pipelines.transitions.policies import GiveUp, SetAside, TryAgain, after
 from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
 from lanemq.pipelines.transitions.shard import GAP_AT, PARKED_AT, key_of
+from lanemq.pipelines.transitions.words import words_of
 
 Queued: TypeAlias = list[tuple[Message, int | None]]
 """Messages with their numbers, as far as they are known."""
@@ -33,8 +34,8 @@ class StoppedLanes:
         """Lanes whose bytes are behind: encoded once, at the end, because their queues can be long."""
         self._sizes: dict[str, int] = {}
         """Bytes that wait in a lane, where they were asked for."""
-        self.dead: list[tuple[Message, str | None, str, int]] = []
-        """Message, key, reason, attempts."""
+        self.dead: list[tuple[Message, str | None, str, int, bool]] = []
+        """Message, key, reason, attempts, and whether it still waits in its lane."""
 
     def arrived(self, name: str, message: Message, error: Exception, *, poison: bool) -> None:
         """A new event could not be applied."""
@@ -49,14 +50,15 @@ class StoppedLanes:
         if isinstance(error, Late):
             self._too_late(name, lane, message, error)
             return True
-        number = None if poison else self._number_of(message)
+        number = None if poison else self._number_of(name, message)
         if isinstance(error, Early) and self._rules.on_gap == "hold":
             self._stand(name, lane, Why.GAP, str(error), 0, [(message, error.number)])
             return False
-        reason = f"{'cannot be decoded' if poison else type(error).__name__}: {error}"
-        if poison and failures == 1:
-            self._bury(message, name, reason, failures)
-        match after(self._rules.policy, failures):
+        reason = f"{'cannot be decoded' if poison else type(error).__name__}: {words_of(error)}"
+        then = after(self._rules.policy, failures)
+        if poison and failures == 1 and then != GiveUp():
+            self._bury(message, name, reason, failures, waits=True)
+        match then:
             case TryAgain(delay):
                 self._stand(name, lane, Why.HELD, reason, failures, [(message, number)], self._wall + delay)
                 return False
@@ -65,7 +67,7 @@ class StoppedLanes:
                 self._stand(name, lane, Why.PARKED, reason, failures, [(message, number)])
                 return False
             case GiveUp():
-                self._skip(name, lane, message, number, None if poison else reason, failures)
+                self._skip(name, lane, message, number, reason, failures)
                 return True
 
     def join(self, name: str, lane: Lane, message: Message) -> None:
@@ -75,7 +77,7 @@ class StoppedLanes:
         if self._is_full(name, waiting, message):
             self._overflow(name, waiting, message)
             return
-        number = self._number_of(message)
+        number = self._number_of(name, message)
         if self._by_number and number is not None and self._is_known(lane, waiting, number):
             self._drop(name, lane, message, number)
             return
@@ -85,8 +87,17 @@ class StoppedLanes:
         self.standing[name] = None
         self._table.counts["held"] += 1
         expected = self._rules.first_number if lane.number is None else lane.number + 1
-        if waiting.why is Why.GAP and (number is None or expected is None or number <= expected):
+        if waiting.why is Why.GAP and not message.late and (number is None or expected is None or number <= expected):
             self._drain(name)
+
+    def come_late(self, name: str, message: Message) -> None:
+        """A dead letter again, behind everything that its lane has. Its own number says nothing any more."""
+        self._table.counts["redriven_letters"] += 1
+        lane = self._table.hot.get(name) or self._table.restore(name)
+        if lane.waiting is not None:
+            self.join(name, lane, message)
+        elif not self._try(name, message, 0):
+            self._table.counts["held"] += 1
 
     def _drop(self, name: str, lane: Lane, message: Message, number: int) -> None:
         """A number below the lane's, or one that waits in it."""
@@ -98,6 +109,7 @@ class StoppedLanes:
     def _too_late(self, name: str, lane: Lane, message: Message, error: Late) -> None:
         """The lane went on without it: applied now it would be out of order, dropped it would be lost silently."""
         lane.settle_missed(error.number)
+        lane.see(message.stored)
         self._table.save(name, lane)
         self._table.counts["late"] += 1
         self._bury(message, name, str(error), 0)
@@ -136,20 +148,22 @@ class StoppedLanes:
         table, poison = self._table, True
         try:
             lane = table.hot[name]
-            event = message.event(key_of(name), self._rules.decode(message.value), failures + 1)
+            event = message.event(key_of(name), self._rules.value(message.value), failures + 1)
             poison = False
             table.apply(name, lane, event)
         except UnfitState:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the policy decides
             return self._failed(name, message, error, poison=poison, failures=failures + 1)
+        if message.late:
+            table.late.append((message.topic, message.queue_id, message.offset))
         return True
 
     def _pop_next(self, name: str, queue: Queued, *, leap: bool) -> Message:
         """The message whose turn it is; `leap` makes a missing number count as seen."""
         lane = self._table.hot[name]
         message, number = queue.pop(0)
-        if leap and number is not None and number > (lane.number or 0):
+        if leap and number is not None and not lane.is_past(number):
             lane.reach(number, self._rules.first_number)
             lane.number = number - 1
         return message
@@ -184,15 +198,13 @@ class StoppedLanes:
         self._waiting[name] = GAP_AT if why is Why.GAP else retry_at
         self.standing[name] = None
 
-    def _skip(
-        self, name: str, lane: Lane, message: Message, number: int | None, reason: str | None, failures: int
-    ) -> None:
-        """A message leaves its lane as a dead letter. No reason: there is one for it already."""
-        if reason is not None:
-            self._bury(message, name, reason, failures)
-        if number is not None and number > (lane.number or 0):
+    def _skip(self, name: str, lane: Lane, message: Message, number: int | None, reason: str, failures: int) -> None:
+        """A message leaves its lane as a dead letter."""
+        self._bury(message, name, reason, failures)
+        if number is not None and not lane.is_past(number):
             lane.reach(number, self._rules.first_number)
-            self._table.save(name, lane)
+        lane.see(message.stored)
+        self._table.save(name, lane)
 
     def _discard(self, name: str, *, first_only: bool) -> None:
         """A person's word: the messages, or the first of them, are given up."""
@@ -218,7 +230,7 @@ class StoppedLanes:
     def _overflow(self, name: str, waiting: Waiting, message: Message) -> None:
         limits, count = self._rules.limits, len(waiting.messages)
         option = "max_waiting_per_lane" if count >= limits.max_waiting_per_lane else "max_waiting_bytes_per_lane"
-        if limits.when_lane_is_full == "stop":
+        if limits.when_lane_is_full == "stop" and not message.late:
             raise LaneFrozen(
                 f"key {key_of(name)!r} stands still and {count} messages wait behind it, as many as "
                 f"StateLimits({option}={getattr(limits, option)}) allows: redrive or discard the key, raise the limit, "
@@ -226,19 +238,20 @@ class StoppedLanes:
             )
         self._bury(message, name, f"its lane is full ({count} messages wait in it)", 0)
 
-    def _bury(self, message: Message, name: str, reason: str, attempts: int) -> None:
-        self.dead.append((message, key_of(name), reason, attempts))
+    def _bury(self, message: Message, name: str, reason: str, attempts: int, *, waits: bool = False) -> None:
+        """`waits`: it is only told of; the lane has it, and whoever redrives it redrives the lane."""
+        self.dead.append((message, key_of(name), reason, attempts, waits))
         self._table.counts["dead"] += 1
 
     def _is_known(self, lane: Lane, waiting: Waiting, number: int) -> bool:
-        return (lane.number is not None and number <= lane.number) or number in waiting.numbers
+        return lane.is_past(number) or number in waiting.numbers
 
-    def _number_of(self, message: Message) -> int | None:
-        """None: there are no numbers, or this message does not tell its own."""
-        if self._rules.number is None:
+    def _number_of(self, name: str, message: Message) -> int | None:
+        """None: there are no numbers, or this message does not tell its own, or it does not count any more."""
+        if self._rules.number is None or message.late:
             return None
         try:
-            return self._rules.number(message.event(None, self._rules.decode(message.value), 1))
+            return self._rules.number(message.event(key_of(name), self._rules.value(message.value), 1))
         except Exception:  # noqa: BLE001 - the user's code; the message is looked at again when its turn comes
             return None
 
@@ -248,7 +261,14 @@ def _size(message: Message) -> int:
 
 
 def _in_turn(queue: Queued) -> Queued:
-    """By number. A message that tells no number keeps its place: nobody knows who may pass it."""
+    """By number. A message that tells no number keeps its place: nobody knows who may pass it.
+
+    Letters that were redriven have no place among numbers: they stay behind them, or a missing number that comes
+    behind a letter would be waited for in vain. One that is the head is what stopped the lane.
+    """
+    late = [each for each in queue[1:] if each[0].late]
+    if late:
+        return _in_turn([each for at, each in enumerate(queue) if not at or not each[0].late]) + late
     ordered: Queued = []
     begin = 0
     for at, (_, number) in enumerate(queue):

@@ -13,7 +13,9 @@ import pyarrow as pa
 from lanemq.model.errors import LaneError
 from lanemq.pipelines.transitions.arrow_runs import runs
 from lanemq.pipelines.transitions.plan import Answer, Plan, Refusal, Summary, pack_answer
+from lanemq.pipelines.transitions.shard_cache import CACHE
 from lanemq.pipelines.transitions.shard_work import ShardWork
+from lanemq.pipelines.transitions.words import words_of
 
 
 def work_on_messages(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -21,7 +23,7 @@ def work_on_messages(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[
     try:
         yield _answer(Answer(_take_all(plan, batches)))
     except LaneError as error:
-        yield _answer(Answer([], Refusal(type(error).__name__, str(error))))
+        yield _answer(Answer([], Refusal(type(error).__name__, words_of(error))))
 
 
 def work_on_lanes(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -30,7 +32,7 @@ def work_on_lanes(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         names = [name for batch in batches for name in batch.column("shard").to_pylist()]
         yield _answer(Answer([_retry(plan, name) for name in names]))
     except LaneError as error:
-        yield _answer(Answer([], Refusal(type(error).__name__, str(error))))
+        yield _answer(Answer([], Refusal(type(error).__name__, words_of(error))))
 
 
 @contextmanager
@@ -46,6 +48,7 @@ def _collecting_seldom() -> Iterator[None]:
 
 @_collecting_seldom()
 def _take_all(plan: Plan, batches: Iterator[pa.RecordBatch]) -> list[Summary]:
+    CACHE.drop_stale(plan.place, plan.query, plan.number, plan.versions)
     rules = plan.spec.rules()
     open_shards: dict[str, ShardWork] = {}
     with ExitStack() as stack:
@@ -61,6 +64,7 @@ def _take_all(plan: Plan, batches: Iterator[pa.RecordBatch]) -> list[Summary]:
 def _retry(plan: Plan, name: str) -> Summary:
     with ShardWork(plan, plan.spec.rules(), name) as shard:
         shard.machine.retry(plan.orders)
+        shard.machine.redrive(plan.letters(name))
         return shard.finish()
 
 
