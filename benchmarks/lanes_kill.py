@@ -59,7 +59,7 @@ def _both_work(stage: Stage, members: list[Part]) -> None:
     def work() -> bool:
         return names <= {e["by"] for e in stage.look()[mark:] if e["e"] == "turn"}
 
-    stage.until("both members work", work, seconds=30)
+    stage.until("both members work", work)
 
 
 def _take_over(stage: Stage, victim: Part) -> list[float]:
@@ -75,7 +75,7 @@ def _take_over(stage: Stage, victim: Part) -> list[float]:
                 first.setdefault(event["queue"], event["t"])
         return lost <= first.keys()
 
-    stage.until("the other has taken over", taken_over, seconds=30)
+    stage.until("the other has taken over", taken_over)
     return [(first[queue] - killed_at) / 1e9 for queue in lost]
 
 

@@ -75,7 +75,7 @@ def _all_work(stage: Stage, members: list[Part]) -> None:
         fresh = [e for e in stage.look()[mark:] if e["e"] == "turn"]
         return names <= {e["by"] for e in fresh} and len({e["queue"] for e in fresh}) == QUEUES and len(fresh) > 300
 
-    stage.until("every member works", work, seconds=30)
+    stage.until("every member works", work)
 
 
 def _pause(stage: Stage, members: list[Part], act: Callable[[Stage, list[Part]], None]) -> float:

@@ -24,6 +24,8 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 
 SERVERS = {"spark", "postgres"}
 """Fixtures that start something large: whoever needs them waits for it."""
+SLOW_SECONDS = 900
+"""For a slow test that says nothing else: a JVM that starts on a machine busy with others takes minutes."""
 PLACES = {"postgres", "topic"}
 """Places of the sinks' contract that ask for one of these by themselves."""
 
@@ -31,12 +33,14 @@ PLACES = {"postgres", "topic"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make check` is for the minute after an edit; a JVM alone takes a quarter of it to start.
 
-    Where tests run side by side, those who share a session of Spark share a process.
+    Where tests run side by side, those who share a session of Spark share a process, and all may be a while.
     """
     for item in items:
         if SERVERS & {*getattr(item, "fixturenames", ())} or _place(item) in PLACES:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("one session for all"))
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def _place(item: pytest.Item) -> object:

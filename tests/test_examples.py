@@ -98,7 +98,7 @@ def test_pipelined_send_keeps_keys_in_order(broker: EmbeddedBroker, capsys: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_order_pipeline_parks_one_order_and_ends_with_the_truth(spark: Any) -> None:
     end = example("order_pipeline").main(spark, orders=120)
     assert end["right"]
@@ -108,7 +108,7 @@ def test_the_order_pipeline_parks_one_order_and_ends_with_the_truth(spark: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_ledger_adds_up_after_every_entry(spark: Any) -> None:
     end = example("ledger_balances").main(spark, transfers=800)
     assert end["right"]
@@ -134,7 +134,7 @@ def test_the_auditor_of_the_ledger_finds_a_wrong_balance(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_pipeline_from_a_file_counts_as_python_does(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
     for name in ("VISITS_SERVERS", "VISITS_FOLDER"):

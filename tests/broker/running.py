@@ -94,7 +94,7 @@ class Running:
     # from a test's thread into the broker's loop
 
     def wait_for(self, awaitable: "asyncio.Future[R] | object") -> R:
-        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(20)  # type: ignore[arg-type]
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(60)  # type: ignore[arg-type]
 
     def call(self, function: Callable[[], R]) -> R:
         async def run() -> R:
@@ -131,10 +131,10 @@ class Gate:
 
         def wait() -> None:
             closed.set()
-            self._opened.wait(20)
+            self._opened.wait(60)
 
         running.call(lambda: running.broker._thread.submit(wait, lambda *_: None))
-        assert closed.wait(20)
+        assert closed.wait(60)
 
     def open(self) -> None:
         self._opened.set()

@@ -20,7 +20,7 @@ from lanemq.wire.record import RecordView, record_starts
 
 BROKER = "lanemq"
 SUSPEND, SUBSCRIPTION, COMMIT = 2, 4, 1
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Talk:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.chaos.audit import Audit
 from tests.chaos.diary import Diary
-from tests.chaos.stage import Part, Stage
+from tests.chaos.stage import FORGETS_MS, Part, Stage
 
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report
@@ -24,8 +24,6 @@ BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry_ms": 1_000, "
 CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every_ms": 300, "commit_every_ms": 100}}
 PATIENCE = 60.0
 """Seconds that a round may take to get going again on a machine that is busy with other things."""
-FORGETS_MS = 2_000
-"""A crash may take the commits of 200 ms; on a machine that is busy with other things their writer comes late."""
 ACKS, TURNS = 20, 5
 """What everybody must have done since a fault to count as going on: acknowledged sends, finished turns of a queue."""
 

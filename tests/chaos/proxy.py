@@ -25,6 +25,9 @@ class Wire:
         self.loses_answers = False
         self.lost = threading.Event()
         self._ends = (client, server)
+
+    def start(self) -> None:
+        client, server = self._ends
         for source, target, answers in ((client, server, False), (server, client, True)):
             threading.Thread(target=self._pump, args=(source, target, answers), daemon=True).start()
 
@@ -67,6 +70,7 @@ class ProxiedBroker:
             while True:
                 client, _ = self._listener.accept()
                 self.wires.append(Wire(client, socket.create_connection(self._target)))
+                self.wires[-1].start()  # when everybody can find it: whoever was answered looks for its wire
 
     def hold(self) -> list[Wire]:
         """Nothing passes on the present wires any more, in either direction; new ones work."""

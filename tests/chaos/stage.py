@@ -7,7 +7,9 @@ sleeping: `until` polls a condition and fails with a sentence when its time is o
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +30,9 @@ from lanemq.wire.record import RecordView, record_starts
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 """Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
+FORGETS_MS = 5_000
+"""A crash may take the commits of 200 ms; where the machine or its disk is busy with other things, their writer comes
+late. That it comes at all, and every moment, is shown on virtual time (`sim`)."""
 Event = dict[str, Any]
 
 
@@ -62,7 +67,7 @@ class Stage:
         self.history = folder / "history"
         self.history.mkdir()
         self.data = folder / "data"
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{lasting_port()}"
         self.events: list[Event] = []
         self._parts: list[Part] = []
         self._read: dict[Path, int] = {}
@@ -71,7 +76,7 @@ class Stage:
     # who plays
 
     def broker(self, without: Sequence[str] = (), **options: Any) -> Part:
-        """A broker on the folder's data; after the first one always on the same port."""
+        """A broker on the folder's data, always on the same port."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         settings = {"listen": self.address, "data": str(self.data), "ready": str(ready), "options": options}
@@ -91,7 +96,7 @@ class Stage:
     def _start(self, role: str, name: str, settings: dict[str, Any], without: Sequence[str]) -> Part:
         common = {"name": name, "address": self.address, "history": str(self.history), "without": list(without)}
         command = [sys.executable, "-m", "tests.chaos.roles", role, json.dumps({**common, **settings})]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
         with (self.folder / f"{name}.log").open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=self.folder)
         part = Part(name, process)
@@ -209,7 +214,17 @@ class Stage:
 
     def judge(self, *require: str, drained: bool = True) -> Report:
         self._operator.close()
-        return check([self.history], Options(require=("turns", *require), drained=drained))
+        options = Options(require=("turns", *require), drained=drained, forgets_ns=FORGETS_MS * 1_000_000)
+        return check([self.history], options)
+
+
+def lasting_port() -> int:
+    """One that the system gives to nobody who asks for any: another test may do so while the broker is down."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def stored_records(store: Store, number: int) -> Iterator[RecordView]:

@@ -4,14 +4,17 @@ import threading
 
 import pytest
 from tests.chaos.members import PATIENCE, Town, key_in, owns, until
-from tests.chaos.stage import TOPIC, complaint
+from tests.chaos.stage import GROUP, TOPIC, complaint
 
 from lanemq.checker.verdict import Verdict
+from lanemq.client.admin import Admin
 from lanemq.client.consumer_options import StartFrom
 from lanemq.client.listener import ConcurrentlyContext, ConcurrentlyStatus, Retry
 from lanemq.client.message import Message
 from lanemq.client.push_consumer import PushConsumer
+from lanemq.core.queue_lease import LeaseTimes
 from lanemq.core.retry_policy import HoldQueue
+from lanemq.model.units import Millis
 
 
 @pytest.mark.row("A2")
@@ -155,11 +158,15 @@ def test_a_handler_can_wait_for_what_must_come_first(town: Town) -> None:
 
 @pytest.mark.row("A91")
 def test_after_a_close_the_rival_owns_everything_within_a_second(town: Town) -> None:
+    """A second of work, that is, however long a busy machine takes for it: no lease and no timer ends in time."""
     town.producer.send(TOPIC, 0, key="k")
-    a, b = town.member("a"), town.member("b")
+    slow = {"lease_times": LeaseTimes(Millis(1_000), Millis(50_000), Millis(60_000)), "rebalance_every_ms": 600_000}
+    a, b = town.member("a", **slow), town.member("b", **slow)
     until("both have their share", lambda: owns(a, 0) and owns(b, 3))
     a.stop()
-    until("b has all", lambda: all(owns(b, number) for number in range(4)), seconds=1.0)
+    with Admin(town.address) as admin:
+        assert "a" not in {lease.owner for lease in admin.locks(GROUP)}, "they are given back, not left to expire"
+    until("b has all", lambda: all(owns(b, number) for number in range(4)), seconds=40)
 
 
 @pytest.mark.row("A8")

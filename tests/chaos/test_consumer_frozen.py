@@ -62,7 +62,8 @@ def freeze_outside_the_sink(stage: Stage, part: Part) -> None:
 def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(stage: Stage) -> None:
     freeze_and_thaw(stage)
     thawed_at = stage.seen("fault")[-1]["t"]
-    stage.until("a noticed", lambda: stage.seen("commit_refused", "a") or stage.seen("lease_expired", "a"))
+    ends = ("commit_refused", "lease_expired", "lease_released")
+    stage.until("a noticed", lambda: any(stage.seen(kind, "a", after=thawed_at) for kind in ends))
     stage.until("a works again", lambda: len(stage.seen("turn", "a", after=thawed_at)) > 20)
     stage.until("b still works", lambda: len(stage.seen("turn", "b", after=thawed_at)) > 20)
     report = stage.judge("faults=2", "rebalance", "effects", drained=False)
@@ -73,8 +74,9 @@ def test_a_frozen_owner_wakes_without_harm_and_its_rival_goes_on(stage: Stage) -
 def test_an_owner_that_ignores_its_lease_is_refused_by_its_epoch(stage: Stage) -> None:
     """The broker's own line of defence: this member neither looks at its lease nor hears that it was lost."""
     freeze_and_thaw(stage, member=["lease_news"])
-    stage.until("its commit is refused", lambda: stage.seen("commit_refused", "a"))
-    refused = stage.seen("commit_refused", "a")[0]
+    thawed_at = stage.seen("fault")[-1]["t"]
+    stage.until("its commit is refused", lambda: stage.seen("commit_refused", "a", after=thawed_at))
+    refused = stage.seen("commit_refused", "a", after=thawed_at)[0]
     newest = max(e["epoch"] for e in stage.seen("committed", "b") if e["queue"] == refused["queue"])
     assert 0 < refused["epoch"] < newest
     report = stage.judge("faults=2", drained=False)

@@ -9,8 +9,8 @@ from lanemq.checker.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
-PATIENT_SECONDS = 3.0
-"""The benchmark's target is 1.5 s; a machine that runs tests is busy."""
+PATIENT_SECONDS = 20.0
+"""The benchmark's target is 1.5 s; a machine that runs tests is busy with others, and may be a slow one."""
 
 
 def test_a_rolling_restart_delivers_nothing_twice(stage: Stage) -> None:

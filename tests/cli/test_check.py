@@ -59,7 +59,7 @@ def test_converting_into_the_same_folder_is_refused(bad: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_spark_gives_the_same_output_and_exit_code(spark: Any, bad: Path, good: Path) -> None:
     for history, code in ((bad, 1), (good, 0)):
         plain, by_spark = run("check", history), run("check", "--spark", history)

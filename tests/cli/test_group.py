@@ -26,7 +26,7 @@ def _history(broker: EmbeddedBroker) -> None:
             producer.send("lines", number, key="k")
     with Consumer(broker.address, group="readers", topics="lines") as consumer:
         for _ in range(4):
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None
             consumer.done(message)
 
@@ -58,7 +58,7 @@ def test_offline_group_is_described_by_its_offsets(run: Run) -> None:
 
 def test_online_group_shows_owner_epoch_and_lease(run: Run, broker: EmbeddedBroker) -> None:
     with Consumer(broker.address, group="online", topics="lines") as consumer:
-        assert consumer.poll(10) is not None
+        assert consumer.poll(60) is not None
         queue = queue_of(run, "online")
         described = json.loads(run("group", "describe", "online", "--json").stdout)
         held = json.loads(run("locks", "--group", "online", "--topic", "lines", "--json").stdout)
@@ -78,7 +78,7 @@ def test_locks_of_nobody_are_an_empty_list(run: Run) -> None:
 def test_empty_answer_about_locks_speaks_of_what_was_asked(run: Run, broker: EmbeddedBroker) -> None:
     """Another group is online all the while; nothing may be said about that one."""
     with Consumer(broker.address, group="elsewhere", topics="lines") as consumer:
-        assert consumer.poll(10) is not None
+        assert consumer.poll(60) is not None
         of_group = run("locks", "--group", "nope").stdout
         of_topic = run("locks", "--topic", "other").stdout
         of_both = run("locks", "--group", "elsewhere", "--topic", "other").stdout
@@ -153,7 +153,7 @@ def test_one_queue_is_moved_alone(run: Run, producer: Producer, broker: Embedded
 def test_group_at_work_is_moved_only_with_yes(run: Run, broker: EmbeddedBroker) -> None:
     """Its members hold messages that they would finish, and others would get them again."""
     with Consumer(broker.address, group="busy", topics="lines") as consumer:
-        assert consumer.poll(10) is not None
+        assert consumer.poll(60) is not None
         refused = run("group", "reset", "busy", "lines", "--to", "latest")
         assert refused.exit_code == 1
         assert "--yes" in refused.stderr

@@ -30,7 +30,7 @@ def _run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_every_case_holds_between_our_client_and_our_broker(tmp_path: Path) -> None:
     passed, said = _run(tmp_path, "interop/cases", "--backend", "lane", "--client", "lane")
     assert passed >= FEWEST_CASES, said

@@ -10,10 +10,11 @@ from tests.broker.talk import Talk, bodies
 from tests.chaos.stage import Stage
 from tests.load.gauge import MIB, read
 
+from lanemq.core.queue_lease import LANE_TIMES
 from lanemq.wire.codes import ResponseCode
 
 SENDERS = 4
-EACH = 250
+EACH = 120
 BODY = bytes(256 * 1024)
 WINDOW = 8
 PENDING = MIB
@@ -50,7 +51,7 @@ class Sender(threading.Thread):
 
 @pytest.mark.slow
 def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(stage: Stage) -> None:
-    """A disk that takes 200 ms for every flush is easily overrun. Leases must be renewed all the same."""
+    """A disk that takes half a second for every flush is easily overrun. Leases must be renewed all the same."""
     broker = stage.broker(["stalling_disk"], default_queues=SENDERS, max_pending_bytes=PENDING)
     with Talk(stage.address) as talk:
         talk.create("T", SENDERS)
@@ -75,4 +76,4 @@ def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(st
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes[ResponseCode.SYSTEM_BUSY] >= 4 * codes[0], "the load was less than five times the capacity"
     assert memory - before < GROWTH_BYTES
-    assert slowest < 2.0
+    assert slowest < LANE_TIMES.client_lease / 1000, "a member would have lost its queues"

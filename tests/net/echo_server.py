@@ -29,12 +29,12 @@ class EchoServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self.server is not None
-        asyncio.run_coroutine_threadsafe(self.server.close(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self.server.close(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -86,9 +86,9 @@ def test_many_threads_each_get_their_own_answer(server: EchoServer) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [replies.expect(n).result(5) for n in range(400)] == [b"%d" % n for n in range(400)]
+    assert [replies.expect(n).result(30) for n in range(400)] == [b"%d" % n for n in range(400)]
     link.close()
-    assert replies.lost.wait(5)
+    assert replies.lost.wait(30)
 
 
 def test_requests_leave_in_the_order_of_lining_up(server: EchoServer) -> None:
@@ -102,7 +102,7 @@ def test_requests_leave_in_the_order_of_lining_up(server: EchoServer) -> None:
             lambda reply, error, n=number: replies.take(n, reply, error),
         )
     link.flush()
-    replies.expect(49).result(5)
+    replies.expect(49).result(30)
     link.close()
     assert server.seen == [b"%d" % n for n in range(50)]
 
@@ -113,11 +113,11 @@ def test_lost_connection_answers_everything_that_waits_once(server: EchoServer) 
     for number in range(3):
         link.post(Command(EchoServer.SILENT, 0), lambda reply, error, n=number: replies.take(n, reply, error))
     link.post_oneway(Command(EchoServer.HANG_UP, 0))
-    assert replies.lost.wait(5)
+    assert replies.lost.wait(30)
     for number in range(3):
-        assert isinstance(replies.expect(number).exception(1), ConnectionLost)
+        assert isinstance(replies.expect(number).exception(30), ConnectionLost)
     link.post(Command(EchoServer.ECHO, 0), lambda reply, error: replies.take(9, reply, error))
-    assert isinstance(replies.expect(9).exception(1), ConnectionLost)
+    assert isinstance(replies.expect(9).exception(30), ConnectionLost)
     link.close()
 
 

@@ -46,7 +46,7 @@ def test_a_heartbeat_does_not_wait_for_the_peer_either(deaf: Address) -> None:
     link = DuplexConnection(deaf, on_lost=lambda _: None, write_timeout=60)
     careful = threading.Thread(target=lambda: link.post_oneway(Command(2, 0, body=MUCH), aside=True), daemon=True)
     careful.start()
-    careful.join(5)
+    careful.join(30)
     assert not careful.is_alive()
     link.close()
 

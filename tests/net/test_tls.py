@@ -281,7 +281,7 @@ def test_a_close_on_a_loop_does_not_wait_for_the_peers_farewell(here: Identity, 
         over = asyncio.Event()
         connection = await open_connection(address, security=trusting(authority), on_lost=lambda _: over.set())
         connection.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await over.wait()
 
     with _Bare(ServerTls(here.cert, here.key), lambda _: may_go.wait(20)) as bare:

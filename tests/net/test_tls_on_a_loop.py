@@ -15,7 +15,7 @@ from lanemq.net.connection import open_connection
 from lanemq.net.security import Security
 from lanemq.net.tls import TlsOptions
 
-PATIENCE = 3.0
+PATIENCE = 10.0
 NOWHERE = Address("127.0.0.1", 1)
 
 

@@ -50,7 +50,7 @@ def send_over_a_bad_wire(proxied: ProxiedBroker) -> None:
             futures = [
                 producer.submit(TOPIC, number // 5, key=f"k{number % 5}") for number in range(start, start + PER_ROUND)
             ]
-            lost += proxied.lose_answers_and_cut(0.5)
+            lost += proxied.lose_answers_and_cut(10)
             for future in futures:
                 future.result(30)
         assert lost, "no answer was lost: the run shows nothing"
@@ -88,10 +88,10 @@ def send_two_while_the_first_wire_is_slow(broker: ProxiedBroker, first: Producer
     one = first.submit(TOPIC, 1, key="k")
     two = second.submit(TOPIC, 2, key="k")
     if second is not first:
-        two.result(10)
+        two.result(30)
     held.open.set()
-    one.result(10)
-    two.result(10)
+    one.result(30)
+    two.result(30)
 
 
 def first_wire(broker: ProxiedBroker) -> int:

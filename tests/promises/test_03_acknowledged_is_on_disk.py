@@ -35,7 +35,7 @@ class PowerCutDisk(FaultyDisk):
 
     def fdatasync(self, fd: int) -> None:
         self.syncing.set()
-        self.may_sync.wait(20)
+        self.may_sync.wait(60)
         size = self.size(fd)
         try:
             super().fdatasync(fd)
@@ -62,7 +62,7 @@ def producer(disk: PowerCutDisk) -> Iterator[Callable[[], Producer]]:
 
     def start() -> Producer:
         broker = EmbeddedBroker(open_store=partial(Store, disk=disk)).start()
-        made = Producer(broker.address, timeout=5.0)
+        made = Producer(broker.address, timeout=60.0)
         ends.extend([lambda: broker.__exit__(None, None, None), made.close])
         return made
 
@@ -88,10 +88,10 @@ def test_no_receipt_while_the_disk_is_busy(producer: Callable[[], Producer], dis
     disk.may_sync.clear()
     disk.syncing.clear()
     future = sender.submit("orders", "second", key="k")
-    assert disk.syncing.wait(10)
+    assert disk.syncing.wait(30)
     assert not future.done()
     disk.may_sync.set()
-    future.result(10)
+    future.result(30)
     assert disk.holds("second")
 
 
@@ -103,7 +103,7 @@ def test_a_broker_that_acknowledges_before_the_flush_would_lose_it(
     sender = producer()
     sender.send("orders", "first", key="k")
     disk.may_sync.clear()
-    assert sender.submit("orders", "second", key="k").result(10)
+    assert sender.submit("orders", "second", key="k").result(30)
     assert not disk.holds("second")
 
 

@@ -31,7 +31,7 @@ class Member:
 
     def lock(self) -> int:
         """The epoch granted; 0 if refused."""
-        header = LockHeader(lane_lease_millis=5_000).to_ext()
+        header = LockHeader(lane_lease_millis=60_000).to_ext()
         reply = self._wire.request(Command(RequestCode.LOCK_BATCH_MQ, 0, ext=header, body=self._body()))
         leases = msgspec.json.decode(reply.body).get("laneLeases") or []
         self.epoch = leases[0]["epoch"] if leases else 0

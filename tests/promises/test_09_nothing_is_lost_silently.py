@@ -39,7 +39,7 @@ def read_all(options: BrokerOptions, expected: int) -> list[str]:
         EmbeddedBroker(options) as broker,
         Consumer(broker.address, group="g", topics=[TOPIC]) as consumer,
     ):
-        while len(found) < expected and (message := consumer.poll(timeout=5)) is not None:
+        while len(found) < expected and (message := consumer.poll(timeout=60)) is not None:
             found.append(message.value())
             consumer.done(message)
     return found

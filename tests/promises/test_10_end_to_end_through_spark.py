@@ -17,7 +17,7 @@ from lanemq.pipelines import Event, Pipeline, SqliteSink, Topic, Transitions, st
 from lanemq.pipelines.progress import Progress
 from lanemq.testing.embedded import EmbeddedBroker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 KEYS, COUNT = 4, 60
 
@@ -61,13 +61,13 @@ def test_rows_and_state_are_those_of_one_run_although_a_batch_is_repeated(
         tmp_path / "checkpoint",
     )
     told: list[Progress] = []
-    assert start(pipeline, spark, once=True).await_end(120)
+    assert start(pipeline, spark, once=True).await_end(600)
     die_before_the_last_note(tmp_path / "checkpoint")
     with Producer(broker.address) as producer:
         for number in range(COUNT, COUNT + KEYS):
             producer.send(topic, number, key=f"k{number % KEYS}")
             sent[f"k{number % KEYS}"].append(number)
-    assert start(pipeline, spark, once=True, report=told.append).await_end(120)
+    assert start(pipeline, spark, once=True, report=told.append).await_end(600)
     assert told[0].done.repeated, "no batch was repeated, so this proves nothing"
     with sqlite3.connect(tmp_path / "rows.db") as table:
         rows = table.execute("SELECT key, n, seen FROM rows ORDER BY rowid").fetchall()
