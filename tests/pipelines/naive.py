@@ -22,8 +22,14 @@ def append(messages: DataFrame, number: int) -> None:
 
 
 def main() -> None:
-    settings = {"spark.executor.memory": "512m", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4"}
-    builder = recommended().master("local-cluster[2,1,1024]")
+    settings = {
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "4",
+    }
+    builder = recommended().master(os.environ["LANEMQ_PROOF_MASTER"])
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

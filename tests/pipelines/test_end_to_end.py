@@ -1,5 +1,7 @@
 """From producer to table while an executor and the driver are killed, and what naive code makes of the same.
 
+On a standalone cluster: master, worker, executors and driver are separate processes, and the cluster outlives drivers.
+
 `LANEMQ_PROOF_EVENTS=1000000 pytest tests/pipelines/test_end_to_end.py` is the same at full size.
 """
 
@@ -17,6 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from tests.pipelines.standalone import Cluster, standalone
 
 from lanemq.client.producer import Producer
 from lanemq.testing.demo.result import compare, read_rows, rows_in
@@ -26,7 +29,7 @@ from lanemq.testing.order_life import OrderEvent, order_events, order_truth
 from lanemq.testing.processes import executors
 
 EVENTS = int(os.environ.get("LANEMQ_PROOF_EVENTS", "50000"))
-PATIENCE_SECONDS = max(240, EVENTS // 1_000)
+PATIENCE_SECONDS = max(900, EVENTS // 1_000)
 BATCHES = 12
 KILLED_IN = 6
 DEATH = f"sink:{KILLED_IN}"
@@ -44,13 +47,21 @@ def send_all(address: str, topic: str, events: list[OrderEvent]) -> None:
                 one.result()
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For both: a cluster takes longer to start than what it does here."""
+    with standalone(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
 @contextmanager
-def pipeline_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The pipeline as a user runs it, on a cluster of two executors in processes of their own."""
+def pipeline_process(folder: Path, master: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The pipeline as a user runs it, on two executors."""
     command = [
         sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(Path(__file__).with_name("end_to_end.py")),
-        "--master", "local-cluster[2,1,1024]", "--json", "--conf", "spark.executor.memory=512m",
+        "--master", master, "--json", "--conf", "spark.executor.cores=1", "--conf", "spark.executor.memory=512m",
         "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=4",
+        "--conf", "spark.driver.host=127.0.0.1",
     ]  # fmt: skip
     with (folder / "pipeline.log").open("ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -70,10 +81,13 @@ def wait_for(what: str, is_true: Callable[[], object], process: subprocess.Popen
 
 
 @pytest.fixture
-def proof(broker: EmbeddedBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[OrderEvent]:
+def proof(
+    broker: EmbeddedBroker, topic: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[OrderEvent]:
     """Everything that was sent; both programs find the topic and their folder in the environment."""
     events = order_events(max(100, EVENTS // 5 - 500), seed=14, repeats=0.05)
     told = {"FOLDER": str(tmp_path), "SERVERS": broker.address, "TOPIC": topic, "BATCH": str(len(events) // BATCHES)}
+    told["MASTER"] = cluster.master
     for name, value in told.items():
         monkeypatch.setenv(f"LANEMQ_PROOF_{name}", value)
     send_all(broker.address, topic, events)
@@ -93,21 +107,21 @@ def repeated_batches(folder: Path) -> set[int]:
 @pytest.mark.cluster
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 def test_every_transition_is_in_the_table_once_and_in_order_although_executor_and_driver_are_killed(
-    proof: list[OrderEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proof: list[OrderEvent], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = order_truth(proof)
     wanted = sum(order.events for order in truth.values())
     table, log = tmp_path / "table", tmp_path / "pipeline.log"
     monkeypatch.setenv(VARIABLE, DEATH)
-    with pipeline_process(tmp_path) as driver:
+    with pipeline_process(tmp_path, cluster.master) as driver:
         wait_for("a quarter of the rows", lambda: rows_in(table) >= wanted // 4, driver, log)
-        victims = executors(driver.pid)
+        victims = executors(cluster.worker)
         assert len(victims) == 2
         os.kill(victims[0], signal.SIGKILL)
         assert driver.wait(PATIENCE_SECONDS) == -signal.SIGKILL, log.read_text()[-3000:]
     assert rows_in(table) < wanted, "the driver was killed too late to prove anything"
     monkeypatch.delenv(VARIABLE)
-    with pipeline_process(tmp_path) as driver:
+    with pipeline_process(tmp_path, cluster.master) as driver:
         wait_for("all rows", lambda: rows_in(table) >= wanted, driver, log)
         driver.terminate()
         assert driver.wait(PATIENCE_SECONDS) == 0, log.read_text()[-3000:]

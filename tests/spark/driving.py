@@ -26,7 +26,7 @@ def send(address: str, topic: str, values: Sequence[int], **extra: Any) -> None:
     with Producer(address) as producer:
         futures = [producer.submit(topic, value, key=f"key-{value % 7}", **extra) for value in values]
         for future in futures:
-            future.result(10)
+            future.result(60)
 
 
 class Checkpoint:
@@ -111,7 +111,7 @@ def values(rows: Sequence[Row]) -> list[int]:
     return sorted(int(row["value"]) for row in rows)
 
 
-def until(true: Callable[[], object], seconds: float = 15.0) -> None:
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits for something that another thread or process does."""
     end = time.monotonic() + seconds
     while not true():

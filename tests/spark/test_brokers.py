@@ -57,6 +57,25 @@ def test_a_place_for_a_queue_that_is_not_there_is_refused(
         brokers.positions(brokers._options.start, brokers.existing_bounds())
 
 
+@pytest.mark.parametrize("which", ["starting", "ending"])
+def test_an_offset_behind_the_end_of_its_queue_is_refused_with_what_the_queue_holds(
+    broker: EmbeddedBroker, topic: str, which: str
+) -> None:
+    """Taken as it is, it would look like a topic that was created again, and be read from its beginning."""
+    send(broker.address, topic, [0] * 4)
+    given = {"servers": broker.address, "topic": topic, f"{which}Offsets": f'{{"{topic}": {{"0": 5, "1": 5}}}}'}
+    options = parse_read_options(given, streaming=False)
+    place = options.start if which == "starting" else options.end
+    said = rf"{which}Offsets: .*{topic}.* has no 5, it holds 0 up to, not including, 4.*or -1 for its end"
+    with Brokers(options) as brokers, pytest.raises(InvalidOption, match=said):
+        brokers.positions(place, brokers.existing_bounds())
+
+
+def test_an_offset_at_the_end_of_its_queue_is_the_next_message(broker: EmbeddedBroker, topic: str) -> None:
+    with brokers_of(broker, topic, startingOffsets=f'{{"{topic}": {{"0": 0}}}}') as brokers:
+        assert set(brokers.positions(brokers._options.start, brokers.existing_bounds()).values()) == {0}
+
+
 @pytest.mark.parametrize("named", ["0", "lanemq/0"])
 def test_a_place_is_given_by_number_or_by_broker_and_number(broker: EmbeddedBroker, topic: str, named: str) -> None:
     send(broker.address, topic, range(30))

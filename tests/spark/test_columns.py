@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.spark.columns import Wanted, decode
+from lanemq.spark.damage import Damaged
 from lanemq.spark.schema import COLUMNS, arrow_schema, some_columns
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
 from lanemq.wire.hosts import pack_host
@@ -187,6 +188,27 @@ def test_no_records_make_an_empty_batch_of_the_right_shape() -> None:
 def test_a_body_that_is_cut_off_is_refused(cut: int) -> None:
     with pytest.raises(RemoteProtocolError):
         rows(record() + record()[:-cut])
+
+
+DAMAGED = record(queue_offset=1, body=b"no zlib", sys_flag=ZLIB_SYS_FLAG)
+
+
+def test_a_body_that_cannot_be_unpacked_fails_by_its_place() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"orders.*broker-a.*1.* at 1: body of 7 .*onDamaged=null .*=raw"):
+        rows(record(queue_offset=0) + DAMAGED)
+
+
+@pytest.mark.parametrize(("damaged", "value"), [(Damaged.NULL, None), (Damaged.RAW, b"no zlib")])
+def test_a_body_that_cannot_be_unpacked_costs_no_other_row(
+    damaged: Damaged, value: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One message must not end a query at every start of it; and one line is enough for a whole queue of them."""
+    packed = record(queue_offset=3, body=compress_zlib(b"packed"), sys_flag=ZLIB_SYS_FLAG)
+    again = record(queue_offset=2, body=b"nor this", sys_flag=ZLIB_SYS_FLAG)
+    found = rows(record(queue_offset=0) + DAMAGED + again + packed, damaged=damaged)
+    assert [row["value"] for row in found] == [b"hello", value, value and b"nor this", b"packed"]
+    (line,) = caplog.messages
+    assert line.startswith(f"2 damaged, onDamaged={damaged}; the first is ")
 
 
 @pytest.mark.parametrize("field", ["body", "topic", "properties"])

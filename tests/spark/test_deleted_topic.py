@@ -37,7 +37,7 @@ def query(broker: EmbeddedBroker, topic: str, other: str, group: str) -> Iterato
     options = {"servers": broker.address, "topic": f"{topic},{other}", "group": group, "failOnDataLoss": "false"}
     with Query(**options) as query:
         query.reader._driver._bounds()
-        membership_of(query).settle(Millis(15_000))
+        membership_of(query).settle(Millis(60_000))
         yield query
 
 
@@ -79,7 +79,7 @@ def test_a_deleted_topic_is_told_as_a_loss_of_messages(
     send(broker.address, other, range(3))
     with Query(servers=broker.address, topic=f"{topic},{other}", group=group) as query:
         query.reader._driver._bounds()
-        membership_of(query).settle(Millis(15_000))
+        membership_of(query).settle(Millis(60_000))
         assert query.plan()
         query.read(query.partitions())
         delete(broker, other)

@@ -9,7 +9,8 @@ from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError, T
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.spark.fetch import GUESS_BYTES, SAMPLE_PULLS, DataLost, QueueRange, RangeReader, Sample
+from lanemq.spark.fetch import GUESS_BYTES, PULL_BYTES, SAMPLE_PULLS, DataLost, QueueRange, RangeReader, Sample
+from lanemq.spark.options import CHUNK_BYTES
 from lanemq.spark.waiting import Patience
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
@@ -70,6 +71,21 @@ def test_pulls_follow_one_another_until_the_end_is_reached() -> None:
     reader = Scripted(found(3))
     assert list(reader.chunks(wanted(2, 10), 2)) == [b"\x02\x05", b"\x08"]
     assert reader.asked == [2, 5, 8]
+
+
+def test_a_full_answer_is_a_chunk_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full answer is smaller than what was asked for by up to one message."""
+    full = bytes(PULL_BYTES * 4 // 5)
+    reader = Scripted(found(9))
+
+    def pull(wanted: QueueRange, offset: QueueOffset) -> tuple[Command, PullResponse]:
+        answer = PullResponse(next_begin_offset=offset + 9, min_offset=0, max_offset=100)
+        return Command(ResponseCode.SUCCESS, 0, body=full), answer
+
+    monkeypatch.setattr(reader, "_pull", pull)
+    first, second = reader.chunks(wanted(0, 18), CHUNK_BYTES)
+    assert first is full
+    assert second is full
 
 
 def test_an_empty_range_asks_nobody() -> None:

@@ -11,9 +11,10 @@ from tests.spark.driving import Checkpoint, Query, places, send, until, values
 from lanemq import App, Message
 from lanemq.client.admin import Admin
 from lanemq.model.errors import GroupNotFound, LeaseLost
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, QueueOffset
 from lanemq.spark.member_calls import MemberCalls
 from lanemq.spark.membership import Membership
+from lanemq.spark.places import Bounds
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import ResponseCode
 
@@ -371,6 +372,55 @@ def test_a_limit_is_not_used_up_by_what_another_member_has_done(broker: Embedded
         query.reader._driver._bounds()
         until(lambda: len(membership_of(query).usable()) == 2)
         assert values(query.batch(ReadMaxRows(5))) == [30, 31, 32, 33, 34]
+
+
+def test_what_a_group_put_forward_makes_a_query_skip_is_told_once(
+    broker: EmbeddedBroker, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker stores a reset and another member's work alike, so it is left out either way; not in silence."""
+    send(broker.address, topic, [0] * 10)
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group}
+    with owning_both(checkpoint, options) as query:
+        assert len(query.batch(ReadMaxRows(4))) == 4
+    with Admin(broker.address) as admin:
+        admin.reset_offsets(group, topic, to="latest")
+    with owning_both(checkpoint, options) as query:
+        assert query.everything() == []
+    (told,) = [each for each in caplog.messages if "not read here" in each]
+    assert f"group {group}: " in told
+    assert "the query stands at 4, the group at 10: the 6 messages between" in told
+
+
+def test_a_queue_that_is_got_after_its_end_was_asked_for_is_read_where_the_group_stands(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
+    """Another member went on in between: an old end must not make its offset look like that of an older topic."""
+    send(broker.address, topic, [0] * 10)
+    with Admin(broker.address) as admin:
+        admin.reset_offsets(group, topic, to="latest")
+    with owning_both(Checkpoint(), {"servers": broker.address, "topic": topic, "group": group}) as query:
+        driver = query.reader._driver
+        (busy,) = [queue for queue, end in driver.ends.items() if end == 10]
+        old = {busy: Bounds(QueueOffset(0), QueueOffset(5))}
+        standing, bounds = driver._readable({busy: QueueOffset(0)}, old)
+        assert (standing[busy], bounds[busy].end) == (10, 10)
+
+
+def test_a_batch_is_not_repeated_where_another_member_went_on_behind_its_end(
+    broker: EmbeddedBroker, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query dies in a batch, a consumer does it and what came later, the query comes back."""
+    send(broker.address, topic, range(30))
+    checkpoint = Checkpoint()
+    options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
+    crash_in_a_batch(checkpoint, options)
+    send(broker.address, topic, range(30, 60))
+    with Member(broker.address, group, topic) as member:
+        until(lambda: len(member.handled) == 60)
+    with owning_both(checkpoint, options) as again:
+        assert again.everything() == []
+    assert sum("not read here" in each for each in caplog.messages) == 2, "one line for each queue"
 
 
 def test_what_becomes_of_another_members_queues_is_no_loss_of_this_query(

@@ -34,6 +34,7 @@ GOOD = {"servers": "localhost:9876", "topic": "orders"}
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         ({"minPartitions": "4"}, "minPartitions"),
+        ({"onDamaged": "skip"}, "^onDamaged: 'skip' is none of fail, null, raw"),
         ({"group": "no blanks"}, "group"),
         ({"tags": "a || "}, "tags"),
         ({"kafka.bootstrap.servers": "x"}, "kafka.bootstrap.servers"),

@@ -112,6 +112,14 @@ def test_a_queue_that_is_gone_is_a_loss_only_if_something_of_it_was_promised() -
     assert plan(at(2, 3), at(2, 7), {}).losses == (f"{B}: the queue or its topic is gone; the query stood at 3",)
 
 
+def test_a_topic_that_the_options_no_longer_name_is_not_called_gone() -> None:
+    """It exists; who is told that it was deleted looks in the wrong place."""
+    said = f"{A}: the checkpoint stands at 2, and the options no longer name topic orders"
+    for losses in (begins(at(2), {}, lambda _: False).losses, plan(at(2), at(7), {}, lambda _: False).losses):
+        assert len(losses) == 1
+        assert losses[0].startswith(said)
+
+
 def test_an_end_before_its_start_reads_nothing() -> None:
     """It was reported when the position was set back; once is enough."""
     planned = plan(at(50), at(3), holds((0, 2)))

@@ -18,7 +18,7 @@ from lanemq.spark import LagListener, QueueLag
 from lanemq.spark.options import parse_read_options
 from lanemq.testing.embedded import EmbeddedBroker
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 SECRET = "hush-hush-hush"
 USERS = f"""
 [[user]]

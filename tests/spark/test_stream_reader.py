@@ -11,11 +11,13 @@ from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
 from lanemq import Producer
 from lanemq.broker.config import BrokerOptions
+from lanemq.client import send_packing
 from lanemq.client.admin import Admin
-from lanemq.model.errors import TopicNotFound, TransportError
+from lanemq.model.errors import RemoteProtocolError, TopicNotFound, TransportError
 from lanemq.net.address import Address
 from lanemq.spark.fetch import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
+from lanemq.wire.compression import ZLIB_SYS_FLAG
 
 
 def earliest(broker: EmbeddedBroker, topic: str, **more: object) -> dict[str, object]:
@@ -209,6 +211,37 @@ def test_a_broker_that_is_away_is_waited_for_and_then_named(tmp_path: Path, capl
     with broker:
         assert len(query.everything()) == 5
         query.stop()
+
+
+def test_a_topic_taken_out_of_the_options_is_told_as_that(broker: EmbeddedBroker, topic: str) -> None:
+    checkpoint = Checkpoint()
+    with Admin(broker.address) as admin:
+        admin.create_topic(f"{topic}-b", 1)
+    send(broker.address, f"{topic}-b", range(3))
+    with Query(checkpoint, **earliest(broker, f"{topic},{topic}-b")) as query:
+        query.everything()
+    with (
+        Query(checkpoint, **earliest(broker, topic)) as query,
+        pytest.raises(DataLost, match=f"stands at 3, and the options no longer name topic {topic}-b; name it again"),
+    ):
+        query.plan()
+
+
+@pytest.mark.parametrize(("damaged", "value"), [("null", None), ("raw", b"no zlib")])
+def test_a_query_lives_on_behind_a_damaged_message(
+    broker: EmbeddedBroker, topic: str, damaged: str, value: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_packing, "maybe_compressed", lambda _: (b"no zlib", ZLIB_SYS_FLAG))
+    with Producer(broker.address) as producer:
+        for body in (b"1", b"2" * 10_000, b"3"):
+            producer.send(topic, body, key="k")
+    with (
+        Query(**earliest(broker, topic)) as query,
+        pytest.raises(RemoteProtocolError, match=rf"{topic}.* at 1: .*onDamaged"),
+    ):
+        query.everything()
+    with Query(**earliest(broker, topic, onDamaged=damaged)) as query:
+        assert [row["value"] for row in query.everything()] == [b"1", value, b"3"]
 
 
 def test_a_group_without_order_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:

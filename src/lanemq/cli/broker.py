@@ -24,6 +24,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.cli.broker_security import serves_securely
 from lanemq.cli.options import Failed
 from lanemq.net.address import parse_address
+from lanemq.net.freed_memory import keep_freed_memory
 
 BIND_ERRORS = {
     errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
@@ -113,6 +114,7 @@ async def serve(options: BrokerOptions) -> None:
     running = Broker(options)
     # The log thread comes back from the disk to a busy loop; with the default of 5 ms it would wait that long.
     sys.setswitchinterval(0.0005)
+    keep_freed_memory()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

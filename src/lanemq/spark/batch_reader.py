@@ -33,7 +33,7 @@ class LaneBatchReader(DataSourceReader):
             end = brokers.positions(options.end, bounds)
             if options.end.kind is not Kind.OFFSETS:
                 end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
-            planned = plan(start, end, bounds)
+            planned = plan(start, end, bounds, options.reads)
             report_losses(planned.losses, fail=options.fail_on_data_loss)
             spans = planned.spans if options.ordered else split(planned.spans, options.min_partitions)
             return [range_partition(span, options, brokers) for span in spans]
@@ -56,5 +56,5 @@ def range_partition(
         client=client,
         epoch=epoch,
     )
-    terms = Terms(options.wait, options.fail_on_data_loss, options.chunk_bytes, options.security)
+    terms = Terms(options.wait, options.fail_on_data_loss, options.chunk_bytes, options.security, options.damaged)
     return RangePartition(wanted, terms)

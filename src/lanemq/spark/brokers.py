@@ -4,7 +4,6 @@ Every question waits for a broker that is away, up to the option `brokerWait`. S
 an absent broker holds: a name server forgets a broker that is down, and with it its topics, which are not gone.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import TypeVar
@@ -55,7 +54,7 @@ class Brokers:
         if self._options.topic_pattern is None:
             return self._options.topics
         names = self._ask(self._admin.topics, "the list of topics")
-        return tuple(name for name in names if re.fullmatch(self._options.topic_pattern, name))
+        return tuple(name for name in names if self._options.reads(name))
 
     def expect(self, queues: Iterable[MessageQueue]) -> None:
         """A checkpoint knows these: if their broker is not to be seen, it is away."""
@@ -90,13 +89,20 @@ class Brokers:
         """A place in every queue; a queue that JSON does not name begins at its first message, or ends at its last.
 
         `InvalidOption` if JSON names a queue that is not there: a misspelt name would read all that it should not.
+        The same for an offset behind the end, which would pass for a topic that was created again.
         """
+        option = "starting" if place is self._options.start else "ending"
+        option += "Offsets" if place.kind is Kind.OFFSETS else "OffsetsByTimestamp"
         unmatched = place.unmatched(bounds)
         if unmatched:
-            option = "starting" if place is self._options.start else "ending"
-            option += "Offsets" if place.kind is Kind.OFFSETS else "OffsetsByTimestamp"
             there = ", ".join(sorted({f"{each.topic} {each.broker}/{each.queue_id}" for each in bounds})[:20])
             raise InvalidOption(f"{option}: this query has no queue {', '.join(unmatched)}; it has {there}")
+        beyond = place.beyond(bounds)
+        if beyond:
+            raise InvalidOption(
+                f"{option}: {'; '.join(beyond)}. Give an offset of the queue, or -1 for its end; if the offset was "
+                f"right once, the topic was deleted and created again"
+            )
         return {queue: self._position(place, queue, held) for queue, held in bounds.items()}
 
     def _bounds_of(self, topic: str) -> QueueBounds:

@@ -2,7 +2,7 @@
 
 The rule guarded here: what a query sees of a message is what `wire.record.RecordView` sees, field by field; the
 tests hold the two against each other. Only the columns asked for are decoded. Two things are done per row, for
-the few rows that need them: unpacking compressed bodies, and ids of messages whose producer gave none.
+the few rows that need them: unpacking compressed bodies (see `damage`), and ids of messages whose producer gave none.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lanemq.model.queue import MessageQueue
+from lanemq.spark.damage import Damaged, Packed, unpack
 from lanemq.spark.layout import Layout, measure
 from lanemq.spark.property_columns import Entries, entries_of, texts, unicode_texts
 from lanemq.spark.stamp_columns import stamp_column
-from lanemq.wire.compression import decompress
 from lanemq.wire.message_id import encode_offset_id
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView
@@ -26,11 +27,12 @@ from lanemq.wire.sysflag import COMPRESSED
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader wants of a queue: columns, tags (none means all), and where the records come from."""
+    """What a reader wants of a queue: columns, tags (none means all), where it is, and what damage means."""
 
     schema: pa.Schema
     broker: str
     tags: frozenset[str] = frozenset()
+    damaged: Damaged = Damaged.FAIL
 
 
 def decode(body: bytes, low: int, high: int, wanted: Wanted) -> pa.RecordBatch:
@@ -38,7 +40,7 @@ def decode(body: bytes, low: int, high: int, wanted: Wanted) -> pa.RecordBatch:
     layout = measure(body, low, high)
     if not len(layout):
         return pa.RecordBatch.from_pylist([], wanted.schema)
-    records = _Records(layout, wanted.broker)
+    records = _Records(layout, wanted)
     names = wanted.schema.names
     tags = records.column("tags") if wanted.tags else None
     batch = pa.RecordBatch.from_arrays([records.column(name) for name in names], schema=wanted.schema)
@@ -51,9 +53,10 @@ def decode(body: bytes, low: int, high: int, wanted: Wanted) -> pa.RecordBatch:
 class _Records:
     """The columns of one body, each made when it is asked for."""
 
-    def __init__(self, layout: Layout, broker: str) -> None:
+    def __init__(self, layout: Layout, wanted: Wanted) -> None:
         self._layout = layout
-        self._broker = broker
+        self._broker = wanted.broker
+        self._damaged = wanted.damaged
         self._entries: Entries | None = None
 
     def column(self, name: str) -> pa.Array:
@@ -107,7 +110,8 @@ class _Records:
         packed = np.flatnonzero(layout.sys_flags & COMPRESSED)
         if not len(packed):
             return values
-        plain = [decompress(int(layout.sys_flags[row]), values[row].as_py()) for row in packed.tolist()]
+        found = (Packed(row, int(layout.sys_flags[row]), values[row].as_py()) for row in packed.tolist())
+        plain = unpack(found, self._damaged, self._place)
         mask = np.zeros(len(layout), bool)
         mask[packed] = True
         return pc.replace_with_mask(values, pa.array(mask), pa.array(plain, pa.binary()))
@@ -120,6 +124,10 @@ class _Records:
         missing = ids.is_null()
         rows = np.flatnonzero(missing.to_numpy(zero_copy_only=False)).tolist()
         return pc.replace_with_mask(ids, missing, pa.array(map(self._stored_id, rows), pa.string()))
+
+    def _place(self, row: int) -> str:
+        record = RecordView(self._layout.body, int(self._layout.starts[row]))
+        return f"{MessageQueue(record.topic, self._broker, record.queue_id)} at {record.queue_offset}"
 
     def _stored_id(self, row: int) -> str:
         record = RecordView(self._layout.body, int(self._layout.starts[row]))

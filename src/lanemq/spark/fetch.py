@@ -90,7 +90,10 @@ class RangeReader:
             self._link = None
 
     def chunks(self, wanted: QueueRange, chunk_bytes: int) -> Iterator[bytes]:
-        """Bodies of about `chunk_bytes`: records of the range, and perhaps a few behind its end."""
+        """Bodies of about `chunk_bytes`: records of the range, and perhaps a few behind its end.
+
+        An answer that is large enough is handed on as it is; smaller ones are copied together.
+        """
         parts: list[bytes] = []
         size, offset, resets = 0, wanted.first, 0
         while offset < wanted.end:

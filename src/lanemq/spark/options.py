@@ -16,6 +16,7 @@ from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security
+from lanemq.spark.damage import Damaged
 from lanemq.spark.foreign_names import in_our_words
 from lanemq.spark.places import Kind, Place, parse_place, parse_times
 from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
@@ -30,8 +31,9 @@ ALL_TAGS: Final = tag_filter("*")
 MAX_DELAY: Final = Millis(900_000)
 """Spark's Kafka source: 15 minutes."""
 WAIT: Final = Millis(60_000)
-CHUNK_BYTES: Final = 8 * 1024 * 1024
-"""Measured: smaller Arrow batches cost more per row, larger ones only memory."""
+CHUNK_BYTES: Final = 3 * 1024 * 1024
+"""Below a full answer (`fetch.PULL_BYTES`), which then is a batch as it came. Larger, and answers are copied together;
+much smaller, and rows pay for the batches that they are in."""
 
 SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
 
@@ -57,6 +59,7 @@ class ReadOptions:
     max_delay: Millis = MAX_DELAY
     wait: Millis = WAIT
     chunk_bytes: int = CHUNK_BYTES
+    damaged: Damaged = Damaged.FAIL
     security: Security = OPEN
 
     @property
@@ -67,6 +70,11 @@ class ReadOptions:
     def is_member(self) -> bool:
         """Whether the query takes leases like a consumer."""
         return self.group is not None and self.ordered
+
+    def reads(self, topic: str) -> bool:
+        """Whether the options name this topic, be it there or not."""
+        pattern = self.topic_pattern
+        return topic in self.topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
 
 def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -99,6 +107,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
         max_delay=_get(options, "maxTriggerDelay", duration, MAX_DELAY),
         wait=_get(options, "brokerWait", duration, WAIT),
         chunk_bytes=_get(options, "chunkBytes", _positive, CHUNK_BYTES),
+        damaged=_get(options, "onDamaged", _damaged, Damaged.FAIL),
         security=parse_security(options),
     )
 
@@ -109,7 +118,7 @@ _KNOWN: Final = {
         "servers", "topic", "topicPattern", "startingOffsets", "endingOffsets", "startingTimestamp",
         "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "group", "ordered", "tags",
         "failOnDataLoss", "columns", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger",
-        "minOffsetsPerTrigger", "maxTriggerDelay", "brokerWait", "chunkBytes", *SECURITY_OPTIONS,
+        "minOffsetsPerTrigger", "maxTriggerDelay", "brokerWait", "chunkBytes", "onDamaged", *SECURITY_OPTIONS,
     )
 }  # fmt: skip
 _STREAM_ONLY: Final = (
@@ -218,6 +227,12 @@ def _flag(text: str) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise InvalidOption(f"{text!r} is neither true nor false")
     return text.strip().lower() == "true"
+
+
+def _damaged(text: str) -> Damaged:
+    if text.strip().lower() not in list(Damaged):
+        raise InvalidOption(f"{text!r} is none of {', '.join(Damaged)}")
+    return Damaged(text.strip().lower())
 
 
 def _whole(text: str) -> int:

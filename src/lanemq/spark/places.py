@@ -65,6 +65,17 @@ class Place:
             if name not in known.get(topic, ()) and (name or topic not in known)
         ]
 
+    def beyond(self, held: Mapping[MessageQueue, Bounds]) -> list[str]:
+        """Offsets that are given and lie behind the end of their queue, each with what the queue holds."""
+        if self.kind is not Kind.OFFSETS:
+            return []
+        named = ((queue, self.named(queue), bounds) for queue, bounds in held.items())
+        return [
+            f"{queue} has no {number}, it holds {first} up to, not including, {end}"
+            for queue, number, (first, end) in named
+            if number is not None and number > end
+        ]
+
 
 def named_offset(number: int, bounds: Bounds) -> QueueOffset:
     """A number from JSON: -1 and -2 stand for the ends of the queue."""

@@ -5,7 +5,7 @@ the same start and end always give the same ranges; a message that is gone is re
 silently; and an empty range costs nothing, not even a task.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,6 +14,13 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.spark.offsets import Positions
 from lanemq.spark.places import Bounds
+
+Reads = Callable[[str], bool]
+"""Whether a query's options name a topic."""
+
+
+def _all(_: str) -> bool:
+    return True
 
 
 class Span(NamedTuple):
@@ -34,11 +41,11 @@ class Begins:
     losses: tuple[str, ...]
 
 
-def begins(start: Positions, bounds: Mapping[MessageQueue, Bounds]) -> Begins:
+def begins(start: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> Begins:
     """Where to go on from `start`, given what the queues hold now. A queue that is new begins at its first message."""
     offsets: Positions = {}
     set_back: Positions = {}
-    losses = [_gone(queue, start[queue]) for queue in start if queue not in bounds]
+    losses = [_gone(queue, start[queue], reads) for queue in start if queue not in bounds]
     for queue, (first, end) in bounds.items():
         at = start.get(queue, first)
         if at > end:
@@ -59,7 +66,7 @@ class Plan:
     losses: tuple[str, ...]
 
 
-def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds]) -> Plan:
+def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> Plan:
     """The ranges of a batch that was promised to go from `start` to `end`; an end before its start reads nothing."""
     spans: list[Span] = []
     losses: list[str] = []
@@ -67,7 +74,7 @@ def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds]
         held = bounds.get(queue)
         if held is None:
             if until > start.get(queue, 0):
-                losses.append(_gone(queue, start.get(queue, QueueOffset(0))))
+                losses.append(_gone(queue, start.get(queue, QueueOffset(0)), reads))
             continue
         at = start.get(queue, held.first)
         if at >= until:
@@ -148,7 +155,12 @@ def split(spans: Iterable[Span], least: int) -> tuple[Span, ...]:
     return tuple(parts)
 
 
-def _gone(queue: MessageQueue, at: int) -> str:
+def _gone(queue: MessageQueue, at: int, reads: Reads) -> str:
+    if not reads(queue.topic):
+        return (
+            f"{queue}: the checkpoint stands at {at}, and the options no longer name topic {queue.topic}; name it "
+            f"again and the query goes on there"
+        )
     return f"{queue}: the queue or its topic is gone; the query stood at {at}"
 
 

@@ -12,8 +12,10 @@ from pyspark.sql.datasource import InputPartition
 
 from lanemq.client.tag_filter import tag_filter
 from lanemq.model.units import Millis
+from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.security import OPEN, Security
 from lanemq.spark.columns import Wanted, decode
+from lanemq.spark.damage import Damaged
 from lanemq.spark.fetch import DataLost, QueueRange, RangeReader
 from lanemq.spark.waiting import Patience
 from lanemq.spark.worker_log import log_in_worker
@@ -29,6 +31,7 @@ class Terms:
     fail_on_data_loss: bool
     chunk_bytes: int
     security: Security = OPEN
+    damaged: Damaged = Damaged.FAIL
 
 
 class RangePartition(InputPartition):
@@ -45,8 +48,9 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     if not isinstance(partition, RangePartition):
         return  # Spark invents a partition for a batch query that has none
     log_in_worker()
+    keep_freed_memory()
     wanted, terms = partition.wanted, partition.terms
-    what = Wanted(schema, wanted.queue.broker, tag_filter(wanted.tags).tags)
+    what = Wanted(schema, wanted.queue.broker, tag_filter(wanted.tags).tags, terms.damaged)
     reader = RangeReader(Patience(terms.wait), fail_on_data_loss=terms.fail_on_data_loss, security=terms.security)
     try:
         for body in reader.chunks(wanted, terms.chunk_bytes):

@@ -46,6 +46,9 @@ SET_HERE = frozenset(
 )  # fmt: skip
 """Left out of a row's `properties`, since columns or the broker set them: so what was read can be written as it is."""
 
+DELAY_IS_OVER = frozenset({PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE})
+"""What a broker leaves in a message that it has delivered after its delay; the copy of one is not delayed again."""
+
 
 class Outgoing(NamedTuple):
     """One row."""
@@ -169,7 +172,9 @@ class TaskSender:
 
 
 def _extras(row: Outgoing) -> Extras:
-    properties = {name: value for name, value in (row.properties or {}).items() if name not in SET_HERE}
+    given = row.properties or {}
+    left_out = SET_HERE | DELAY_IS_OVER if PropertyName.REAL_TOPIC in given else SET_HERE
+    properties = {name: value for name, value in given.items() if name not in left_out}
     empty = next((name for name, value in properties.items() if value is None), None)
     if empty is not None:
         raise InvalidOption(f"properties: {empty} has no value; leave it out instead")

@@ -23,6 +23,7 @@ from lanemq.spark.member_calls import MemberCalls
 from lanemq.spark.membership import Membership
 from lanemq.spark.offsets import Positions
 from lanemq.spark.options import ReadOptions
+from lanemq.spark.passed_over import PassedOver
 from lanemq.spark.planning import Span, available, begins, limit_bytes, limit_rows, must_wait, plan, split
 from lanemq.spark.reading import RangePartition, report_losses
 from lanemq.spark.waiting import Patience
@@ -44,6 +45,7 @@ class Driver:
         self._options = options
         self._clock = SystemClock()
         self._membership = Membership(options) if options.is_member else None
+        self._passed = PassedOver(options.group)
         self._reporter: MemberCalls | None = None
         self._target: Positions | None = None
         """With available-now: where the query stops."""
@@ -74,7 +76,7 @@ class Driver:
         self.brokers.expect(start)
         if self._membership is not None:
             self._batch_done(self._membership, start)
-        found = begins(*self._readable(start, self._bounds()))
+        found = begins(*self._readable(start, self._bounds()), self._options.reads)
         self._report("chosen", found.losses)
         set_back = self._put_back(start) | found.set_back
         first = {queue: at for queue, at in found.offsets.items() if queue not in set_back}
@@ -160,13 +162,19 @@ class Driver:
         if self._membership is None:
             return start, bounds
         floors = self._membership.usable()
+        bounds = self._as_new_as(floors, bounds)
         standing = {queue: at for queue, at in start.items() if queue not in bounds}
         mine = {queue: held for queue, held in bounds.items() if queue in floors}
         for queue, held in mine.items():
             at, floor = start.get(queue, held.first), floors[queue]
             # A floor behind the end belongs to a topic that was deleted and created again.
-            standing[queue] = max(at, floor) if floor <= held.end else at
+            standing[queue] = self._passed.later(queue, at, floor) if floor <= held.end else at
         return standing, mine
+
+    def _as_new_as(self, floors: Positions, bounds: QueueBounds) -> QueueBounds:
+        """A queue that was got after its bounds were asked for may stand behind them: another member went on there."""
+        late = any(queue in bounds and floor > bounds[queue].end for queue, floor in floors.items())
+        return self._bounds() if late else bounds
 
     def _whole_share(self, membership: Membership) -> None:
         """A run that reads what is there must not end well with queues of its share unread."""
@@ -205,7 +213,7 @@ class Driver:
         return samples
 
     def _planned(self, start: Positions, end: Positions, bounds: QueueBounds) -> tuple[Span, ...]:
-        planned = plan(start, end, bounds)
+        planned = plan(start, end, bounds, self._options.reads)
         self._report("planned", planned.losses)
         return planned.spans
 
@@ -222,9 +230,11 @@ class Driver:
         membership.leave_to_others({queue: end[queue] for queue in left if queue in bounds})
         self._left_out |= {queue: firsts[queue] for queue in left}
         begin: Positions = {}
+        held = self._as_new_as({queue: claim.floor for queue, claim in claims.items()}, bounds)
         for queue, claim in claims.items():
             at = firsts.get(queue, claim.floor)
-            begin[queue] = max(at, claim.floor) if claim.floor <= end[queue] else at
+            inside = queue in held and claim.floor <= held[queue].end
+            begin[queue] = self._passed.later(queue, at, claim.floor) if inside else at
         return begin, {queue: claim.epoch for queue, claim in claims.items()}
 
     def _settle(self, membership: Membership, promised: Collection[MessageQueue]) -> None:

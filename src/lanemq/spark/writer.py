@@ -4,7 +4,8 @@ Executors send their rows themselves; there is no second phase, because a messag
 makes a repeated batch harmless is its stamps (see `sending`); one that is repeated with other rows is refused, since
 no writer is told whether its query's source repeats batches as they were.
 
-Columns: `value` (binary or text), and as wanted `key`, `tags`, `keys`, `properties`, `topic`.
+Columns: `value` (binary or text), and as wanted `key`, `tags`, `keys`, `properties`, `topic`. The other columns of the
+source say where a message was; a row that was read is written without them, as a new message.
 """
 
 import logging
@@ -25,6 +26,7 @@ from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security
 from lanemq.spark.foreign_names import in_our_words
 from lanemq.spark.options import SPARKS_OWN, WAIT, duration
+from lanemq.spark.schema import COLUMNS
 from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
 from lanemq.spark.sending import Outgoing, TaskSender
 
@@ -41,6 +43,8 @@ _TYPES = {
     "properties": ("map<string,string>",),
     "topic": ("string",),
 }
+_OF_THE_SOURCE = {field.name: field.dataType.simpleString() for field in COLUMNS.fields if field.name not in _TYPES}
+"""Left out. Only with their own types: a column of somebody's own that has such a name by chance is not dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +80,14 @@ def _check_columns(schema: StructType) -> None:
     if "value" not in schema.fieldNames():
         raise InvalidOption("value: there is no such column; select the message's body under this name")
     for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if _OF_THE_SOURCE.get(field.name) == kind:
+            continue
         allowed = _TYPES.get(field.name)
         if allowed is None:
-            raise InvalidOption(f"column {field.name} cannot be written; select only {', '.join(_TYPES)}")
-        if field.dataType.simpleString() not in allowed:
-            raise InvalidOption(
-                f"column {field.name} is {field.dataType.simpleString()}, it must be {' or '.join(allowed)}"
-            )
+            raise InvalidOption(f"column {field.name} ({kind}) cannot be written; select only {', '.join(_TYPES)}")
+        if kind not in allowed:
+            raise InvalidOption(f"column {field.name} is {kind}, it must be {' or '.join(allowed)}")
 
 
 @dataclass(slots=True)

@@ -1,0 +1,67 @@
+"""A cluster as a user has one: Spark's standalone master and a worker, processes of their own that know nothing of us.
+
+They get no variable of the environment of the tests beyond what Java needs, and another working directory: whatever
+executors use has to come with the job, or with the Python that the job names.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pyspark
+
+SPARK_HOME = Path(pyspark.__file__).parent
+PATIENCE_SECONDS = 120
+CORES, MEMORY = 2, "2g"
+
+
+class Cluster(NamedTuple):
+    """One that is running."""
+
+    master: str
+    """For `--master`."""
+    worker: int
+    """The process below which executors are."""
+
+
+@contextmanager
+def standalone(folder: Path) -> Iterator[Cluster]:
+    """Both processes end with the block, and with them the executors."""
+    local = ["--host", "127.0.0.1", "--webui-port", "0"]
+    with _running(folder / "master", "master.Master", *local, "--port", "0") as (_, log):
+        master = _said(log, r"Starting Spark master at (spark://\S+)")
+        work = ["--cores", str(CORES), "--memory", MEMORY, "--work-dir", str(folder / "work"), master]
+        with _running(folder / "worker", "worker.Worker", *local, *work) as (worker, log):
+            _said(log, r"(Successfully registered with master)")
+            yield Cluster(master, worker.pid)
+
+
+@contextmanager
+def _running(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    folder.mkdir(parents=True)
+    log = folder / "log"
+    command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+    plain = {each: os.environ[each] for each in ("PATH", "HOME", "JAVA_HOME") if each in os.environ}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=folder, env=plain | {"SPARK_HOME": str(SPARK_HOME)}, stdout=out, stderr=out
+        )
+    try:
+        yield process, log
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+
+def _said(log: Path, pattern: str) -> str:
+    """What a process says in its log once it is there."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (found := re.search(pattern, log.read_text())) is None:
+        assert time.monotonic() < end, log.read_text()[-3000:]
+        time.sleep(0.1)
+    return found[1]
