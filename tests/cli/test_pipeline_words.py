@@ -170,6 +170,22 @@ def test_what_was_set_aside_may_fail_a_run(
     assert ("set aside (" in ended.stderr) is (dead > 0)
 
 
+@pytest.mark.parametrize("flags", [(), ("--new-sink",)])
+def test_a_new_sink_is_a_word_of_one_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """And none of the file, where it would stay and never let anybody notice again."""
+    said: list[bool] = []
+
+    def noted(pipeline: Pipeline, *, new_sink: bool, **_: Any) -> None:
+        Checkpoint(pipeline.folder, pipeline.name, NOWHERE).close()
+        said.append(new_sink)
+
+    monkeypatch.setattr("lanemq.pipelines.program.run", noted)
+    assert run("pipeline", "run", str(declaration(tmp_path, "orders")), *flags).exit_code == 0
+    assert said == [bool(flags)]
+
+
 def test_a_run_that_made_no_row_says_so_beside_its_keys() -> None:
     """A misspelt column stops every key: 6 of 6 must not look like 6 of 6,000."""
     tally = Tally()

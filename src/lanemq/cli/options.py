@@ -86,7 +86,7 @@ def asks_server(command: F) -> F:
         from lanemq.cli.patience import wait_for_broker
         from lanemq.net.address import parse_addresses
 
-        with _told_by_options():
+        with told_by_options():
             wait_for_broker(parse_addresses(server))
             return command(*args, server=server, **options)
 
@@ -103,7 +103,7 @@ def asks_server(command: F) -> F:
 
 
 @contextlib.contextmanager
-def _told_by_options() -> Iterator[None]:
+def told_by_options() -> Iterator[None]:
     """Errors of a command that asks a broker, with what they speak of as it is called on its command line."""
     try:
         yield

@@ -13,8 +13,10 @@ from lanemq.cli.options import Failed, Misused, json_option
 from lanemq.cli.output import Grid, show
 from lanemq.cli.pipeline_dead import Tally, counted_by
 from lanemq.cli.pipeline_ends import failures_told, log_to_stderr, standing_still, starting
+from lanemq.cli.pipeline_letters import dead
 from lanemq.cli.pipeline_parked import parked
 from lanemq.cli.pipeline_place import refused
+from lanemq.cli.pipeline_security import overridden, runs_securely, secured
 from lanemq.cli.pipeline_status import status
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def pipeline() -> None:
 
 pipeline.add_command(status)
 pipeline.add_command(parked)
+pipeline.add_command(dead)
 
 
 @pipeline.command()
@@ -69,11 +72,13 @@ pipeline.add_command(parked)
     is_flag=True,
     help="Exit code 1 if keys stand still at the end (parked, held, waiting), or if all that was read was set aside.",
 )
+@click.option("--new-sink", is_flag=True, help="Go on with a sink that lacks what was done so far.")
 @click.option("--fail-on-dead-letters", is_flag=True, help="Exit code 1 if the run set any message aside.")
 @click.option("--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--traceback", is_flag=True, help="Show everything that Spark says about an error.")
 @click.option("--verbose", is_flag=True, help="Show everything that Spark and its workers say, as they say it.")
 @json_option
+@runs_securely
 def run(
     file: Path,
     name: str | None,
@@ -84,6 +89,7 @@ def run(
     servers: str | None,
     history: Path | None,
     fail_on_parked: bool,
+    new_sink: bool,
     fail_on_dead_letters: bool,
     quiet: bool,
     traceback: bool,
@@ -116,7 +122,7 @@ def run(
     tally = Tally()
     with failures_told(words, traceback or verbose), view(chosen.name, as_json=as_json, quiet=quiet) as report:
         tell = counted_by(tally, report)
-        run_pipeline(chosen, once=once, report=tell, master=master, conf=settings, spark_words=words)
+        run_pipeline(chosen, once=once, report=tell, master=master, conf=settings, spark_words=words, new_sink=new_sink)
     still = standing_still(chosen, file if checkpoint is None else chosen.folder, name, tally.yield_words)
     stuck, dead = bool(still) or tally.nothing_else, tally.dead > 0
     unwanted = (fail_on_parked and stuck) or (fail_on_dead_letters and dead)
@@ -126,6 +132,7 @@ def run(
 @pipeline.command()
 @click.argument("file", type=FILE)
 @json_option
+@runs_securely
 def check(file: Path, as_json: bool) -> None:
     """Check what FILE declares, without starting anything.
 
@@ -133,7 +140,7 @@ def check(file: Path, as_json: bool) -> None:
     """
     from lanemq.pipelines.declare import load_all
 
-    found = list(load_all(file).values())
+    found = [replace(each, source=secured(each.source)) for each in load_all(file, overridden).values()]
     rows = [
         (each.name, each.source.options.get("topic") or each.source.options.get("topicPattern"), _kind(each.stage),
          _kind(each.sink), each.folder) for each in found
@@ -158,12 +165,13 @@ def _close(words: list[str], unwanted: bool, quiet: bool) -> None:
 def _load(file: Path, name: str | None) -> "Pipeline":
     from lanemq.pipelines.declare import load
 
-    return load(file, name)
+    return load(file, name, overridden)
 
 
 def _changed(declared: "Pipeline", checkpoint: Path | None, servers: str | None, history: Path | None) -> "Pipeline":
     changed = declared if checkpoint is None else replace(declared, checkpoint=checkpoint)
-    changed = changed if servers is None else replace(changed, source=changed.source.at(servers))
+    source = secured(declared.source)
+    changed = replace(changed, source=source if servers is None else source.at(servers))
     return changed if history is None else replace(changed, history=history)
 
 

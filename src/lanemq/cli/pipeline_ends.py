@@ -15,7 +15,7 @@ import click
 
 from lanemq.cli.options import Failed, followed_by
 from lanemq.cli.output import plural
-from lanemq.model.errors import ConnectFailed
+from lanemq.model.errors import ConnectFailed, TlsFailed
 
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
@@ -63,6 +63,8 @@ def failures_told(words: Path | None, traceback: bool) -> Iterator[None]:
         hints = [] if traceback else ["--traceback shows all"]
         hints += [f"Spark's own words: {words}"] if words is not None and words.exists() else []
         raise Failed(f"{error}" + (f" ({'; '.join(hints)})" if hints else "")) from error
+    except TlsFailed:
+        raise
     except ConnectFailed as error:
         fix = " Start a broker with `lanemq broker --data DIR`, or correct servers (--servers)"
         waited = "; brokerWait of the source is how long it is waited for (60s unless given)"

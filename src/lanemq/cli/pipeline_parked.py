@@ -11,6 +11,7 @@ import click
 from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
 from lanemq.cli.pipeline_place import NAME, PLACE, parked_of, refused
+from lanemq.cli.pipeline_security import runs_securely
 
 if TYPE_CHECKING:
     from lanemq.pipelines.parked_lanes import ParkedLanes
@@ -31,6 +32,7 @@ def parked() -> None:
 @NAME
 @click.option("--held", is_flag=True, help="Also those that are tried again by themselves.")
 @json_option
+@runs_securely
 def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for a person."""
     lanes = parked_of(place, name)
@@ -54,6 +56,7 @@ def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None
 @click.argument("key")
 @NAME
 @json_option
+@runs_securely
 def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
     """Show KEY: its state, why it stands still, and the messages that wait."""
     with refused():
@@ -90,6 +93,7 @@ _DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done
 @_DRY
 @NAME
 @json_option
+@runs_securely
 def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
     """Try KEY's messages again, in order, before newer ones of the key."""
     lanes = parked_of(place, name)
@@ -107,6 +111,7 @@ def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name:
 @_DRY
 @NAME
 @json_option
+@runs_securely
 def discard(
     place: Path, key: str | None, everything: bool, first_only: bool, dry_run: bool, name: str | None, as_json: bool
 ) -> None:

@@ -8,32 +8,41 @@ from typing import TYPE_CHECKING
 import click
 
 from lanemq.cli.options import Failed
+from lanemq.cli.pipeline_security import overridden
 from lanemq.model.errors import UsageError
 
 if TYPE_CHECKING:
     from lanemq.pipelines.parked_lanes import ParkedLanes
+    from lanemq.pipelines.pipeline import Pipeline
+    from lanemq.pipelines.set_aside import DeadMessages
 
 PLACE = click.argument("place", metavar="FILE|CHECKPOINT", type=click.Path(path_type=Path))
 NAME = click.option("--name", help="Which one, if the file declares several.")
-
-
-def checkpoint_of(place: Path, name: str | None) -> Path:
-    """The folder of a checkpoint that was used at least once."""
-    return parked_of(place, name).checkpoint
 
 
 def parked_of(place: Path, name: str | None) -> "ParkedLanes":
     """The keys that stand still in the checkpoint that a person means."""
     from lanemq.pipelines.parked_lanes import parked
 
-    if place.is_dir():
-        folder = place
-    else:
-        from lanemq.pipelines.declare import load
-
-        folder = load(place, name).folder
     with refused():
-        return parked(folder)
+        return parked(declared_at(place, name) or place)
+
+
+def dead_of(place: Path, name: str | None) -> "DeadMessages":
+    """The dead letters of the pipeline that a person means."""
+    from lanemq.pipelines.set_aside import dead
+
+    with refused():
+        return dead(declared_at(place, name) or place)
+
+
+def declared_at(place: Path, name: str | None) -> "Pipeline | None":
+    """The pipeline, if the place is a file that declares it; None for a checkpoint's folder."""
+    if place.is_dir():
+        return None
+    from lanemq.pipelines.declare import load
+
+    return load(place, name, overridden)
 
 
 @contextmanager

@@ -10,12 +10,14 @@ from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, plural, show, unlogged
 from lanemq.cli.pipeline_dead import kept_in, kept_words
 from lanemq.cli.pipeline_parked import CARRIED_OUT
-from lanemq.cli.pipeline_place import NAME, PLACE, parked_of
+from lanemq.cli.pipeline_place import NAME, PLACE, declared_at, refused
+from lanemq.cli.pipeline_security import overridden, runs_securely
 from lanemq.cli.pipeline_view import LAG_COLUMNS, lag_row
 from lanemq.model.errors import LaneError
 
 if TYPE_CHECKING:
     from lanemq.model.queue import MessageQueue
+    from lanemq.pipelines.pipeline import Pipeline
     from lanemq.spark.lag import QueueLag
 
 BROKER_WAIT = "1s"
@@ -29,22 +31,28 @@ UNKNOWN = "not known"
 @PLACE
 @NAME
 @json_option
+@runs_securely
 def status(place: Path, name: str | None, as_json: bool) -> None:
     """Show batches, starts, parked keys, dead letters and lag of a pipeline.
 
     The lag is what the last finished batch left over. Offsets come from the checkpoint, ends from the broker.
     """
-    from lanemq.pipelines.checkpoint import epoch_of, holder_of, identity_of
+    from lanemq.pipelines.checkpoint import epoch_of, holder_of, identity_of, stage_place
+    from lanemq.pipelines.parked_lanes import parked
     from lanemq.pipelines.spark_log import SparkLog
+    from lanemq.pipelines.transitions.redrives import Redrives
     from lanemq.spark.lag import oldest
 
-    lanes = parked_of(place, name)
+    declared = declared_at(place, name)
+    with refused():
+        lanes = parked(declared or place)
     folder = lanes.checkpoint
     known, holder, log = identity_of(folder), holder_of(folder), SparkLog(folder)
     assert known is not None
     done, planned, stopped = log.done(), log.planned(), lanes.counts()
     decided, dead = lanes.decided(), kept_in(folder)
-    queues, trouble = _lag(known.source, log.end_of(done) if done is not None else {})
+    redriven = len(Redrives(stage_place(folder)).pending_letters())
+    queues, trouble = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
     document = {
         "pipeline": known.name,
         "checkpoint": str(folder),
@@ -55,6 +63,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         "unfinished_batch": planned if planned != done else None,
         "stopped_lanes": stopped,
         "decided_lanes": decided,
+        "decided_letters": redriven,
         "dead_letters": {"count": dead[0], "folder": str(dead[1]) if dead[1] is not None else None},
         "lag": sum(each.messages for each in queues) if trouble is None else None,
         "lag_seconds": oldest(queues),
@@ -72,10 +81,23 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         ", ".join(f"{plural(count, 'key')} {why}" for why, count in stopped.items()) or "no key stands still",
         *([f"{plural(len(decided), 'key')} decided about: {CARRIED_OUT}"] if decided else []),
         kept_words(*dead),
+        *([f"{plural(redriven, 'dead letter')} decided about: {CARRIED_OUT}"] if redriven else []),
         f"lag {_total(queues) if trouble is None else UNKNOWN}",
         Grid(LAG_COLUMNS, [_row(each, trouble is None) for each in queues], "no message was read yet"),
         *([trouble] if trouble else []),
     )
+
+
+def _source(used: Mapping[str, str], declared: "Pipeline | None") -> dict[str, str]:
+    """As the last start had it; TLS and the user are the file's, if there is one that names them: a checkpoint keeps
+    no secrets."""
+    from lanemq.spark.security_options import SECURITY_OPTIONS
+
+    known = {name.lower() for name in SECURITY_OPTIONS}
+    own = declared.source.options if declared is not None else {}
+    secure = {name: value for name, value in own.items() if name.lower() in known}
+    rest = {name: value for name, value in used.items() if not secure or name.lower() not in known}
+    return overridden({**rest, **secure})
 
 
 def _row(each: "QueueLag", known: bool) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.cdc import LastState
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Results
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Results
 
 SCHEMA = "id bigint, name string, amount double"
 ARROW = pa.schema(
@@ -99,14 +99,15 @@ class Replica:
             key = tuple(row[name] for name in self._stage.how.keys)
             known = self._rows.get(key)
             if known is None or row[SEQUENCE] > known[SEQUENCE]:
-                self._rows[key] = row
+                stays = json.loads(row.get(KEPT) or "[]")
+                self._rows[key] = row | {name: known[name] for name in stays if known is not None}
         if results.dead is not None:
             self.dead += results.dead.table().to_pylist()
 
     @property
     def live(self) -> dict[Any, dict[str, Any]]:
         """The rows that exist, by their key, without what the merge needed."""
-        hidden = (SEQUENCE, DELETED)
+        hidden = (SEQUENCE, DELETED, KEPT)
         return {
             key if len(key) > 1 else key[0]: {name: value for name, value in row.items() if name not in hidden}
             for key, row in self._rows.items()

@@ -1,15 +1,18 @@
 """Whatever happened at the source, however it was cut into queues and batches: the replica ends equal to it."""
 
+import json
 import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.pipelines.cdc.following import SCHEMA, Replica, Value, messages
 from tests.pipelines.cdc.test_formats import canal, debezium
 
+from lanemq.model.errors import OrderError
 from lanemq.pipelines.cdc import LastState
 
 Pair = tuple[str | None, Value]
@@ -99,6 +102,46 @@ def test_debezium_by_offsets_follows_the_source(seed: int, fold_first: bool | No
             send(key, debezium("u", None, row))
     stage = LastState(SCHEMA, ["id"], format="debezium", fold_first=fold_first)
     assert replicated(stage, [with_repeats(queue, dice) for queue in queues], dice) == source.rows
+
+
+def single_updates(source: Source, dice: random.Random) -> list[Pair]:
+    """Changes of keys as one update under the new key; what stands before is null, the key, or the whole row."""
+    pairs: list[Pair] = []
+    for key, old, row in source.log:
+        same = dice.choice((None, {"id": key}, {"id": key, "name": "before", "amount": 0.5}))
+        before = {"id": old} if old is not None else same if row is not None else {"id": key}
+        pairs.append((f'{{"id":{key}}}', debezium("d" if row is None else "u", before, row)))
+    return [(key, value if dice.random() < 0.5 else compact(value)) for key, value in pairs]
+
+
+def compact(value: Value) -> bytes:
+    """As Debezium's converters write: without spaces, and what stands before comes first."""
+    assert isinstance(value, dict)
+    return json.dumps({"before": value["before"], "after": value["after"], **value}, separators=(",", ":")).encode()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
+def test_keys_changed_by_single_updates_in_one_queue_follow_the_source(seed: int, fold_first: bool | None) -> None:
+    """The new key's later changes stand behind the one message that says that the old row is gone."""
+    dice = random.Random(seed)
+    source = Source(dice, dice.choice((10, 40)), moves=True)
+    stage = LastState(SCHEMA, ["id"], format="debezium", one_queue=True, fold_first=fold_first)
+    assert replicated(stage, [single_updates(source, dice)], dice) == source.rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
+def test_a_key_changed_by_a_single_update_in_several_queues_is_always_refused(
+    seed: int, fold_first: bool | None
+) -> None:
+    dice = random.Random(seed)
+    source, queues = Source(dice, 25, moves=True), [list[Pair]() for _ in range(QUEUES)]
+    assume(any(old is not None for _, old, _ in source.log))
+    for (key, _, _), pair in zip(source.log, single_updates(source, dice), strict=True):
+        queues[key % QUEUES].append(pair)
+    with pytest.raises(OrderError, match="changes of a row's key"):
+        replicated(LastState(SCHEMA, ["id"], format="debezium", fold_first=fold_first), queues, dice)
 
 
 @settings(max_examples=60, deadline=None)

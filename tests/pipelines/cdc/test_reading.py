@@ -1,5 +1,6 @@
 """Reading only what counts, and never at the price of the result."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ def test_a_message_that_is_about_another_row_than_its_key_says_hides_nothing(tmp
     assert names(replica) == {1: "7", 2: "stray"}
 
 
+@pytest.mark.parametrize("spaced", [True, False])
+def test_an_unread_message_that_is_about_another_row_is_found(tmp_path: Path, spaced: bool) -> None:
+    """Its key claims the row of the newer ones, whose own claim is right."""
+    texts = [json.dumps(row(*each), separators=None if spaced else (",", ":")) for each in ((2, "x"), (1, "y"))]
+    replica = Replica(stage(), tmp_path)
+    replica.run(messages([('{"id": 1}', texts[0].encode()), *[('{"id": 1}', texts[1].encode())] * 8]))
+    assert names(replica) == {1: "y", 2: "x"}
+
+
+def test_keys_that_differ_behind_a_comma_or_an_escape_are_different_rows(tmp_path: Path) -> None:
+    """The look at bytes must not take a part of a key for the whole."""
+    for first, other in (("a,b", "a,c"), ('a"b', 'a"c'), ("a}", "a}b"), ("ä", "ä ")):
+        replica = Replica(LastState("`the id` string, n int", ["the id"]), tmp_path / first)
+        bodies = [json.dumps({"the id": key, "n": 1}, separators=(",", ":")).encode() for key in (other, first)]
+        key = json.dumps({"the id": first})
+        replica.run(messages([(key, bodies[0]), *[(key, bodies[1])] * 8]))
+        assert set(replica.live) == {first, other}
+
+
 def test_a_message_that_says_nothing_hides_nothing(tmp_path: Path) -> None:
     events: list[tuple[str | None, Value]] = [('{"id": 1}', debezium("c", None, row(1, n))) for n in range(8)]
     replica = Replica(stage(format="debezium"), tmp_path)
@@ -149,7 +169,7 @@ def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
 
 def test_files_of_a_batch_are_gone_when_it_is_done(tmp_path: Path) -> None:
     Replica(stage(), tmp_path).run(messages(MANY))
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["ends.json"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"ends.json", "table.json"}
 
 
 def test_decimals_keep_all_their_digits(tmp_path: Path) -> None:
@@ -158,6 +178,46 @@ def test_decimals_keep_all_their_digits(tmp_path: Path) -> None:
     replica.run(messages([("1", b'{"id": 1, "price": 12345678901234567890.0123456789, "ratio": 0.5}')]))
     assert str(replica.live[1]["price"]) == "12345678901234567890.0123456789"
     assert replica.live[1]["ratio"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "found"),
+    [
+        ("struct<n: decimal(38,18)>", '{"n": %s}', lambda value: value["n"]),
+        ("array<decimal(38,18)>", "[%s]", lambda value: value[0]),
+        ("map<string, struct<n: decimal(38,18)>>", '{"k": {"n": %s}}', lambda value: value[0][1]["n"]),
+    ],
+)
+def test_decimals_inside_others_keep_all_their_digits(tmp_path: Path, column: str, text: str, found: Any) -> None:
+    digits = "12345678901234567.123456789012345678"
+    replica = Replica(LastState(f"id bigint, price {column}", ["id"]), tmp_path)
+    replica.run(messages([("1", f'{{"id": 1, "price": {text % digits}}}'.encode())]))
+    assert str(found(replica.live[1]["price"])) == digits
+
+
+def test_a_decimal_column_does_not_change_its_neighbours(tmp_path: Path) -> None:
+    """Every number with a fraction is then decoded as a decimal, whatever its own column is."""
+    body = b'{"id": 1, "d": 1.5, "n": 12345678901234567.0, "t": {"x": 1.25}, "price": 1}'
+    replica = Replica(LastState("id bigint, d double, n bigint, t string, price decimal(10,2)", ["id"]), tmp_path)
+    replica.run(messages([("1", body)]))
+    found = replica.live[1]
+    assert (found["d"], found["n"], found["t"]) == (1.5, 12345678901234567, '{"x":1.25}')
+
+
+def test_a_number_beyond_all_numbers_sets_its_message_aside_and_no_other(tmp_path: Path) -> None:
+    replica = Replica(LastState("id bigint, price decimal(10,2)", ["id"]), tmp_path)
+    replica.run(messages([("1", b'{"id": 1, "price": 1e99999999999999999999999}'), ("2", b'{"id": 2, "price": 1.5}')]))
+    assert set(replica.live) == {2}
+    assert "not readable" in replica.dead[0]["reason"]
+
+
+def test_a_message_key_that_is_nested_without_end_names_no_row(tmp_path: Path) -> None:
+    key = '{"id": ' + "[" * 100_000
+    replica = Replica(stage(), tmp_path)
+    replica.run(messages([(key, row(1, "a"))] * 3))
+    replica.run(messages([(key, None)], first=3))
+    assert names(replica) == {1: "a"}
+    assert "does not name the row" in replica.dead[0]["reason"]
 
 
 def test_columns_may_have_any_name(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType
 
 from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.cdc import LastState
 from lanemq.pipelines.cdc.sequence import encode, parse_parts, sequence_type, source_part
 
 BINLOG = parse_parts(("source.file:file", "source.pos"))
@@ -58,3 +59,25 @@ def test_offsets_alone_stay_numbers() -> None:
 def test_a_path_that_leads_nowhere_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="sequence"):
         parse_parts([text])
+
+
+def test_a_bound_is_above_every_older_position_and_above_no_other() -> None:
+    """Deletions below it are purged; one at the position itself may still have older changes on their way."""
+    parts = parse_parts(("file:file", "pos"))
+    stage = LastState("id bigint", ["id"], format="maxwell", sequence=("file:file", "pos"))
+    bound = stage.sequence_before("mysql-bin.000003", 154)
+    values: list[list[object]] = [["bin.2", "bin.3", "bin.3", "bin.3", "bin.10"], [999, 153, 154, 155, 1]]
+    found = encode(parts, values, pa.array([9] * 5)).to_pylist()
+    assert [text < bound for text in found] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("position", [(), ("bin.1",), ("bin", 1), ("bin.1", -1), ("bin.1", None), ("bin.1", 1, 2)])
+def test_what_is_no_position_gives_no_bound(position: tuple[object, ...]) -> None:
+    stage = LastState("id bigint", ["id"], format="maxwell", sequence=("file:file", "pos"))
+    with pytest.raises(InvalidOption, match="file:file, pos:number"):
+        stage.sequence_before(*position)
+
+
+def test_offsets_have_no_position_of_the_source() -> None:
+    with pytest.raises(InvalidOption, match="queue offsets order it"):
+        LastState("id bigint", ["id"]).sequence_before(7)

@@ -18,6 +18,7 @@ from lanemq.pipelines.cdc.table import Table
 class BinlogFormat(ABC):
     """What both have in common."""
 
+    opening = "$^"
     puts: tuple[str, ...]
     marks: tuple[str, ...] = ()
     """Types of messages that are about no row."""
@@ -36,6 +37,10 @@ class BinlogFormat(ABC):
     def pairs(self, event: Document) -> Iterable[tuple[Document, Document | None]]:
         """Every row with its former values."""
 
+    def is_paired(self, event: Document) -> bool:
+        """Whether every row has its own former values, or none has."""
+        return True
+
     @abstractmethod
     def is_ddl(self, event: Document) -> bool:
         """Whether the event changes tables instead of rows."""
@@ -51,6 +56,10 @@ class BinlogFormat(ABC):
             if message not in changes.poison:
                 self._event(message, event, changes)
 
+    def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
+        """A message may hold several rows, so no message key stands for one."""
+        return list(range(len(documents)))
+
     def _event(self, message: int, event: Document | None, changes: Changes) -> None:
         kind = (event.type or "").lower() if event is not None else ""
         if event is None or not kind:
@@ -63,6 +72,8 @@ class BinlogFormat(ABC):
             changes.ddl.append(message)
         elif event.data is None or kind not in (*self.puts, "update", "delete"):
             changes.poison[message] = f"type {event.type!r} is unknown, or its rows are missing"
+        elif not self.is_paired(event):
+            changes.poison[message] = "former values (old) of another number of rows than it has (data)"
         else:
             self._rows(message, kind, event, changes)
 
@@ -95,6 +106,9 @@ class CanalFormat(BinlogFormat):
     def pairs(self, event: Document) -> Iterable[tuple[Document, Document | None]]:
         old = event.old or [None] * len(event.data)
         return zip(event.data, old, strict=True)
+
+    def is_paired(self, event: Document) -> bool:
+        return not event.old or len(event.old) == len(event.data)
 
     def is_ddl(self, event: Document) -> bool:
         return bool(event.isDdl) or (event.data is None and event.type.lower() in ("query", "alter", "create"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+import pyarrow as pa
 
 from lanemq.pipelines.cdc.shapes import Document, RowShape
 
@@ -45,9 +46,25 @@ class Changes:
         self.put(message, row)
 
 
+@dataclass(slots=True)
+class Reading:
+    """Messages as changes, before anything is folded."""
+
+    messages: pa.Table
+    names: "KeyNames"
+    changes: Changes
+    sequences: pa.Array
+    keys: list[pa.Array]
+    columns: dict[str, pa.Array] = field(default_factory=dict)
+    left: dict[str, list[int]] | None = None
+    """By column, the changes that leave it out; None: nobody has looked."""
+
+
 class Format(Protocol):
     """How one kind of event is read."""
 
+    opening: str
+    """How an event that is about one row begins as a rule, as a regular expression, up to the row's first field."""
     document: Any
     """The type of a message's value, or None for a message without one."""
 
@@ -59,6 +76,9 @@ class Format(Protocol):
 
     def read(self, documents: Sequence[Document | None], names: "KeyNames", changes: Changes) -> None:
         """Adds what the documents say; places in `changes.poison` are left out already."""
+
+    def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
+        """The documents that may be about another row than the one of this key: when in doubt, they are."""
 
 
 class KeyNames:
@@ -80,7 +100,7 @@ class KeyNames:
         try:
             row = self._wrapped.decode(text).payload if '"payload"' in text else None
             row = self._bare.decode(text) if row is None else row
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
         return row if self._shape.has_key(row) else None
 

@@ -20,6 +20,8 @@ from lanemq.pipelines.cdc.table import Table
 class DebeziumFormat:
     """Events with the row before and after."""
 
+    opening = r'^\{"before":null,"after":\{'
+
     def __init__(self, table: Table, parts: Sequence[Part], only: str | None = None) -> None:
         self.shape = RowShape(table)
         fields: dict[str, Any] = {
@@ -58,6 +60,18 @@ class DebeziumFormat:
                 changes.ignored.append(message)
             else:
                 changes.poison[message] = f"operation {event.op!r} concerns rows that the event does not name"
+
+    def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
+        key, none = self.shape.key, self.shape.no_key
+        return [
+            place
+            for place, (event, mine) in enumerate(zip(documents, keys, strict=True))
+            if event is not None
+            and (
+                (event.after is not None and key(event.after) != mine)
+                or (event.before is not None and key(event.before) not in (mine, none))
+            )
+        ]
 
     def _is_ours(self, event: Document) -> bool:
         return belongs(self._only, event.source.db, event.source.schema, event.source.table)

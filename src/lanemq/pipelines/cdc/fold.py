@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.model.errors import OrderError
+from lanemq.pipelines.cdc.kept import filled
 from lanemq.pipelines.cdc.sequence import source_part
 from lanemq.pipelines.ports import SEQUENCE
 
@@ -35,16 +36,21 @@ def newest(rows: pa.Table, keys: Sequence[str]) -> pa.Array:
     return order.take(last_places(rows.select(names).take(order))).sort()
 
 
+def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The newest row of each key, with the columns that it left out from older ones."""
+    return filled(rows, keys, newest(rows, keys))
+
+
 def settle(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]) -> pa.Table:
     """The newest row of each key over all queues, from the newest ones of each queue."""
     tagged = [
         rows.append_column(_QUEUE, [pa.repeat(pa.scalar(queue, pa.string()), rows.num_rows)]) for queue, rows in queues
     ]
     rows = pa.concat_tables(tagged)
-    chosen = newest(rows, keys)
-    if len(chosen) < rows.num_rows:
+    chosen = newest_rows(rows, keys)
+    if chosen.num_rows < rows.num_rows:
         _refuse_ties(rows, list(keys))
-    return rows.take(chosen).drop_columns([_QUEUE])
+    return chosen.drop_columns([_QUEUE])
 
 
 def _refuse_ties(rows: pa.Table, keys: list[str]) -> None:

@@ -1,29 +1,33 @@
 """Messages of one queue to the newest row of each key: what an executor does, without Spark.
 
-Where a message key names the row (`{"id": 17}`), only the newest message of each message key is read at all. The rule
-guarded here: that never changes the result. A message that turns out to say nothing, to be poison, or to be about
-another row than its key claims sends the reader back to all messages of that message key.
+The rules guarded here: a message that is poison gives no row at all, of equal keys the newest change counts, and what
+`claims.py` cannot prove to be superfluous is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.pipelines.cdc import shapes
-from lanemq.pipelines.cdc.changes import Changes, KeyNames
-from lanemq.pipelines.cdc.fold import last_places, newest
+from lanemq.pipelines.cdc.changes import Changes, KeyNames, Reading
+from lanemq.pipelines.cdc.claims import Claims
+from lanemq.pipelines.cdc.debezium_values import left_out, precise
+from lanemq.pipelines.cdc.fold import newest, newest_rows
+from lanemq.pipelines.cdc.kept import filled, kept_column
 from lanemq.pipelines.cdc.plan import Plan
 from lanemq.pipelines.cdc.sequence import encode
 from lanemq.pipelines.cdc.values import convert
-from lanemq.pipelines.ports import DELETED, SEQUENCE
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 
 REASON = "reason"
+_LEFT_OUT: Final = (
+    "the source left {} out, a large column that the update did not touch: send whole rows (ALTER TABLE ... REPLICA "
+    "IDENTITY FULL), say left_out='keep', or leave the column out of the schema"
+)
 Counts = dict[str, int]
-WORTH_IT: Final = 0.6
-"""Choosing messages costs time too: with more distinct keys per message than this, reading them all is faster."""
 
 
 @dataclass(slots=True)
@@ -35,19 +39,6 @@ class Folded:
     counts: Counts
 
 
-@dataclass(slots=True)
-class Reading:
-    """Messages as changes, before anything is folded."""
-
-    messages: pa.Table
-    names: KeyNames
-    changes: Changes
-    sequences: pa.Array
-    keys: list[pa.Array]
-    columns: dict[str, pa.Array] = field(default_factory=dict)
-    misfits: int = 0
-
-
 class Reader:
     """Reads and folds by one plan."""
 
@@ -56,16 +47,22 @@ class Reader:
         self._format, self._shape = plan.reader()
         fields = plan.table.schema.fields
         self._decoder = shapes.decoder(self._format.document, [each.dataType for each in fields])
+        self._claims = Claims(plan, self._shape)
         self._types = {each.name: each.type for each in plan.table.arrow()}
         self._sequence = [self._format.path(part.path) for part in plan.parts]
+        self.conflicts: set[str] = set()
+        """Columns that the table got while it runs, and that values did not fit."""
 
     def fold(self, messages: pa.Table) -> Folded:
         """`messages` are of one queue, in the order of their offsets."""
-        chosen = self._worth_reading(messages)
+        chosen = self._claims.worth_reading(messages)
         if chosen is None:
             return self._finish(self._read(messages), frozenset())
         reading = self._read(messages.take(chosen))
-        unsure = self._unsure(reading)
+        left = self._find_left_out(reading)
+        unsure = self._claims.unproved(messages, chosen, reading)
+        if self._plan.table.keeps:
+            unsure |= {reading.changes.message[place] for places in left.values() for place in places}
         folded = self._finish(reading, unsure)
         if not unsure:
             return folded
@@ -82,45 +79,13 @@ class Reader:
         for part in parts:
             for name, count in part.counts.items():
                 counts[name] = counts.get(name, 0) + count
-        chosen = rows.take(newest(rows, self._plan.table.keys))
+        chosen = newest_rows(rows, self._plan.table.keys)
         return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts)
 
-    def _worth_reading(self, messages: pa.Table) -> pa.Array | None:
-        """The places of the newest message of each message key that names its row, and of all others."""
-        if self._plan.fold_first is False:
-            return None
-        foldable = self._foldable(messages)
-        places = pc.indices_nonzero(foldable)
-        if len(places) == 0:
-            return None
-        last = places.take(last_places(messages.select(["key"]).take(places)))
-        if len(last) > len(places) * WORTH_IT:
-            return None
-        return pa.concat_arrays([last, pc.indices_nonzero(pc.invert(foldable))]).sort()
-
-    def _foldable(self, messages: pa.Table) -> pa.ChunkedArray:
-        keys = messages["key"]
-        found = pc.not_equal(keys, "") if self._plan.fold_first else pc.starts_with(keys, "{")
-        return pc.fill_null(found, False)
-
-    def _unsure(self, reading: Reading) -> frozenset[int]:
-        """Messages that stand for all of their message key without proof."""
-        changes = reading.changes
-        said = set(changes.message) - changes.poison.keys()
-        unsure = set(range(reading.messages.num_rows)) - said
-        if self._plan.fold_first is None:
-            claims = [reading.names.spelled(message) for message in changes.message]
-            for name, found in zip(self._plan.table.keys, reading.keys, strict=True):
-                get = self._shape.getter(name)
-                claimed, _ = convert([None if each is None else get(each) for each in claims], found.type)
-                other = pc.indices_nonzero(pc.invert(pc.fill_null(pc.equal(claimed, found), False)))
-                unsure.update(changes.message[place] for place in other.to_pylist())
-        return frozenset(unsure.intersection(pc.indices_nonzero(self._foldable(reading.messages)).to_pylist()))
-
     def _read(self, messages: pa.Table) -> Reading:
-        decoded = shapes.Decoded(_listed(messages["value"]), self._decoder)
+        decoded = shapes.Decoded(shapes.listed(messages["value"]), self._decoder)
         documents = self._format.unwrap(decoded.documents)
-        names = KeyNames(self._shape, self._plan.table.keys, _listed(messages["key"]))
+        names = KeyNames(self._shape, self._plan.table.keys, shapes.listed(messages["key"]))
         changes = Changes(poison=decoded.broken)
         self._format.read(documents, names, changes)
         parts = [[None if each is None else get(each) for each in documents] for get in self._sequence]
@@ -129,6 +94,7 @@ class Reader:
         self._check_sequences(reading)
         self._read_keys(reading)
         if self._plan.misfits == "dead":
+            self._find_left_out(reading)
             self._refuse_misfits(reading)
         return reading
 
@@ -152,12 +118,27 @@ class Reader:
 
     def _refuse_misfits(self, reading: Reading) -> None:
         for name in self._plan.table.columns:
-            if name not in self._plan.table.keys:
+            if name not in self._plan.table.keys and name not in self._plan.grown:
                 reading.columns[name], misfits = self._column(name, reading.changes, None)
                 for place in misfits:
                     reading.changes.poison.setdefault(
                         reading.changes.message[place], f"the value of {name} does not fit {self._types[name]}"
                     )
+
+    def _find_left_out(self, reading: Reading) -> dict[str, list[int]]:
+        """Marks are no values. Without `keep` a change that has one is poison: it would put null over what is there."""
+        if reading.left is not None:
+            return reading.left
+        changes, reading.left = reading.changes, {}
+        others = [name for name in self._plan.table.columns if name not in self._plan.table.keys]
+        for name in others:
+            found = left_out(self._values(name, changes, None), self._types[name])
+            for place in found:
+                self._shape.clear(changes.row[place], name)
+                if not self._plan.table.keeps or changes.message[place] in changes.moved:
+                    changes.poison.setdefault(changes.message[place], _LEFT_OUT.format(name))
+            reading.left |= {name: found} if found else {}
+        return reading.left
 
     def _finish(self, reading: Reading, leave_out: frozenset[int]) -> Folded:
         """The newest rows of what is neither poison nor left out."""
@@ -170,16 +151,22 @@ class Reader:
             places = pc.indices_nonzero(pc.invert(pc.is_in(message, pa.array(sorted(unwanted), pa.int64()))))
             keys = keys.take(places)
         chosen = newest(keys, table.keys)
-        places = places.take(chosen)
-        rows, misfits = self._rows(reading, keys.take(chosen), places)
+        if reading.left and table.keeps:
+            rows, misfits = self._rows(reading, keys, places)
+            rows = filled(rows, table.keys, chosen)
+        else:
+            rows, misfits = self._rows(reading, keys.take(chosen), places.take(chosen))
+        if rows is None:
+            self._find_left_out(reading)
+            return self._finish(reading, leave_out)
         dead = {place: why for place, why in changes.poison.items() if place not in leave_out}
         told = {"key_changes": changes.moved, "ddl": changes.ddl, "ignored": changes.ignored}
         counts = {name: sum(message not in unwanted for message in messages) for name, messages in told.items()}
         counts |= {"misfits": misfits, "poison": len(dead)}
         return Folded(rows, _dead(reading.messages, dead), counts)
 
-    def _rows(self, reading: Reading, keys: pa.Table, places: pa.Array) -> tuple[pa.Table, int]:
-        """Whole rows for the chosen changes, and how many values did not fit."""
+    def _rows(self, reading: Reading, keys: pa.Table, places: pa.Array) -> tuple[pa.Table | None, int]:
+        """Whole rows for the chosen changes, and how many values did not fit; None: a change is not of a whole row."""
         chosen, misfits, columns = places.to_pylist(), 0, []
         for name in self._plan.table.columns:
             if name in self._plan.table.keys:
@@ -187,15 +174,31 @@ class Reader:
             elif name in reading.columns:
                 columns.append(reading.columns[name].take(places))
             else:
-                column, wrong = self._column(name, reading.changes, chosen)
+                values = self._values(name, reading.changes, chosen)
+                if reading.left is None and left_out(values, self._types[name]):
+                    return None, 0
+                column, wrong = self._converted(name, values)
                 columns.append(column)
                 misfits += len(wrong)
+                self.conflicts |= {name} & {*self._plan.grown} if wrong else set()
         deleted = pa.array([reading.changes.deleted[place] for place in chosen], pa.bool_())
-        names = [*self._plan.table.columns, SEQUENCE, DELETED]
-        return pa.table([*columns, keys[SEQUENCE], deleted], names=names), misfits
+        rows = pa.table([*columns, keys[SEQUENCE], deleted], names=[*self._plan.table.columns, SEQUENCE, DELETED])
+        if self._plan.table.keeps:
+            rows = rows.append_column(KEPT, [kept_column(chosen, reading.left or {})])
+        return rows, misfits
 
     def _column(self, name: str, changes: Changes, chosen: list[int] | None) -> tuple[pa.Array, list[int]]:
-        """One column of the chosen changes, or of all. Deletions have a key and nothing else."""
+        """One column of the chosen changes, or of all, and the places of values that do not fit it."""
+        return self._converted(name, self._values(name, changes, chosen))
+
+    def _converted(self, name: str, values: list[Any]) -> tuple[pa.Array, list[int]]:
+        wanted = self._types[name]
+        if self._plan.decimals == "base64" and pa.types.is_decimal(wanted):
+            values = precise(values, wanted.scale)
+        return convert(values, wanted, self._plan.unit(name))
+
+    def _values(self, name: str, changes: Changes, chosen: list[int] | None) -> list[Any]:
+        """As they were decoded. Deletions have a key and nothing else."""
         rows, deleted = changes.row, changes.deleted
         if chosen is not None and len(chosen) < len(rows):
             rows, deleted = [rows[place] for place in chosen], [deleted[place] for place in chosen]
@@ -204,12 +207,7 @@ class Reader:
             values = [None if gone else get(row) for row, gone in zip(rows, deleted, strict=True)]
         else:
             values = list(map(get, rows))
-        return convert(values, self._types[name], self._plan.time_unit)
-
-
-def _listed(column: pa.ChunkedArray) -> list[Any]:
-    """Faster than Arrow's own way by a factor of four: no scalar object per value."""
-    return column.combine_chunks().to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+        return values
 
 
 def _dead(messages: pa.Table, reasons: dict[int, str]) -> pa.Table:

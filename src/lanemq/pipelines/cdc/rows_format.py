@@ -19,6 +19,8 @@ _YES = (True, "true", "t", "1", 1)
 class RowFormat:
     """Rows as they are."""
 
+    opening = r"^\{"
+
     def __init__(self, table: Table, parts: Sequence[Part], deleted: str | None = None) -> None:
         paths = [part.path for part in parts] + ([deleted] if deleted else [])
         self.shape = RowShape(table, with_paths({}, [path for path in paths if path not in table.columns]))
@@ -47,6 +49,14 @@ class RowFormat:
                 changes.delete(message, row)
             else:
                 changes.put(message, row)
+
+    def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
+        key = self.shape.key
+        return [
+            place
+            for place, (row, mine) in enumerate(zip(documents, keys, strict=True))
+            if row is not None and key(row) != mine
+        ]
 
     def _tombstone(self, message: int, names: KeyNames, changes: Changes) -> None:
         row = names.row(message)

@@ -69,6 +69,20 @@ def encode(parts: Sequence[Part], values: Sequence[list[object]], offsets: pa.Ar
     return pc.binary_join_element_wise(*columns, _padded(offsets), " ")
 
 
+def before(parts: Sequence[Part], values: Sequence[object]) -> str:
+    """What every sequence of an older position of the source is below, and none of this one or a newer."""
+    if not parts or len(values) != len(parts):
+        raise InvalidOption(f"a position has {len(parts)} values here ({_said(parts)}), not {len(values)}")
+    columns = [_encode_part(part, [value]) for part, value in zip(parts, values, strict=True)]
+    if any(column.null_count for column in columns):
+        raise InvalidOption(f"{values!r} is no position of the source: {_said(parts)}")
+    return " ".join(column[0].as_py() for column in columns)
+
+
+def _said(parts: Sequence[Part]) -> str:
+    return ", ".join(f"{part.path}:{part.kind}" for part in parts) or "queue offsets order it"
+
+
 def source_part(sequences: pa.Array) -> pa.Array:
     """The sequences without the offsets: what the source itself said."""
     return pc.utf8_slice_codeunits(sequences, 0, -(DIGITS + 1))

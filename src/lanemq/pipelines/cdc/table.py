@@ -15,13 +15,14 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     MapType,
+    StringType,
     StructField,
     StructType,
 )
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.ddl import parse_columns
-from lanemq.pipelines.ports import DELETED, SEQUENCE
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 
 _NO_KEYS = (DoubleType, FloatType, ArrayType, MapType, StructType)
 
@@ -32,6 +33,8 @@ class Table:
 
     schema: StructType
     keys: tuple[str, ...]
+    keeps: bool = False
+    """Whether a row may leave columns as they are."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -43,16 +46,19 @@ class Table:
     def merged(self, sequence: DataType) -> StructType:
         """The columns that a sink's merge gets."""
         more = [StructField(SEQUENCE, sequence, False), StructField(DELETED, BooleanType(), False)]
-        return StructType([*self.schema.fields, *more])
+        kept = [StructField(KEPT, StringType())] if self.keeps else []
+        return StructType([*self.schema.fields, *more, *kept])
 
 
-def declare_table(schema: str | StructType, keys: Sequence[str]) -> Table:
+def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool = False) -> Table:
     """The table as declared, or `InvalidOption` saying what cannot be."""
     fields = (parse_columns(schema) if isinstance(schema, str) else schema).fields
     names = [field.name for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1} | ({SEQUENCE, DELETED} & set(names)))
+    twice = sorted({name for name in names if names.count(name) > 1} | ({SEQUENCE, DELETED, KEPT} & set(names)))
     if twice:
-        raise InvalidOption(f"schema: column {', '.join(twice)} exists already; {SEQUENCE} and {DELETED} are added")
+        raise InvalidOption(
+            f"schema: column {', '.join(twice)} exists already; {SEQUENCE}, {DELETED} and {KEPT} are ours"
+        )
     wanted = (keys,) if isinstance(keys, str) else tuple(keys)
     if not wanted or set(wanted) - set(names) or len(set(wanted)) < len(wanted):
         raise InvalidOption(f"keys {wanted}: name the columns of the row's key, each once, out of {', '.join(names)}")
@@ -62,4 +68,4 @@ def declare_table(schema: str | StructType, keys: Sequence[str]) -> Table:
                 f"keys: {field.name} is {field.dataType.simpleString()}, which cannot be compared exactly"
             )
     columns = [StructField(field.name, field.dataType, field.name not in wanted) for field in fields]
-    return Table(StructType(columns), wanted)
+    return Table(StructType(columns), wanted, keeps)

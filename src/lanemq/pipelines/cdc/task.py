@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import feather
 
+from lanemq.pipelines.cdc.evolving import Fields, new_fields
 from lanemq.pipelines.cdc.new_fields import skipped_fields
 from lanemq.pipelines.cdc.plan import Plan
 from lanemq.pipelines.cdc.reading import Counts, Folded, Reader
@@ -47,6 +48,10 @@ class Line(msgspec.Struct):
     """The highest store time."""
     skipped: list[str] = []
     """Fields of its last row that the table does not have."""
+    fields: Fields = {}
+    """Where the table evolves: all such fields, with their kinds."""
+    conflicts: list[str] = []
+    """Columns that the table got, and that values of the task did not fit."""
 
 
 def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,6 +60,7 @@ def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Ite
     parts: dict[str, list[Folded]] = {}
     spans: dict[str, Span] = {}
     skipped: dict[str, list[str]] = {}
+    fields: dict[str, Fields] = {}
     with _no_collector():
         for chunk in _chunks(batches):
             for queue, messages in by_queue(chunk):
@@ -63,9 +69,12 @@ def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Ite
                 parts.setdefault(queue, []).append(folded)
                 spans[queue] = _span(messages, spans.get(queue))
                 skipped[queue] = skipped_fields(plan, messages)
+                if plan.evolves:
+                    fields[queue] = {**new_fields(plan, messages), **fields.get(queue, {})}
     lines = [_write(queue, reader.together(some), spans[queue], Path(folder)) for queue, some in parts.items()]
     for line in lines:
         line.skipped = skipped[line.queue]
+        line.fields, line.conflicts = fields.get(line.queue, {}), sorted(reader.conflicts)
     if lines:
         yield pa.record_batch({"line": pa.array([msgspec.json.encode(line).decode() for line in lines])})
 

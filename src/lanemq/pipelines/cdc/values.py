@@ -8,10 +8,12 @@ Dates may be days since 1970, timestamps a number since 1970 in the unit asked f
 columns are Base64. A text column takes numbers, objects and lists as their JSON.
 """
 
+import re
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from datetime import date
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from math import inf
 from typing import Any
 
 import msgspec
@@ -19,11 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-UNAVAILABLE = "__debezium_unavailable_value"
-"""What Debezium writes for a large column of PostgreSQL that an update did not touch. It is no value."""
-
 Misfits = list[int]
-_FAILURES = (pa.ArrowException, ValueError, TypeError, OverflowError, ArithmeticError, msgspec.MsgspecError)
+_FAILURES = (pa.ArrowException, ValueError, TypeError, ArithmeticError, RecursionError, msgspec.MsgspecError)
+_JSON = msgspec.json.Encoder(decimal_format="number")
+_EXACTLY = msgspec.json.Decoder(float_hook=Decimal)
+_WHOLE = pa.decimal128(38, 0)
+_EXACT = Context(prec=38, traps=[Inexact, InvalidOperation])
+_LONG_DECIMAL = "[eE]|.{40}"
 
 
 def convert(values: Sequence[Any], wanted: pa.DataType, unit: str = "ms") -> tuple[pa.Array, Misfits]:
@@ -85,8 +89,6 @@ def _mixed(values: Sequence[Any], wanted: pa.DataType, unit: str) -> tuple[pa.Ar
 
 def _from_text(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:
     column = pa.array(values, pa.string())
-    if UNAVAILABLE in values:
-        raise ValueError("a column that the source left out")
     if pt.is_string(wanted):
         return column
     if pt.is_binary(wanted):
@@ -94,8 +96,23 @@ def _from_text(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Arra
     if pt.is_timestamp(wanted):
         return _moments(column, wanted)
     if pt.is_nested(wanted):
-        return _whole([None if value is None else msgspec.json.decode(value) for value in values], wanted, unit)
+        return _whole([None if value is None else _EXACTLY.decode(value) for value in values], wanted, unit)
+    if pt.is_decimal(wanted) and pc.any(pc.match_substring_regex(column, _LONG_DECIMAL)).as_py():
+        column = pa.array([_plain_digits(value, wanted) for value in values], pa.string())
     return column.cast(wanted)
+
+
+def _plain_digits(value: str | None, wanted: pa.DataType) -> str | None:
+    """A text with an exponent or very many digits, written out; Arrow's own way is not safe with them."""
+    if value is None or not re.search(_LONG_DECIMAL, value):
+        return value
+    return format(_scaled([Decimal(value)], wanted)[0], "f")
+
+
+def _scaled(values: Sequence[Decimal | None], wanted: pa.DataType) -> list[Decimal | None]:
+    """With the column's own scale, or `ArithmeticError`. Arrow takes a wild exponent for an address."""
+    scale = Decimal(1).scaleb(-wanted.scale)
+    return [None if value is None else value.quantize(scale, context=_EXACT) for value in values]
 
 
 def _moments(column: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -138,10 +155,15 @@ def _from_floats(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Ar
 
 def _from_decimals(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:
     if pt.is_decimal(wanted):
-        return pa.array(values, wanted)
+        return pa.array(_scaled(values, wanted), wanted)
     if pt.is_string(wanted):
         return pa.array([None if value is None else str(value) for value in values], wanted)
-    return _from_floats([None if value is None else float(value) for value in values], wanted, unit)
+    if pt.is_integer(wanted):
+        return pa.array(_scaled(values, _WHOLE), _WHOLE).cast(wanted)
+    floats = [None if value is None else float(value) for value in values]
+    if inf in floats or -inf in floats:
+        raise ValueError("larger than the largest double")
+    return _from_floats(floats, wanted, unit)
 
 
 def _from_truths(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:
@@ -154,7 +176,7 @@ def _from_truths(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Ar
 def _whole(values: Sequence[Any], wanted: pa.DataType, unit: str) -> pa.Array:
     """Lists and objects, converted part by part; one part that does not fit makes the whole a misfit."""
     if pt.is_string(wanted):
-        return pa.array([None if value is None else msgspec.json.encode(value).decode() for value in values], wanted)
+        return pa.array([None if value is None else _JSON.encode(value).decode() for value in values], wanted)
     missing = pa.array([value is None for value in values], pa.bool_())
     if pt.is_struct(wanted) and all(isinstance(value, dict | None) for value in values):
         parts = [_strict([(value or {}).get(field.name) for value in values], field.type, unit) for field in wanted]
