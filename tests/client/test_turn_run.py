@@ -8,11 +8,16 @@ from tests.client.floor import turn_of
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.attempts import Stop
-from lanemq.client.turn_run import run_batches
-from lanemq.core.turns import (
-    FAILED,
-    STOPPED,
-)
+from lanemq.client.message import Message
+from lanemq.client.turn_run import TurnEnd, run_visit
+from lanemq.client.visits import Visit
+from lanemq.core.turns import FAILED, STOPPED, Turn
+
+
+def run(turn: Turn[Message], attempt: Any, clock: ManualClock | None = None) -> TurnEnd | None:
+    visit = Visit()
+    visit.waiting.append(turn)
+    return run_visit(visit, attempt, 1, clock or ManualClock()).end
 
 
 @pytest.mark.row("A72")
@@ -25,7 +30,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
         seen.append(batch[0].queue_offset)
         clock.at += 400
 
-    end = run_batches(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, 1, clock.now)
+    end = run(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, clock)
     assert end is not None
     assert (seen, end.stop.outcome, end.done) == ([0, 1, 2], STOPPED, 3)
 
@@ -35,7 +40,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
 def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
     turn = turn_of(message(0))
     turn.gate.closed = True
-    end = run_batches(turn, lambda *_: pytest.fail("called"), 1, ManualClock().now)
+    end = run(turn, lambda *_: pytest.fail("called"))
     assert end is not None
     assert (end.stop.outcome, end.done) == (STOPPED, 0)
 
@@ -44,12 +49,12 @@ def test_a_run_reports_what_went_well_before_a_failure() -> None:
     def attempt(batch: Any, _: Any) -> Stop | None:
         return Stop(FAILED) if batch[0].queue_offset == 2 else None
 
-    end = run_batches(turn_of(message(0), message(1), message(2), message(3)), attempt, 1, ManualClock().now)
+    end = run(turn_of(message(0), message(1), message(2), message(3)), attempt)
     assert end is not None
     assert (end.stop.outcome, end.done) == (FAILED, 2)
 
 
 def test_a_repeated_message_knows_its_attempt() -> None:
     first = message(0)
-    assert run_batches(turn_of(first, attempt=3), lambda *_: None, 1, ManualClock().now) is None
+    assert run(turn_of(first, attempt=3), lambda *_: None) is None
     assert first.attempt == 3

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.client.consumer_fakes import message, queue
@@ -15,7 +16,7 @@ from lanemq.client.loop_board import LoopBoard
 from lanemq.client.message import Message
 from lanemq.client.turn_desk import MessageTurn
 from lanemq.client.turn_run import run_visit_async
-from lanemq.client.visits import PATIENCE_MS, Visit
+from lanemq.client.visits import MOST_MESSAGES, PATIENCE_MS, Visit
 from lanemq.core.lane_scheduler import LaneScheduler
 from lanemq.core.turns import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.model.units import QueueOffset
@@ -27,6 +28,8 @@ WORKERS = 4
 class Bed:
     """A board with one queue, to which messages of new keys are put."""
 
+    share = SHARE
+
     def __init__(self, board: LaneBoard) -> None:
         self.board = board
         self.put_so_far = 0
@@ -34,7 +37,7 @@ class Bed:
 
     def put(self, *keys: str) -> None:
         """As if handlers had been fast so far."""
-        self.board._desk.visits.share = SHARE
+        self.board._desk.visits.share = self.share
         first = self.put_so_far
         self.put_so_far += len(keys)
         messages = [message(first + n, of=queue(0), key=key) for n, key in enumerate(keys)]
@@ -53,6 +56,7 @@ class Scripted(threading.Condition):
         self.asleep = asleep
         self.patience: list[float | None] = []
         self.woken = 0
+        self.arrived: Callable[[], None] = lambda: None
 
     def wait(self, timeout: float | None = None) -> bool:
         self.patience.append(timeout)
@@ -65,6 +69,7 @@ class Scripted(threading.Condition):
 
     def notify(self, n: int = 1) -> None:
         self.woken += n
+        self.arrived()
 
 
 class Steps(Bed):
@@ -76,6 +81,7 @@ class Steps(Bed):
         self.condition = Scripted(board._mutex, asleep)
         board._changed = self.condition
         board._sleeping = 1
+        self.condition.arrived = lambda: setattr(board, "_called", 0)  # and sleeps again
         super().__init__(board)
 
     def begun(self, *keys: str) -> Visit:
@@ -125,6 +131,32 @@ def test_nobody_is_called_for_a_worker_that_has_only_its_own_turn() -> None:
     assert steps.condition.woken == before
 
 
+def test_nobody_else_is_called_to_look_while_one_is_on_its_way() -> None:
+    """It may wait for the interpreter for milliseconds; calling all others meanwhile would make it wait longer."""
+    steps = Steps()
+    steps.board._sleeping = 3
+    steps.condition.arrived = lambda: None
+    steps.put("a", "b")
+    assert steps.condition.woken == 1
+    assert steps.board.visit(Visit())
+    assert steps.condition.woken == 1
+
+
+def test_who_leaves_quick_work_to_another_looks_again_when_that_one_would_be_late() -> None:
+    """The other hangs with its only turn: nothing waits behind it, and the new message waits for nobody else."""
+
+    def asleep() -> None:
+        steps.clock.at += PATIENCE_MS
+
+    steps, watcher = Steps(asleep), Visit()
+    steps.share = MOST_MESSAGES
+    steps.begun("hangs")
+    steps.put("b")
+    assert steps.board.visit(watcher)
+    assert steps.condition.patience == [PATIENCE_MS / 1000]
+    assert [turn.key for turn in watcher.waiting] == ["b"]
+
+
 def test_lanes_that_a_question_frees_call_a_worker() -> None:
     """What a commit reports for a worker that hangs makes its lane's next messages anybody's."""
     steps = Steps()
@@ -160,7 +192,8 @@ def test_lanes_that_a_hand_over_frees_call_a_worker() -> None:
 class Shift(Bed):
     """Workers that are tasks. A handler's time is in its key: `3-x` takes 0.3 ms, `hangs-x` an hour."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: int) -> None:
+        self.share = share
         self.loop_board = LoopBoard(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
         self.done: set[str] = set()
         self.tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
@@ -188,12 +221,13 @@ Burst = tuple[list[int], bool, int]
 bursts = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=8), st.booleans(), st.integers(0, 50)), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
-@example([([2] * 8, False, 10), ([2] * 8, False, 10), ([0] * 5, True, 20), ([], True, 0)])
-@given(bursts)
-def test_whatever_hangs_all_other_keys_are_run_while_one_worker_is_free(bursts: list[Burst]) -> None:
+@pytest.mark.parametrize("share", [SHARE, MOST_MESSAGES])
+@settings(max_examples=200, deadline=None)
+@example(bursts=[([2] * 8, False, 10), ([2] * 8, False, 10), ([0] * 5, True, 20), ([], True, 0)])
+@given(bursts=bursts)
+def test_whatever_hangs_all_other_keys_are_run_while_one_worker_is_free(share: int, bursts: list[Burst]) -> None:
     async def main() -> set[str]:
-        shift, wanted, hanging = Shift(), set(), 0
+        shift, wanted, hanging = Shift(share), set(), 0
         for number, (times, hangs, pause) in enumerate(bursts):
             healthy = [f"{time}-{number}-{n}" for n, time in enumerate(times)]
             hangs = hangs and hanging < WORKERS - 1

@@ -15,7 +15,7 @@ from lanemq.client.handler_call import handler_call
 from lanemq.client.lane_board import LaneBoard
 from lanemq.client.message import Message
 from lanemq.client.turn_run import run_visit
-from lanemq.client.visits import MOST_MESSAGES, PATIENCE_MS, VISIT_NS, Visit, Visits
+from lanemq.client.visits import MOST_MESSAGES, PATIENCE_MS, QUICK_MESSAGES, VISIT_NS, Visit, Visits
 from lanemq.client.workers import Aftermath, TaskWorkers
 from lanemq.clock import SystemClock
 from lanemq.core.gap_map import GapMap
@@ -109,6 +109,27 @@ def test_a_visit_that_takes_single_messages_needs_a_worker_for_each() -> None:
     assert visits.workers_for(7) == 2
 
 
+@pytest.mark.row("A69")
+def test_quick_handlers_are_one_workers_work_until_it_is_late() -> None:
+    """Two would only take the interpreter from each other; but nobody counts on one that does not come back."""
+    visits, visit = Visits(), Visit()
+    visits.share = QUICK_MESSAGES
+    assert not visits.keeps_up(0)
+    assert visits.workers_for(1_000) == 1
+    visits.begin(visit, turns(KEYS), 0)
+    assert visits.workers_for(1_000) == 0
+    assert visits.keeps_up(PATIENCE_MS * 1_000_000 - 1)
+    assert not visits.keeps_up(PATIENCE_MS * 1_000_000)
+
+
+def test_handlers_that_are_not_quick_are_everybodys_work() -> None:
+    visits, visit = Visits(), Visit()
+    visits.share = QUICK_MESSAGES - 1
+    visits.begin(visit, turns(KEYS), 0)
+    assert visits.workers_for(1_000) > 1
+    assert not visits.keeps_up(0)
+
+
 # --- what a visit does
 
 
@@ -178,6 +199,7 @@ def test_a_worker_in_time_keeps_what_it_took() -> None:
     hands.board.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
     put(hands.board, 1)
     hands.clock.at += PATIENCE_MS - 1
+    want(hands.board, QUICK_MESSAGES - 1)
     assert hands.board.visit(other)
     assert len(hands.visit.waiting) == len(other.waiting) == KEYS
 

@@ -84,7 +84,9 @@ def test_turns_of_a_queue_that_was_given_up_count_for_nothing() -> None:
 def test_a_message_that_came_while_its_lane_ran_waits_behind_what_returns() -> None:
     home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
     home.put([Msg(0, "a"), Msg(1, "a")], QueueOffset(2))
-    lane = home.ready.popleft()
+    home.ready.popleft()
+    lane = home.lane("a")
+    assert lane is not None
     taken = home.take(lane, 32)
     lane.turn = Turn(Q, "a", tuple(taken), 1, 1, home, 0, lane)
     home.put([Msg(2, "a")], QueueOffset(3))

@@ -5,7 +5,7 @@ from tests.core.bench import Msg, Q, R
 from lanemq.core.lane_queue import LaneQueue, WholeQueue
 from lanemq.core.ready_line import ReadyLine
 from lanemq.core.retry_policy import Again
-from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED
+from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED, Lane
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -17,6 +17,12 @@ def home(queue: MessageQueue = Q) -> WholeQueue[Msg]:
     made: WholeQueue[Msg] = WholeQueue(queue, QueueOffset(0), NO_LEASE_NEEDED, auto=True)
     made.put([Msg(0)], QueueOffset(1))
     return made
+
+
+def lane_of(home: WholeQueue[Msg]) -> Lane[Msg]:
+    lane = home.lane(None)
+    assert lane is not None
+    return lane
 
 
 def line_of(*homes: LaneQueue[Msg]) -> ReadyLine[Msg]:
@@ -68,7 +74,8 @@ def test_a_queue_waits_for_the_turns_of_its_former_holding() -> None:
 
 def test_a_lane_on_a_timer_is_ready_at_its_moment_and_not_before() -> None:
     only = home()
-    lane = only.ready.popleft()
+    only.ready.clear()
+    lane = lane_of(only)
     line: ReadyLine[Msg] = ReadyLine()
     assert line.pause(only, lane, Again(Millis(10), whole_queue=False), NOW) == 110
     assert line.next_timer() == 110
@@ -80,6 +87,6 @@ def test_a_lane_on_a_timer_is_ready_at_its_moment_and_not_before() -> None:
 def test_timers_are_told_earliest_first() -> None:
     first, second = home(Q), home(R)
     line: ReadyLine[Msg] = ReadyLine()
-    line.pause(first, first.ready.popleft(), Again(Millis(20), whole_queue=False), NOW)
-    line.pause(second, second.ready.popleft(), Again(Millis(10), whole_queue=False), NOW)
+    line.pause(first, lane_of(first), Again(Millis(20), whole_queue=False), NOW)
+    line.pause(second, lane_of(second), Again(Millis(10), whole_queue=False), NOW)
     assert [(until, each.queue) for until, each, _ in line.timers()] == [(110, R), (120, Q)]

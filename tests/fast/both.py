@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from lanemq._fast import references, twins
 
 HOMES = (
+    "clock",
     "core.sharding",
+    "core.turns",
+    "core.lane_turns",
     "wire.record",
     "wire.record_columns",
     "wire.frame",
@@ -22,6 +25,8 @@ HOMES = (
     "log.reading",
     "log.key_scan",
     "client.message",
+    "client.attempts",
+    "client.turn_run",
     "client.send_packing",
     "client.send_requests",
     "client.send_outcomes",

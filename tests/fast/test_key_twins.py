@@ -1,16 +1,10 @@
 """Compiled twins of what looks into every record give what their references give, on sound and on damaged bytes."""
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, same
 
 from lanemq._fast import references, twins
-from lanemq.client.codec import BytesCodec
-from lanemq.client.message import Message, Source
-from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch
 from lanemq.wire.record import encode_record
 
 pytestmark = needs_twins
@@ -59,22 +53,3 @@ def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
     """Damaged records reach no consumer, so the two may differ here; the twin must only end, one way or the other."""
     found = outcome(twins["find_key"], log, start)
     assert found is None or isinstance(found, str | tuple)
-
-
-SOURCE = Source(MessageQueue("T", "b", 0), BytesCodec(), Epoch(1))
-
-
-def seen(messages: Any) -> Any:
-    if isinstance(messages, tuple):
-        return messages
-    return [(type(each), *[getattr(each, name) for name in Message.__slots__]) for each in messages]
-
-
-@settings(deadline=None, max_examples=100)
-@given(LOGS | damaged(LOGS))
-def test_messages_are_laid_alike(body: bytes) -> None:
-    arguments = Message, SOURCE, body, "unread"
-    compiled, reference = outcome(twins["lay_messages"], *arguments), outcome(references["lay_messages"], *arguments)
-    for each in reference if isinstance(reference, list) else ():
-        each._key = "unread"
-    assert seen(compiled) == seen(reference)

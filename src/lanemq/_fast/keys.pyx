@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for what is looked for in every record: its key, and the hashes under which it can be found; and messages.
+"""Twins for what is looked for in every record: its key, and the hashes under which it can be found.
 
 The references are in `client/message.py` and `log/key_scan.py`, with what everything means. Every length is compared
 with what is left before a byte is read, as if each record came from an enemy.
@@ -9,9 +9,12 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport getenv
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcmp
 
-from lanemq._fast.bytes cimport lane_crc, lane_crc_prepare, lane_get16, lane_get32, lane_get64, lane_put32
+from lanemq._fast.bytes cimport (
+    HEAD, MAGIC_V1, SMALLEST, Bytes, Part, find_entry, lane_crc, lane_crc_prepare, lane_get32, lane_get64, lane_put32,
+    record_parts
+)
 
 from lanemq._fast import references
 
@@ -26,59 +29,10 @@ SOURCES = LANEMQ_SOURCES.decode()
 lane_crc_prepare()
 
 cdef enum:
-    HEAD = 84
-    SMALLEST = 91
     CHECKSUM_AT = 76
-    V6_HOSTS = 0x30
     MOST_RECORD = 67108864
     KEY_NAME = 14
     ID_NAME = 9
-
-cdef uint32_t MAGIC_V1 = 0xDAA320A7
-cdef uint32_t MAGIC_V2 = 0xDAA320AB
-
-ctypedef const unsigned char *Bytes
-
-
-cdef struct Part:
-    Bytes at
-    Py_ssize_t size
-
-
-cdef bint _parts(Bytes record, Py_ssize_t size, Part *topic, Part *properties) noexcept:
-    """Topic and properties of a record of ours, which has `size` bytes; false if it is laid out otherwise."""
-    cdef int64_t body, left
-    if size < SMALLEST or lane_get32(record + 4) != MAGIC_V1 or record[39] & V6_HOSTS:
-        return False
-    body = <int32_t>lane_get32(record + HEAD)
-    left = size - SMALLEST
-    if body < 0 or body > left:
-        return False
-    topic.at = record + HEAD + 5 + body
-    topic.size = topic.at[-1]
-    left -= body
-    if topic.size > 127 or topic.size > left:
-        return False
-    properties.at = topic.at + topic.size + 2
-    properties.size = <short>lane_get16(properties.at - 2)
-    return 0 <= properties.size <= left - topic.size
-
-
-cdef Part _find(Part text, const char *name, Py_ssize_t length) noexcept:
-    """The value of the last entry with this name that has one."""
-    cdef Bytes at = text.at
-    cdef Bytes end = text.at + text.size
-    cdef Bytes stop
-    cdef Part found
-    found.at, found.size = NULL, 0
-    while at < end:
-        stop = <Bytes>memchr(at, 2, end - at)
-        if stop == NULL:
-            stop = end
-        if stop - at > length and not memcmp(at, name, length):
-            found.at, found.size = at + length, stop - at - length
-        at = stop + 1
-    return found
 
 
 def find_key(buffer, start):
@@ -93,39 +47,10 @@ def find_key(buffer, start):
     if end - at < SMALLEST:
         return references["find_key"](buffer, start)
     size = <int32_t>lane_get32(record)
-    if size > end - at or not _parts(record, <Py_ssize_t>size, &topic, &properties):
+    if size > end - at or not record_parts(record, <Py_ssize_t>size, &topic, &properties):
         return references["find_key"](buffer, start)
-    value = _find(properties, b"__SHARDINGKEY\x01", KEY_NAME)
+    value = find_entry(properties, b"__SHARDINGKEY\x01", KEY_NAME)
     return None if value.at == NULL else PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
-
-
-def lay_messages(kind, source, body, unread):
-    """Twin of `client.message.lay_messages`."""
-    if type(body) is not bytes:
-        return references["lay_messages"](kind, source, body, unread)
-    cdef Bytes data = <Bytes>PyBytes_AS_STRING(body)
-    cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(body)
-    cdef int32_t size
-    cdef uint32_t magic
-    cdef list messages = []
-    new = kind.__new__
-    while position + SMALLEST <= end:
-        size = <int32_t>lane_get32(data + position)
-        magic = lane_get32(data + position + 4)
-        if size < SMALLEST or (magic != MAGIC_V1 and magic != MAGIC_V2):
-            return references["lay_messages"](kind, source, body, unread)
-        message = new(kind)
-        message.size = size
-        message.queue_offset = <int64_t>lane_get64(data + position + 20)
-        message.retried_here = 0
-        message._source = source
-        message._buffer = body
-        message._start = position
-        message._view = None
-        message._key = unread
-        messages.append(message)
-        position += size
-    return messages if position == end else references["lay_messages"](kind, source, body, unread)
 
 
 def scan_keys(bytes buffer not None, int64_t position):
@@ -158,7 +83,7 @@ cdef Py_ssize_t _intact(Bytes record, Py_ssize_t left, int64_t position) noexcep
     if left < SMALLEST:
         return 0
     size = <int32_t>lane_get32(record)
-    if (lane_get32(record + 4) != MAGIC_V1 or <int64_t>lane_get64(record + 28) != position or size < SMALLEST
+    if (lane_get32(record + 4) != <uint32_t>MAGIC_V1 or <int64_t>lane_get64(record + 28) != position or size < SMALLEST
             or size > MOST_RECORD or size > left):
         return 0
     cdef uint64_t check = lane_crc(record + HEAD, size - HEAD, lane_crc(record, CHECKSUM_AT, 0))
@@ -173,11 +98,11 @@ cdef int _hashes(Bytes record, Py_ssize_t size, unsigned char *found) noexcept:
     cdef Part topic, text, unique, key
     cdef uint32_t scope
     cdef int count = 0
-    if not _parts(record, size, &topic, &text) or not _is_ascii(topic) or not _is_ascii(text):
+    if not record_parts(record, size, &topic, &text) or not _is_ascii(topic) or not _is_ascii(text):
         return -1
-    if _find(text, b"KEYS\x01", 5).at != NULL:
+    if find_entry(text, b"KEYS\x01", 5).at != NULL:
         return -1
-    unique, key = _find(text, b"UNIQ_KEY\x01", ID_NAME), _find(text, b"__SHARDINGKEY\x01", KEY_NAME)
+    unique, key = find_entry(text, b"UNIQ_KEY\x01", ID_NAME), find_entry(text, b"__SHARDINGKEY\x01", KEY_NAME)
     scope = lane_crc(<Bytes>b"#", 1, lane_crc(topic.at, topic.size, 0))
     if unique.at != NULL:
         lane_put32(found, lane_crc(unique.at, unique.size, scope))
@@ -196,4 +121,4 @@ cdef inline bint _is_ascii(Part text) noexcept:
     return seen < 0x80
 
 
-TWINS = {each.__name__: each for each in (find_key, lay_messages, scan_keys)}
+TWINS = {each.__name__: each for each in (find_key, scan_keys)}

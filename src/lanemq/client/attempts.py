@@ -8,8 +8,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from lanemq._fast import compiled
 from lanemq.client.handler_call import HandlerCall
 from lanemq.client.listener import (
     ConcurrentListener,
@@ -55,7 +56,14 @@ AsyncAttempt: TypeAlias = Callable[[Batch, MessageTurn], Awaitable[Stop | None]]
 
 def attempt_of(handler: HandlerCall, *, batched: bool) -> Attempt:
     """An attempt with a plain function: return is done, raise is again."""
-    call = handler.call
+    return plain_attempt(handler.call, batched, stop_after)
+
+
+@compiled
+def plain_attempt(
+    call: Callable[[Any], object], batched: bool, stop_after: Callable[[Exception, Batch], Stop | None]
+) -> Attempt:
+    """Calls the function with a message, or with the whole batch; `stop_after` says what an exception means."""
 
     def attempt(batch: Batch, _: MessageTurn) -> Stop | None:
         try:

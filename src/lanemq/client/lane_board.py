@@ -63,6 +63,8 @@ class LaneBoard:
         self._changed = threading.Condition(self._mutex)
         self._told = _Told(self._mutex, self._outcome)
         self._sleeping = 0
+        # Those among them that were called and did not get here yet: each of them will look.
+        self._called = 0
         # Whether one of those that sleep looks after the visits of the others.
         self._watched = False
         self._closed = False
@@ -264,7 +266,7 @@ class LaneBoard:
 
     def _fill(self, visit: Visit, now: Millis) -> bool:
         filled = self._desk.fill(visit, now)
-        if filled and not self._watched and (filled > 1 or self._is_more_for_others(visit)):
+        if filled and not (self._watched or self._called) and (filled > 1 or self._is_more_for_others(visit)):
             self._wake(1)
         return filled > 0
 
@@ -287,8 +289,8 @@ class LaneBoard:
         self._wake(max(self._desk.visits.workers_for(messages), 0 if self._watched else 1))
 
     def _must_watch(self) -> bool:
-        """Whether somebody who goes to sleep must look again soon, because turns wait behind others."""
-        return not self._watched and self._desk.visits.something_waits()
+        """Whether somebody who goes to sleep must look again soon, because turns wait behind others, or for them."""
+        return not self._watched and (self._scheduler.has_ready or self._desk.visits.something_waits())
 
     def _sleep_on_it(self, pause: float | None) -> None:
         watch = self._must_watch()
@@ -301,12 +303,15 @@ class LaneBoard:
             raise
         finally:
             self._sleeping -= 1
+            self._called = max(self._called - 1, 0)
             if watch:
                 self._watched = False
 
     def _wake(self, most: int) -> None:
-        if self._sleeping:
-            self._changed.notify(min(most, self._sleeping))
+        calls = min(most, self._sleeping - self._called)
+        if calls:
+            self._called += calls
+            self._changed.notify(calls)
 
     def _wake_all(self) -> None:
         self._changed.notify_all()

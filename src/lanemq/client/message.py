@@ -34,7 +34,6 @@ _SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
 _INT = Struct(">i").unpack_from
 _SHORT = Struct(">h").unpack_from
 _KEY_NAME = PropertyName.KEY.encode() + b"\x01"
-_KEY_NAME_BYTES = len(_KEY_NAME)
 _ENTRY_END = 2
 _PLAIN_MAGIC = MAGIC_V1 & 0xFF
 _V6_HOSTS = BORN_HOST_V6 | STORE_HOST_V6
@@ -53,8 +52,9 @@ class Source:
         self.is_retry = queue.topic.startswith(RETRY_PREFIX)
 
 
-class Message:
-    """One message of one queue. Reading it never changes it."""
+@compiled
+class Laid:
+    """Where a message lies in the bytes of a pull, and what lanes ask of it."""
 
     __slots__ = ("_buffer", "_key", "_source", "_start", "_view", "queue_offset", "retried_here", "size")
 
@@ -66,6 +66,19 @@ class Message:
         self._start = start
         self._view: RecordView | None = None
         self._key: str | None = _UNREAD
+
+    @property
+    def key(self) -> str | None:
+        """What decides its lane; None if it was sent without."""
+        if self._key is _UNREAD:
+            self._key = find_key(self._buffer, self._start)
+        return self._key
+
+
+class Message(Laid):
+    """One message of one queue. Reading it never changes it."""
+
+    __slots__ = ()
 
     @property
     def topic(self) -> str:
@@ -82,13 +95,6 @@ class Message:
     def offset(self) -> QueueOffset:
         """Its place in the queue."""
         return QueueOffset(self.queue_offset)
-
-    @property
-    def key(self) -> str | None:
-        """What decides its lane; None if it was sent without."""
-        if self._key is _UNREAD:
-            self._key = find_key(self._buffer, self._start)
-        return self._key
 
     @property
     def body(self) -> bytes:
@@ -188,25 +194,22 @@ def find_key(buffer: bytes, start: int) -> str | None:
     if buffer[start + 7] == _PLAIN_MAGIC and not buffer[start + 39] & _V6_HOSTS:
         topic = start + HEAD_BYTES + 4 + _INT(buffer, start + HEAD_BYTES)[0]
         first = topic + 3 + buffer[topic]
-        end = first + _SHORT(buffer, first - 2)[0]
-        at = buffer.rfind(_KEY_NAME, first, end)
-        if at < 0:
+        before, name, after = buffer[first : first + _SHORT(buffer, first - 2)[0]].rpartition(_KEY_NAME)
+        if not name:
             return None
-        if at == first or buffer[at - 1] == _ENTRY_END:
-            value_at = at + _KEY_NAME_BYTES
-            value_end = buffer.find(b"\x02", value_at, end)
-            value = buffer[value_at : end if value_end < 0 else value_end]
+        if not before or before[-1] == _ENTRY_END:
+            value = after.partition(b"\x02")[0]
             if value:
-                return value.decode(errors="replace")
+                return value.decode("utf-8", "replace")
     return find_property(RecordView(buffer, start).properties_text, PropertyName.KEY)
 
 
 def read_messages(source: Source, body: bytes) -> list[Message]:
     """The messages of a pull's body, in the order of their offsets."""
-    return lay_messages(Message, source, body, _UNREAD)
+    return lay_messages(Message, source, body)
 
 
 @compiled
-def lay_messages(kind: type[Message], source: Source, body: bytes, unread: object) -> list[Message]:
-    """One of `kind` per record; `unread` is what stands for a key that nobody has looked at."""
+def lay_messages(kind: type[Message], source: Source, body: bytes) -> list[Message]:
+    """One of `kind` per record."""
     return [kind(source, body, start) for start in record_starts(body)]

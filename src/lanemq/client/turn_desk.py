@@ -92,10 +92,13 @@ class TurnDesk:
     # visits
 
     def fill(self, visit: Visit, now: Millis) -> int:
-        """Turns for a worker, and how many; among them those that wait too long for another worker."""
+        """Turns for a worker, and how many; among them those that wait too long for another worker. None, too, while
+        another one does everything alone."""
         now_ns = self._nanos()
         for late in self.visits.late(now_ns):
             self.take_back(late, now)
+        if self.visits.keeps_up(now_ns):
+            return 0
         turns = self._scheduler.next_turns(self.visits.share, now=now)
         if turns:
             self.visits.begin(visit, turns, now_ns)
@@ -115,7 +118,7 @@ class TurnDesk:
 
     def collect(self, visit: Visit, now: Millis) -> None:
         """Reports what went well in a visit."""
-        turns = list(visit.reported())
+        turns = visit.reported()
         if not turns:
             return
         for queue, why in self._scheduler.finish_done(turns, now=now):

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from lanemq._fast import compiled
 from lanemq.client.attempts import AsyncAttempt, Attempt, Stop
 from lanemq.client.listener import HandlerVerdict
 from lanemq.client.message import Message
 from lanemq.client.turn_desk import MessageFinished, MessageTurn
 from lanemq.client.visits import Visit
-from lanemq.clock import Clock
+from lanemq.clock import Clock, milliseconds_of
 from lanemq.core.turns import STOPPED, Why
 from lanemq.model.errors import Undecodable
 from lanemq.model.units import Millis
@@ -41,32 +42,43 @@ _GATE_CLOSED = Stop(STOPPED)
 
 def run_visit(visit: Visit, attempt: Attempt, batch_size: int, clock: Clock) -> Ran:
     """Runs turn after turn until none waits, or one of them ends otherwise than well; that one is `visit.turn`."""
+    turns, messages, stop, done = run_turns(visit, attempt, batch_size, milliseconds_of(clock), _GATE_CLOSED)
+    return Ran(turns, messages, None if stop is None else TurnEnd(stop, done))
+
+
+@compiled
+def run_turns(
+    visit: Visit, attempt: Attempt, batch_size: int, now: Callable[[], Millis], closed: Stop
+) -> tuple[int, int, Stop | None, int]:
+    """How many turns, with how many messages, went well; what stopped the one after them, and after which message."""
     turns = messages = 0
-    waiting, ended, now = visit.waiting, visit.ended, clock.now
+    waiting, ended = visit.waiting, visit.ended
     while waiting:
         try:
             turn = visit.turn = waiting.popleft()
         except IndexError:  # the board was quicker
             break
-        end = run_batches(turn, attempt, batch_size, now)
+        end = run_batches(turn, attempt, batch_size, now, closed)
         if end is not None:
-            return Ran(turns, messages, end)
+            return turns, messages, end.stop, end.done
         ended.append(turn)
         turns += 1
         messages += len(turn.messages)
     visit.turn = None
-    return Ran(turns, messages, None)
+    return turns, messages, None, 0
 
 
-def run_batches(turn: MessageTurn, attempt: Attempt, batch_size: int, now: Callable[[], Millis]) -> TurnEnd | None:
+def run_batches(
+    turn: MessageTurn, attempt: Attempt, batch_size: int, now: Callable[[], Millis], closed: Stop = _GATE_CLOSED
+) -> TurnEnd | None:
     """Runs a turn until something stops it, or until the gate closes (A72, A78); None if all of it went well."""
     messages = turn.messages
     messages[0].retried_here = turn.attempt - 1
-    may_go_on = turn.may_go_on
+    gate, slice_end = turn.gate, turn.slice_end
     for done in range(0, len(messages), batch_size):
         time = now()
-        if not may_go_on(now=time):
-            return TurnEnd(_GATE_CLOSED, done)
+        if gate.closed or time >= gate.usable_until or time > slice_end:  # `Turn.may_go_on`
+            return TurnEnd(closed, done)
         if not done:
             turn.began = time
         stop = attempt(messages[done : done + batch_size], turn)

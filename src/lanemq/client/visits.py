@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from lanemq.client.message import Message
+from lanemq.core.lane_turns import count_messages
 from lanemq.core.turns import Turn
 
 VISIT_NS = 1_000_000
 """What a visit should take. Longer ones save little, and let others wait."""
 MOST_MESSAGES = 256
 """In one visit, however fast they are."""
+QUICK_MESSAGES = MOST_MESSAGES // 2
+"""From so many in a visit on, handlers cost less than waking somebody to share them."""
 PATIENCE_MS = 5
 """A worker whose visit takes so long loses what it has not begun to the others. Shorter would take turns from workers
 that only wait for the interpreter; longer would let turns wait behind one that hangs.
@@ -48,9 +51,10 @@ class Visit:
             self.messages -= len(turn.messages)
             yield turn
 
-    def reported(self) -> Iterator[Turn[Message]]:
-        """Everything that went well."""
-        return _popped(self.ended.popleft)
+    def reported(self) -> list[Turn[Message]]:
+        """Everything that went well. Under the board's mutex nobody else takes from here."""
+        next_one = self.ended.popleft
+        return [next_one() for _ in range(len(self.ended))]
 
 
 class Visits:
@@ -69,7 +73,7 @@ class Visits:
         return len(self._open)
 
     def begin(self, visit: Visit, turns: list[Turn[Message]], now_ns: int) -> None:
-        visit.messages = sum([len(turn.messages) for turn in turns])
+        visit.messages = count_messages(turns)
         visit.began_ns = now_ns
         visit.waiting.extend(turns)
         self._open[visit] = None
@@ -89,7 +93,24 @@ class Visits:
         """How many workers so many new messages want, besides those that will be back in a millisecond."""
         if self.share == 1:
             return messages
+        if self._is_quick:
+            return 0 if self._open else 1
         return max(-(-messages // self.share) - len(self._open), 0)
+
+    def keeps_up(self, now_ns: int) -> bool:
+        """Whether one worker does it all: handlers are quick, and somebody is at it who is not late.
+
+        More workers would only wait for the interpreter, and take it from each other. What waits until somebody is late
+        waits no longer than what lies behind others in a visit.
+        """
+        if not self._is_quick:
+            return False
+        since = now_ns - _PATIENCE_NS
+        return any(each.began_ns > since for each in self._open)
+
+    @property
+    def _is_quick(self) -> bool:
+        return self.share >= QUICK_MESSAGES
 
     def something_waits(self, besides: Visit | None = None) -> bool:
         """Whether a visit, other than this one, has something that others could run or report."""

@@ -11,6 +11,7 @@ from operator import attrgetter
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.lane_queue import LaneQueue
+from lanemq.core.lane_turns import Place, cut_turns, end_turns, grow, lay_in_lanes, pass_finished
 from lanemq.core.parked_lanes import Failure
 from lanemq.core.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.turns import Lane, M, Order, Turn
@@ -42,8 +43,8 @@ class KeyedQueue(LaneQueue[M]):
         # What former owners finished above the first unfinished offset: treated as if a filter left it out. What
         # this one finished joins it by and by (`_fold`).
         self._done = done
-        # Every lane with a message waiting or running, by key. Unused without order.
-        self._lanes: dict[str | None, Lane[M]] = {}
+        # Every lane with a message waiting or running, by key, or the turn that stands for it. Unused without order.
+        self._lanes: dict[str | None, Place[M]] = {}
         self._next = done.past(start)
         # Offsets from the first unfinished one on, ascending; and which of them are finished.
         self._offsets: deque[QueueOffset] = deque()
@@ -70,20 +71,11 @@ class KeyedQueue(LaneQueue[M]):
         self._bytes += sum(map(_size_of, messages))
         self._next = max(self._next, next_offset)
         if self.order is Order.NONE:
-            step = self._chunk
-            self.ready.extend(Lane(None, list(messages[i : i + step])) for i in range(0, len(messages), step))
+            self.ready.extend(cut_turns(messages, self._chunk, self.queue, self))
             return
         if self.shut:
             messages = self._without_settled(self.shut, messages)
-        lanes = self._lanes
-        for message in messages:
-            key = message.key
-            lane = lanes.get(key)
-            if lane is None:
-                lane = lanes[key] = Lane(key, [message])
-                self.ready.append(lane)
-            else:
-                lane.pending.append(message)
+        lay_in_lanes(self._lanes, self.ready, messages, self.queue, self)
         if self.shut:
             self.shut.arrived({message.key for message in messages})
 
@@ -116,21 +108,9 @@ class KeyedQueue(LaneQueue[M]):
 
     def settle_done(self, turns: Sequence[Turn[M]], *, commit: bool) -> list[Lane[M]]:
         """All their messages at once; only redriven ones, which were passed long ago, go one by one."""
-        more: list[Lane[M]] = []
-        done: list[M] = []
-        lanes, keyed = self._lanes, self.order is Order.KEY
-        for turn in turns:
-            lane = turn.lane
-            assert lane is not None
-            if lane.redriven is not None:
-                self._settle_redriven(lane, 1)
-            else:
-                done += turn.messages
-                if lane.pending:
-                    more.append(lane)
-                elif keyed:
-                    del lanes[lane.key]
-            lane.turn = None
+        done, more, redriven = end_turns(turns, self._lanes if self.order is Order.KEY else None)
+        for lane in redriven:
+            self._settle_redriven(lane, 1)
         self.running -= len(turns)
         self._finish(done)
         return more
@@ -157,7 +137,16 @@ class KeyedQueue(LaneQueue[M]):
         return self.shut.resume(key) if self.shut is not None else super().resume(key)
 
     def lane(self, key: str | None) -> Lane[M] | None:
-        return self._lanes.get(key)
+        place = self._lanes.get(key)
+        return self.lane_of(place) if isinstance(place, Turn) else place
+
+    def lane_of(self, turn: Turn[M]) -> Lane[M]:
+        lane = turn.lane
+        if lane is None:
+            lane = grow(turn)
+            if self.order is Order.KEY:
+                self._lanes[turn.key] = lane
+        return lane
 
     def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
         messages = [*(lane.turn.messages if lane.turn is not None else ()), *lane.pending]
@@ -203,15 +192,11 @@ class KeyedQueue(LaneQueue[M]):
         return [m for m in messages if m.queue_offset not in done], done.past(next_offset)
 
     def _finish(self, done: Sequence[M]) -> None:
-        finished, offsets = self._finished, self._offsets
-        finished.update(map(_offset_of, done))
-        self._bytes -= sum(map(_size_of, done))
+        self._bytes -= pass_finished(self._offsets, self._finished, done)
         if self.failures:
             for message in done:
                 self.failures.pop(message.queue_offset, None)
-        while offsets and offsets[0] in finished:
-            finished.remove(offsets.popleft())
-        if len(finished) > FOLD_AT:
+        if len(self._finished) > FOLD_AT:
             self._fold()
 
     def _fold(self) -> None:

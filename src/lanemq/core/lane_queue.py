@@ -4,7 +4,8 @@ Two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`; 
 one per batch when there is no order to keep.
 
 A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked; with order by key the
-parked ones are `shut_lanes`, and may wait there for the broker.
+parked ones are `shut_lanes`, and may wait there for the broker. In `ready`, and while it runs, a turn may stand for a
+lane that has nothing else (`lane_turns`).
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from typing import Generic
 
 from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
+from lanemq.core.lane_turns import Place
 from lanemq.core.parked_lanes import Failure
 from lanemq.core.process_queue import ProcessQueue
 from lanemq.core.shut_lanes import ShutLanes
@@ -48,7 +50,7 @@ class LaneQueue(Gate, ABC, Generic[M]):
         self.order = order
         self.dropped = False
         self.running = 0
-        self.ready: deque[Lane[M]] = deque()
+        self.ready: deque[Place[M]] = deque()
         # Whether the scheduler has this queue in its own ready line; at most once.
         self.listed = False
         self.held_until = Millis(-(2**62))
@@ -89,10 +91,15 @@ class LaneQueue(Gate, ABC, Generic[M]):
             for turn, lane in zip(turns, lanes, strict=True)
             if self.settle(lane, len(turn.messages), commit=commit)
         ]
-        for lane in lanes:
-            lane.turn = None
+        for turn, lane in zip(turns, lanes, strict=True):
+            turn.running, lane.turn = False, None
         self.running -= len(turns)
         return more
+
+    def lane_of(self, turn: Turn[M]) -> Lane[M]:
+        """The lane of a running turn; made now, if the turn stood for it so far."""
+        assert turn.lane is not None
+        return turn.lane
 
     def roll_back(self, lane: Lane[M]) -> None:
         """Everything taken and not committed returns; a meaning it has only where a queue is one lane."""
@@ -187,7 +194,7 @@ class WholeQueue(LaneQueue[M]):
                 return visible
             if self._auto:
                 self._messages.commit()
-        lane.busy_since = None
+        lane.slice_end = None
         return []
 
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:

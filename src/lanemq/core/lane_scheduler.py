@@ -25,6 +25,7 @@ from lanemq.core.flow_control import Cached
 from lanemq.core.gap_map import NO_GAPS, GapMap
 from lanemq.core.keyed_queue import KeyedQueue
 from lanemq.core.lane_queue import LaneQueue, QueueView, WholeQueue
+from lanemq.core.lane_turns import count_messages, take_turns
 from lanemq.core.lane_view import LaneView, view_lane
 from lanemq.core.parked_lanes import Failure
 from lanemq.core.ready_line import ReadyLine
@@ -134,11 +135,9 @@ class LaneScheduler(Generic[M]):
         """Turns of different lanes for one worker, until they have `most` messages or more; none: see `wait`."""
         turns: list[Turn[M]] = []
         while most > 0 and (home := self._line.next(now)) is not None:
-            while most > 0 and home.ready:
-                lane = home.ready.popleft()
-                if taken := home.take(lane, self._limit):
-                    turns.append(self._begin(home, lane, taken, now))
-                    most -= len(taken)
+            taken = take_turns(home, most, self._limit, now + self._slice, self._tokens)
+            most -= count_messages(taken)
+            turns += taken
             self._line.enlist(home)
         return turns
 
@@ -153,7 +152,7 @@ class LaneScheduler(Generic[M]):
 
     def is_running(self, turn: Turn[M]) -> bool:
         """Begun here, and not ended."""
-        return turn.lane is not None and turn.lane.turn is turn
+        return turn.running
 
     def may_take_over(self, turn: Turn[M]) -> bool:
         """Whether somebody else than its worker may end it: not while its messages are on their way to the broker, and
@@ -167,7 +166,7 @@ class LaneScheduler(Generic[M]):
         meanwhile is left out.
         """
         ended: list[tuple[MessageQueue, Why]] = []
-        for home, group in groupby([turn for turn in turns if self.is_running(turn)], _gate_of):
+        for home, group in groupby([turn for turn in turns if turn.running], _gate_of):
             if home.dropped:
                 ended += [(turn.queue, self.finish(turn, DONE, now=now).why) for turn in group]
                 continue
@@ -289,22 +288,11 @@ class LaneScheduler(Generic[M]):
         timers = ((until, lane) for until, at, lane in self._line.timers() if at is home)
         return None if home is None else view_lane(home, key, timers, now)
 
-    def _begin(self, home: LaneQueue[M], lane: Lane[M], taken: list[M], now: Millis) -> Turn[M]:
-        since = lane.busy_since
-        if since is None:
-            since = lane.busy_since = now
-        failures = home.failures
-        attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
-        turn = Turn(home.queue, lane.key, tuple(taken), attempt, next(self._tokens), home, since + self._slice, lane)
-        lane.turn = turn
-        home.running += 1
-        return turn
-
     def _running(self, turn: Turn[M]) -> tuple[LaneQueue[M], Lane[M]]:
-        home, lane = turn.gate, turn.lane
-        if lane is None or lane.turn is not turn or not isinstance(home, LaneQueue):
+        home = turn.gate
+        if not turn.running or not isinstance(home, LaneQueue):
             raise UsageError(f"turn {turn.token} of {turn.queue} has ended already: finish each turn once")
-        return home, lane
+        return home, home.lane_of(turn)
 
     def _end(
         self,
@@ -326,7 +314,8 @@ class LaneScheduler(Generic[M]):
         self, home: LaneQueue[M], lane: Lane[M], more: bool, why: Why, hold: Again | None, now: Millis
     ) -> Millis | None:
         """Where a lane goes when its turn ended: parked, on a timer, back in line, or nowhere."""
-        lane.turn = None
+        if lane.turn is not None:
+            lane.turn.running, lane.turn = False, None
         home.running -= 1
         if why is Why.PARKED:
             return None
@@ -339,7 +328,7 @@ class LaneScheduler(Generic[M]):
 
     def _go_on(self, home: LaneQueue[M], lane: Lane[M], now: Millis) -> None:
         """Back in line, or a short pause for a lane that had more than its share."""
-        if lane.busy_since is not None and now - lane.busy_since > self._slice:
+        if lane.slice_end is not None and now > lane.slice_end:
             self._line.pause(home, lane, _SLICE_USED_UP, now)
         else:
             home.ready.append(lane)
@@ -387,7 +376,7 @@ class LaneScheduler(Generic[M]):
 
     def _ghost_ended(self, turn: Turn[M]) -> Finished[M]:
         _, lane = self._running(turn)
-        lane.turn = None
+        turn.running, lane.turn = False, None
         if self._line.ghost_ended(turn.queue) and turn.queue in self._queues:
             self._line.enlist(self._queues[turn.queue])
         return Finished(Why.QUEUE_GONE)

@@ -52,7 +52,7 @@ class ReadyLine(Generic[M]):
     def pause(self, home: LaneQueue[M], lane: Lane[M], hold: Again, now: Millis) -> Millis:
         """The lane, or its whole queue, waits; until when."""
         until = Millis(now + hold.delay)
-        lane.busy_since = None
+        lane.slice_end = None
         if hold.whole_queue and home.order is not Order.QUEUE:
             home.held_until = max(home.held_until, until)
             home.ready.appendleft(lane)

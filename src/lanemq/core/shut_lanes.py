@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
 from lanemq.core.parked_lanes import Failure, LaneStatus
-from lanemq.core.turns import Lane, M
+from lanemq.core.turns import Lane, M, Turn
 from lanemq.model.units import Millis
 
 MOST_AT_ONCE = 256
@@ -64,7 +64,7 @@ Work: TypeAlias = ParkWork[M] | NextWork | RedriveWork
 class Home(Protocol[M]):
     """What the queue does for its shut lanes."""
 
-    ready: deque[Lane[M]]
+    ready: deque[Lane[M] | Turn[M]]
 
     def set_aside(self, messages: Sequence[M]) -> None:
         """The broker keeps them: here they are finished."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from lanemq._fast import compiled
 from lanemq.core.process_queue import Stored
 from lanemq.core.retry_policy import DEFAULT_POLICY, FailurePolicy
 from lanemq.model.errors import InvalidOption
@@ -71,6 +72,7 @@ class LaneOptions:
             )
 
 
+@compiled
 class Gate:
     """A queue's permission to start turns. Workers read it without the scheduler's mutex, field by field."""
 
@@ -80,10 +82,18 @@ class Gate:
         self.closed = False
 
 
+@compiled
 class Turn(Generic[M]):
-    """The right to run these messages of one lane now. Read-only for everybody but the scheduler."""
+    """The right to run these messages of one lane now. Read-only for everybody but the scheduler.
 
-    __slots__ = ("attempt", "began", "gate", "given", "key", "lane", "messages", "queue", "slice_end", "token")
+    Where keys are many, most lanes have one message and are gone when it has run. So a turn with that message stands
+    for its lane from the moment it arrives (`lane` is None), and a lane is made when there is something for it to
+    keep: a second message, or a failure (`lane_turns`).
+    """
+
+    __slots__ = (
+        "attempt", "began", "gate", "given", "key", "lane", "messages", "queue", "running", "slice_end", "token"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -105,6 +115,8 @@ class Turn(Generic[M]):
         self.gate = gate
         self.slice_end = slice_end
         self.lane = lane
+        self.running = False
+        """Begun and not ended. A turn that ended never runs again."""
         self.began: Millis | None = None
         """When its first batch was about to run; None while it only waits for its worker."""
         # Messages handed to the shell for sending back, with the number done before them.
@@ -121,17 +133,18 @@ class Turn(Generic[M]):
         return not gate.closed and now < gate.usable_until and now <= self.slice_end
 
 
+@compiled
 class Lane(Generic[M]):
     """The messages of one key that wait for their turn."""
 
-    __slots__ = ("busy_since", "key", "pending", "redriven", "turn")
+    __slots__ = ("key", "pending", "redriven", "slice_end", "turn")
 
     def __init__(self, key: str | None, pending: list[M]) -> None:
         self.key = key
         self.pending = pending
         self.turn: Turn[M] | None = None
-        # Since when turn has followed turn without a pause; None after a pause.
-        self.busy_since: Millis | None = None
+        # Until when turn may follow turn without a pause; None after a pause.
+        self.slice_end: int | None = None
         # A parked message that the broker gave back: it runs before, and without, everything in `pending`.
         self.redriven: M | None = None
 

@@ -1,0 +1,116 @@
+"""A turn that stands for its lane: order, holds and slices are kept as if the lane had been there from the start."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.bench import Bench, Msg, Q, offsets
+
+from lanemq.core.lane_turns import pass_finished
+from lanemq.core.lane_view import LaneState
+from lanemq.core.retry_policy import HoldKey
+from lanemq.core.turns import DONE, FAILED, SLICE_PAUSE, STOPPED, Order, Turn, Why
+from lanemq.model.errors import UsageError
+from lanemq.model.units import QueueOffset
+
+
+def bench(**options: object) -> Bench:
+    return Bench(HoldKey(), Order.KEY, **options)
+
+
+def visit(made: Bench, most: int) -> list[Turn[Msg]]:
+    return made.scheduler.next_turns(most, now=made.now)
+
+
+def test_a_message_behind_a_running_single_one_waits_for_it() -> None:
+    made = bench()
+    made.hold(Q, "a")
+    (turn,) = visit(made, 100)
+    made.put(Q, "a")
+    assert visit(made, 100) == []
+    made.scheduler.finish_done([turn], now=made.now)
+    assert [offsets(each) for each in visit(made, 100)] == [[1]]
+
+
+def test_a_message_behind_a_waiting_single_one_joins_its_turn_in_its_place() -> None:
+    made = bench()
+    made.hold(Q, "a", "b")
+    made.put(Q, "a")
+    assert [offsets(each) for each in visit(made, 100)] == [[0, 2], [1]]
+
+
+def test_a_single_message_that_fails_holds_what_comes_after_it() -> None:
+    made = bench()
+    made.hold(Q, "a")
+    (turn,) = visit(made, 100)
+    assert made.finish(turn, FAILED).why is Why.HELD
+    made.put(Q, "a", "b")
+    assert [offsets(each) for each in visit(made, 100)] == [[2]]
+    made.pass_time(10_000)
+    (again,) = visit(made, 100)
+    assert (offsets(again), again.attempt) == ([0, 1], 2)
+
+
+def test_a_single_message_that_was_not_begun_runs_in_a_new_turn() -> None:
+    """The old one may still be in the hands of a worker that was late."""
+    made = bench()
+    made.hold(Q, "a")
+    (turn,) = visit(made, 100)
+    made.finish(turn, STOPPED)
+    (other,) = visit(made, 100)
+    assert other is not turn
+    assert made.scheduler.finish_done([turn], now=made.now) == []
+    with pytest.raises(UsageError, match="ended already"):
+        made.finish(turn, DONE)
+    assert made.scheduler.committable(Q) == 0
+
+
+def test_a_single_message_uses_up_the_slice_of_the_lane_that_grows_behind_it() -> None:
+    made = bench(max_continuous=50)
+    made.hold(Q, "a")
+    (turn,) = visit(made, 100)
+    made.put(Q, "a")
+    made.pass_time(51)
+    made.scheduler.finish_done([turn], now=made.now)
+    assert visit(made, 100) == []
+    made.pass_time(SLICE_PAUSE)
+    assert [offsets(each) for each in visit(made, 100)] == [[1]]
+
+
+def test_a_question_about_a_single_message_changes_nothing() -> None:
+    made = bench()
+    made.hold(Q, "a", "b")
+    asked = made.scheduler.view(Q, "a", now=made.now)
+    assert asked is not None
+    assert (asked.state, asked.head, asked.waiting) == (LaneState.READY, 0, 1)
+    turns = visit(made, 100)
+    assert [offsets(each) for each in turns] == [[0], [1]]
+    for key in "ab":
+        running = made.scheduler.view(Q, key, now=made.now)
+        assert running is not None
+        assert (running.state, running.waiting) == (LaneState.RUNNING, 1)
+    made.scheduler.finish_done(turns, now=made.now)
+    assert (made.scheduler.committable(Q), visit(made, 100)) == (2, [])
+
+
+def test_a_key_that_has_run_leaves_nothing_behind() -> None:
+    made = bench()
+    made.hold(Q, *(f"key-{n}" for n in range(100)))
+    made.scheduler.finish_done(visit(made, 1_000), now=made.now)
+    view = made.scheduler.view(Q, "key-7", now=made.now)
+    assert view is not None
+    assert view.state is LaneState.EMPTY
+
+
+@given(st.sets(st.integers(0, 30)), st.permutations(range(12)), st.integers(0, 12))
+def test_what_is_passed_is_what_has_nothing_unfinished_before_it(extra: set[int], order: list[int], first: int) -> None:
+    """In whatever order and in however many reports it ends; offsets that a filter left out are missing in between."""
+    there = sorted(extra | set(range(40, 52)))
+    offsets_left, finished = deque(map(QueueOffset, there)), set[int]()
+    done = [there[at % len(there)] for at in dict.fromkeys(order)]
+    for part in (done[:first], done[first:]):
+        assert pass_finished(offsets_left, finished, [Msg(at, size=2) for at in part]) == 2 * len(part)
+    unfinished = [at for at in there if at not in done]
+    assert list(offsets_left) == [at for at in there if unfinished and at >= unfinished[0]]
+    assert finished == {at for at in done if unfinished and at > unfinished[0]}

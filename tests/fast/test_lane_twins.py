@@ -1,0 +1,240 @@
+"""Compiled twins of messages, turns and lanes, and of the steps of every message, do what their references do.
+
+The references of steps work on whatever classes there are, so both sides are given the same kind of turns.
+"""
+
+import gc
+from collections import deque
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.bench import Msg, Q
+from tests.fast.both import damaged, needs_twins, outcome
+from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
+
+from lanemq._fast import references, twins
+from lanemq.client.attempts import Stop
+from lanemq.client.codec import BytesCodec
+from lanemq.client.message import Message, Source
+from lanemq.client.visits import Visit
+from lanemq.core.keyed_queue import KeyedQueue
+from lanemq.core.lane_turns import grow
+from lanemq.core.turns import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, Order, Turn
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+
+pytestmark = needs_twins
+
+SOURCE = Source(MessageQueue("T", "b", 0), BytesCodec(), Epoch(1))
+STOPPED_BY_GATE = Stop(STOPPED)
+
+
+# --- messages
+
+
+FIELDS = ("queue_offset", "size", "retried_here", "_source", "_buffer", "_start", "_view")
+
+
+def laid(way: Any, kind: Any, body: bytes, *names: str) -> Any:
+    """What can be seen of the messages of a body."""
+    messages = outcome(way, kind, SOURCE, body)
+    if isinstance(messages, tuple):
+        return messages
+    return [[getattr(each, name) for name in names] for each in messages]
+
+
+@settings(deadline=None, max_examples=150)
+@given(LOGS | damaged(LOGS))
+def test_messages_are_laid_alike(body: bytes) -> None:
+    ours = laid(twins["lay_messages"], Message, body, *FIELDS)
+    assert ours == laid(references["lay_messages"], references["Laid"], body, *FIELDS)
+
+
+@settings(deadline=None, max_examples=150)
+@given(LOGS)
+def test_messages_have_the_same_keys(body: bytes) -> None:
+    """Asked for twice: the second answer comes from memory."""
+    ours = laid(twins["lay_messages"], Message, body, "key", "key")
+    assert ours == laid(references["lay_messages"], references["Laid"], body, "key", "key")
+
+
+@settings(deadline=None, max_examples=150)
+@given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(-5, 150))
+def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
+    """Damaged records reach no consumer; the twin must only end, one way or the other."""
+    made = outcome(twins["Laid"], SOURCE, log, start)
+    found = made if isinstance(made, tuple) else outcome(lambda: made.key)
+    assert found is None or isinstance(found, str | tuple)
+
+
+def test_a_twin_of_a_message_is_nothing_for_the_garbage_collector() -> None:
+    """It would look at thousands of them again and again; they refer to nothing that refers back."""
+    assert not gc.is_tracked(_message(0))
+
+
+# --- turns and lanes
+
+
+@given(st.booleans(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+def test_turns_of_both_kinds_ask_their_gate_alike(closed: bool, until: int, slice_end: int, now: int) -> None:
+    def asked(kind: Any, gate: Any) -> tuple[bool, int]:
+        gate.closed = closed
+        turn = kind(Q, "k", (Msg(0, "k"),), 1, 1, gate, slice_end)
+        return turn.may_go_on(now=now), turn.usable_until
+
+    there = asked(references["Turn"], references["Gate"](Millis(until)))
+    assert asked(Turn, Gate(Millis(until))) == there
+
+
+@pytest.mark.parametrize("name", ["Gate", "Turn", "Lane"])
+def test_both_kinds_begin_alike(name: str) -> None:
+    arguments = {"Gate": (5,), "Turn": (Q, "k", (Msg(0, "k"),), 2, 7, Gate(Millis(9)), 4), "Lane": ("k", [Msg(0, "k")])}
+    made, reference = twins[name](*arguments[name]), references[name](*arguments[name])
+    fields = getattr(references[name], "__slots__", ("usable_until", "closed"))
+    assert [getattr(made, field) for field in fields] == [getattr(reference, field) for field in fields]
+
+
+# --- steps
+
+
+class Side:
+    """A queue that is worked on by the twins, or by the references."""
+
+    def __init__(self, chosen: dict[str, Any]) -> None:
+        self.do = chosen
+        self.home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
+        self.lanes: dict[str | None, Any] = {}
+        self.offsets: deque[int] = deque()
+        self.finished: set[int] = set()
+        self.running: list[Turn[Msg]] = []
+        self.tokens = count(1)
+        self.put_so_far = 0
+
+    def put(self, keys: list[str]) -> None:
+        messages = [Msg(self.put_so_far + n, key, size=n) for n, key in enumerate(keys)]
+        self.put_so_far += len(keys)
+        self.offsets.extend(each.queue_offset for each in messages)
+        self.do["lay_in_lanes"](self.lanes, self.home.ready, messages, Q, self.home)
+
+    def take(self, most: int, slice_end: int) -> Any:
+        turns = self.do["take_turns"](self.home, most, 2, slice_end, self.tokens)
+        self.running += turns
+        return self.do["count_messages"](turns), [seen(turn) for turn in turns]
+
+    def end(self, chosen: list[int]) -> Any:
+        turns = [self.running[at] for at in sorted({at % len(self.running) for at in chosen})] if self.running else []
+        self.running = [turn for turn in self.running if turn not in turns]
+        done, more, redriven = self.do["end_turns"](turns, self.lanes)
+        self.home.ready.extend(more)
+        size = self.do["pass_finished"](self.offsets, self.finished, done)
+        return done, [lane.key for lane in more], redriven, size, [turn.running for turn in turns]
+
+    def fail(self, at: int) -> None:
+        """A turn that fails gets its lane, and waits in it."""
+        if not self.running:
+            return
+        turn = self.running.pop(at % len(self.running))
+        if turn.lane is None:
+            self.lanes[turn.key] = grow(turn)
+        assert turn.lane is not None
+        turn.lane.pending[:0] = turn.messages
+        turn.running, turn.lane.turn = False, None
+        self.home.failures[turn.messages[0].queue_offset] = 1
+        self.home.ready.append(turn.lane)
+
+    def all_seen(self) -> Any:
+        places = {key: seen(place) for key, place in self.lanes.items()}
+        line = [seen(place) for place in self.home.ready]
+        return places, line, list(self.offsets), self.finished, self.home.running
+
+
+def seen(place: Any) -> Any:
+    if isinstance(place, Lane):
+        turn = place.turn.token if place.turn else None
+        return "lane", place.key, list(place.pending), place.slice_end, turn
+    lane = None if place.lane is None else place.lane.key
+    return "turn", place.key, place.messages, place.attempt, place.token, place.slice_end, place.running, lane
+
+
+KEYS = st.lists(st.sampled_from("abcdef"), max_size=8)
+STEPS = st.lists(
+    st.tuples(st.just("put"), st.tuples(KEYS))
+    | st.tuples(st.just("take"), st.tuples(st.integers(0, 6), st.integers(0, 9)))
+    | st.tuples(st.just("end"), st.tuples(st.lists(st.integers(0, 9), max_size=4)))
+    | st.tuples(st.just("fail"), st.tuples(st.integers(0, 9))),
+    max_size=20,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(STEPS)
+def test_every_step_leaves_the_same(steps: list[tuple[str, Any]]) -> None:
+    ours, theirs = Side(twins), Side(references)
+    for name, arguments in steps:
+        assert getattr(ours, name)(*arguments) == getattr(theirs, name)(*arguments)
+        assert ours.all_seen() == theirs.all_seen()
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=9), st.integers(1, 4))
+def test_messages_without_order_are_cut_alike(keys: list[str], size: int) -> None:
+    messages = [Msg(n, key) for n, key in enumerate(keys)]
+    cut = [chosen["cut_turns"](messages, size, Q, Gate(Millis(9))) for chosen in (twins, references)]
+    assert [seen(turn) for turn in cut[0]] == [seen(turn) for turn in cut[1]]
+
+
+# --- running
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.integers(1, 5), max_size=5), st.integers(1, 3), st.integers(1, 12), st.integers(0, 12))
+def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, until: int) -> None:
+    def told(run: Any, plain: Any) -> Any:
+        visit, gate, now, calls = Visit(), Gate(Millis(until)), count(), count(1)
+        made = [[_message(10 * n + at) for at in range(size)] for n, size in enumerate(sizes)]
+        turns = [Turn(Q, "k", tuple(each), n + 1, n, gate, 100) for n, each in enumerate(made)]
+        visit.waiting.extend(turns)
+        handed: list[list[int]] = []
+
+        def call(batch: Any) -> None:
+            handed.append([each.queue_offset for each in batch])
+            if next(calls) == failing:
+                raise ValueError("broken")
+
+        attempt = plain(call, True, lambda error, batch: Stop(FAILED, error=None))
+        ran = run(visit, attempt, batch_size, lambda: next(now), STOPPED_BY_GATE)
+        began = [(turn.token, turn.began) for turn in turns]
+        retried = [each.retried_here for messages in made for each in messages]
+        in_hand = visit.turn.token if visit.turn else None
+        ended = [turn.token for turn in visit.ended]
+        return ran, handed, began, retried, in_hand, ended, len(visit.waiting)
+
+    ours = told(twins["run_turns"], twins["plain_attempt"])
+    assert ours == told(references["run_turns"], references["plain_attempt"])
+
+
+def _message(offset: int) -> Message:
+    (made,) = twins["lay_messages"](Message, SOURCE, log_of([("T", b"", "")]))
+    made.queue_offset = offset
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("chosen", [twins, references], ids=["twin", "reference"])
+def test_what_is_no_ordinary_error_leaves_the_turn_in_hand(chosen: dict[str, Any]) -> None:
+    def call(_: Any) -> None:
+        raise SystemExit(3)
+
+    visit = Visit()
+    visit.waiting.append(Turn(Q, "k", (_message(0),), 1, 1, Gate(Millis(9)), 9))
+    attempt = chosen["plain_attempt"](call, False, lambda *_: pytest.fail("not asked"))
+    with pytest.raises(SystemExit):
+        chosen["run_turns"](visit, attempt, 1, lambda: Millis(0), STOPPED_BY_GATE)
+    assert visit.turn is not None
+    assert not visit.ended
+
+
+def test_both_clocks_are_one() -> None:
+    before, between, after = references["running_ms"](), twins["running_ms"](), references["running_ms"]()
+    assert before <= between <= after
