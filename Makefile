@@ -39,7 +39,7 @@ contracts:
 	@$(BIN)/lint-imports --no-cache > var/contracts.txt 2>&1 || { cat var/contracts.txt; exit 1; }
 
 fast:
-	@$(BIN)/pytest tests -q -m "not slow" -x $(SIDE_BY_SIDE)
+	@$(BIN)/pytest tests -q -m "not slow" --maxfail=5 $(SIDE_BY_SIDE)
 
 slow: setup ## only the slow tests
 	@$(BIN)/pytest tests -m slow

@@ -54,6 +54,8 @@ GUARDS = {
     "lane_lock": "sim/test_mutants.py::one turn per lane, chaos/test_three_locks.py",
     "drain": "sim/test_mutants.py::drained before unlocked, chaos/test_three_locks.py",
     "lease_end": "sim/test_mutants.py::end of the lease, promises/test_04_one_owner.py",
+    "start_trust": "sim/test_mutants.py::turns start within the trust",
+    "trust_waited_for": "sim/test_mutants.py::the broker waits for the trust",
     "lease_news": "chaos/test_consumer_frozen.py",
     "gap_map": "sim/test_mutants.py::gap map, chaos/test_consumer_killed.py",
     "gap_span": "sim/test_mutants.py::gap map as it is",

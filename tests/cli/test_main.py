@@ -126,6 +126,15 @@ def test_port_in_use_is_told_with_the_way_out(process: tuple[object, str, Path],
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_broker_that_does_not_start_leaves_signals_as_they_were(
+    process: tuple[object, str, Path], tmp_path: Path
+) -> None:
+    """Consumers of the same process finish on SIGTERM only where nobody else listens for it."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert lanemq("broker", "--listen", process[1], "--data", str(tmp_path)).exit_code == 1
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
 def test_terminated_broker_stops_cleanly(process: tuple["subprocess.Popen[str]", str, Path]) -> None:
     running = process[0]
     running.send_signal(signal.SIGTERM)

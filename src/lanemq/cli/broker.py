@@ -5,6 +5,7 @@ connects, and said in one line.
 """
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -12,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ BIND_ERRORS = {
     errno.EACCES: "the system reserves this port: choose one above 1023",
 }
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
 """The faster event loop tells these as plain numbers of an OSError."""
 
@@ -115,18 +117,33 @@ async def serve(options: BrokerOptions) -> None:
     # The log thread comes back from the disk to a busy loop; with the default of 5 ms it would wait that long.
     sys.setswitchinterval(0.0005)
     keep_freed_memory()
+    with _told_to_stop() as stop:
+        await _start(running, options)
+        safety = "durable" if options.durable else "relaxed"
+        click.echo(f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}", err=True)
+        await stop.wait()
+        await running.stop()
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[asyncio.Event]:
+    """Set by a signal. A loop that is closed leaves its handlers behind, so they are taken away here."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.add_signal_handler(number, _on_signal, stop)
+    try:
+        yield stop
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _start(running: Broker, options: BrokerOptions) -> None:
     try:
         await running.start()
     except OSError as error:
         raise _start_failed(error, options) from error
-    safety = "durable" if options.durable else "relaxed"
-    click.echo(f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}", err=True)
-    await stop.wait()
-    await running.stop()
 
 
 def _usable_folder(path: Path) -> Path:
