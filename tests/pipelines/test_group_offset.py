@@ -17,7 +17,7 @@ from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
 
 
-def until(is_true: Callable[[], bool], seconds: float = 20) -> bool:
+def until(is_true: Callable[[], bool], seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while not is_true() and time.monotonic() < end:
         time.sleep(0.02)
@@ -86,7 +86,7 @@ def test_a_stop_right_behind_a_batch_leaves_no_message_to_be_read_again(
         trigger="30s",
     )
     with start(pipeline, spark) as running:
-        assert running.wait_idle(60)
+        assert running.wait_idle(600)
     assert until(lambda: group_total(broker.address, topic, group) == 20)
     with Admin(broker.address) as admin:
         assert until(lambda: not admin.locks(group)), "the leases are given back, not left to expire"

@@ -19,7 +19,7 @@ from lanemq.testing.dying import STEPS, Death
 from lanemq.testing.embedded import EmbeddedBroker
 
 MESSAGES, KEYS = 140, 7
-SECONDS = 120
+SECONDS = 600
 
 
 class Runs:
@@ -65,7 +65,7 @@ def runs(broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path) -> Runs
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(6 * SECONDS)
 def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
     runs: Runs, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
 ) -> None:

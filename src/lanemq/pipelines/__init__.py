@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.progress import Progress
     from lanemq.pipelines.project import Project
     from lanemq.pipelines.runner import RunningPipeline, start
+    from lanemq.pipelines.set_aside import DeadMessage, DeadMessages, dead
     from lanemq.pipelines.sinks.delta import DeltaSink, read_table
     from lanemq.pipelines.sinks.factory import open_sink
     from lanemq.pipelines.sinks.forward import ForeachSink
@@ -54,6 +55,11 @@ _HOMES = {
         "RunningPipeline",
         "start",
     ),
+    "lanemq.pipelines.set_aside": (
+        "DeadMessage",
+        "DeadMessages",
+        "dead",
+    ),
     "lanemq.pipelines.sinks.delta": (
         "DeltaSink",
         "read_table",
@@ -85,6 +91,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Append",
     "DeadLetter",
+    "DeadMessage",
+    "DeadMessages",
     "DeltaSink",
     "Event",
     "ForeachSink",
@@ -110,6 +118,7 @@ __all__ = [
     "Topic",
     "TopicSink",
     "Transitions",
+    "dead",
     "load",
     "open_sink",
     "parked",

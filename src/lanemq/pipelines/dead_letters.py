@@ -1,6 +1,18 @@
-"""The columns of a message that no step could take: enough to find it, to read it and to send it again."""
+"""The columns of a message that no step could take: enough to find it, to read it, and to try it again.
 
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+`waits`: the message was not given up. It cannot be decoded and waits in its key, which a person should know of.
+"""
+
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 SCHEMA = StructType(
     [
@@ -15,5 +27,7 @@ SCHEMA = StructType(
         StructField("reason", StringType()),
         StructField("attempts", IntegerType()),
         StructField("batch", LongType()),
+        StructField("tags", StringType()),
+        StructField("waits", BooleanType()),
     ]
 )

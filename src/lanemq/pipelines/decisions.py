@@ -56,13 +56,16 @@ class _Decision(msgspec.Struct, frozen=True):
     end: dict[str, dict[str, int]] = {}
     """Where the batch ended that was decided, as Spark planned it; empty for a pass."""
     reached: dict[str, Reach] = {}
+    late: frozenset[tuple[str, int, int]] = frozenset()
 
 
 class Decisions:
     """Those of one checkpoint that may still be asked for; usually none, or the last one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, grows: bool = False) -> None:
+        """`grows`: the stage adds columns by itself, so a decision may have more than are declared."""
         self._folder = folder
+        self._grows = grows
 
     def open(self) -> None:
         """Removes what a crash left of an unfinished decision."""
@@ -82,7 +85,7 @@ class Decisions:
         except FileNotFoundError:
             raise StateLost(f"{folder / _FILE} is missing: the checkpoint's folder was changed by somebody") from None
         assert isinstance(found, _Decision)
-        _check(found, batch, schema)
+        schema = _checked(found, batch, schema, grows=self._grows)
         _check_range(found, batch, end)
         return Results(
             outputs=FileRows(schema, _files(folder, found.outputs)),
@@ -90,6 +93,7 @@ class Decisions:
             counts=found.counts,
             state=found.state,
             reached=found.reached,
+            late=found.late,
         )
 
     def make(self, batch: Batch, results: Results, end: OffsetJson) -> Results:
@@ -109,6 +113,7 @@ class Decisions:
                 state=results.state,
                 end=end,
                 reached=dict(results.reached),
+                late=results.late,
             )
             write_json(own / _FILE, decision)
             _sync_all([own / part.name for part in (*decision.outputs, *decision.dead)])
@@ -163,15 +168,19 @@ def _files(folder: Path, parts: Sequence[_Part]) -> list[RowFile]:
     return [RowFile(part.shard, folder / part.name, part.rows) for part in parts]
 
 
-def _check(found: _Decision, batch: Batch, schema: StructType) -> None:
+def _checked(found: _Decision, batch: Batch, schema: StructType, *, grows: bool) -> StructType:
+    """The columns that were decided, if they are the declared ones."""
     if found.query != batch.query:
         raise StateLost(f"{batch} was decided by query {found.query}: give every pipeline a checkpoint of its own")
-    if found.columns != schema.json():
+    decided: StructType = StructType.fromJson(msgspec.json.decode(found.columns))
+    kept = [field for field in decided if field.name in schema.names] if grows else decided.fields
+    if kept != schema.fields:
         raise UsageError(
             f"{batch} was decided by run {run_name(found.epoch)} with other columns, and only part of it was "
             f"committed: start the pipeline as it was declared then until the batch is done, and change its outputs "
             f"after that"
         )
+    return decided
 
 
 def _check_range(found: _Decision, batch: Batch, end: OffsetJson) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import ModuleType
 
 from lanemq.model.errors import InvalidOption, LaneError, UsageError
-from lanemq.pipelines.declare_toml import read_toml
+from lanemq.pipelines.declare_toml import ChangeSource, read_toml
 from lanemq.pipelines.option_names import retold
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.references import beside
 
 
-def load(path: Path, name: str | None = None) -> Pipeline:
-    """The pipeline that a file declares; `name` chooses when there are several."""
-    found = load_all(path)
+def load(path: Path, name: str | None = None, change_source: ChangeSource = dict) -> Pipeline:
+    """The pipeline that a file declares; `name` chooses when there are several. `change_source`: see `load_all`."""
+    found = load_all(path, change_source)
     if name is not None:
         if name not in found:
             raise UsageError(f"{path}: there is no pipeline {name!r}, only {', '.join(sorted(found))}")
@@ -29,13 +29,17 @@ def load(path: Path, name: str | None = None) -> Pipeline:
     return next(iter(found.values()))
 
 
-def load_all(path: Path) -> Mapping[str, Pipeline]:
-    """Every pipeline of a file, by name."""
+def load_all(path: Path, change_source: ChangeSource = dict) -> Mapping[str, Pipeline]:
+    """Every pipeline of a file, by name.
+
+    `change_source` is given the source's options of a TOML file before they are checked: what is replaced, such as a
+    certificate that is elsewhere on this machine, need not be right. Python files make their sources themselves.
+    """
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file; give a .toml or .py file that declares a pipeline")
     with _naming(path), beside(path.parent):
         if path.suffix == ".toml":
-            declared = read_toml(path)
+            declared = read_toml(path, change_source)
             return {declared.name: declared}
         if path.suffix == ".py":
             return _of_module(path)

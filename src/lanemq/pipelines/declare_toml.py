@@ -25,17 +25,19 @@ everywhere on a command line: relative ones are relative to the working director
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.pipelines.option_names import made, near, public, refuse_unknown
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Sink, Stage
 from lanemq.pipelines.references import referred
-from lanemq.pipelines.source import Topic
+from lanemq.pipelines.source import Topic, flat_options
+
+ChangeSource: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 STAGES: Final = {"transitions": "Transitions", "last_state": "LastState", "project": "Project"}
 POLICIES: Final = {"hold": "Hold", "park": "Park", "dead_letter": "DeadLetter"}
@@ -43,7 +45,7 @@ TABLES: Final = ("pipeline", "source", "stage", "sink", "dead_letters", "spark")
 REQUIRED: Final = ("pipeline", "source", "stage", "sink")
 FUNCTIONS: Final = {
     "pipeline": ("prepare",),
-    "transitions": ("step", "decode", "state_type", "sequence"),
+    "transitions": ("step", "decode", "state_type", "sequence", "on_expire"),
     "last_state": (),
     "project": (),
 }
@@ -53,7 +55,7 @@ _VARIABLE: Final = re.compile(r"\$\{(\w*)\}")
 _PIPELINE: Final = ("name", "checkpoint", "trigger", "history", "prepare")
 
 
-def read_toml(path: Path) -> Pipeline:
+def read_toml(path: Path, change_source: ChangeSource = dict) -> Pipeline:
     """The pipeline of a file; `InvalidOption` says which option of it cannot be used."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -65,7 +67,7 @@ def read_toml(path: Path) -> Pipeline:
     for name in ("name", "checkpoint"):
         if name not in pipeline:
             raise InvalidOption(f"[pipeline] {name}: missing")
-    parts: dict[str, Any] = {"source": _source(tables["source"]), "stage": _stage(tables["stage"])}
+    parts: dict[str, Any] = {"source": _source(tables["source"], change_source), "stage": _stage(tables["stage"])}
     for table in ("sink", "dead_letters"):
         if table in tables:
             parts[table] = _sink(table, tables[table])
@@ -87,11 +89,11 @@ def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: _filled(f"[{name}]", table) for name, table in document.items()}
 
 
-def _source(options: dict[str, Any]) -> Topic:
+def _source(options: dict[str, Any], change: ChangeSource) -> Topic:
     with _within("source"):
         if "servers" not in options:
             raise InvalidOption("servers: missing; give the broker's or name servers' addresses")
-        return Topic(**options)
+        return Topic(**change(dict(flat_options(options))))
 
 
 def _stage(options: dict[str, Any]) -> Stage:
@@ -143,7 +145,7 @@ def _resolved(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_reference(option: str, value: object) -> bool:
     """`decode = "json"` and `sequence = "version"` are words of their own; a step is always a function."""
-    return isinstance(value, str) and (":" in value or option in ("step", "prepare"))
+    return isinstance(value, str) and (":" in value or option in ("step", "prepare", "on_expire"))
 
 
 def _filled(where: str, value: Any) -> Any:

@@ -53,6 +53,7 @@ class Pipeline:
             raise InvalidOption(f"name: {self.name!r} is no name: use 1 to 100 of the characters A-Z a-z 0-9 _ . -")
         _check_kinds(self)
         _check_fit(self)
+        _check_evolution(self)
         _check_folder(str(self.checkpoint))
         if self.trigger_ms > _LONGEST_TRIGGER:
             raise InvalidOption(f"trigger: {self.trigger} is longer than a day; run it with once instead")
@@ -92,6 +93,15 @@ def _check_fit(pipeline: Pipeline) -> None:
         raise InvalidOption(
             f"sink: {sink} only adds rows, and {stage} replaces them: use DeltaSink, SqliteSink, PostgresSink or "
             f"TopicSink (in a file: kind delta, sqlite, postgres or topic)"
+        )
+
+
+def _check_evolution(pipeline: Pipeline) -> None:
+    """New columns are added in the commit of their batch, which not every sink can do."""
+    if getattr(pipeline.stage, "evolves", False) and not getattr(pipeline.sink, "widens", False):
+        raise InvalidOption(
+            f"stage: evolve needs a table that may get columns, and {type(pipeline.sink).__name__} has none, or was "
+            f"made with evolve=False: use DeltaSink, SqliteSink or PostgresSink with evolve=True, or leave it out"
         )
 
 

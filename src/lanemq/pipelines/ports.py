@@ -21,6 +21,8 @@ from lanemq.pipelines.rows import Rows
 
 SEQUENCE, DELETED = "_sequence", "_deleted"
 """Columns of rows that are merged: what is newer (compared with >), and whether the newest is a deletion."""
+KEPT = "_kept"
+"""A column that rows of a merge may have: the JSON of a list of the columns whose stored value stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Results:
     reached: Mapping[str, Reach] = field(default_factory=dict)
     """How far the batch goes in every queue that it holds messages of, by `topic/broker/number`. In a group this is
     what keeps messages that come again under another number from the sink; empty: the stage drops them itself."""
+    late: frozenset[tuple[str, int, int]] = frozenset()
+    """Messages among the rows that a person redrove from the dead letters (topic, queue, offset): their rows come out
+    of their key's order, which is no violation of anything."""
 
 
 class Stage(Protocol):
@@ -56,6 +61,8 @@ class Stage(Protocol):
 
     A stage whose results depend on which queue a key is in has the attribute `on_queue_change`, "fail" or "continue":
     what is done when its topic gets more queues. None, or no such attribute: it does not matter.
+    One that sets messages aside has `on_damaged`, "null" or "raw": how a body that cannot be unpacked reaches it so
+    that it is poison there. Without, such a message ends the query.
     """
 
     columns: tuple[str, ...]

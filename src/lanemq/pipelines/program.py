@@ -43,15 +43,17 @@ def run(
     master: str = LOCAL,
     conf: Mapping[str, str] | None = None,
     spark_words: Path | None = None,
+    new_sink: bool = False,
 ) -> None:
     """Runs until it ends, fails (`PipelineFailed`), or a signal asks it to stop.
 
     Without a session one is made from `master`, the pipeline's own settings and `conf`, and stopped at the end.
     `spark_words`: a file for what Spark and its workers write to standard error; None: they write it there.
+    `new_sink`: as for `start`.
     """
     need_checkpoint(pipeline)
     if spark is not None:
-        _run_in(spark, pipeline, once, report)
+        _run_in(spark, pipeline, once, report, new_sink)
         return
     need_java()
     need_topic(pipeline)
@@ -63,13 +65,13 @@ def run(
                 own = open_session(pipeline, master, conf or {}, IN_FILE)
             ends.enter_context(overheard(spark_words))
         ends.callback(_stop, own)
-        _run_in(own, pipeline, once, report)
+        _run_in(own, pipeline, once, report, new_sink)
 
 
-def _run_in(spark: SparkSession, pipeline: Pipeline, once: bool, report: Report | None) -> None:
+def _run_in(spark: SparkSession, pipeline: Pipeline, once: bool, report: Report | None, new_sink: bool) -> None:
     asked = threading.Event()
     with stop_on_signals(asked):
-        running = start(pipeline, spark, once=once, report=report)
+        running = start(pipeline, spark, once=once, report=report, new_sink=new_sink)
         with running:
             while not running.await_end(0.2) and not asked.is_set():
                 pass

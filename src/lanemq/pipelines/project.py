@@ -3,14 +3,16 @@
     Project(["key", "cast(value as string) as event", "queue_id", "queue_offset"])
 
 The rule guarded here: the rows of a queue stay in the order of their offsets, and are written to files once, so that
-a sink may read them as often as it likes. No state, nothing waits, nothing is set aside.
+a sink may read them as often as it likes; a message that an expression cannot be computed of is set aside, and keeps
+no other message back. No state, nothing waits.
 """
 
+import logging
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,11 +23,14 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.units import Millis
+from lanemq.pipelines import dead_letters, row_attempts
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge, Results
 from lanemq.pipelines.reach import NEEDED, Reach
 from lanemq.pipelines.rows import FileRows, RowFile
 from lanemq.spark.schema import COLUMNS
+
+log = logging.getLogger(__name__)
 
 QUEUE: Final = ("topic", "broker", "queue_id")
 _HIDDEN: Final = tuple(f"__lanemq_{name}" for name in QUEUE)
@@ -44,16 +49,26 @@ class Project:
     Args:
         select: Expressions, or one text with expressions separated by line breaks; default is every column.
         where: A condition; rows that do not fulfil it are left out.
+        on_poison: `dead_letter`: messages that an expression fails for are set aside and the query lives; `fail`: it
+            ends, at every start, until the expression is another one.
     """
 
     how: Append | Merge = Append()
 
-    def __init__(self, select: Sequence[str] | str = ("*",), where: str | None = None) -> None:
+    def __init__(
+        self,
+        select: Sequence[str] | str = ("*",),
+        where: str | None = None,
+        on_poison: Literal["dead_letter", "fail"] = "dead_letter",
+    ) -> None:
         wanted = select.strip().splitlines() if isinstance(select, str) else list(select)
         self._select = [text.strip().rstrip(",") for text in wanted if text.strip()]
         if not self._select:
             raise InvalidOption("select: empty; give expressions such as 'key' or 'cast(value as string) as event'")
+        if on_poison not in ("dead_letter", "fail"):
+            raise InvalidOption(f"on_poison: {on_poison!r} is not one of dead_letter, fail")
         self._where = where
+        self._fails = on_poison == "fail"
         self.columns: tuple[str, ...] = ()
         self.schema = StructType()
         self._place = Path()
@@ -78,12 +93,33 @@ class Project:
         hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
         if all(name in messages.columns for name in NEEDED):
             hidden += [f"{text} as {alias}" for alias, text in _REACHED.items()]
-        frame = self._projected(messages, *hidden)
-        found = frame.mapInArrow(_Writer(folder, to_arrow_schema(self.schema, timezone="UTC")), _SUMMARY).collect()
-        lines = [_Line(*row) for row in found]
-        files = _files(lines)
-        rows = sum(file.rows for file in files)
-        return Results(FileRows(self.schema, files), counts={"events": rows}, reached=_reached(lines))
+        try:
+            lines = _written(self._projected(messages, *hidden), self.schema, folder)
+        except Exception as error:
+            if self._fails or not row_attempts.is_about_a_value(error):
+                raise
+            log.warning("%s: %s; each message is computed by itself", batch, str(error).splitlines()[0])
+            return self._run_by_message(messages, batch, hidden, folder, error)
+        files = FileRows(self.schema, _files(lines))
+        return Results(files, counts={"events": files.count()}, reached=_reached(lines))
+
+    def _run_by_message(
+        self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: Path, reason: Exception
+    ) -> Results:
+        """For a batch in which a message fails: takes longer, and reads the messages again."""
+        try:
+            with row_attempts.each_by_itself(messages.sparkSession):
+                tried = row_attempts.attempted(messages, self._select, self._where)
+                good = row_attempts.computed(tried, self.schema.names, hidden)
+                lines = _written(good, self.schema, folder)
+                poison = row_attempts.set_aside(tried, self._select, self._where, batch, hidden)
+                dead_lines = _written(poison, dead_letters.SCHEMA, folder)
+        except Exception as error:
+            log.warning("%s: messages cannot be computed one by one: %s", batch, str(error).splitlines()[0])
+            raise reason from error
+        rows, dead = FileRows(self.schema, _files(lines)), FileRows(dead_letters.SCHEMA, _files(dead_lines))
+        counts = {"events": rows.count() + dead.count(), "poison": dead.count()}
+        return Results(rows, dead, counts, reached=_reached([*lines, *dead_lines]))
 
     def settle(self, batch: Batch, state: str) -> None:
         """There is no state."""
@@ -106,6 +142,11 @@ class Project:
             raise UsageError(f"messages have no column {', '.join(missing)}: prepare must keep what names the queue")
         chosen = messages if self._where is None else messages.where(self._where)
         return chosen.selectExpr(*self._select, *more)
+
+
+def _written(frame: DataFrame, schema: StructType, folder: Path) -> list["_Line"]:
+    writer = _Writer(folder, to_arrow_schema(schema, timezone="UTC"))
+    return [_Line(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
 
 
 class _Line(NamedTuple):

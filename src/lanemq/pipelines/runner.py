@@ -221,9 +221,17 @@ class RunningPipeline:
 
 
 def start(
-    pipeline: Pipeline, spark: SparkSession, *, once: bool = False, report: Report | None = None
+    pipeline: Pipeline,
+    spark: SparkSession,
+    *,
+    once: bool = False,
+    report: Report | None = None,
+    new_sink: bool = False,
 ) -> RunningPipeline:
-    """Starts a pipeline. `once`: ends after everything that is there now. `report` is told each batch and pass."""
+    """Starts a pipeline. `once`: ends after everything that is there now. `report` is told each batch and pass.
+
+    `new_sink`: a sink that lacks batches which are done goes on without them; else that is refused (`StateLost`).
+    """
     clock = SystemClock()
     checkpoint = Checkpoint(pipeline.folder, pipeline.name, pipeline.source.telling_options, clock)
     history = Path(pipeline.history) if pipeline.history is not None else None
@@ -231,12 +239,15 @@ def start(
     dead = pipeline.dead_letters or ParquetSink(checkpoint.folder / "dead_letters")
     whole = pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS
     member = pipeline.source.parsed.is_member
-    work = Work(pipeline.stage, pipeline.sink, dead, checkpoint, effects, clock, whole=whole, member=member)
+    work = Work(
+        pipeline.stage, pipeline.sink, dead, checkpoint, effects, clock, whole=whole, member=member, new_sink=new_sink
+    )
     try:
         work.open(spark)
         running = RunningPipeline(pipeline, work, checkpoint, report or _nobody, clock)
         columns = () if pipeline.prepare else pipeline.stage.columns
-        frame = pipeline.source.stream(spark, columns, pipeline.folder)
+        damaged = getattr(pipeline.stage, "on_damaged", None)
+        frame = pipeline.source.stream(spark, columns, pipeline.folder, damaged)
         first = [work.finish_pass(), work.run_due()]
         running.begin(lambda on_batch: _query(pipeline, frame, on_batch, once), first, once)
     except BaseException:

@@ -47,13 +47,20 @@ class Topic:
         """The same topic elsewhere."""
         return Topic(**{**self.options, "servers": servers})
 
-    def stream(self, spark: SparkSession, columns: Sequence[str], checkpoint: Path | None = None) -> DataFrame:
+    def with_damaged(self, damaged: str | None) -> dict[str, str]:
+        """The options, with what a stage wants of bodies that cannot be unpacked unless they say it themselves."""
+        said = damaged is None or any(name.lower() == "ondamaged" for name in self.options)
+        return self.options if said else {**self.options, "onDamaged": str(damaged)}
+
+    def stream(
+        self, spark: SparkSession, columns: Sequence[str], checkpoint: Path | None = None, damaged: str | None = None
+    ) -> DataFrame:
         """Its messages from now on, with these columns; all, if none are named here or by the option `columns`.
 
         With the checkpoint the source can tell at its end whether the last batch is done, and report it to the group.
         """
         register(spark)
-        reader = spark.readStream.format(FORMAT).options(**self.options)
+        reader = spark.readStream.format(FORMAT).options(**self.with_damaged(damaged))
         if checkpoint is not None:
             reader = reader.option("checkpointLocation", str(checkpoint))
         if columns and not self.parsed.columns:

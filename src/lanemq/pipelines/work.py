@@ -4,7 +4,8 @@ The rules guarded here: where a batch needs more than one commit, its rows are d
 them, and what was decided is completed and never run again; the stage's state and the dead letters are durable before
 the sink has the batch, and Spark notes it only after that, so a sink that has a batch proves that all of it is done; a
 batch that the sink has is not run again; a checkpoint that is older than what the sink has is refused, because its
-batches would be taken for ones that were applied; what Spark planned is on the disk before anything is committed; a
+batches would be taken for ones that were applied, and so is a sink that lacks batches which are done, because nobody
+would ever bring them; what Spark planned is on the disk before anything is committed; a
 message that the sink has is not applied under another number.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import StateLost
@@ -28,6 +30,7 @@ from lanemq.pipelines.ports import Append, Results, Sink, Stage
 from lanemq.pipelines.progress import Done
 from lanemq.pipelines.queue_set import QueueSet
 from lanemq.pipelines.reach import SinkReach, refuse_without
+from lanemq.pipelines.rows import FileRows
 from lanemq.spark.offsets import OffsetJson, Positions, to_json
 
 log = logging.getLogger(__name__)
@@ -49,22 +52,25 @@ class Work:
         *,
         whole: bool = False,
         member: bool = False,
+        new_sink: bool = False,
     ) -> None:
         """`whole`: the stage is given every message of its queues, so offsets that are missing are worth a warning.
 
         `member`: the source shares its queues with others, so a message may come again in another batch.
+        `new_sink`: a sink that lacks batches which are done is to go on without them.
         """
         self._stage = stage
         self._sink = sink
         self._dead = dead
         self._checkpoint = checkpoint
-        self._decisions = Decisions(checkpoint.decided_place)
+        self._decisions = Decisions(checkpoint.decided_place, grows=getattr(stage, "evolves", False))
         on_change = getattr(stage, "on_queue_change", None)
         self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change)
         self._reach = SinkReach(checkpoint.reach_file) if member else None
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
+        self._new_sink = new_sink
         self._applied: int | None = None
         """What the sink had when this run opened it; later batches of the run are new by their numbers."""
         self._spare: int | None = None
@@ -88,6 +94,7 @@ class Work:
         self._opened.append(self._sink)
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
+        self._refuse_lost_batches()
         if self._reach is not None:
             self._reach.open(self._is_over)
         self._decisions.open()
@@ -115,6 +122,10 @@ class Work:
         if number is None:
             return None
         batch, began = self._batch(number), self._clock.now()
+        if self._applied is not None and self._applied >= number:
+            # Its state was settled before the sink had it; run again, a step might answer otherwise.
+            self._stage.finished(batch)
+            return Done(batch, repeated=True)
         results = self._decided(batch, lambda: self._stage.run_pass(batch))
         return self._apply(batch, results, began) if results is not None else None
 
@@ -236,6 +247,8 @@ class Work:
             self._effects.applied(results, batch, asked)
         if stale := getattr(self._sink, "last_stale", 0):
             counts["stale"] = stale
+        if replaced := getattr(self._sink, "last_replaced", 0):
+            counts["nul_replaced"] = replaced
         return fresh
 
     def _batch(self, number: int) -> Batch:
@@ -262,6 +275,34 @@ class Work:
             f"{'planned none' if planned is None else f'ends with {planned}'}. It was restored from a copy or cut; "
             f"going on would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
         )
+
+    def _refuse_lost_batches(self) -> None:
+        """Spark notes a batch only behind the sink's commit: a sink without it is another one, or was put back.
+
+        Not asked of sinks that cannot know. With `new_sink` the last batch is written down as one without rows, so
+        that this is said once.
+        """
+        done = self._checkpoint.log.done()
+        if done is None or not getattr(self._sink, "all_at_once", False):
+            return
+        if self._applied is not None and self._applied >= batch_number(done):
+            return
+        last = "" if self._applied is None else f"ends with batch {Batch('', self._applied, 0).spark_batch}"
+        has = last or "has none of its batches"
+        if not self._new_sink:
+            raise StateLost(
+                f"{self._sink} {has}, and checkpoint {self._checkpoint.folder} is done up to batch {done}: it is "
+                f"another sink, was emptied, or was restored from a copy, and would stay without what is done. Use "
+                f"the sink of this checkpoint; or begin with an empty checkpoint, to read everything again; or say "
+                f"that a new sink begins here, with --new-sink or run(..., new_sink=True)"
+            )
+        log.warning("%s %s: it goes on behind batch %d, without what was done before", self._sink, has, done)
+        self._sink.write(_nothing(self._stage.schema), self._batch(batch_number(done)))
+        self._applied = self._sink.applied()
+
+
+def _nothing(schema: StructType) -> FileRows:
+    return FileRows(schema, [])
 
 
 def _dead(query: str) -> str:

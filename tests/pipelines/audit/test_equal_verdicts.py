@@ -22,7 +22,7 @@ from lanemq.pipelines.audit import job
 from lanemq.pipelines.audit.job import check_runs_with_spark, check_with_spark
 from lanemq.pipelines.audit.routing import Topics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def judged_plainly(runs: list[Path], options: Options | None = None) -> list[Report]:

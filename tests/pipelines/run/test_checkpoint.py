@@ -29,7 +29,7 @@ sys.stdin.read()
 
 def used_by_spark(folder: Path, planned: int, done: int) -> None:
     for name, last in (("offsets", planned), ("commits", done)):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for batch in range(last + 1):
             end = json.dumps({"orders": {"b/0": batch + 1}})
             (folder / name / str(batch)).write_text(f"v1\n{{}}\n{end}")

@@ -79,6 +79,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def test_a_toml_file_names_who_has_the_last_word_about_a_state(write: Write) -> None:
+    limits = 'on_expire = "steps_beside:count"\nlimits = { expire_after_ms = 5, forget_numbers_after_ms = 9 }'
+    stage = load(write(WHOLE.replace("limits = { snapshot_every = 8 }", limits))).stage
+    assert isinstance(stage, Transitions)
+    assert stage._spec.on_expire is sys.modules["steps_beside"].count
+
+
 def test_a_toml_file_is_a_pipeline(write: Write) -> None:
     found = load(write(WHOLE))
     assert (found.name, found.trigger_ms, str(found.folder)) == ("orders", 5000, "/tmp/nowhere/checkpoint")

@@ -77,7 +77,7 @@ def test_a_broker_that_is_away_costs_only_the_answer() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_listener_and_the_group_s_description_show_the_lag_of_a_query(
     spark: Any, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_listener_and_the_group_s_description_show_the_lag_of_a_query(
     writer = frame.writeStream.foreachBatch(lambda rows, batch: rows.count()).queryName("lagging")
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(processingTime="1 hour").start()
     try:
-        until(lambda: bool(heard), 90)
+        until(lambda: bool(heard), 300)
         described = CliRunner().invoke(main, ["group", "describe", group, "--json", "--server", broker.address])
     finally:
         query.stop()

@@ -214,3 +214,17 @@ def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
     assert (tmp_path / "words").read_text().startswith("Using Spark's")
     assert caplog.messages == ["topic t: no answer yet"]
     assert (session.stopped, levels) == (True, ["ERROR"])
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_that_the_sink_is_new_reaches_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bool) -> None:
+    said: list[Any] = []
+
+    def start(pipeline: Pipeline, spark: Any, **options: Any) -> Any:
+        said.append(options["new_sink"])
+        raise ValueError("not here")
+
+    monkeypatch.setattr(program, "start", start)
+    with pytest.raises(ValueError, match="not here"):
+        program.run(declared(tmp_path), Session(), new_sink=new)  # type: ignore[arg-type]
+    assert said == [new]

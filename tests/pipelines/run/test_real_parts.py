@@ -12,7 +12,7 @@ from lanemq.pipelines import DeltaSink, LastState, Pipeline, Project, Topic, Top
 from lanemq.pipelines.progress import Progress
 from lanemq.testing.embedded import EmbeddedBroker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def forget_last_note(checkpoint: Path) -> None:
@@ -40,10 +40,10 @@ def test_a_table_is_replicated_and_a_crash_changes_nothing(
         DeltaSink(tmp_path / "table"),
         tmp_path / "checkpoint",
     )
-    assert start(pipeline, spark, once=True).await_end(120)
+    assert start(pipeline, spark, once=True).await_end(600)
     forget_last_note(tmp_path / "checkpoint")
     told: list[Progress] = []
-    assert start(pipeline, spark, once=True, report=told.append).await_end(120)
+    assert start(pipeline, spark, once=True, report=told.append).await_end(600)
     assert told[0].done.repeated
     found = {row["id"]: row["name"] for row in read_table(tmp_path / "table").to_pylist()}
     assert {n: name for n, name in found.items() if n != 7} == {n: f"n{n}-2" for n in range(20) if n != 7}
@@ -64,7 +64,7 @@ def test_a_topic_is_copied_once(spark: Any, broker: EmbeddedBroker, topic: str, 
         tmp_path / "checkpoint",
     )
     for _ in range(2):
-        assert start(pipeline, spark, once=True).await_end(120)
+        assert start(pipeline, spark, once=True).await_end(600)
         forget_last_note(tmp_path / "checkpoint")
     copied = spark.read.format("lanemq").options(servers=broker.address, topic=f"{topic}-copy").load().collect()
     by_key: dict[str, list[int]] = {}

@@ -191,6 +191,39 @@ def test_an_interrupted_pass_is_finished_under_its_number(stand: Stand) -> None:
     assert stand.start().finish_pass() is None
 
 
+def test_an_interrupted_pass_that_the_sink_has_is_not_run_again(stand: Stand) -> None:
+    """A step that answers otherwise the second time would leave a message in the table and in the dead letters."""
+    stand.sink.numbers.append(batch_number(4, 2))
+    stand.stage.unfinished = batch_number(4, 2)
+    stand.stage.waiting.append(Results(rows_of(), rows_of(ROW)))
+    done = stand.start().finish_pass()
+    assert done is not None
+    assert done.repeated
+    assert stand.steps == [f"finished {batch_number(4, 2)}"]
+
+
+def test_redriven_letters_are_no_effects_out_of_order(stand: Stand, tmp_path: Path) -> None:
+    """Their key went on without them, by somebody's decision; a crash before the commit makes no difference."""
+    stand.history = tmp_path / "history"
+    newer, late = ("t", 0, 6, "k"), frozenset({("t", 0, 5)})
+    stand.stage.waiting += [Results(rows_of(newer)), Results(rows_of(ROW, ("t", 0, 7, "k")), late=late)]
+    work = stand.start()
+    work.run_pass(4)
+    stand.sink.before_write = power_cut
+    with pytest.raises(OSError, match="power cut"):
+        work.run_pass(4)
+    stand.sink.before_write, stand.stage.unfinished = lambda batch: None, batch_number(4, 2)
+    assert stand.start().finish_pass() is not None
+    stand.crash()
+    assert stand.sink.rows == [newer, ROW, ("t", 0, 7, "k")]
+    found = json.loads(CliRunner().invoke(check, [str(stand.history), "--json"]).output)
+    assert (found["violations"], found["coverage"]["effects"]) == ([], 2)
+
+
+def power_cut(batch: Batch) -> None:
+    raise OSError("power cut")
+
+
 def test_effects_are_written_down_once(stand: Stand, tmp_path: Path) -> None:
     """A sink that had the batch already records nothing: the history would show the effect twice."""
     stand.history = tmp_path / "history"

@@ -37,7 +37,17 @@ class Server:
     def start(self) -> None:
         options = f"-k {self._folder} -c listen_addresses= -c fsync=off -c shared_buffers=32MB -c max_connections=20"
         self._run(
-            "pg_ctl", "-D", str(self._folder / "data"), "-w", "-l", str(self._folder / "log"), "-o", options, "start"
+            "pg_ctl",
+            "-D",
+            str(self._folder / "data"),
+            "-w",
+            "-t",
+            "240",
+            "-l",
+            str(self._folder / "log"),
+            "-o",
+            options,
+            "start",
         )
 
     def stop(self) -> None:
@@ -70,7 +80,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=60,
+            timeout=300,
             **as_whom,
         )
 

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, DeltaPlace, Died, changes, dies_at, named
+from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, QUERY, DeltaPlace, Died, changes, dies_at, named
 
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
 from lanemq.pipelines.ports import Append, Merge
@@ -305,3 +305,19 @@ def test_purging_while_a_batch_is_merged_is_tried_again(place: DeltaPlace) -> No
 def test_a_table_of_somebody_else_can_be_read_as_it_is(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "table", pa.table({"x": [1]}))
     assert read_table(tmp_path / "table").to_pylist() == [{"x": 1}]
+
+
+def test_an_empty_text_is_null_where_it_divides_the_files_and_no_key_may(tmp_path: Path) -> None:
+    """Partitions of Delta have no empty text: the table would be unreadable with null in a key."""
+    schema = StructType([StructField("region", StringType()), StructField("n", LongType())])
+    sink = DeltaSink(tmp_path / "rows", ["region"])
+    sink.open(None, QUERY, 1, schema, Append())  # type: ignore[arg-type]
+    table = pa.table({"region": ["", None, "eu"], "n": pa.array([1, 2, 3], pa.int64())})
+    sink.write(TableRows(schema, table), named(1, 0))
+    sink.close()
+    found = {row["n"]: row["region"] for row in read_table(tmp_path / "rows").to_pylist()}
+    assert found == {1: None, 2: None, 3: "eu"}
+    keyed = StructType([*(field for field in CHANGES if field.name != "id"), StructField("id", StringType())])
+    with pytest.raises(InvalidOption, match="partition_by: id is text that must not be null"):
+        DeltaSink(tmp_path / "other", ["id"]).open(None, QUERY, 1, keyed, KEYED)  # type: ignore[arg-type]
+    assert not (tmp_path / "other").exists()

@@ -9,6 +9,7 @@ A merge replaces a row only by one with a higher sequence. Deletions stay as row
 change would bring a row back; `read_table` hides them, `purge_tombstones` ends them.
 """
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.table import TableMerger
 from deltalake.transaction import AddAction
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -25,12 +27,13 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.columns import fit, merge_table
 from lanemq.pipelines.sinks.delta_files import place_files
-from lanemq.pipelines.sinks.delta_table import add_columns, open_table, takes_files
+from lanemq.pipelines.sinks.delta_table import add_columns, column_types, is_type, open_table, takes_files
 from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
+from lanemq.pipelines.sinks.widening import Room, widened
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ class DeltaSink(ExactSink):
         path: Folder, or address of an object store that delta-rs knows (`s3://...`, with `storage_options`). Appended
             rows keep the order of their shard within a file only in folders, and in tables without constraints,
             generated or renamed columns.
-        partition_by: Columns whose values divide the files; few values each, or the files become many and small.
+        partition_by: Columns whose values divide the files; few values each, or the files become many and small. An
+            empty text becomes null there, because partitions of Delta know none.
         maintain_every: Batches between compactions with vacuum, 0 for never. Often costs time, rarely leaves many
             small files to read.
         keep_hours: How long files that no version needs any more stay for slow readers and time travel. A merge
@@ -80,6 +84,15 @@ class DeltaSink(ExactSink):
         self._since_maintained = 0
         self._stale = 0
         """Rows that lost in the last attempt to merge."""
+        self._room = Room(f"table {path}")
+
+    def __str__(self) -> str:
+        return f"Delta table {self._path}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether rows may bring columns that the table has not."""
+        return self._evolve
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
@@ -114,7 +127,7 @@ class DeltaSink(ExactSink):
         An older change of such a key that arrives afterwards is taken for a new row: choose a sequence that nothing
         on its way to the table is older than.
         """
-        bound = "'" + below.replace("'", "''") + "'" if isinstance(below, str) else str(int(below))
+        bound = _text(below) if isinstance(below, str) else str(int(below))
         return self._until_committed(lambda: self._purge(bound), "purging deletions")
 
     def _purge(self, bound: str) -> int:
@@ -150,7 +163,8 @@ class DeltaSink(ExactSink):
             app_transactions=[Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
         )
         if isinstance(terms.how, Merge):
-            changes = merge_table(rows, terms.schema, terms.how.keys)
+            wider = widened(terms, rows) if self.widens else terms
+            changes = merge_table(rows, wider.schema, terms.how.keys)
             keys = terms.how.keys
             return lambda: self._merge(changes, keys, batch, named)
         if "://" in self._path or not takes_files(self._delta()):
@@ -178,9 +192,11 @@ class DeltaSink(ExactSink):
         table = self._delta()
         if changes.num_rows:
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
-            merge = table.merge(changes, same, source_alias="s", target_alias="t", commit_properties=named)
-            newer = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}"
-            done = merge.when_matched_update_all(newer).when_not_matched_insert_all().execute()
+            changes, missing = self._room.made(changes, self._opened().schema.names, column_types(table), is_type)
+            merge = table.merge(
+                changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing), commit_properties=named
+            )
+            done = _updating(merge, changes).when_not_matched_insert_all().execute()
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
             # A merge that changes nothing commits nothing, and the batch would be unknown.
@@ -231,8 +247,24 @@ def read_table(path: str | Path, storage_options: Mapping[str, str] | None = Non
     rows = QueryBuilder().register("rows", found).execute("select * from rows").read_all()
     table = pa.table(rows).cast(pa.schema(found.schema().to_arrow()))
     if DELETED in table.schema.names and SEQUENCE in table.schema.names:
-        table = table.filter(pc.invert(pc.fill_null(table[DELETED], False))).drop_columns([SEQUENCE, DELETED])
+        ours = [name for name in (SEQUENCE, DELETED, KEPT) if name in table.schema.names]
+        table = table.filter(pc.invert(pc.fill_null(table[DELETED], False))).drop_columns(ours)
     return table
+
+
+def _updating(merge: TableMerger, changes: pa.Table) -> TableMerger:
+    """Newer rows replace older ones, but for the columns that they keep."""
+    newer, kept = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}", f"s.{_quoted(KEPT)}"
+    if KEPT not in changes.schema.names:
+        return merge.when_matched_update_all(newer)
+    for names in pc.unique(changes[KEPT].drop_null()).to_pylist():
+        same = f"{newer} AND {kept} = {_text(names)}"
+        merge = merge.when_matched_update_all(same, except_cols=json.loads(names))
+    return merge.when_matched_update_all(f"{newer} AND {kept} IS NULL")
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _epoch_id(query: str) -> str:

@@ -52,6 +52,17 @@ def add_columns(table: DeltaTable, wanted: pa.Schema) -> bool:
     return bool(new.names)
 
 
+def column_types(table: DeltaTable) -> dict[str, Any]:
+    """The table's columns, with Delta's own words for their types."""
+    return {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+
+
+def is_type(declared: Any, kind: pa.DataType) -> bool:
+    """Whether a column of the table is of this type."""
+    wanted = json.loads(Schema.from_arrow(pa.schema([("it", kind)])).to_json())["fields"][0]["type"]
+    return bool(_shape(declared) == _shape(wanted))
+
+
 def takes_files(table: DeltaTable) -> bool:
     """Whether Parquet files can become part of the table as they are: it renames, computes and forbids nothing."""
     protocol = table.protocol()
@@ -71,6 +82,11 @@ def _check_partitioning(wanted: pa.Schema, partition_by: Sequence[str]) -> None:
         if not any(fits(wanted.field(name).type) for fits in _PARTITION_TYPES):
             raise InvalidOption(
                 f"partition_by: {name} is {wanted.field(name).type}; use text, integers, booleans, dates"
+            )
+        if pa.types.is_string(wanted.field(name).type) and not wanted.field(name).nullable:
+            raise InvalidOption(
+                f"partition_by: {name} is text that must not be null, as a key of a merge, and Delta's partitions have "
+                f"no empty text but null: one row with it would make the table unreadable; use another column"
             )
 
 

@@ -73,6 +73,12 @@ class ExactSink:
     _runs: Runs | None = None
     last_stale = 0
     """Rows of the last `write` that a merge left out, because the table's were as new or newer."""
+    last_replaced = 0
+    """Texts of the last `write` that were stored with another character, because the table has no such one."""
+
+    def __str__(self) -> str:
+        """What people are told that it is."""
+        return type(self).__name__
 
     def follow(self, runs: Runs) -> None:
         """Before `open`: whose epochs this sink may be handed over from."""

@@ -50,6 +50,14 @@ class ParquetSink(ExactSink):
         self._path = Path(path)
         self._applied: int | None = None
 
+    def __str__(self) -> str:
+        return f"Parquet folder {self._path}"
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         if isinstance(how, Merge):
             raise InvalidOption(

@@ -5,11 +5,11 @@ first one's end. A run that hangs inside its transaction must not hold up its su
 waited `LOCK_MS` in vain has the server end the older one's session, which leaves nothing of the batch behind.
 Sequences that are text compare byte by byte (collation "C"), as they were made to.
 
-Maps, arrays and structs are stored as jsonb, times as timestamptz. Text must be free of NUL, which PostgreSQL has not.
+Maps, arrays and structs are stored as jsonb, times as timestamptz. PostgreSQL has no NUL: `nul.py`.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import md5
 from io import BytesIO
@@ -22,9 +22,11 @@ import pyarrow.csv as pcsv
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
 from lanemq.model.units import Millis
-from lanemq.pipelines.ports import SEQUENCE
+from lanemq.pipelines.ports import SEQUENCE, Merge
 from lanemq.pipelines.sinks.columns import is_nested, json_column
 from lanemq.pipelines.sinks.ledger import Terms
+from lanemq.pipelines.sinks.nul import may_have_nul, newest_of_each, without_nul
+from lanemq.pipelines.sinks.postgres_types import declared, takes
 from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of
 from lanemq.spark.options import WAIT
 
@@ -43,22 +45,6 @@ _PASSING_STATES = frozenset({"40001", "40P01", "55P03", "57014", "53300", "53400
 _PASSING_REFUSALS = ("starting up", "shutting down", "recovery", "too many", "reserved", "terminating")
 """Parts of what a server says that will take connections again."""
 
-_TYPES: tuple[tuple[Any, str, frozenset[str]], ...] = (
-    (pa.types.is_boolean, "boolean", frozenset({"bool"})),
-    (pa.types.is_int8, "smallint", frozenset({"int2", "int4", "int8", "numeric"})),
-    (pa.types.is_int16, "smallint", frozenset({"int2", "int4", "int8", "numeric"})),
-    (pa.types.is_int32, "integer", frozenset({"int4", "int8", "numeric"})),
-    (pa.types.is_int64, "bigint", frozenset({"int8", "numeric"})),
-    (pa.types.is_float32, "real", frozenset({"float4", "float8"})),
-    (pa.types.is_float64, "double precision", frozenset({"float8"})),
-    (pa.types.is_decimal, "numeric", frozenset({"numeric"})),
-    (pa.types.is_binary, "bytea", frozenset({"bytea"})),
-    (pa.types.is_date, "date", frozenset({"date"})),
-    (pa.types.is_nested, "jsonb", frozenset({"jsonb", "json", "text"})),
-    (pa.types.is_string, "text", frozenset({"text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb"})),
-)
-"""Arrow's type, what a new column is declared as, and which columns take it without loss (names of pg_type)."""
-
 
 class PostgresSink(SqlSink):
     """Appends or merges batches into a table of a PostgreSQL database.
@@ -68,16 +54,31 @@ class PostgresSink(SqlSink):
         table: `orders` or `sales.orders`; the ledger `lanemq_ledger` is kept in the same schema.
         wait: Milliseconds to wait for a server that is away or a lock that is held. Short fails at every fail-over.
         evolve: Whether a run with new columns may add them to the table.
+        nul: What becomes of the character NUL in a text, also within maps, arrays and structs: "replace" stores
+            U+FFFD instead, with a warning and a count; "fail" ends the pipeline, at every start, until the message
+            is left out.
     """
 
+    adding = "ADD COLUMN IF NOT EXISTS"
     for_update = "FOR UPDATE"
+    place_of = "strpos"
     bytewise = ' COLLATE "C"'
     room_for_updates = " WITH (fillfactor = 70)"
 
     def __init__(
-        self, dsn: str, table: str, *, wait: Millis = WAIT, evolve: bool = True, clock: Clock | None = None
+        self,
+        dsn: str,
+        table: str,
+        *,
+        wait: Millis = WAIT,
+        evolve: bool = True,
+        nul: str = "replace",
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(table, wait, evolve, clock)
+        if nul not in ("replace", "fail"):
+            raise InvalidOption(f'nul = {nul!r}: write "replace" or "fail"')
+        self._nul = nul
         self._psycopg = _driver()
         self._dsn = dsn
         self._connection: Any = None
@@ -163,7 +164,8 @@ class PostgresSink(SqlSink):
     def _columns(self, connection: Any) -> list[Column]:
         found = self._ask(
             connection,
-            "SELECT a.attname, t.typname, a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' "
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
+            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', t.typname, a.atttypmod "
             "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
             "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             (self._name,),
@@ -171,33 +173,54 @@ class PostgresSink(SqlSink):
         return [Column(*row) for row in found]
 
     def _column_type(self, field: pa.Field) -> str:
-        kind = field.type
-        declared = _known(kind)[0]
-        if pa.types.is_decimal(kind):
-            declared = f"numeric({kind.precision}, {kind.scale})"
-        if field.name == SEQUENCE and declared == "text":
-            declared = 'text COLLATE "C"'
-        return f"{declared}{'' if field.nullable else ' NOT NULL'}"
+        said = declared(field.type)
+        if field.name == SEQUENCE and said == "text":
+            said = 'text COLLATE "C"'
+        return f"{said}{'' if field.nullable else ' NOT NULL'}"
 
     def _accepts(self, column: Column, kind: pa.DataType) -> bool:
-        return column.kind in _known(kind)[1]
+        return takes(column.base, column.limit, kind)
 
     def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
-        self._copy(connection, self._name, tables, terms)
+        self._copy(connection, self._name, (self._storable(table, ()) for table in tables), terms)
 
     def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
+        assert isinstance(terms.how, Merge)
         connection.execute("DROP TABLE IF EXISTS pg_temp.lanemq_changes")
         connection.execute(
             f"CREATE TEMP TABLE lanemq_changes ON COMMIT DROP AS SELECT * FROM {self._name} WITH NO DATA"
         )
-        self._copy(connection, "lanemq_changes", [changes], terms)
+        self._copy(connection, "lanemq_changes", [self._storable(changes, terms.how.keys)], terms)
         return int(connection.execute(self._upsert(terms, f"SELECT {names_of(terms)} FROM lanemq_changes")).rowcount)
 
-    def _copy(self, connection: Any, target: str, tables: Iterable[pa.Table], terms: Terms) -> None:
+    def _copy(self, connection: Any, target: str, tables: Iterable[bytes], terms: Terms) -> None:
         statement = f"COPY {target} ({names_of(terms)}) FROM STDIN (FORMAT csv)"
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             for table in tables:
-                copy.write(_csv(table))
+                copy.write(table)
+
+    def _storable(self, table: pa.Table, keys: Sequence[str]) -> bytes:
+        """What COPY reads, without texts that the server would refuse."""
+        texts = _in_text(table)
+        written = _csv(texts)
+        nested = [field.name for field in table.schema if is_nested(field.type)]
+        if not may_have_nul(written, bool(nested)):
+            return written
+        texts, found = without_nul(texts, nested)
+        self._tell_nul(found)
+        return _csv(newest_of_each(texts, keys) if set(keys) & set(found) else texts)
+
+    def _tell_nul(self, found: Mapping[str, int]) -> None:
+        if not found:
+            return
+        said = ", ".join(f"{count} of column {name}" for name, count in found.items())
+        if self._nul == "fail":
+            raise StorageError(
+                f"table {self._table}: texts hold NUL, which PostgreSQL cannot store ({said}): leave the character "
+                f"out before the sink, or let it be replaced with nul='replace'"
+            )
+        log.warning("table %s: NUL in texts (%s) is stored as U+FFFD, since PostgreSQL has no NUL", self._table, said)
+        self.last_replaced += sum(found.values())
 
 
 def _driver() -> ModuleType:
@@ -217,23 +240,19 @@ def _why_not(said: str) -> LaneError:
     return ConnectFailed(f"PostgreSQL: {line}")
 
 
-def _known(kind: pa.DataType) -> tuple[str, frozenset[str]]:
-    if pa.types.is_timestamp(kind):
-        return ("timestamptz", frozenset({"timestamptz"})) if kind.tz else ("timestamp", frozenset({"timestamp"}))
-    for fits, declared, accepted in _TYPES:
-        if fits(kind):
-            return declared, accepted
-    raise InvalidOption(f"type {kind} has no column in PostgreSQL: cast it to text")
-
-
-def _csv(table: pa.Table) -> bytes:
-    """As COPY reads it: null is nothing, empty text is a pair of quotes."""
+def _in_text(table: pa.Table) -> pa.Table:
+    """Bytes and what is nested as COPY reads them."""
     for at, field in enumerate(table.schema):
         if is_nested(field.type):
             table = table.set_column(at, field.name, json_column(table[at]))
         elif pa.types.is_binary(field.type):
             texts = [None if value is None else "\\x" + value.hex() for value in table[at].to_pylist()]
             table = table.set_column(at, field.name, pa.array(texts, pa.string()))
+    return table
+
+
+def _csv(table: pa.Table) -> bytes:
+    """As COPY reads it: null is nothing, empty text is a pair of quotes."""
     target = BytesIO()
     # One chunk, because pyarrow 26 writes uninitialised memory for a table with an empty chunk among others.
     pcsv.write_csv(table.combine_chunks(), target, pcsv.WriteOptions(include_header=False))

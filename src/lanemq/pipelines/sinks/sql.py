@@ -2,7 +2,8 @@
 
 The rules guarded here: the ledger row of (query, table) is locked before anything is decided and changed with the
 rows, so of two runs one waits for the other and then sees what it did; a batch that is in, or whose run was replaced,
-changes nothing. After an error nobody knows whether a commit arrived, and nobody has to: the ledger is asked again.
+changes nothing; a table that has to be made anew has no batches, whatever the ledger said. After an error nobody knows
+whether a commit arrived, and nobody has to: the ledger is asked again.
 
 A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`.
 """
@@ -10,7 +11,7 @@ A merge replaces a row only by one with a higher sequence. Deletions stay as row
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,10 +22,11 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.columns import merge_table, shard_tables
+from lanemq.pipelines.sinks.columns import json_bytes, merge_table, shard_tables
 from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
+from lanemq.pipelines.sinks.widening import Room, widened
 from lanemq.spark.waiting import Patience
 
 LEDGER = "lanemq_ledger"
@@ -39,6 +41,10 @@ class Column:
     """The database's own word for the type, in lower case."""
     required: bool
     """Whether a row without it is refused."""
+    base: str = ""
+    """The type without its limits, where the database tells them apart."""
+    limit: int = -1
+    """Of lengths or digits, as the database has it; -1: none."""
 
 
 class SqlSink(ExactSink, ABC):
@@ -51,6 +57,15 @@ class SqlSink(ExactSink, ABC):
         self._evolve = evolve
         self._clock = clock or SystemClock()
         self._patience = Patience(wait, self._clock)
+        self._room = Room(f"table {table}")
+
+    def __str__(self) -> str:
+        return f"table {self._table}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether rows may bring columns that the table has not."""
+        return self._evolve
 
     @abstractmethod
     def _transaction(self) -> AbstractContextManager[Any]:
@@ -84,8 +99,12 @@ class SqlSink(ExactSink, ABC):
     def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
         """Applies one row per key by `upsert`, and says how many were new or newer."""
 
+    adding = "ADD COLUMN"
+    """How a column is added that somebody else may be adding, too."""
     for_update = ""
     """What makes a SELECT lock its row; empty where the transaction locks everything."""
+    place_of = "instr"
+    """The function that says where in a text another begins, from 1."""
     bytewise = ""
     """What makes a comparison of texts one of their bytes; empty where it always is."""
     room_for_updates = ""
@@ -100,7 +119,7 @@ class SqlSink(ExactSink, ABC):
         return self._patience.run(lambda: self._ask_applied(terms), f"table {self._table}")
 
     def write(self, rows: Rows, batch: Batch) -> bool:
-        terms = self._terms_for(batch)
+        terms = widened(self._terms_for(batch), rows) if self.widens else self._terms_for(batch)
         changes = _in_key_order(rows, terms) if isinstance(terms.how, Merge) else None
         return self._patience.run(lambda: self._write_once(rows, changes, batch, terms), str(batch))
 
@@ -113,7 +132,7 @@ class SqlSink(ExactSink, ABC):
         return self._patience.run(lambda: self._purge_once(below), f"table {self._table}")
 
     def _write_once(self, rows: Rows, changes: pa.Table | None, batch: Batch, terms: Terms) -> bool:
-        stale = self.last_stale = 0
+        stale = self.last_stale = self.last_replaced = 0
         with self._transaction() as connection:
             if not self._standing(connection, terms).admits(batch):
                 return False
@@ -121,6 +140,7 @@ class SqlSink(ExactSink, ABC):
             if changes is None:
                 self._append(connection, shard_tables(rows, terms.schema), terms)
             elif changes.num_rows:
+                changes, terms = self._make_room(connection, changes, terms)
                 stale = changes.num_rows - self._merge(connection, changes, terms)
             self._reached("rows in")
             self._note(connection, terms, batch.number)
@@ -146,6 +166,7 @@ class SqlSink(ExactSink, ABC):
         there = self._columns(connection)
         if not there:
             self._ask(connection, self._creation(terms))
+            self._forget_batches(connection, terms)
             return
         self._check_columns(there, terms)
         names = {column.name for column in there}
@@ -155,6 +176,19 @@ class SqlSink(ExactSink, ABC):
                 self._ask(connection, f"ALTER TABLE {self._name} ADD COLUMN {quoted(field.name)} {kind}")
         if isinstance(terms.how, Merge):
             self._check_upsert(connection, terms)
+
+    def _make_room(self, connection: Any, changes: pa.Table, terms: Terms) -> tuple[pa.Table, Terms]:
+        """Columns that the rows bring along are added in the batch's own transaction."""
+        agreed = self._opened().schema.names
+        if terms.schema.names == agreed:
+            return changes, terms
+        there = {column.name: column for column in self._columns(connection)}
+        changes, missing = self._room.made(changes, agreed, there, self._accepts)
+        for field in missing:
+            self._ask(
+                connection, f"ALTER TABLE {self._name} {self.adding} {quoted(field.name)} {self._column_type(field)}"
+            )
+        return changes, replace(terms, schema=changes.schema)
 
     def _creation(self, terms: Terms) -> str:
         parts = [f"{quoted(field.name)} {self._column_type(field)}" for field in terms.schema]
@@ -172,8 +206,8 @@ class SqlSink(ExactSink, ABC):
                 raise InvalidOption(f"column {field.name} is not in table {self._table}: add it there")
             if column is not None and not self._accepts(column, field.type):
                 raise InvalidOption(
-                    f"column {field.name} is {column.kind} in table {self._table}, and the rows have {field.type}: "
-                    "cast it, or write to another table"
+                    f"column {field.name} is {column.kind} in table {self._table}, and the rows have {field.type}, of "
+                    "which it does not take every value as it is: change the column, cast the rows, or write to another"
                 )
         for column in there:
             if column.required and column.name not in terms.schema.names:
@@ -193,13 +227,21 @@ class SqlSink(ExactSink, ABC):
         """One row per key, replaced only by a newer one."""
         assert isinstance(terms.how, Merge)
         keys = terms.how.keys
-        updates = ", ".join(f"{quoted(n)} = excluded.{quoted(n)}" for n in terms.schema.names if n not in keys)
+        updates = ", ".join(f"{quoted(n)} = {self._newer(n, terms)}" for n in terms.schema.names if n not in keys)
         order = self.bytewise if pa.types.is_string(terms.schema.field(SEQUENCE).type) else ""
         return (
             f"INSERT INTO {self._name} AS held ({names_of(terms)}) {source} "
             f"ON CONFLICT ({', '.join(map(quoted, keys))}) DO UPDATE SET {updates} "
             f"WHERE excluded.{quoted(SEQUENCE)} > held.{quoted(SEQUENCE)}{order}"
         )
+
+    def _newer(self, name: str, terms: Terms) -> str:
+        """What a newer row puts into a column: its own value, unless it keeps the one that is there."""
+        if KEPT not in terms.schema.names or name in (SEQUENCE, DELETED, KEPT):
+            return f"excluded.{quoted(name)}"
+        named = json_bytes(name).decode().replace("'", "''")
+        keeps = f"{self.place_of}(excluded.{quoted(KEPT)}, '{named}') > 0"
+        return f"CASE WHEN {keeps} THEN held.{quoted(name)} ELSE excluded.{quoted(name)} END"
 
     def _standing(self, connection: Any, terms: Terms) -> Standing:
         """What the ledger says, and goes on saying until the transaction ends."""
@@ -220,6 +262,14 @@ class SqlSink(ExactSink, ABC):
             "ON CONFLICT (query, target) DO UPDATE SET batch = COALESCE(excluded.batch, held.batch), "
             "epoch = excluded.epoch, noted_ms = excluded.noted_ms",
             (terms.query, self._table, number, terms.epoch, self._clock.wall()),
+        )
+
+    def _forget_batches(self, connection: Any, terms: Terms) -> None:
+        """A table that was dropped takes its batches along: the ledger must not say that a new one has them."""
+        self._ask(
+            connection,
+            f"UPDATE {self._ledger} SET batch = NULL WHERE query = ? AND target = ?",
+            (terms.query, self._table),
         )
 
     def _ask_applied(self, terms: Terms) -> int | None:

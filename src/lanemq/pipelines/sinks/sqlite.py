@@ -48,6 +48,9 @@ class SqliteSink(SqlSink):
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
+    def __str__(self) -> str:
+        return f"table {self._table} of {self._path}"
+
     def close(self) -> None:
         super().close()
         if self._connection is not None:

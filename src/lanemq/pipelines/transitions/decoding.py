@@ -45,7 +45,7 @@ def tombstone(body: bytes | None) -> None:
 
 def _there(body: bytes | None) -> bytes:
     if body is None:
-        raise ValueError("there is no body")
+        raise ValueError("there is no body, or it could not be unpacked")
     return body
 
 

@@ -50,6 +50,8 @@ class Transitions:
     """
 
     columns: tuple[str, ...] = COLUMNS
+    on_damaged = "null"
+    """No body is poison to every `decode`; bytes that are still packed would not be to `bytes` and functions."""
     how = Append()
 
     def __init__(

@@ -1,0 +1,126 @@
+"""`Project` over messages that an expression cannot be computed of: they are set aside, and all others come through."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from tests.pipelines.run.fakes import FakeSink
+from tests.spark.driving import send
+
+from lanemq.client.producer import Producer
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines import row_attempts
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.failure import PipelineFailed
+from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.progress import Progress
+from lanemq.pipelines.project import Project
+from lanemq.pipelines.runner import start
+from lanemq.pipelines.source import Topic
+from lanemq.testing.embedded import EmbeddedBroker
+
+NUMBER = "cast(cast(value as string) as int)"
+SHARED = ["queue_id", "queue_offset", f"{NUMBER} as n", f"1000 / ({NUMBER} - 7)"]
+"""Fails for a text, for a number that is too large, and for 7. The same part twice: Spark would compute it once."""
+
+
+class Seen(Project):
+    """Remembers what came of every batch."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.results: list[Results] = []
+
+    def run(self, messages: DataFrame, batch: Batch) -> Results:
+        self.results.append(super().run(messages, batch))
+        return self.results[-1]
+
+
+class Settings(dict[str, str]):
+    """Of a session."""
+
+    @property
+    def conf(self) -> "Settings":
+        return self
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_message_that_fails_is_set_aside_and_the_query_lives(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    bodies = {"k-4": b"left out", "k-1": b"abc", "k-2": b"5000000000", "k-3": b"7"}
+    send(broker.address, topic, range(20, 60))
+    with Producer(broker.address) as producer:
+        for key, body in bodies.items():
+            producer.send(topic, body, key=key)
+
+    def pipeline(**options: Any) -> Pipeline:
+        stage = Seen(SHARED, where="key <> 'k-4' AND key IS NOT NULL", **options)
+        return Pipeline(
+            "landing", Topic(broker.address, topic), stage, sink, tmp_path / "checkpoint", dead_letters=dead
+        )
+
+    sink, dead, told = FakeSink(), FakeSink(), list[Progress]()
+    with pytest.raises(PipelineFailed, match=r"CAST_|DIVIDE_BY_ZERO"):
+        start(pipeline(on_poison="fail"), spark, once=True).await_end(600)
+    tolerant = pipeline()
+    assert start(tolerant, spark, once=True, report=told.append).await_end(600)
+    assert sorted(row[2] for row in sink.rows) == list(range(20, 60))
+    assert sink.rows == sorted(sink.rows, key=lambda row: (row[0], row[1])), "in the order of their queue"
+    letters = {row[4]: row for row in dead.rows}
+    assert {key: row[5] for key, row in letters.items()} == {key: bodies[key] for key in ("k-1", "k-2", "k-3")}
+    assert letters["k-1"][8] == f"cannot be computed: {SHARED[2]}; {SHARED[3]}"
+    assert letters["k-3"][8] == f"cannot be computed: {SHARED[3]}"
+    assert {row[0] for row in dead.rows} == {topic}
+    assert all(row[3] is not None and row[12] is False for row in dead.rows)
+    reached = tolerant.stage.results[0].reached  # type: ignore[attr-defined]
+    assert all(reached["/".join(map(str, row[:3]))].next > row[3] for row in dead.rows), "none comes again in a group"
+    assert (told[0].done.dead, told[0].done.counts) == (3, {"events": 43, "poison": 3})
+    send(broker.address, topic, range(60, 70))
+    assert start(pipeline(), spark, once=True).await_end(600)
+    assert (len(sink.rows), len(dead.rows)) == (50, 3)
+    whole = Pipeline(
+        "whole", Topic(broker.address, topic), Project([f"explode(array({NUMBER}))"]), FakeSink(), tmp_path / "whole"
+    )
+    with pytest.raises(PipelineFailed, match="CAST_INVALID_INPUT"):
+        start(whole, spark, once=True).await_end(600)
+
+
+@pytest.mark.parametrize("before", ["true", "false"])
+def test_the_session_is_left_as_it_was(before: str) -> None:
+    name = "spark.sql.subexpressionElimination.enabled"
+    session: Any = Settings({name: before})
+    seen: list[str] = []
+
+    def fail() -> None:
+        with row_attempts.each_by_itself(session):
+            seen.append(session[name])
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        fail()
+    assert (seen, session[name]) == (["false"], before)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_it"),
+    [
+        ("[CAST_INVALID_INPUT] The value 'abc' ... SQLSTATE: 22018", True),
+        ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", True),
+        ("[USER_RAISED_EXCEPTION] no SQLSTATE: P0001", False),
+        ("the broker is away", False),
+    ],
+)
+def test_only_what_is_about_a_value_is_a_message_s_fault(said: str, is_it: bool) -> None:
+    assert row_attempts.is_about_a_value(ValueError(said)) is is_it
+
+
+def test_what_is_done_with_poison_is_one_of_two() -> None:
+    with pytest.raises(InvalidOption, match="on_poison: 'null' is not one of dead_letter, fail"):
+        Project(["key"], on_poison="null")  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""PostgreSQL's columns with limits, and texts with NUL: neither may round, cut, or end a pipeline for ever."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from tests.pipelines.sinks.places import CHANGES, PostgresPlace, changes, named
+from tests.pipelines.sinks.postgres_server import Server
+
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.ports import Append, Merge
+from lanemq.pipelines.rows import TableRows
+from lanemq.pipelines.sinks import PostgresSink, open_sink
+from lanemq.pipelines.sinks.columns import arrow_schema
+from lanemq.pipelines.sinks.nul import without_nul
+
+MONEY = t.DecimalType(10, 2)
+UTC, LOCAL = t.TimestampType(), t.TimestampNTZType()
+TEXT = t.StringType()
+AMONG = t.MapType(TEXT, TEXT)
+
+
+def refused_or_taken(place: PostgresPlace, column: str, kind: t.DataType) -> str:
+    place.ask(f"DROP TABLE IF EXISTS {place.schema}.rows")
+    place.ask(f"CREATE TABLE {place.schema}.rows (it {column})")
+    sink = place.make()
+    try:
+        sink.open(None, "q", 1, t.StructType([t.StructField("it", kind)]), Append())  # type: ignore[arg-type]
+    except InvalidOption as error:
+        return str(error)
+    finally:
+        sink.close()
+    return "taken"
+
+
+def test_a_column_that_takes_only_some_values_is_refused_when_it_is_opened(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    cases: list[tuple[str, t.DataType, bool]] = [
+        ("numeric(4,1)", MONEY, False),  # 1.25 would be stored as 1.3
+        ("numeric(10,1)", MONEY, False),
+        ("numeric(10,3)", MONEY, False),  # one digit less before the point
+        ("numeric(10,2)", MONEY, True),
+        ("numeric(11,3)", MONEY, True),
+        ("numeric(1000,500)", MONEY, True),
+        ("numeric(20,-2)", MONEY, False),
+        ("numeric", MONEY, True),
+        ("numeric(10)", t.IntegerType(), True),
+        ("numeric(9)", t.IntegerType(), False),
+        ("numeric(18)", t.LongType(), False),
+        ("numeric(19)", t.LongType(), True),
+        ("numeric(20,-1)", t.LongType(), False),
+        ("varchar(5)", TEXT, False),
+        ("char(5)", TEXT, False),
+        ("char", TEXT, False),
+        ("varchar", TEXT, True),
+        ("uuid", TEXT, False),
+        ("json", TEXT, False),
+        ("jsonb", TEXT, False),
+        ("json", AMONG, True),
+        ("jsonb", AMONG, True),
+        ("timestamptz(3)", UTC, False),
+        ("timestamptz(6)", UTC, True),
+        ("timestamptz", UTC, True),
+        ("timestamp(0)", LOCAL, False),
+        ("timestamp", LOCAL, True),
+    ]
+    wrong = [
+        (column, kind.simpleString(), said)
+        for column, kind, fits in cases
+        if ((said := refused_or_taken(place, column, kind)) == "taken") != fits
+    ]
+    assert wrong == []
+    assert "column it is numeric(4,1) in table" in refused_or_taken(place, "numeric(4,1)", MONEY)
+
+
+def test_a_table_that_the_sink_made_is_one_that_it_takes(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    kinds = [MONEY, t.DecimalType(38, 38), t.LongType(), t.ByteType(), TEXT, UTC, LOCAL, AMONG, t.BinaryType()]
+    schema = t.StructType([t.StructField(f"c{at}", kind) for at, kind in enumerate(kinds)])
+    place.opened(schema=schema).close()
+    place.opened(epoch=2, schema=schema).close()
+
+
+def test_nul_in_a_text_is_replaced_counted_and_told(
+    tmp_path: Path, postgres: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One message must not stop the pipeline at every start."""
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    schema = t.StructType(
+        [t.StructField("text", TEXT), t.StructField("map", AMONG), t.StructField("raw", t.BinaryType())]
+    )
+    values: list[dict[str, Any]] = [
+        {"text": "a\0\0b", "map": [("k\0", "\0\0"), ("kept", "\\u0000 \\\0")], "raw": b"\0"},
+        {"text": "fine \\u0000", "map": [("kept", "\\u0000")], "raw": None},
+        {"text": None, "map": None, "raw": None},
+    ]
+    sink = place.opened(schema=schema)
+    with caplog.at_level(logging.WARNING):
+        sink.write(TableRows(schema, pa.Table.from_pylist(values, schema=arrow_schema(schema))), named(1, 0))
+    assert place.ask(f"SELECT * FROM {place.schema}.rows") == [
+        ("a\ufffd\ufffdb", {"k\ufffd": "\ufffd\ufffd", "kept": "\\u0000 \\\ufffd"}, b"\0"),
+        ("fine \\u0000", {"kept": "\\u0000"}, None),
+        (None, None, None),
+    ]
+    assert sink.last_replaced == 2
+    assert "1 of column text, 1 of column map" in caplog.text
+    sink.write(TableRows(schema, arrow_schema(schema).empty_table()), named(1, 1))
+    assert sink.last_replaced == 0
+    place.close()
+
+
+def test_nul_in_a_merge_is_replaced_and_a_newer_row_replaces_that(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    sink = place.merging()
+    sink.write(changes((1, "x\0", 1, False), (2, "y", 1, False)), named(1, 0))
+    assert place.changed() == {1: "x\ufffd", 2: "y"}
+    sink.write(changes((1, "fine", 2, False)), named(1, 1))
+    assert place.changed() == {1: "fine", 2: "y"}
+    place.close()
+
+
+@pytest.mark.parametrize("newer", [0, 1])
+def test_keys_that_become_one_without_nul_are_one_row_the_newer(tmp_path: Path, postgres: Server, newer: int) -> None:
+    """The database would refuse a key that is there twice, at every start."""
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    schema = t.StructType([*(f for f in CHANGES if f.name != "id"), t.StructField("id", TEXT, False)])
+    rows = [{"id": key, "text": key, "_sequence": 1 + (at == newer), "_deleted": False} for at, key in
+            enumerate(["k\0", "k\ufffd"])]  # fmt: skip
+    sink = place.opened(schema=schema, how=Merge(("id",)))
+    sink.write(
+        TableRows(schema, pa.Table.from_pylist(rows, schema=arrow_schema(schema, ("id",), loose=True))), named(1, 0)
+    )
+    assert place.ask(f"SELECT id, _sequence FROM {place.schema}.rows") == [("k\ufffd", 2)]
+    place.close()
+
+
+def test_texts_without_nul_are_left_alone() -> None:
+    table = pa.table({"text": ["a", None, "\\u0000"], "n": [1, 2, 3]})
+    assert without_nul(table)[0] is table
+    assert without_nul(table)[1] == {}
+
+
+def test_what_becomes_of_nul_can_be_chosen_in_a_file() -> None:
+    assert open_sink("postgres", {"dsn": "host=x", "table": "t", "nul": "fail"})._nul == "fail"  # type: ignore[attr-defined]
+    with pytest.raises(InvalidOption, match="nul = 'keep'"):
+        PostgresSink("host=x", "t", nul="keep")
