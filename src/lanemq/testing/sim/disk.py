@@ -157,7 +157,7 @@ class SimDisk(RealDisk):
         for change in dirty[:reached]:
             _applied(inode.device, change)
         lost = sum(len(data) for _, data in dirty[reached:] if data is not None)
-        if reached < len(dirty) and (torn := dirty[reached][1]) and self._random.random() < 0.7:
+        if reached < len(dirty) and (torn := dirty[reached][1]) and self._random.random() < 0.9:
             _applied(inode.device, (dirty[reached][0], self._torn(torn)))
         return lost
 
@@ -184,9 +184,9 @@ class SimDisk(RealDisk):
     def _torn(self, data: bytes) -> bytes:
         """What a write under way leaves: its beginning; its length, but the rest never came; or all, but for a bit."""
         how, kept = self._random.random(), self._random.randrange(len(data))
-        if how < 0.35:
+        if how < 0.25:
             return data[:kept]
-        if how < 0.7:
+        if how < 0.5:
             return data[:kept] + bytes(len(data) - kept)
         self._trace.count("disk: a bit flipped in a torn write")
         whole = bytearray(data)
