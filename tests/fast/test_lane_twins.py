@@ -4,6 +4,7 @@ The references of steps work on whatever classes there are, so both sides are gi
 """
 
 import gc
+import weakref
 from collections import deque
 from itertools import count
 from typing import Any
@@ -70,9 +71,16 @@ def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
     assert found is None or isinstance(found, str | tuple)
 
 
-def test_a_twin_of_a_message_is_nothing_for_the_garbage_collector() -> None:
-    """It would look at thousands of them again and again; they refer to nothing that refers back."""
-    assert not gc.is_tracked(_message(0))
+def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
+    """A codec that knows its consumer, and a message that was kept, are a circle."""
+    codec = BytesCodec()
+    source = Source(SOURCE.queue, codec, Epoch(1))
+    kept = twins["lay_messages"](Message, source, log_of([("T", b"", "")]))
+    codec.kept = kept  # type: ignore[attr-defined]
+    gone = weakref.ref(codec)
+    del codec, source, kept
+    gc.collect()
+    assert gone() is None
 
 
 # --- turns and lanes

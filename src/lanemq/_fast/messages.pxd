@@ -1,8 +1,6 @@
-cimport cython
 from libc.stdint cimport int32_t, int64_t
 
 
-@cython.no_gc
 cdef class Laid:
     cdef public object _source
     cdef public object _buffer

@@ -6,7 +6,6 @@ Every length is compared with what is left before a byte is read.
 
 from struct import Struct
 
-cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -21,8 +20,6 @@ from lanemq._fast import references
 
 cdef extern from *:
     const char *LANEMQ_SOURCES
-    int PyType_IS_GC(object kind)
-    void PyObject_GC_UnTrack(void *one)
     ctypedef struct PyTypeObject:
         object (*tp_new)(object kind, object arguments, PyObject *names)
 
@@ -38,10 +35,8 @@ cdef enum:
     KEY_NAME = 14
 
 
-@cython.no_gc
 cdef class Laid:
-    """Twin of `client.message.Laid`. It refers to nothing that could refer back, so the garbage collector, which would
-    look at the thousands of them that wait in lanes again and again, does not get to know them."""
+    """Twin of `client.message.Laid`."""
 
     def __init__(self, source, buffer, Py_ssize_t start):
         self.size, self.queue_offset = SIZE_AND_OFFSET(buffer, start)
@@ -83,15 +78,12 @@ def lay_messages(kind, source, body):
     cdef uint32_t magic
     cdef list messages = []
     cdef Laid message
-    cdef bint collected = PyType_IS_GC(kind)
     while position + SMALLEST <= end:
         size = <int32_t>lane_get32(data + position)
         magic = lane_get32(data + position + 4)
         if size < SMALLEST or (magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2):
             return references["lay_messages"](kind, source, body)
         message = (<PyTypeObject *>kind).tp_new(kind, NOTHING, NULL)
-        if collected:
-            PyObject_GC_UnTrack(<PyObject *>message)
         message.size = size
         message.queue_offset = <int64_t>lane_get64(data + position + 20)
         message.retried_here = 0

@@ -12,7 +12,8 @@ from lanemq.model.units import Epoch, QueueOffset
 
 @dataclass(frozen=True, slots=True)
 class HeldQueue:
-    """One held queue. `lease_ms` is what is left of its lease; None where it needs none."""
+    """One held queue. `lease_ms`: for how long turns may still start unless the broker answers again;
+    None where it needs no lease."""
 
     epoch: Epoch
     stage: str

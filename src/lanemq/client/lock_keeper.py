@@ -9,7 +9,8 @@ asking, and what follows from the answers:
 
 Between renewals small signs of life keep up the trust in which turns start, where the broker waits for them. Without an
 answer to those, turns pause: nothing is lost and nothing is told, since a busy moment is no news. Every broker has a
-loop of its own, so a slow one makes nobody else's turns pause (A28).
+loop of its own, so a slow one makes nobody else's turns pause (A28). A broker that is slow for more than a moment is
+told of a longer trust, or turns would pause between its answers for as long as it is slow.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 FIRST_RENEWAL_MS = Millis(1_000)
 """RocketMQ's ConsumeMessageOrderlyService."""
 
+ANSWERS_IN_A_TRUST = 3
+"""One is on its way, one is missing its moment, and one is to spare."""
+
 Gate = Callable[[Holding, Millis], None]
 Lose = Callable[[Holding, str], None]
 
@@ -43,6 +47,21 @@ class _Pace:
         """The connection was lost: renew at once."""
         self.show_every: Millis | None = None
         """None: no lease there needs signs of life."""
+        self._trust = self._before = Millis(0)
+
+    def answered(self, after: Millis) -> bool:
+        """An answer took so long; whether that asks for more trust. One slow answer is an accident, two are not.
+
+        It only grows: the broker goes by what it was told last, and cannot know until when less counts here.
+        """
+        slow, self._before = min(after, self._before), after
+        grown = Millis(ANSWERS_IN_A_TRUST * slow)
+        more, self._trust = grown > self._trust, max(grown, self._trust)
+        return more
+
+    def trust(self, times: LeaseTimes) -> Millis:
+        """For how long turns start after a request to this broker."""
+        return min(times.client_lease, max(times.start_trust, self._trust))
 
 
 class LockKeeper:
@@ -85,14 +104,14 @@ class LockKeeper:
 
         `gaps`: whether we leave out what former owners finished above the offset; else the broker forgets it.
         """
-        asked_at = self._clock.now()
-        granted = await self._lock(broker, queues, times, lane=lane, gaps=True if gaps else None)
+        asked_at, trust = self._clock.now(), self._pace(broker).trust(times)
+        granted = await self._lock(broker, queues, times, trust, lane=lane, gaps=True if gaps else None)
         leases = {}
         for queue in queues:
             answer = granted.get(queue)
             if answer is not None:
                 lease = QueueLease(times.client_lease)
-                lease.granted(answer.epoch, asked_at=asked_at, trust=times.start_trust, serial=answer.serial)
+                lease.granted(answer.epoch, asked_at=asked_at, trust=trust, serial=answer.serial)
                 leases[queue] = (lease, answer)
         return leases
 
@@ -149,18 +168,37 @@ class LockKeeper:
         except LaneError as error:
             log.debug("no answer to a sign of life at %s, the renewal follows as planned: %s", broker, error)
             return True
+        self._answered(broker, asked_at, held[0].times)
         for holding in held:
             if not holding.released and holding.lease is not None:
                 holding.lease.trusted(serial, asked_at=asked_at)
                 self._gate(holding, holding.usable_until)
         return True
 
+    def _answered(self, broker: str, asked_at: Millis, times: LeaseTimes) -> None:
+        pace, after = self._pace(broker), Millis(self._clock.now() - asked_at)
+        before = pace.trust(times)
+        if pace.answered(after) and pace.trust(times) > before:
+            log.warning(
+                "%s takes %d ms to answer: from the next renewal on turns start within %d ms of a request instead of "
+                "%d, and if this member is killed, its queues wait as long",
+                broker, after, pace.trust(times), before,
+            )  # fmt: skip
+
     async def _lock(
-        self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, gaps: bool | None
+        self,
+        broker: str,
+        queues: Sequence[MessageQueue],
+        times: LeaseTimes,
+        trust: Millis,
+        *,
+        lane: bool,
+        gaps: bool | None,
     ) -> dict[MessageQueue, Granted]:
-        lease, trust = (times.broker_lease, times.start_trust) if lane else (None, None)
-        granted = await self._calls.lock(broker, queues, lease=lease, trust=trust, gaps=gaps)
+        asked_at, lease, told = self._clock.now(), times.broker_lease if lane else None, trust if lane else None
+        granted = await self._calls.lock(broker, queues, lease=lease, trust=told, gaps=gaps)
         if granted:
+            self._answered(broker, asked_at, times)
             show_every = times.show_every if any(each.serial for each in granted.values()) else None
             pace = self._pace(broker)
             if pace.show_every != show_every:
@@ -177,26 +215,25 @@ class LockKeeper:
     async def _renew(self, broker: str, held: list[Holding]) -> None:
         if not held:
             return
-        asked_at = self._clock.now()
         queues, first = [each.queue for each in held], held[0]
+        asked_at, trust = self._clock.now(), self._pace(broker).trust(first.times)
         try:
             # The gaps are known here already; asking for none at all would make the broker forget them.
-            granted = await self._lock(broker, queues, first.times, lane=first.lane, gaps=False)
+            granted = await self._lock(broker, queues, first.times, trust, lane=first.lane, gaps=False)
         except LaneError as error:
             self._seldom.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
             return
         for holding in held:
             if not holding.released:
-                self._settle(holding, granted.get(holding.queue), asked_at)
+                self._settle(holding, granted.get(holding.queue), asked_at, trust)
 
-    def _settle(self, holding: Holding, answer: Granted | None, asked_at: Millis) -> None:
+    def _settle(self, holding: Holding, answer: Granted | None, asked_at: Millis, trust: Millis) -> None:
         lease = holding.lease
         assert lease is not None
         if answer is None:
             lease.refused()
             self._lose(holding, "the broker gave it to another member")
             return
-        trust = holding.times.start_trust
         match lease.granted(answer.epoch, asked_at=asked_at, trust=trust, serial=answer.serial):
             case Grant.RENEWED if lease.usable_until is not None:
                 self._gate(holding, lease.usable_until)

@@ -1,6 +1,6 @@
 """One lane as people ask for it: what is the key doing at this moment, and what does it wait for?
 
-Only the member that owns the queue knows. Nothing is changed and nothing is stopped for the answer; it reads the
+Only the member that owns the queue knows. Nothing is stopped for the answer; it reads the
 places in which a lane can be (`lane_queue`) in the order in which each of them would explain a wait.
 """
 

@@ -12,7 +12,7 @@ the serial and speaks only for what was granted under it: what was cut is truste
 from lanemq.model.units import Millis
 
 MARGIN = 8
-"""An eighth of the trust is waited in addition: clocks that run 6 % apart do no harm."""
+"""An eighth of the trust is waited in addition: clocks that run 6 % too fast or too slow do no harm."""
 
 
 class OwnerTrust:

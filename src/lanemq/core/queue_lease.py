@@ -9,7 +9,7 @@ hold:
 3. A broker that finds our connection lost gives the queue away long before the lease is over, and we may not hear
    of the loss. So turns start only within a short *trust*, counted from the last request that it answered; the
    broker knows the trust and waits for its end. Signs of life between the renewals keep it up. A trust that ran
-   out is a pause and nothing more: the next answer ends it.
+   out is a pause and nothing more: an answer that comes within it ends it.
 
 A running handler cannot be stopped by a lease. What it writes outside is protected only if the receiver
 compares the epoch.

@@ -151,7 +151,7 @@ class SimDisk(RealDisk):
     def _settle(self, inode: _Inode) -> int:
         """Of the writes under way some have happened, and the last of those perhaps by half; or any part of all."""
         dirty, inode.dirty = inode.dirty, []
-        if self._random.random() < 0.5:
+        if self._random.random() < 0.3:
             return self._scatter(inode, dirty)
         reached = self._random.randint(0, len(dirty))
         for change in dirty[:reached]:
@@ -184,9 +184,9 @@ class SimDisk(RealDisk):
     def _torn(self, data: bytes) -> bytes:
         """What a write under way leaves: its beginning; its length, but the rest never came; or all, but for a bit."""
         how, kept = self._random.random(), self._random.randrange(len(data))
-        if how < 0.25:
+        if how < 0.2:
             return data[:kept]
-        if how < 0.5:
+        if how < 0.4:
             return data[:kept] + bytes(len(data) - kept)
         self._trace.count("disk: a bit flipped in a torn write")
         whole = bytearray(data)
