@@ -9,19 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.cdc.following import Frame, messages
 from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
 from tests.pipelines.transitions.driving import FakeFrame, FakeSpark, Sent, arrow, never
 
 from lanemq.model.errors import OrderError, SinkFenced, StateLost, UsageError
-from lanemq.pipelines import DeadLetter, Event, ForeachSink, LastState, ParquetSink, SqliteSink, Transitions
+from lanemq.pipelines import (
+    DeadLetter,
+    Event,
+    ForeachSink,
+    LastState,
+    ParquetSink,
+    SqliteSink,
+    Transitions,
+    dead_letters,
+)
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint import Checkpoint
 from lanemq.pipelines.decisions import Decisions
 from lanemq.pipelines.effects import Effects
-from lanemq.pipelines.ports import Results
+from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import FileRows, RowFile
 from lanemq.pipelines.transitions.requests import request_redrive, show
 from lanemq.pipelines.work import Work
@@ -313,6 +324,23 @@ def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("os.link", refuse)
     made = Decisions(tmp_path / "decided").make(Batch("q", 7, 3), results(tmp_path / "a", 1), END)
     assert made.outputs.table()["n"].to_pylist() == ["1"]
+
+
+def test_dead_letters_that_an_earlier_version_decided_can_be_written(tmp_path: Path) -> None:
+    """It knew two columns less: the batch could never be completed."""
+    before = StructType([field for field in dead_letters.SCHEMA if field.name not in ("tags", "waits")])
+    letter = {"topic": "orders", "queue_offset": 7, "reason": "x", "attempts": 1, "batch": 0}
+    path = tmp_path / "dead.parquet"
+    pq.write_table(pa.Table.from_pylist([letter], schema=to_arrow_schema(before, timezone="UTC")), path)
+    made = Results(results(tmp_path / "a", 1).outputs, FileRows(before, [RowFile("a", path, 1)]))
+    found = Decisions(tmp_path / "decided").make(Batch("orders", NUMBER, 1), made, END)
+    assert found.dead is not None
+    sink = ParquetSink(tmp_path / "dead")
+    sink.open(None, "orders-dead", 1, dead_letters.SCHEMA, Append())  # type: ignore[arg-type]
+    assert sink.write(found.dead, Batch("orders-dead", NUMBER, 1))
+    (written,) = (tmp_path / "dead").rglob("*.parquet")
+    (row,) = pq.ParquetFile(written).read().to_pylist()
+    assert (row["queue_offset"], row["tags"], row["waits"]) == (7, None, None)
 
 
 def test_other_columns_and_other_pipelines_are_refused(tmp_path: Path) -> None:

@@ -151,6 +151,16 @@ def test_a_topic_that_does_not_exist_is_named(broker: EmbeddedBroker, producer: 
             StructType().add("value", StringType()).add("queue_id", LongType()),
             "queue_id",
         ),
+        (
+            {"servers": "a:1", "topic": "t"},
+            StructType().add("value", StringType()).add("broker", StringType()),
+            "column broker",
+        ),
+        (
+            {"servers": "a:1", "topic": "t"},
+            StructType().add("value", StringType()).add("queue_offset", StringType()).add("message_id", StringType()),
+            "column queue_offset",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_named_before_anything_is_sent(

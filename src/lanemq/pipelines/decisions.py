@@ -27,7 +27,7 @@ from lanemq.pipelines.batch import Batch, run_name
 from lanemq.pipelines.durable import read_json, sync, write_json
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.reach import Reach
-from lanemq.pipelines.rows import FileRows, RowFile, Rows
+from lanemq.pipelines.rows import FileRows, RowFile, Rows, TableRows
 from lanemq.spark.offsets import OffsetJson
 
 _FILE: Final = "decision.json"
@@ -89,7 +89,7 @@ class Decisions:
         _check_range(found, batch, end)
         return Results(
             outputs=FileRows(schema, _files(folder, found.outputs)),
-            dead=FileRows(dead_letters.SCHEMA, _files(folder, found.dead)) if found.dead else None,
+            dead=_dead_letters(_files(folder, found.dead)) if found.dead else None,
             counts=found.counts,
             state=found.state,
             reached=found.reached,
@@ -166,6 +166,14 @@ def _sync_all(paths: Sequence[Path]) -> None:
 
 def _files(folder: Path, parts: Sequence[_Part]) -> list[RowFile]:
     return [RowFile(part.shard, folder / part.name, part.rows) for part in parts]
+
+
+def _dead_letters(files: list[RowFile]) -> Rows:
+    """As they are read today: a version that had fewer columns may have decided them, and those are null then."""
+    names = dead_letters.SCHEMA.names
+    if all(set(names) <= set(pq.read_schema(file.path).names) for file in files):
+        return FileRows(dead_letters.SCHEMA, files)
+    return TableRows(dead_letters.SCHEMA, FileRows(dead_letters.SCHEMA, files).table())
 
 
 def _checked(found: _Decision, batch: Batch, schema: StructType, *, grows: bool) -> StructType:

@@ -105,6 +105,7 @@ class Sink(Protocol):
     A sink with the attribute `all_at_once = True` promises that after a crash it has all of a batch or nothing, and
     knows which: only then a batch without dead letters needs no decision on disk before it is written. One with the
     method `follow(runs)` is told before `open` which epochs are this checkpoint's, so that it can refuse a copy of it.
+    One with the method `look(query)` says before `open` what `applied` would say, and changes nothing for it.
     """
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:

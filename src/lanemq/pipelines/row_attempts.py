@@ -24,7 +24,8 @@ from lanemq.pipelines.batch import Batch
 ROW: Final = "__lanemq_row"
 _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
 _DATA: Final = re.compile(r"SQLSTATE: 22\w{3}")
-"""The class of errors that a value is the reason of. `raise_error` is none: there somebody asked for the end."""
+"""The class of errors that a value is the reason of. `raise_error` is none: there somebody asked for the end, and gets
+it unless another message's value failed first: an attempt does not tell why it failed."""
 
 
 def is_about_a_value(error: BaseException) -> bool:

@@ -85,6 +85,7 @@ class Work:
         self._stage.open(spark, place)
         self._effects.check(self._stage.schema)
         query, epoch = self._checkpoint.query, self._checkpoint.epoch
+        self._look_for_lost_batches()
         for sink in (self._dead, self._sink):
             if (follow := getattr(sink, "follow", None)) is not None:
                 follow(self._checkpoint.runs)
@@ -94,7 +95,7 @@ class Work:
         self._opened.append(self._sink)
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
-        self._refuse_lost_batches()
+        self._refuse_lost_batches(self._checkpoint.log.done(), self._applied)
         if self._reach is not None:
             self._reach.open(self._is_over)
         self._decisions.open()
@@ -276,18 +277,23 @@ class Work:
             f"going on would leave messages out. Use the newest checkpoint, or an empty one and an empty sink"
         )
 
-    def _refuse_lost_batches(self) -> None:
+    def _look_for_lost_batches(self) -> None:
+        """Before the sink is opened: what is refused must be as it was, so that a table put back is the right one."""
+        done, look = self._checkpoint.log.done(), getattr(self._sink, "look", None)
+        if done is not None and look is not None and not self._new_sink:
+            self._refuse_lost_batches(done, look(self._checkpoint.query))
+
+    def _refuse_lost_batches(self, done: int | None, applied: int | None) -> None:
         """Spark notes a batch only behind the sink's commit: a sink without it is another one, or was put back.
 
         Not asked of sinks that cannot know. With `new_sink` the last batch is written down as one without rows, so
         that this is said once.
         """
-        done = self._checkpoint.log.done()
         if done is None or not getattr(self._sink, "all_at_once", False):
             return
-        if self._applied is not None and self._applied >= batch_number(done):
+        if applied is not None and applied >= batch_number(done):
             return
-        last = "" if self._applied is None else f"ends with batch {Batch('', self._applied, 0).spark_batch}"
+        last = "" if applied is None else f"ends with batch {Batch('', applied, 0).spark_batch}"
         has = last or "has none of its batches"
         if not self._new_sink:
             raise StateLost(

@@ -44,7 +44,8 @@ _TYPES = {
     "topic": ("string",),
 }
 _OF_THE_SOURCE = {field.name: field.dataType.simpleString() for field in COLUMNS.fields if field.name not in _TYPES}
-"""Left out. Only with their own types: a column of somebody's own that has such a name by chance is not dropped."""
+"""Left out of rows that were read, which have `queue_offset`; and only with their own types: a column of somebody's own
+that has such a name by chance is not dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,20 @@ def parse_write_options(given: Mapping[str, str], schema: StructType) -> WriteOp
 def _check_columns(schema: StructType) -> None:
     if "value" not in schema.fieldNames():
         raise InvalidOption("value: there is no such column; select the message's body under this name")
+    was_read = _is_of_the_source(schema, "queue_offset")
     for field in schema.fields:
         kind = field.dataType.simpleString()
-        if _OF_THE_SOURCE.get(field.name) == kind:
+        if was_read and _is_of_the_source(schema, field.name):
             continue
         allowed = _TYPES.get(field.name)
         if allowed is None:
             raise InvalidOption(f"column {field.name} ({kind}) cannot be written; select only {', '.join(_TYPES)}")
         if kind not in allowed:
             raise InvalidOption(f"column {field.name} is {kind}, it must be {' or '.join(allowed)}")
+
+
+def _is_of_the_source(schema: StructType, name: str) -> bool:
+    return name in schema.names and _OF_THE_SOURCE.get(name) == schema[name].dataType.simpleString()
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.pipelines.cdc.following import Replica, Value, messages
 from tests.pipelines.cdc.test_formats import debezium
 
+from lanemq.model.errors import OrderError
 from lanemq.pipelines.cdc import LastState
 from lanemq.pipelines.cdc.debezium_values import UNAVAILABLE, precise
 
@@ -59,6 +60,60 @@ def test_the_newest_whole_change_counts_behind_one_that_leaves_a_column_out(
     replica.run(messages([*(('{"id": 1}', row) for row in rows), ('{"id": 2}', WHOLE | {"id": 2})]))
     assert {key: row["price"] for key, row in replica.live.items()} == {1: Decimal("2.00"), 2: Decimal("1.50")}
     assert [letter["queue_offset"] for letter in replica.dead] == [2, 3]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("fold_first", [None, False])
+@pytest.mark.parametrize(("misfits", "wrong"), [("null", {"note": UNAVAILABLE}), ("dead", {"price": "much"})])
+def test_a_row_that_moves_leaves_no_ghost_under_its_old_key(
+    tmp_path: Path, misfits: Any, wrong: Any, fold_first: bool | None, together: bool
+) -> None:
+    """The old row is gone for certain, and no later change would ever take it away: wherever the batch ends."""
+    replica = Replica(stage(format="debezium", one_queue=True, fold_first=fold_first, misfits=misfits), tmp_path)
+    replica.run(messages([('{"id":2}', debezium("c", None, WHOLE | {"id": 2}))]))
+    pairs = [('{"id":1}', debezium("u", {"id": 2}, WHOLE | wrong)), *[('{"id":1}', debezium("u", None, WHOLE))] * 3]
+    if together:
+        replica.run(messages(pairs, first=1))
+    else:
+        assert replica.run(messages(pairs[:1], first=1)).counts["key_changes"] == 1
+        assert (replica.live, replica.tombstones()) == ({}, {2})
+        assert replica.dead[0]["reason"].endswith("; the row of its old key is deleted")
+        replica.run(messages(pairs[1:], first=2))
+    assert (set(replica.live), replica.tombstones()) == ({1}, {2})
+
+
+def test_a_row_that_moves_last_is_counted_once(tmp_path: Path) -> None:
+    """All messages of its key are read again then."""
+    replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
+    moved = debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE})
+    results = replica.run(messages([*[('{"id":1}', debezium("u", None, WHOLE))] * 3, ('{"id":1}', moved)]))
+    assert (set(replica.live), replica.tombstones(), len(replica.dead)) == ({1}, {2}, 1)
+    assert (results.counts["key_changes"], results.counts["poison"]) == (1, 1)
+
+
+def test_a_row_that_moves_is_refused_without_an_order_even_if_it_is_not_whole(tmp_path: Path) -> None:
+    """Its deletion counts, so it needs an order like any other one."""
+    replica = Replica(stage(format="debezium"), tmp_path)
+    with pytest.raises(OrderError, match="changes of a row's key"):
+        replica.run(messages([('{"id":1}', debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE}))]))
+
+
+def test_a_row_that_moves_to_no_key_is_poison_with_both_halves(tmp_path: Path) -> None:
+    replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
+    replica.run(messages([(None, debezium("u", {"id": 2}, WHOLE | {"id": "x", "note": UNAVAILABLE}))]))
+    assert (replica.live, replica.tombstones()) == ({}, set())
+    assert "the key id is missing" in replica.dead[0]["reason"]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_several_rows_of_a_message_change_together_or_not_at_all(tmp_path: Path, wrong: int) -> None:
+    """One of them cannot be deleted while another takes its key."""
+    rows: list[dict[str, Any]] = [{"id": "3", "note": "a"}, {"id": "2", "note": "b"}]
+    rows[wrong]["price"] = "much"
+    event = {"type": "UPDATE", "table": "t", "data": rows, "old": [{"id": "2"}, {"id": "1"}]}
+    replica = Replica(stage(format="canal", one_queue=True, misfits="dead"), tmp_path)
+    assert replica.run(messages([(None, event)])).outputs.count() == 0
+    assert len(replica.dead) == 1
 
 
 def test_a_column_that_is_not_declared_may_be_left_out(tmp_path: Path) -> None:

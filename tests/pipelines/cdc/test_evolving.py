@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable
 from tests.pipelines.cdc.following import Frame, messages
 
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.cdc import LastState, evolving
+from lanemq.pipelines.cdc import LastState, evolving, task
 from lanemq.pipelines.cdc.evolving import can_be_column
 from lanemq.pipelines.decisions import Decisions
 from lanemq.pipelines.ports import Results
@@ -208,6 +208,84 @@ def test_a_delta_column_of_another_type_that_is_there_ends_nothing(tmp_path: Pat
     place.run({"id": 2, "name": "b", "note": 7, "day": 1})
     assert [(row["note"], row["day"]) for row in place.rows()] == [("n", None), ("7", None)]
     place.sink.close()
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b"1e999999", b"[" * 100_000 + b"]" * 100_000, b'"\\ud800"'])
+def test_a_new_field_that_cannot_be_read_ends_nothing(sqlite: Sqlite, value: bytes) -> None:
+    """Nobody declared the field, so nobody can be asked to repair it: the query would end at every start."""
+    good = [{"id": 1, "name": "a"}, {"id": 3, "name": "c", "age": 7}]
+    sqlite.run(good[0], b'{"id":2,"name":"b","note":' + value + b"}", good[1])
+    assert list(sqlite.columns()) == ["id", "name", "age"]
+    assert [row for row in sqlite.rows() if row["id"] != 2] == [good[0] | {"age": None}, good[1]]
+    sqlite.run({"id": 4, "name": "d", "note": "x"}, b'{"id":5,"name":"e","note":' + value + b"}")
+    assert {"id": 4, "name": "d", "age": None, "note": "x"} in sqlite.rows()
+
+
+@pytest.mark.parametrize("left_out", ["dead", "keep"])
+def test_a_field_with_a_name_of_ours_is_no_column_and_no_word_to_the_sink(place: Any, left_out: str) -> None:
+    """`_kept` tells a sink which columns stay: a field of that name would leave old values in the table."""
+    place.options["left_out"] = left_out
+    place.sink.close()
+    place.restart()
+    place.run({"id": 1, "name": "old", "_kept": "no JSON"})
+    place.run({"id": 1, "name": "new", "_kept": '["name"]', "_KEPT": 1, "_Deleted": True})
+    assert [row["name"] for row in place.rows()] == ["new"]
+    assert set(place.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
+
+
+def test_rows_that_keep_columns_are_refused_by_a_sink_that_did_not_agree_to_it(place: Any) -> None:
+    """A batch decided with `keep` and finished without: either null over what was kept, or old values, unasked."""
+    place.run({"id": 1, "name": "old"})
+    decided = LastState(**place.options, left_out="keep")
+    decided.open(None, place.folder / "other")  # type: ignore[arg-type]
+    place.number += 1
+    batch = Batch("q", place.number, place.epoch)
+    results = decided.run(Frame(made([{"id": 1, "name": "new", "age": 7}], 500)), batch)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="decided with left_out='keep'"):
+        place.sink.write(results.outputs, batch)
+    assert place.rows() == [{"id": 1, "name": "old"}]
+
+
+def test_a_checkpoint_that_took_a_name_of_ours_for_a_column_goes_on(place: Any) -> None:
+    (place.folder / "stage").mkdir(exist_ok=True)
+    (place.folder / "stage" / "columns.json").write_text('{"columns": {"_kept": "string", "age": "long"}}')
+    place.restart()
+    place.run({"id": 1, "name": "old", "_kept": "no JSON", "age": 7})
+    assert place.rows() == [{"id": 1, "name": "old", "age": 7}]
+
+
+@pytest.mark.parametrize("parted", [False, True])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([10, 10.5], "double"),
+        ([10.5, 10], "double"),
+        ([10, "x", 1e2], "double"),
+        ([10, None, 11], "bigint"),
+        (["x", 10, 10.5], "string"),
+        ([True, 10, 10.5], "boolean"),
+    ],
+)
+def test_a_whole_number_beside_a_fraction_is_a_number(
+    sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch, values: list[Any], kind: str, parted: bool
+) -> None:
+    """JSON writes a price of 10.00 as 10; and however the batch is divided, the column is the same."""
+    rows = [{"id": at, "name": "a", "price": value} for at, value in enumerate(values)]
+    parts = [made([row], at) for at, row in enumerate(rows)] if parted else [made(rows, 0)]
+    sqlite.number = 1
+    for order in (parts, parts[::-1]):
+        found = sqlite.repeat(*order, settle=False, write=False).outputs.schema
+        assert found["price"].dataType.simpleString() == kind
+    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    for order in (parts[::-1], parts):
+        found = sqlite.repeat(pa.concat_tables(order), settle=False, write=False).outputs.schema
+        assert found["price"].dataType.simpleString() == kind
+
+
+def test_a_column_of_whole_numbers_that_was_written_stays_one(place: Any) -> None:
+    place.run({"id": 1, "name": "a", "price": 10})
+    assert place.run({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
+    assert [row["price"] for row in place.rows()] == [10, None]
 
 
 def test_names_that_a_database_could_not_hold_are_told_and_no_columns(sqlite: Sqlite) -> None:

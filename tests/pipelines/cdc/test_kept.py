@@ -96,14 +96,32 @@ def test_a_deletion_ends_what_a_column_kept(tmp_path: Path) -> None:
 
 
 def test_a_row_that_moves_without_a_column_is_set_aside(tmp_path: Path) -> None:
-    """What it kept is in the row of its old key, which no merge by the new one finds."""
+    """What it kept is in the row of its old key, which no merge by the new one finds; but that row is gone."""
     replica = Replica(stage(one_queue=True), tmp_path)
     whole = {"id": 1, "a": "x", "b": "y", "n": 1}
     replica.run(messages([('{"id":1}', debezium("c", None, whole))]))
     moved = debezium("u", {"id": 1}, whole | {"id": 2, "a": UNAVAILABLE})
     replica.run(messages([('{"id":2}', moved)], first=1))
-    assert replica.live == {1: whole}
+    assert (replica.live, replica.tombstones()) == ({}, {1})
     assert "left a out" in replica.dead[0]["reason"]
+    assert "the row of its old key is deleted" in replica.dead[0]["reason"]
+
+
+@pytest.mark.parametrize("other", ['{"id": 1}', None])
+@pytest.mark.parametrize("fold_first", [None, False])
+def test_a_deletion_under_another_message_key_ends_what_a_column_kept(
+    tmp_path: Path, fold_first: bool | None, other: str | None
+) -> None:
+    """Spelled otherwise, or without a key: the messages of one key alone do not know that the row was gone."""
+    row = {"id": 1, "a": "x", "b": "y", "n": 1}
+    pairs: list[Pair] = [
+        *[('{"id":1}', debezium("c", None, row))] * 4,
+        (other, debezium("d", {"id": 1}, None)),
+        ('{"id":1}', debezium("u", None, row | {"a": UNAVAILABLE})),
+    ]
+    replica = Replica(stage(fold_first=fold_first), tmp_path)
+    replica.run(messages(pairs))
+    assert replica.live == {1: row | {"a": None}}
 
 
 def test_a_table_without_the_option_has_no_such_column() -> None:

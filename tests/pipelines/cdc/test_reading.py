@@ -279,3 +279,11 @@ def test_messages_without_a_row_do_not_hide_new_fields(tmp_path: Path) -> None:
     replica.run(messages([("k", {"id": 1})]))
     found = replica.run(messages([("k", {"id": 1, "colour": "red"}), ("1", b"[" * 9_999), ("2", b"[]")], first=1))
     assert found.counts["new_fields"] == 1
+
+
+def test_a_field_whose_name_is_no_text_ends_nothing(tmp_path: Path) -> None:
+    """Half of a surrogate pair cannot be told of, neither to the driver nor in a log."""
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("k", {"id": 1}), ("k", b'{"id": 2, "\\ud800": 1}')]))
+    assert set(replica.live) == {1}
+    assert [letter["queue_offset"] for letter in replica.dead] == [1]

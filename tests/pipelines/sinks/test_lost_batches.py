@@ -16,8 +16,8 @@ from lanemq.model.errors import StateLost
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint import Checkpoint
 from lanemq.pipelines.effects import Effects
-from lanemq.pipelines.ports import Results
-from lanemq.pipelines.sinks import ForeachSink
+from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 from lanemq.pipelines.work import Work
 
 exact = pytest.mark.parametrize("place", FENCING, indirect=True)
@@ -79,6 +79,24 @@ def emptied(place: Place) -> None:
             shutil.rmtree(place.folder / name, ignore_errors=True)
 
 
+def moved_away(place: Place) -> Callable[[], object]:
+    """For maintenance; what is given back brings it back. An error if there is nothing to move."""
+    if isinstance(place, PostgresPlace | SqlitePlace):
+        name = f"{place.schema}.rows" if isinstance(place, PostgresPlace) else "rows"
+        away = name.replace("rows", "away")
+        ask = place.ask
+        try:
+            ask(f"ALTER TABLE {name} RENAME TO away")
+        except Exception as error:
+            raise LookupError(name) from error
+        return lambda: ask(f"ALTER TABLE {away} RENAME TO rows")
+    found = next((place.folder / each for each in ("table", "files") if (place.folder / each).exists()), None)
+    if found is None:
+        raise LookupError(place.folder)
+    found.rename(place.folder / "away")
+    return lambda: (place.folder / "away").rename(found)
+
+
 @exact
 def test_a_sink_that_was_emptied_is_refused_at_every_start(runs: Runs, tmp_path: Path) -> None:
     for number in range(3):
@@ -94,6 +112,67 @@ def test_a_sink_that_was_emptied_is_refused_at_every_start(runs: Runs, tmp_path:
             "--new-sink",
         ):
             assert part in str(told.value)
+
+
+@exact
+def test_a_sink_that_was_away_while_it_was_refused_is_right_when_it_is_back(runs: Runs) -> None:
+    """The refusal changes nothing: the batch that the sink has beyond Spark's notes is not applied again."""
+    for number in range(3):
+        runs.do(number, noted=number < 2)
+    runs.crash()
+    put_back = moved_away(runs.place)
+    for _ in range(2):
+        with pytest.raises(StateLost, match="has none of its batches"):
+            runs.start()
+        runs.crash()
+    put_back()
+    runs.do(2)
+    assert runs.place.numbers() == [0, 1, 2]
+
+
+@exact
+def test_a_refusal_makes_no_table(runs: Runs) -> None:
+    runs.do(0)
+    runs.crash()
+    emptied(runs.place)
+    with pytest.raises(StateLost):
+        runs.start()
+    runs.crash()
+    with pytest.raises(LookupError):
+        moved_away(runs.place)
+
+
+def test_to_look_for_a_file_does_not_make_it(tmp_path: Path) -> None:
+    assert SqliteSink(tmp_path / "mistyped.db", "rows").look("q") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+def test_a_table_of_somebody_else_is_left_as_it_is(runs: Runs) -> None:
+    """It has no ledger beside it, and gets none; nor the columns of the rows."""
+    runs.do(0)
+    runs.crash()
+    place: Any = runs.place
+    schema = f"{place.schema}." if isinstance(place, PostgresPlace) else ""
+    for name in ("rows", "lanemq_ledger"):
+        place.ask(f"DROP TABLE {schema}{name}")
+    place.ask(f"CREATE TABLE {schema}rows (shard text)")
+    with pytest.raises(StateLost, match="has none of its batches"):
+        runs.start()
+    runs.crash()
+    place.ask(f"CREATE TABLE {schema}lanemq_ledger (made text)")
+    place.ask(f"ALTER TABLE {schema}rows ADD COLUMN n text")
+
+
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+def test_the_session_that_looked_is_not_the_one_that_writes(place: PostgresPlace) -> None:
+    """A successor finds the session of a run that hangs by the query's name."""
+    sink = place.make()
+    place.sinks.append(sink)
+    assert sink.look("q") is None
+    sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
+    name = sink._session_name()
+    assert place.ask(f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'") == [(1,)]
 
 
 @exact

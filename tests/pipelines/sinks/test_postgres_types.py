@@ -10,7 +10,7 @@ from pyspark.sql import types as t
 from tests.pipelines.sinks.places import CHANGES, PostgresPlace, changes, named
 from tests.pipelines.sinks.postgres_server import Server
 
-from lanemq.model.errors import InvalidOption
+from lanemq.model.errors import InvalidOption, StorageError
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import TableRows
 from lanemq.pipelines.sinks import PostgresSink, open_sink
@@ -23,10 +23,10 @@ TEXT = t.StringType()
 AMONG = t.MapType(TEXT, TEXT)
 
 
-def refused_or_taken(place: PostgresPlace, column: str, kind: t.DataType) -> str:
+def refused_or_taken(place: PostgresPlace, column: str, kind: t.DataType, trusted: tuple[str, ...] = ()) -> str:
     place.ask(f"DROP TABLE IF EXISTS {place.schema}.rows")
     place.ask(f"CREATE TABLE {place.schema}.rows (it {column})")
-    sink = place.make()
+    sink = PostgresSink(place.dsn, f"{place.schema}.rows", trust_columns=trusted)
     try:
         sink.open(None, "q", 1, t.StructType([t.StructField("it", kind)]), Append())  # type: ignore[arg-type]
     except InvalidOption as error:
@@ -82,6 +82,64 @@ def test_a_table_that_the_sink_made_is_one_that_it_takes(tmp_path: Path, postgre
     schema = t.StructType([t.StructField(f"c{at}", kind) for at, kind in enumerate(kinds)])
     place.opened(schema=schema).close()
     place.opened(epoch=2, schema=schema).close()
+
+
+def test_texts_go_into_columns_that_take_only_some_if_somebody_says_that_they_fit(
+    tmp_path: Path, postgres: Server
+) -> None:
+    """A uuid is the key of most tables, and neither Spark nor Arrow has such a type to cast to."""
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    place.ask(f"CREATE TYPE {place.schema}.colour AS ENUM ('red', 'blue')")
+    place.ask(f"CREATE DOMAIN {place.schema}.short AS text CHECK (length(VALUE) < 9)")
+    place.ask(
+        f"CREATE TABLE {place.schema}.rows (id uuid PRIMARY KEY, doc jsonb, code varchar(3), "
+        f"colour {place.schema}.colour, short {place.schema}.short, _sequence bigint, _deleted boolean)"
+    )
+    texts = ("id", "doc", "code", "colour", "short")
+    schema = t.StructType([*(t.StructField(name, TEXT, name != "id") for name in texts), *CHANGES.fields[-2:]])
+
+    def rows(at: int, **values: str | None) -> TableRows:
+        found = [{"id": f"{7:032x}", "_sequence": at, "_deleted": False, **values}]
+        return TableRows(schema, pa.Table.from_pylist(found, schema=arrow_schema(schema, ("id",), loose=True)))
+
+    with pytest.raises(InvalidOption, match=r"column id is uuid .* trust_columns=\['id'\]"):
+        place.opened(schema=schema, how=Merge(("id",)))
+    sink = PostgresSink(place.dsn, f"{place.schema}.rows", trust_columns=texts)
+    place.sinks.append(sink)
+    sink.open(None, "q", 1, schema, Merge(("id",)))  # type: ignore[arg-type]
+    batches = [named(1, at, "q") for at in range(3)]
+    sink.write(rows(1, doc='{"a": 1}', code="abc", colour="red", short="s"), batches[0])
+    sink.write(rows(2, doc='{"a": "\\u0000"}', code=None, colour="blue", short="s"), batches[1])
+    (found,) = place.ask(f"SELECT id::text, doc, code, colour::text, _sequence FROM {place.schema}.rows")
+    assert found == ("00000000-0000-0000-0000-000000000007", {"a": "\ufffd"}, None, "blue", 2)
+    for bad in ({"code": "abcd"}, {"colour": "green"}, {"id": "x"}, {"doc": "{"}, {"short": "far too long"}):
+        (name,) = bad
+        with pytest.raises(StorageError, match=rf"COPY .* column {name}.*trust_columns"):
+            sink.write(rows(3, **bad), batches[2])
+    twice = pa.concat_tables([rows(3).rows, rows(4, id=found[0]).rows])
+    with pytest.raises(StorageError, match="second time"):
+        sink.write(TableRows(schema, twice), batches[2])
+    place.close()
+
+
+def test_no_word_makes_a_column_round(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    place.ask(f"CREATE DOMAIN {place.schema}.price AS numeric(4,1)")
+    cases = [(column, kind) for column in ("numeric(4,1)", "timestamptz(0)", "name", "numeric(4,1)[]", "price")
+             for kind in (TEXT, MONEY)]  # fmt: skip
+    for column, kind in cases:
+        said = refused_or_taken(place, column.replace("price", f"{place.schema}.price"), kind, ("it",))
+        assert "does not take every value" in said, (column, kind)
+        assert "trust_columns" not in said
+
+
+def test_a_trusted_column_that_is_not_there_is_named(tmp_path: Path, postgres: Server) -> None:
+    place = PostgresPlace(tmp_path, postgres.dsn)
+    assert "trust_columns: " in refused_or_taken(place, "uuid", TEXT, ("it", "ti"))
+    with pytest.raises(InvalidOption, match=r'write a list, such as \["id"\]'):
+        PostgresSink("host=x", "t", trust_columns="id")
+    made: Any = open_sink("postgres", {"dsn": "host=x", "table": "t", "trust_columns": ["id", "doc"]})
+    assert made._trusted == {"id", "doc"}
 
 
 def test_nul_in_a_text_is_replaced_counted_and_told(

@@ -1,16 +1,17 @@
 """What messages say, format by format, as one list of changes of rows.
 
 The rules guarded here: changes stand in the order of messages and, within one, in the order of its rows; a message
-that cannot be understood completely gives no change at all; a change of the key is the deletion of the old row
-followed by the new one.
+that cannot be understood completely gives no change at all, but that the old row is gone if it changes a row's key and
+only the new row is not whole; a change of the key is the deletion of the old row followed by the new one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lanemq.pipelines.cdc.shapes import Document, RowShape
 
@@ -29,6 +30,8 @@ class Changes:
     """Heartbeats, transaction marks, other tables' events, tombstones that say nothing new."""
     moved: list[int] = field(default_factory=list)
     """Messages that change a row's key."""
+    halved: set[int] = field(default_factory=set)
+    """Poison of which the deletion of the old row counts: no later change would ever take that row away."""
 
     def put(self, message: int, row: Document) -> None:
         self.message.append(message)
@@ -44,6 +47,35 @@ class Changes:
         self.moved.append(message)
         self.delete(message, old)
         self.put(message, row)
+
+    def refuse_row(self, place: int, why: str) -> None:
+        """The message of this change is poison, because of a row whose key and sequence are known."""
+        message = self.message[place]
+        if message in self.poison:
+            return
+        if self._is_move(place):
+            self.halved.add(message)
+            why += "; the row of its old key is deleted"
+        self.poison[message] = why
+
+    def places_without(self, messages: Collection[int], halved: Collection[int]) -> pa.Array:
+        """The changes of all other messages; of the halved ones, the deletions."""
+        message = pa.array(self.message, pa.int64())
+        wanted = pc.invert(pc.is_in(message, pa.array(sorted(messages), pa.int64())))
+        if halved:
+            put = pc.and_not(
+                pc.is_in(message, pa.array(sorted(halved), pa.int64())), pa.array(self.deleted, pa.bool_())
+            )
+            wanted = pc.and_not(wanted, put)
+        return pc.indices_nonzero(wanted)
+
+    def _is_move(self, place: int) -> bool:
+        """Whether the message moves this row and does nothing else."""
+        message = self.message[place]
+        around = self.message[max(place - 2, 0) : place + 2]
+        return (
+            place > 0 and self.message[place - 1] == message and around.count(message) == 2 and self.deleted[place - 1]
+        )
 
 
 @dataclass(slots=True)

@@ -2,13 +2,16 @@
 
 Tasks look at every row for fields that the table has not; the driver makes columns of them, and only then is the batch
 folded with them. The rules guarded here: which columns a batch adds follows from its messages and the columns before
-it alone, so a repeated batch adds the same; a column keeps the type of its first value for ever, whatever comes later;
-a name that some database could not hold is never a column, because its table would refuse every batch from then on.
+it alone, so a repeated batch adds the same; a column keeps its type for ever, whatever comes later; a name that some
+database could not hold, or that is ours, is never a column, because its table would refuse every batch from then on.
+
+The type is that of the first value; but JSON writes the price 10.00 as 10, so a whole number is only taken for one if
+no value of the batch has a fraction.
 """
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +23,9 @@ from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, Strin
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.cdc.changes import belongs
 from lanemq.pipelines.cdc.plan import Plan
-from lanemq.pipelines.cdc.shapes import listed
+from lanemq.pipelines.cdc.shapes import UNREADABLE, listed
 from lanemq.pipelines.durable import read_json
-from lanemq.pipelines.ports import DELETED, SEQUENCE
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.run_folder import write_as
 
 log = logging.getLogger(__name__)
@@ -30,8 +33,8 @@ log = logging.getLogger(__name__)
 MOST_COLUMNS: Final = 200
 """That a table may get: rows with ever new names, such as ids, are maps and no columns."""
 
-Fields = dict[str, tuple[int, str]]
-"""New fields: the offset of the first value that is not null, and its kind."""
+Fields = dict[str, tuple[int, str, bool]]
+"""New fields: the offset of the first value that is not null, its kind, and whether any value has a fraction."""
 
 _KINDS: Final[dict[type, str]] = {bool: "boolean", int: "long", float: "double", str: "string"}
 _TYPES: Final[dict[str, DataType]] = {
@@ -43,8 +46,13 @@ _TYPES: Final[dict[str, DataType]] = {
 _NAME: Final = re.compile(r"[^\W\d]\w*")
 _LONGEST: Final = 63
 """Bytes of a name in PostgreSQL."""
-_TAKEN: Final = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "oid", "rowid", "_rowid_"})
-"""Names that databases use themselves."""
+_TAKEN: Final = frozenset(
+    {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "oid", "rowid", "_rowid_", SEQUENCE, DELETED, KEPT}
+)
+"""Names that databases use themselves, and those that tell sinks what to do with a row."""
+
+_NUMBER: Final = b"-0123456789"
+"""How numbers begin in JSON."""
 
 _PUTS: Final = ("insert", "update", "bootstrap-insert")
 """Types of canal and Maxwell whose rows are put into the table."""
@@ -73,14 +81,15 @@ class Evolution:
             assert isinstance(found, _Known)
             self.columns = found.columns
 
-    def added(self, plan: Plan, found: Iterable[tuple[str, Fields]]) -> dict[str, str]:
+    def added(self, plan: Plan, found: Sequence[tuple[str, Fields]]) -> dict[str, str]:
         """The columns that a batch adds: what its queues have, by queue and offset, whichever task told of it."""
-        taken = {name.casefold() for name in (*plan.table.columns, *self.columns, SEQUENCE, DELETED)}
-        told = [(queue, at, name, kind) for queue, fields in found for name, (at, kind) in fields.items()]
+        taken = {name.casefold() for name in (*plan.table.columns, *self.columns)}
+        told = [(queue, at, name, kind) for queue, fields in found for name, (at, kind, _) in fields.items()]
+        fractions = {name for _, fields in found for name, (*_, fraction) in fields.items() if fraction}
         fresh: dict[str, str] = {}
         for *_, name, kind in sorted(told):
             if len(self.columns) + len(fresh) < MOST_COLUMNS and can_be_column(name, taken):
-                fresh[name] = kind
+                fresh[name] = "double" if kind == "long" and name in fractions else kind
                 taken.add(name.casefold())
         return fresh
 
@@ -106,7 +115,7 @@ class Evolution:
 
     def plan(self, declared: Plan, fresh: Mapping[str, str] | None = None) -> Plan:
         """The declared table with all of them, less those that are declared by now."""
-        known = {name.casefold() for name in declared.table.columns}
+        known = {name.casefold() for name in (*declared.table.columns, KEPT)}
         grown = {name: kind for name, kind in {**self.columns, **(fresh or {})}.items() if name.casefold() not in known}
         fields = [StructField(name, _TYPES[kind]) for name, kind in grown.items()]
         table = replace(declared.table, schema=StructType([*declared.table.schema.fields, *fields]))
@@ -130,15 +139,28 @@ def can_be_column(name: str, taken: Iterable[str] = ()) -> bool:
 def new_fields(plan: Plan, messages: pa.Table) -> Fields:
     """Fields of a queue's rows that the table has not, with their first value; `messages` are in order."""
     known = {*plan.table.columns, *(part.path.partition(".")[0] for part in plan.parts), *_marker(plan)}
+    taken = {name.casefold() for name in plan.table.columns}
     found: Fields = {}
     for offset, value in zip(listed(messages["queue_offset"]), listed(messages["value"]), strict=True):
         for row in _rows(plan, value):
             for name in () if row.keys() <= known else row.keys() - known:
-                kind = _kind(row[name])
+                kind = _kind(row[name]) if name not in found or memoryview(row[name])[0] in _NUMBER else None
                 if kind is not None:
-                    found[name] = (offset, kind)
-                    known.add(name)
+                    found[name] = _with_value(found.get(name), offset, kind)
+                if kind == "double" or not can_be_column(name, taken):
+                    known.add(name)  # nothing that comes later says more
     return found
+
+
+def together(one: Fields, two: Fields) -> Fields:
+    """Fields of two parts of a queue."""
+    both = one.keys() & two.keys()
+    return {**one, **two} | {name: (*min(one[name], two[name])[:2], one[name][2] or two[name][2]) for name in both}
+
+
+def _with_value(field: tuple[int, str, bool] | None, offset: int, kind: str) -> tuple[int, str, bool]:
+    at, first, fraction = field or (offset, kind, False)
+    return at, first, fraction or kind == "double"
 
 
 def _marker(plan: Plan) -> set[str]:
@@ -156,7 +178,7 @@ def _rows(plan: Plan, value: bytes | None) -> Iterator[dict[str, msgspec.Raw]]:
         elif _is_ours(plan, event) and str(_plain(event, "type")).lower() in _PUTS:
             data = bytes(event.get("data", b"null"))
             yield from (row for row in _raw_rows.decode(data if data[:1] == b"[" else b"[" + data + b"]") if row)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return
 
 
@@ -179,6 +201,9 @@ def _plain(event: dict[str, msgspec.Raw], name: str) -> Any:
 
 
 def _kind(raw: msgspec.Raw) -> str | None:
-    """None: null, which says nothing. Objects and lists are kept as their JSON."""
-    value = _any.decode(raw)
+    """None: null, which says nothing, or nothing readable. Objects and lists are kept as their JSON."""
+    try:
+        value = _any.decode(raw)
+    except UNREADABLE:  # what was skipped unread above is only looked at here
+        return None
     return None if value is None else _KINDS.get(type(value), "string")

@@ -4,7 +4,8 @@ The rules guarded here: the result depends on the messages only, so a repeated b
 dropped silently, what cannot be understood goes to the dead letters with its reason; and a batch whose order nobody
 can know ends the query instead of guessing.
 
-After poison the key's later changes go on: events carry whole rows, so the next one repairs the table.
+After poison the key's later changes go on: events carry whole rows, so the next one repairs the table. What no later
+change would repair is done at once: a row whose key changed is deleted, even if its new row is poison.
 """
 
 import logging
@@ -80,8 +81,9 @@ class LastState:
         keeps the value that it has. The table then has a column `_kept`, which names the columns that a row's last
         change left out; where the table had no such row they are null. Not with `sequence`.
     evolve: fields that rows get become columns of the table: whole numbers, numbers, texts or booleans by their first
-        value that is not null, objects and lists as the text of their JSON. A later value that does not fit becomes
-        null and is counted as a misfit. For Delta, SQLite and PostgreSQL. Every field of every row is looked at.
+        value that is not null, objects and lists as the text of their JSON. Whole numbers are numbers if one of the
+        same batch has a fraction; in a later batch that is too late. A value that does not fit becomes null and is
+        counted as a misfit. For Delta, SQLite and PostgreSQL. Every field of every row is looked at.
     on_queue_change: what is done when the topic gets more queues and there is no `sequence`: `fail`, because a row
         whose changes moved to a queue with lower offsets would keep its old values; `continue` if no message key moved.
     """

@@ -4,15 +4,16 @@ Decoding skips such fields unread, which is most of its speed, so they are looke
 batch, the last one. The rule guarded here: a column that the source got is told once, not discovered months later.
 """
 
-import json
 import logging
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.cdc.plan import Plan
+from lanemq.pipelines.cdc.shapes import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ def skipped_fields(plan: Plan, messages: pa.Table) -> list[str]:
 
 def _row(format: str, value: bytes | None) -> dict[str, Any] | None:
     try:
-        found = json.loads(value or b"null")
-    except (ValueError, RecursionError):
+        found = msgspec.json.decode(value or b"null")
+    except UNREADABLE:
         return None
     if isinstance(found, dict) and format == "debezium":
         found = found.get("payload", found)

@@ -1,7 +1,8 @@
 """Messages of one queue to the newest row of each key: what an executor does, without Spark.
 
-The rules guarded here: a message that is poison gives no row at all, of equal keys the newest change counts, and what
-`claims.py` cannot prove to be superfluous is read.
+The rules guarded here: a message that is poison gives no row at all, but for the deletion that is known for certain
+where a row's key changed; of equal keys the newest change counts; and what `claims.py` cannot prove to be superfluous
+is read.
 """
 
 from collections.abc import Sequence
@@ -63,12 +64,15 @@ class Reader:
         unsure = self._claims.unproved(messages, chosen, reading)
         if self._plan.table.keeps:
             unsure |= {reading.changes.message[place] for places in left.values() for place in places}
-        folded = self._finish(reading, unsure)
         if not unsure:
-            return folded
+            return self._finish(reading, unsure)
         keys = reading.messages["key"].take(pa.array(sorted(unsure)))
-        again = messages.filter(pc.is_in(messages["key"], value_set=keys.combine_chunks()))
-        return self.together([folded, self._finish(self._read(again), frozenset())])
+        again = pc.is_in(messages["key"], value_set=keys.combine_chunks())
+        if self._plan.table.keeps:  # what a row kept may stand under another message key: all at once
+            again = pc.or_(again, pc.is_in(pa.arange(0, messages.num_rows), value_set=chosen))
+            return self._finish(self._read(messages.filter(again)), frozenset())
+        others = self._finish(self._read(messages.filter(again)), frozenset())
+        return self.together([self._finish(reading, unsure), others])
 
     def together(self, parts: Sequence[Folded]) -> Folded:
         """Parts of one queue as one."""
@@ -121,22 +125,20 @@ class Reader:
             if name not in self._plan.table.keys and name not in self._plan.grown:
                 reading.columns[name], misfits = self._column(name, reading.changes, None)
                 for place in misfits:
-                    reading.changes.poison.setdefault(
-                        reading.changes.message[place], f"the value of {name} does not fit {self._types[name]}"
-                    )
+                    reading.changes.refuse_row(place, f"the value of {name} does not fit {self._types[name]}")
 
     def _find_left_out(self, reading: Reading) -> dict[str, list[int]]:
         """Marks are no values. Without `keep` a change that has one is poison: it would put null over what is there."""
         if reading.left is not None:
             return reading.left
-        changes, reading.left = reading.changes, {}
+        changes, reading.left, moved = reading.changes, {}, {*reading.changes.moved}
         others = [name for name in self._plan.table.columns if name not in self._plan.table.keys]
         for name in others:
             found = left_out(self._values(name, changes, None), self._types[name])
             for place in found:
                 self._shape.clear(changes.row[place], name)
-                if not self._plan.table.keeps or changes.message[place] in changes.moved:
-                    changes.poison.setdefault(changes.message[place], _LEFT_OUT.format(name))
+                if not self._plan.table.keeps or changes.message[place] in moved:
+                    changes.refuse_row(place, _LEFT_OUT.format(name))
             reading.left |= {name: found} if found else {}
         return reading.left
 
@@ -145,10 +147,10 @@ class Reader:
         changes, table = reading.changes, self._plan.table
         keys = pa.table(dict(zip(table.keys, reading.keys, strict=True))).append_column(SEQUENCE, [reading.sequences])
         places: pa.Array = pa.arange(0, len(changes.message))
-        unwanted = leave_out | changes.poison.keys()
-        if unwanted:
-            message = pa.array(changes.message, pa.int64())
-            places = pc.indices_nonzero(pc.invert(pc.is_in(message, pa.array(sorted(unwanted), pa.int64()))))
+        halved = changes.halved - leave_out
+        unwanted = (leave_out | changes.poison.keys()) - halved
+        if unwanted or halved:
+            places = changes.places_without(unwanted, halved)
             keys = keys.take(places)
         chosen = newest(keys, table.keys)
         if reading.left and table.keeps:

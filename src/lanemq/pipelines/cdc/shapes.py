@@ -21,7 +21,7 @@ Document = Any
 """An instance of a type made here; its attributes are known only while a pipeline runs."""
 T = TypeVar("T")
 
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError)
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError)
 """What decoding says of one message's bytes: no JSON, no text, nested too deeply, an exponent beyond all numbers."""
 _NOWHERE: Final = "\ufffe"
 """No character; a name that begins with it stands in no JSON that a database wrote."""
@@ -144,12 +144,12 @@ class Decoded(Generic[T]):
         read = decode.decode
         try:
             self.documents: list[T | None] = [read(value) if value else None for value in values]
-        except _UNREADABLE:
+        except UNREADABLE:
             self.documents = [self._one(place, value, read) for place, value in enumerate(values)]
 
     def _one(self, place: int, value: bytes | None, read: Any) -> T | None:
         try:
             return read(value) if value else None
-        except _UNREADABLE as problem:
+        except UNREADABLE as problem:
             self.broken[place] = f"not readable: {problem}"
             return None

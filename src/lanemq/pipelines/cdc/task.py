@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import feather
 
-from lanemq.pipelines.cdc.evolving import Fields, new_fields
+from lanemq.pipelines.cdc.evolving import Fields, new_fields, together
 from lanemq.pipelines.cdc.new_fields import skipped_fields
 from lanemq.pipelines.cdc.plan import Plan
 from lanemq.pipelines.cdc.reading import Counts, Folded, Reader
@@ -70,7 +70,7 @@ def fold_task(plan: Plan, folder: str, batches: Iterator[pa.RecordBatch]) -> Ite
                 spans[queue] = _span(messages, spans.get(queue))
                 skipped[queue] = skipped_fields(plan, messages)
                 if plan.evolves:
-                    fields[queue] = {**new_fields(plan, messages), **fields.get(queue, {})}
+                    fields[queue] = together(fields.get(queue, {}), new_fields(plan, messages))
     lines = [_write(queue, reader.together(some), spans[queue], Path(folder)) for queue, some in parts.items()]
     for line in lines:
         line.skipped = skipped[line.queue]

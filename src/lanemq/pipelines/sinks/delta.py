@@ -100,6 +100,18 @@ class DeltaSink(ExactSink):
         self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
         self._until_committed(lambda: self._widen(terms), f"columns of {query}")
 
+    def look(self, query: str) -> int | None:
+        """Before `open`: the highest number of a batch of this query that is in. Nothing is made or changed."""
+        try:
+            there = DeltaTable.is_deltatable(self._path, self._storage or None)
+            return (
+                DeltaTable(self._path, storage_options=self._storage or None).transaction_version(query)
+                if there
+                else None
+            )
+        except DeltaError as error:
+            raise StorageError(f"the table {self._path} cannot be read: {error}") from error
+
     def applied(self) -> int | None:
         return self._standing(self._opened()).batch
 

@@ -125,7 +125,7 @@ _KINDS: dict[str, _Kind] = {
     ),
     "parquet": _Kind(ParquetSink, ("path",), {"path": _text}),
     "sqlite": _Kind(SqliteSink, ("path", "table"), {"path": _text, **_SQL}),
-    "postgres": _Kind(PostgresSink, ("dsn", "table"), {"dsn": _text, "nul": _text, **_SQL}),
+    "postgres": _Kind(PostgresSink, ("dsn", "table"), {"dsn": _text, "nul": _text, "trust_columns": _texts, **_SQL}),
     "topic": _Kind(
         TopicSink,
         ("servers", "topic"),

@@ -65,14 +65,18 @@ class ParquetSink(ExactSink):
                 "use a sink of kind delta, sqlite or postgres for last-state pipelines"
             )
         terms = self._agree(query, epoch, schema, how)
-        self._workshop(terms).parent.mkdir(parents=True, exist_ok=True)
+        self._notes(terms.query).mkdir(parents=True, exist_ok=True)
         self._check_schema(schema)
         self._take_over(terms)
         self._note_schema(schema)
-        self._visible(terms).mkdir(exist_ok=True)
+        self._visible(terms.query).mkdir(exist_ok=True)
         for folder in (self._path / "_lanemq", self._path, self._path.absolute().parent):
             sync(folder)
-        self._applied = self._highest(terms)
+        self._applied = self._highest(query)
+
+    def look(self, query: str) -> int | None:
+        """Before `open`: the highest number of a batch of this query that is in. Nothing is made or changed."""
+        return self._highest(query)
 
     def applied(self) -> int | None:
         self._opened()
@@ -113,7 +117,7 @@ class ParquetSink(ExactSink):
         return folder
 
     def _publish(self, staged: Path, batch: Batch, terms: Terms) -> bool:
-        target = self._visible(terms) / f"{_BATCH}{batch.number}"
+        target = self._visible(terms.query) / f"{_BATCH}{batch.number}"
         try:
             staged.rename(target)
         except OSError:
@@ -127,7 +131,7 @@ class ParquetSink(ExactSink):
 
     def _publish_empty(self, staged: Path, batch: Batch, terms: Terms) -> bool:
         """The number is part of the name, so no note can replace that of a later batch."""
-        notes = self._workshop(terms).parent
+        notes = self._notes(terms.query)
         (staged / _NOTE).rename(notes / f"{_EMPTY}{batch.number}")
         sync(notes)
         self._reached("empty batch noted")
@@ -137,8 +141,8 @@ class ParquetSink(ExactSink):
         shutil.rmtree(staged, ignore_errors=True)
         return True
 
-    def _highest(self, terms: Terms) -> int | None:
-        found = _numbered(self._visible(terms), _BATCH) + _numbered(self._workshop(terms).parent, _EMPTY)
+    def _highest(self, query: str) -> int | None:
+        found = _numbered(self._visible(query), _BATCH) + _numbered(self._notes(query), _EMPTY)
         return max((number for _, number in found), default=None)
 
     def _take_over(self, terms: Terms) -> None:
@@ -187,13 +191,16 @@ class ParquetSink(ExactSink):
         return self._path / "_lanemq" / "schema.json"
 
     def _newest_epoch(self, terms: Terms) -> int | None:
-        return max((epoch for _, epoch in _numbered(self._workshop(terms).parent, _EPOCH)), default=None)
+        return max((epoch for _, epoch in _numbered(self._notes(terms.query), _EPOCH)), default=None)
 
     def _workshop(self, terms: Terms) -> Path:
-        return self._path / "_lanemq" / f"query={quote(terms.query, safe='')}" / f"{_EPOCH}{terms.epoch}"
+        return self._notes(terms.query) / f"{_EPOCH}{terms.epoch}"
 
-    def _visible(self, terms: Terms) -> Path:
-        return self._path / f"lanemq_query={quote(terms.query, safe='')}"
+    def _notes(self, query: str) -> Path:
+        return self._path / "_lanemq" / f"query={quote(query, safe='')}"
+
+    def _visible(self, query: str) -> Path:
+        return self._path / f"lanemq_query={quote(query, safe='')}"
 
 
 def _numbered(folder: Path, prefix: str) -> list[tuple[Path, int]]:

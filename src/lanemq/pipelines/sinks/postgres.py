@@ -26,7 +26,7 @@ from lanemq.pipelines.ports import SEQUENCE, Merge
 from lanemq.pipelines.sinks.columns import is_nested, json_column
 from lanemq.pipelines.sinks.ledger import Terms
 from lanemq.pipelines.sinks.nul import may_have_nul, newest_of_each, without_nul
-from lanemq.pipelines.sinks.postgres_types import declared, takes
+from lanemq.pipelines.sinks.postgres_types import declared, refuses, takes
 from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of
 from lanemq.spark.options import WAIT
 
@@ -57,6 +57,9 @@ class PostgresSink(SqlSink):
         nul: What becomes of the character NUL in a text, also within maps, arrays and structs: "replace" stores
             U+FFFD instead, with a warning and a count; "fail" ends the pipeline, at every start, until the message
             is left out.
+        trust_columns: Columns of the table that get texts and have a type which takes only some: `uuid`, `jsonb`,
+            `varchar(20)`, an enum, a domain. They are refused unless named here. A text that does not fit after all
+            ends the pipeline, at every start, until the message is left out.
     """
 
     adding = "ADD COLUMN IF NOT EXISTS"
@@ -73,12 +76,18 @@ class PostgresSink(SqlSink):
         wait: Millis = WAIT,
         evolve: bool = True,
         nul: str = "replace",
+        trust_columns: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> None:
         super().__init__(table, wait, evolve, clock)
         if nul not in ("replace", "fail"):
             raise InvalidOption(f'nul = {nul!r}: write "replace" or "fail"')
+        if isinstance(trust_columns, str):
+            raise InvalidOption(f'trust_columns = {trust_columns!r}: write a list, such as ["{trust_columns}"]')
         self._nul = nul
+        self._trusted = frozenset(trust_columns)
+        self._json_texts: list[str] = []
+        """Trusted columns of JSON: it has no NUL either, not even an escaped one."""
         self._psycopg = _driver()
         self._dsn = dsn
         self._connection: Any = None
@@ -127,7 +136,7 @@ class PostgresSink(SqlSink):
         """Reads without the lock: an epoch that is committed is enough to know who is older."""
         with self._transaction() as connection:
             known = self._ask(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
-            if not known or not self._seen(connection, terms).lacks(terms):
+            if not known or not self._seen(connection, terms.query).lacks(terms):
                 return
             ended = self._ask(
                 connection,
@@ -147,6 +156,10 @@ class PostgresSink(SqlSink):
         said = f"table {self._table}: {_first_line(error)}"
         if error.sqlstate in _PASSING_STATES:
             return RequestTimedOut(said)
+        if self._trusted and str(error.sqlstate).startswith(("22", "23514")):
+            lines = (error.diag.context or "").splitlines()
+            where = next((f" ({line})" for line in lines if line.startswith("COPY")), "")
+            said += f"{where}. trust_columns says that all texts fit: leave such rows out before the sink"
         return InvalidOption(said) if error.sqlstate == "42P10" else StorageError(said)
 
     def _settle(self, connection: Any) -> None:
@@ -161,14 +174,14 @@ class PostgresSink(SqlSink):
             raise InvalidOption(_first_line(error)) from error
         return list(cursor.fetchall()) if cursor.description else []
 
-    def _columns(self, connection: Any) -> list[Column]:
+    def _columns(self, connection: Any, table: str) -> list[Column]:
         found = self._ask(
             connection,
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
-            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', t.typname, a.atttypmod "
+            "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', t.typname, a.atttypmod, t.typcategory "
             "FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
             "WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
-            (self._name,),
+            (table,),
         )
         return [Column(*row) for row in found]
 
@@ -179,7 +192,22 @@ class PostgresSink(SqlSink):
         return f"{said}{'' if field.nullable else ' NOT NULL'}"
 
     def _accepts(self, column: Column, kind: pa.DataType) -> bool:
-        return takes(column.base, column.limit, kind)
+        trusted = column.name in self._trusted and refuses(column.base, column.group, kind)
+        return trusted or takes(column.base, column.limit, kind)
+
+    def _way_out(self, column: Column, kind: pa.DataType) -> str:
+        if not refuses(column.base, column.group, kind):
+            return ""
+        return f"; if every text fits, say so with trust_columns=[{column.name!r}]"
+
+    def _check_columns(self, there: list[Column], terms: Terms) -> None:
+        unknown = self._trusted - {column.name for column in there} - set(terms.schema.names)
+        if unknown:
+            raise InvalidOption(f"trust_columns: table {self._table} has no column {', '.join(sorted(unknown))}")
+        self._json_texts = [
+            column.name for column in there if column.name in self._trusted and column.base in ("json", "jsonb")
+        ]
+        super()._check_columns(there, terms)
 
     def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
         self._copy(connection, self._name, (self._storable(table, ()) for table in tables), terms)
@@ -203,7 +231,7 @@ class PostgresSink(SqlSink):
         """What COPY reads, without texts that the server would refuse."""
         texts = _in_text(table)
         written = _csv(texts)
-        nested = [field.name for field in table.schema if is_nested(field.type)]
+        nested = [f.name for f in table.schema if is_nested(f.type) or f.name in self._json_texts]
         if not may_have_nul(written, bool(nested)):
             return written
         texts, found = without_nul(texts, nested)

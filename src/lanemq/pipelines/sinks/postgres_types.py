@@ -2,7 +2,8 @@
 
 The rule guarded here: a column is accepted when the pipeline starts only if no value of the rows could be rounded, cut
 or refused by it. So limits count (`numeric(4,1)`, `varchar(20)`, `timestamp(0)`), and types that take some texts and
-not others (`uuid`, `jsonb`) are none for text: one such value would fail its batch at every start.
+not others (`uuid`, `jsonb`) are none for text: one such value would fail its batch at every start. Somebody who knows
+that all texts fit may say so, but only for types that refuse what does not, and never for those that round it.
 """
 
 from typing import Any, Final
@@ -16,6 +17,10 @@ _NUMERIC_HEADER: Final = 4
 _MICROSECONDS: Final = 6
 _DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
 """That a whole number of so many bits may have."""
+
+_REFUSING: Final = frozenset("EISU")
+"""Enums, addresses, texts with a limit, and what users define: uuid, json and jsonb count as that. Domains have that of
+their type. Numbers, times, shapes and arrays of them are not among these: those round. `name` cuts."""
 
 _TYPES: tuple[tuple[Any, str, frozenset[str]], ...] = (
     (pa.types.is_boolean, "boolean", frozenset({"bool"})),
@@ -50,6 +55,11 @@ def takes(base: str, limit: int, kind: pa.DataType) -> bool:
     if base == "numeric":
         return _has_digits(limit - _NUMERIC_HEADER, kind)
     return base in ("timestamp", "timestamptz") and limit >= _MICROSECONDS
+
+
+def refuses(base: str, group: str, kind: pa.DataType) -> bool:
+    """Whether a text that does not fit is an error there, not another value. `group`: the typcategory of pg_type."""
+    return group in _REFUSING and base != "name" and bool(pa.types.is_string(kind))
 
 
 def _has_digits(limit: int, kind: pa.DataType) -> bool:

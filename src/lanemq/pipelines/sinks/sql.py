@@ -45,6 +45,8 @@ class Column:
     """The type without its limits, where the database tells them apart."""
     limit: int = -1
     """Of lengths or digits, as the database has it; -1: none."""
+    group: str = ""
+    """What sort of type it is, in the database's own word."""
 
 
 class SqlSink(ExactSink, ABC):
@@ -76,8 +78,8 @@ class SqlSink(ExactSink, ABC):
         """Keeps everybody else from creating tables until the transaction ends."""
 
     @abstractmethod
-    def _columns(self, connection: Any) -> list[Column]:
-        """The table's columns; none if there is no such table."""
+    def _columns(self, connection: Any, table: str) -> list[Column]:
+        """The columns of a table (its name is quoted); none if there is no such table."""
 
     @abstractmethod
     def _column_type(self, field: pa.Field) -> str:
@@ -86,6 +88,10 @@ class SqlSink(ExactSink, ABC):
     @abstractmethod
     def _accepts(self, column: Column, kind: pa.DataType) -> bool:
         """Whether values of this type keep their meaning in the column."""
+
+    def _way_out(self, column: Column, kind: pa.DataType) -> str:
+        """What else somebody can do whose column was refused."""
+        return ""
 
     @abstractmethod
     def _ask(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -113,6 +119,13 @@ class SqlSink(ExactSink, ABC):
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
         self._patience.run(lambda: self._open_once(terms), f"table {self._table}")
+
+    def look(self, query: str) -> int | None:
+        """Before `open`: the highest number of a batch of this query that is in. Nothing is made or changed."""
+        try:
+            return self._patience.run(lambda: self._look_once(query), f"table {self._table}")
+        finally:
+            self.close()  # the session of a run is one that knows its query
 
     def applied(self) -> int | None:
         terms = self._opened()
@@ -163,7 +176,7 @@ class SqlSink(ExactSink, ABC):
             self._reached("table settled")
 
     def _settle_table(self, connection: Any, terms: Terms) -> None:
-        there = self._columns(connection)
+        there = self._columns(connection, self._name)
         if not there:
             self._ask(connection, self._creation(terms))
             self._forget_batches(connection, terms)
@@ -182,7 +195,7 @@ class SqlSink(ExactSink, ABC):
         agreed = self._opened().schema.names
         if terms.schema.names == agreed:
             return changes, terms
-        there = {column.name: column for column in self._columns(connection)}
+        there = {column.name: column for column in self._columns(connection, self._name)}
         changes, missing = self._room.made(changes, agreed, there, self._accepts)
         for field in missing:
             self._ask(
@@ -208,6 +221,7 @@ class SqlSink(ExactSink, ABC):
                 raise InvalidOption(
                     f"column {field.name} is {column.kind} in table {self._table}, and the rows have {field.type}, of "
                     "which it does not take every value as it is: change the column, cast the rows, or write to another"
+                    f"{self._way_out(column, field.type)}"
                 )
         for column in there:
             if column.required and column.name not in terms.schema.names:
@@ -245,13 +259,13 @@ class SqlSink(ExactSink, ABC):
 
     def _standing(self, connection: Any, terms: Terms) -> Standing:
         """What the ledger says, and goes on saying until the transaction ends."""
-        return self._seen(connection, terms, self.for_update)
+        return self._seen(connection, terms.query, self.for_update)
 
-    def _seen(self, connection: Any, terms: Terms, lock: str = "") -> Standing:
+    def _seen(self, connection: Any, query: str, lock: str = "") -> Standing:
         found = self._ask(
             connection,
             f"SELECT batch, epoch FROM {self._ledger} WHERE query = ? AND target = ? {lock}",
-            (terms.query, self._table),
+            (query, self._table),
         )
         return Standing(*found[0]) if found else Standing()
 
@@ -274,7 +288,13 @@ class SqlSink(ExactSink, ABC):
 
     def _ask_applied(self, terms: Terms) -> int | None:
         with self._transaction() as connection:
-            return self._seen(connection, terms).batch
+            return self._seen(connection, terms.query).batch
+
+    def _look_once(self, query: str) -> int | None:
+        """A ledger's word about a table that is not there is worth nothing."""
+        with self._transaction() as connection:
+            there = self._columns(connection, self._name) and self._columns(connection, self._ledger)
+            return self._seen(connection, query).batch if there else None
 
     def _purge_once(self, below: int | str) -> int:
         order = self.bytewise if isinstance(below, str) else ""

@@ -51,6 +51,10 @@ class SqliteSink(SqlSink):
     def __str__(self) -> str:
         return f"table {self._table} of {self._path}"
 
+    def look(self, query: str) -> int | None:
+        """To connect would make the file."""
+        return super().look(query) if Path(self._path).exists() else None
+
     def close(self) -> None:
         super().close()
         if self._connection is not None:
@@ -98,8 +102,8 @@ class SqliteSink(SqlSink):
                 raise InvalidOption(str(error)) from error
             raise
 
-    def _columns(self, connection: Any) -> list[Column]:
-        found = self._ask(connection, f"PRAGMA table_xinfo({self._name})")
+    def _columns(self, connection: Any, table: str) -> list[Column]:
+        found = self._ask(connection, f"PRAGMA table_xinfo({table})")
         return [
             Column(name, kind.lower(), bool(must and default is None)) for _, name, kind, must, default, *_ in found
         ]

@@ -2,7 +2,7 @@
 
 The rule guarded here: no row ends a pipeline because of a column that nobody declared. What the table has already
 under the name, with another type, gets the values as text if it takes text, and stays as it is otherwise, which is told
-once. Declared columns are judged when the sink is opened, and never here.
+once. Declared columns are judged when the sink is opened, and never here; nor is what tells a sink to keep old values.
 """
 
 import logging
@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from lanemq.pipelines.ports import Merge
+from lanemq.model.errors import UsageError
+from lanemq.pipelines.ports import KEPT, Merge
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.columns import arrow_schema
 from lanemq.pipelines.sinks.ledger import Terms
@@ -26,6 +27,11 @@ def widened(terms: Terms, rows: Rows) -> Terms:
     """The terms of a merge with the columns that the rows have beyond them."""
     if not isinstance(terms.how, Merge) or set(rows.schema.names) <= set(terms.schema.names):
         return terms
+    if KEPT in rows.schema.names and KEPT not in terms.schema.names:
+        raise UsageError(
+            f"the rows say in {KEPT} which columns they leave as they are, and the sink was opened without that: a "
+            f"batch that was decided with left_out='keep' has to be finished with it; change the option afterwards"
+        )
     more = [field for field in arrow_schema(rows.schema) if field.name not in terms.schema.names]
     return replace(terms, schema=pa.schema([*terms.schema, *(field.with_nullable(True) for field in more)]))
 
