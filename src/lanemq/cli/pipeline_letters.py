@@ -35,8 +35,9 @@ def dead() -> None:
 def list_letters(place: Path, name: str | None, key: str | None, everything: bool, as_json: bool) -> None:
     """List dead letters, in the order in which they were set aside.
 
-    Their state: open (given up, may be redriven), notice (it cannot be decoded and waits in its key: see lanemq
-    pipeline parked), asked (will be redriven), redriven.
+    Their state: open (given up, may be redriven), discarded (by a person; redriven by name or --key only), doubtful
+    (late or a repeat, its key cannot tell; redriven by name only), notice (it cannot be decoded and waits in its key:
+    see lanemq pipeline parked), asked (will be redriven), redriven.
     """
     letters = dead_of(place, name).letters(redriven=everything)
     found = [each for each in letters if key is None or each.key == key]
@@ -73,7 +74,7 @@ def show_letter(place: Path, letter: str, name: str | None, as_json: bool) -> No
 @dead.command()
 @PLACE
 @click.argument("letter", required=False)
-@click.option("--key", help="Every open letter of this key.")
+@click.option("--key", help="Every open or discarded letter of this key.")
 @click.option("--all", "everything", is_flag=True, help="Every open letter.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @NAME

@@ -7,9 +7,11 @@
 
 Works on files, whether the pipeline runs or not, without Spark and without the broker. The rules guarded here: nothing
 is changed here, a redrive is written down and carried out by a pass of the pipeline; a letter is redriven once; a
-message that its key still has is never redriven as a letter, or it would be applied twice.
+message that its key still has is never redriven as a letter, or it would be applied twice; what a person gave up, or
+what may be a repeat, comes back only if it is named; no more bodies are in memory than a part of what is asked has.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,12 +27,14 @@ from lanemq.pipelines.checkpoint import identity_of, stage_place
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.pipelines.transitions.event import Message
-from lanemq.pipelines.transitions.redrives import Identity, Letter, Redrives
+from lanemq.pipelines.transitions.redrives import LETTERS_AT_ONCE, Identity, Letter, Redrives
+from lanemq.pipelines.transitions.words import DISCARDED, LATE_OR_AGAIN
 
 FOLDER: Final = "dead_letters"
 """Where they are in a checkpoint, unless the pipeline declares a sink for them."""
 
 _UNREADABLE: Final = "cannot be decoded"
+_DOUBTFUL: Final = re.compile(rf"number -?\d+ {LATE_OR_AGAIN}:")
 
 
 class LetterState(StrEnum):
@@ -38,11 +42,20 @@ class LetterState(StrEnum):
 
     OPEN = "open"
     """The message was given up; it can be redriven."""
+    DISCARDED = "discarded"
+    """Given up by a person: redriven only by its name or its key."""
+    DOUBTFUL = "doubtful"
+    """Late or a repeat, which its key does not know: redriven only by its name, and perhaps applied twice then."""
     NOTICE = "notice"
     """The message cannot be decoded and was left in its key, where `parked` has it, or had it."""
     ASKED = "asked"
     """To be redriven; no pass has finished it."""
     REDRIVEN = "redriven"
+
+
+_AMONG_ALL: Final = frozenset({LetterState.OPEN})
+_BY_KEY: Final = _AMONG_ALL | {LetterState.DISCARDED}
+_BY_NAME: Final = _BY_KEY | {LetterState.DOUBTFUL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +114,27 @@ class DeadMessages:
     def redrive(
         self, letter: str | None = None, *, key: str | None = None, everything: bool = False
     ) -> list[DeadMessage]:
-        """Gives messages to the step again, behind everything of their keys so far. Gives those that were chosen."""
-        chosen = {each.identity for each in self.chosen(letter, key=key, everything=everything)}
-        units = {identity[-1] for identity in chosen}
-        with_bodies = [each for each in self._found(bodies=True, units=units) if each.identity in chosen]
-        taken = {each.identity for each in self._redrives.ask(map(_letter, with_bodies))}
-        return [each for each in with_bodies if each.identity in taken]
+        """Gives messages to the step again, behind everything of their keys so far. Gives those that were chosen,
+        without bodies.
+        """
+        chosen = self.chosen(letter, key=key, everything=everything)
+        taken = self._redrives.ask(self._with_bodies(sorted(each.identity for each in chosen)))
+        return [each for each in chosen if each.identity in taken]
 
     def chosen(
         self, letter: str | None = None, *, key: str | None = None, everything: bool = False
     ) -> list[DeadMessage]:
-        """What a redrive would be about: one letter, those of a key, or all that are open."""
+        """What a redrive would be about: one letter, those of a key, or all that are open. Discarded ones are not
+        among all, and doubtful ones only themselves.
+        """
         if (letter is not None) + (key is not None) + everything != 1:
             raise UsageError("name one letter, or key=..., or say everything=True")
         self._need_step()
         found = self.letters(redriven=True)
         if not everything:
             found = [each for each in found if (each.id == letter if key is None else each.key == key)]
-        chosen = [each for each in found if each.state is LetterState.OPEN]
+        states = _BY_NAME if letter is not None else _BY_KEY if key is not None else _AMONG_ALL
+        chosen = [each for each in found if each.state in states]
         if not chosen and not everything:
             raise UsageError(_refusal(letter or f"of key {key!r}", found))
         return chosen
@@ -138,6 +154,14 @@ class DeadMessages:
                 f"the pipeline of {self.checkpoint} has no step to give dead letters to: only those of Transitions are "
                 f"redriven; send such messages again, corrected"
             )
+
+    def _with_bodies(self, identities: list[Identity]) -> Iterator[Letter]:
+        """In the order given. Files are read once for each part that they have letters of."""
+        for begin in range(0, len(identities), LETTERS_AT_ONCE):
+            part = identities[begin : begin + LETTERS_AT_ONCE]
+            wanted, units = set(part), {identity[-1] for identity in part}
+            found = (each for each in self._found(bodies=True, units=units) if each.identity in wanted)
+            yield from sorted(map(_letter, found), key=lambda each: each.identity)
 
     def _found(self, *, bodies: bool, units: set[int] | None = None, only: str | None = None) -> Iterator[DeadMessage]:
         asked = self._redrives.pending_letters()
@@ -201,12 +225,21 @@ def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> 
         reason=row["reason"],
         attempts=row["attempts"],
         batch=row["batch"],
-        state=LetterState.NOTICE if _was_kept(row) else LetterState.OPEN,
+        state=_state(row),
         value=row.get("value"),
     )
     if found.identity in done:
         return replace(found, state=LetterState.REDRIVEN)
     return replace(found, state=LetterState.ASKED) if found.identity in asked else found
+
+
+def _state(row: dict[str, Any]) -> LetterState:
+    """Of a letter that nobody has asked for."""
+    if _was_kept(row):
+        return LetterState.NOTICE
+    if row["reason"] == DISCARDED:
+        return LetterState.DISCARDED
+    return LetterState.DOUBTFUL if _DOUBTFUL.match(row["reason"]) else LetterState.OPEN
 
 
 def _was_kept(row: dict[str, Any]) -> bool:
@@ -229,5 +262,11 @@ def _refusal(what: str, found: list[DeadMessage]) -> str:
         return (
             f"dead letter {what} only tells of a message that was left in its key {last.key!r}: redrive the key, with "
             f"`lanemq pipeline parked redrive`, or parked()"
+        )
+    perhaps = next((each for each in found if each.state is LetterState.DOUBTFUL), None)
+    if perhaps is not None:
+        return (
+            f"dead letter {what} is perhaps a repeat of what was applied ({perhaps.reason}): to redrive it all "
+            f"the same, name it, {perhaps.id}"
         )
     return f"dead letter {what} was redriven already, or will be: nothing was asked"

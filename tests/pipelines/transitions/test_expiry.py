@@ -129,11 +129,82 @@ def test_a_state_is_expired_for_the_event_that_comes_too_late_wherever_batches_e
 def test_last_words_are_said_once_when_the_event_behind_them_fails(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first_ms=10))
     running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
-    assert [row["n"] for row in running.sink.rows()] == [1]
+    assert [row["n"] for row in running.sink.rows()] == [1, -1]
     for _ in range(2):
         running.clock.time += 100
         running.run_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("cut", [4, 2])
+@pytest.mark.parametrize("bad", [{"n": 2, "fails": 9}, b"{"])
+def test_an_event_that_fails_brings_no_state_back_to_life_wherever_batches_end(
+    tmp_path: Path, bad: object, cut: int
+) -> None:
+    running = pipeline(tmp_path, on_expire=closing, on_failure=DeadLetter(skip=True))
+    failing = sent(2, "k", 2, 5)._replace(value=bad)
+    events = [sent(0, "k", 1, 0), sent(1, "other", 1, 4), failing, sent(3, "k", 3, 5.1)]
+    for part in (events[:cut], events[cut:]):
+        if part:
+            running.run(*part)
+    mine = [(row["n"], row["seen"]) for row in running.sink.rows() if row["key"] == "k"]
+    assert mine == [(1, 1), (-1, 1), (3, 1)]
+
+
+def test_a_late_number_brings_no_state_back_to_life(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "report", on_expire=closing)
+    running.run(sent(0, "k", 2, 0), sent(1, "k", 1, 5), sent(2, "k", 3, 5.1))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (-1, 1), (3, 1)]
+
+
+def test_a_late_number_takes_no_state_from_what_waits_for_it(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "hold", on_expire=closing)
+    running.run(sent(0, "k", 2, 0))
+    request_redrive(tmp_path, "k")
+    running.run_pass()
+    running.run(sent(1, "k", 4, 0.2), sent(2, "k", 1, 5), sent(3, "k", 3, 0.3))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3), (-1, 3)]
+
+
+def test_a_number_is_not_settled_by_the_last_words_before_its_event_failed(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first_ms=10))
+    running.run(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
+    running.clock.time += 100
+    running.run_pass()
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
+
+
+def test_an_event_that_waits_for_a_number_lets_no_state_go_before_its_turn(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "hold", on_expire=closing)
+    running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 5), sent(2, "k", 2, 0.5))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1)]
+
+
+def test_an_event_whose_key_cannot_say_its_last_words_follows_the_policy(tmp_path: Path) -> None:
+    """Given to the step with the old state, the old session would go on; without, its last words were lost."""
+    running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first_ms=10))
+    running.run(sent(0, "a", 1, 0))
+    counts = running.run(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
+    assert (counts["expire_failed"], counts["lanes_stopped"]) == (1, 1)
+    running.restart(on_expire=closing)
+    running.clock.time += 100
+    running.run_pass()
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1), (3, 2)]
+
+
+def spoiling(state: Any, key: str | None) -> list[dict[str, object]]:
+    state["seen"] = 99
+    raise ValueError("no words")
+
+
+@pytest.mark.parametrize("bad", [{"n": 2}, b"{"])
+def test_a_skipped_event_leaves_a_state_expired_that_has_not_said_its_last_words(tmp_path: Path, bad: object) -> None:
+    running = pipeline(tmp_path, on_expire=spoiling, on_failure=DeadLetter(skip=True))
+    running.run(sent(0, "a", 1, 0))
+    assert running.run(sent(1, "a", 2, 5)._replace(value=bad))["expire_failed"] == 1
+    running.restart(on_expire=closing)
+    running.run(sent(2, "a", 3, 5.1))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (3, 1)]
 
 
 def test_last_words_are_the_same_in_a_repeated_batch(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.pipelines.transitions.driving import Pipeline, Sent
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
-from lanemq.pipelines.transitions.lane import Why
+from lanemq.pipelines.transitions.lane import MOST_MISSED, Lane, Why
 from lanemq.pipelines.transitions.requests import list_parked, request_discard, request_redrive, show
 from lanemq.pipelines.transitions.shard_cache import CACHE
 
@@ -112,6 +112,27 @@ def test_a_second_gap_behind_the_first_is_waited_for_as_well(tmp_path: Path) -> 
     assert running.outputs("k") == [1, 2, 3]
     running.run(*numbered(4, first=4))
     assert running.outputs("k") == [1, 2, 3, 4, 5]
+
+
+def test_a_full_key_takes_the_number_that_it_waits_for_and_drops_repeats(tmp_path: Path) -> None:
+    """With `when_lane_is_full="stop"` the batch that brings it would fail for ever."""
+    running = pipeline(tmp_path, "hold", limits=StateLimits(max_waiting_per_lane=2))
+    running.run(*numbered(1, 3, 4))
+    assert running.run(*numbered(1, 4, 2, 5, first=3))["repeats"] == 2
+    assert running.outputs("k") == [1, 2, 3, 4, 5]
+
+
+def test_late_numbers_do_not_make_what_is_remembered_grow(tmp_path: Path) -> None:
+    """Each of them cuts a stretch in two."""
+    running = pipeline(tmp_path, "report")
+    counts = running.run(*numbered(1, 202, *range(3, 202, 2), *range(2, 202, 2)))
+    assert counts["late"] == 200
+    lane = Lane(number=202, missed=((2, 201),))
+    for number in range(3, 202, 2):
+        lane.settle_missed(number)
+    assert len(lane.missed) <= MOST_MISSED
+    assert all(lane.has_missed(number) for number in range(2, 202, 2))
+    assert not any(lane.has_missed(number) and not lane.is_doubtful(number) for number in range(3, 202, 2))
 
 
 def test_redriving_a_key_goes_on_without_the_missing_number(tmp_path: Path) -> None:

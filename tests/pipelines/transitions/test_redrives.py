@@ -55,7 +55,7 @@ def test_a_redriven_letter_comes_behind_everything_of_its_key_and_says_that_it_i
     pipeline.run(Sent(0, 4, "a", 4))
     assert pipeline.stage.due(pipeline.clock.wall()) is None
     (asked,) = pipeline.letters.redrive(LETTER)
-    assert (asked.key, asked.value) == ("a", b'{"n": 1, "fails": 99}')
+    assert (asked.key, asked.value) == ("a", None)
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
     counts = pipeline.run_pass()
     assert counts is not None
@@ -241,13 +241,17 @@ def test_poison_that_was_given_up_can_be_redriven(tmp_path: Path, policy: DeadLe
     assert pipeline.outputs("a") == [0, 1]
 
 
-def test_discarded_messages_can_be_redriven(tmp_path: Path) -> None:
+def test_discarded_messages_can_be_redriven_and_are_not_among_all(tmp_path: Path) -> None:
+    """A person gave them up: another who wants everything back after an outage does not mean them."""
     pipeline = Kept(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, None, FAILS))
     parked(tmp_path).discard(everything=True)
     pipeline.run_pass()
     pipeline.restart(step=late_or_counting)
-    assert len(pipeline.letters.redrive(everything=True)) == 3
+    assert pipeline.letters.counts() == {"discarded": 3}
+    assert pipeline.letters.redrive(everything=True) == []
+    assert len(pipeline.letters.redrive(key="a")) == 2
+    assert len(pipeline.letters.redrive("orders/broker-a/0/2")) == 1
     pipeline.run_pass()
     assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 1), ("a", 2), (None, 1)]
 
@@ -275,6 +279,100 @@ def test_a_letter_does_not_keep_a_key_waiting_for_a_number_that_comes(tmp_path: 
     assert pipeline.outputs("a") == [2, 3, 4, 1]
 
 
+FULL_AT_2 = StateLimits(max_waiting_per_lane=2, when_lane_is_full="dead_letter")
+
+
+def with_letters_of_a_full_key(folder: Path, on_gap: str) -> Kept:
+    """Of four numbers the last two found no room; the key has gone on to 2."""
+    pipeline = Kept(folder, sequence="n", on_gap=on_gap, limits=FULL_AT_2, on_failure=Park())
+    pipeline.run(Sent(0, 0, "a", FAILS), *(Sent(0, at, "a", {"n": at + 1}) for at in (1, 2, 3)))
+    pipeline.restart(step=late_or_counting)
+    parked(folder).redrive("a")
+    pipeline.run_pass()
+    assert (pipeline.outputs("a"), pipeline.letters.counts()) == ([1, 2], {"open": 2})
+    return pipeline
+
+
+def test_letters_of_a_full_key_have_their_turn_if_the_key_waits_for_them(tmp_path: Path) -> None:
+    """Behind what waits for them they would be waited for in vain; and a lane that is full again needs them most."""
+    pipeline = with_letters_of_a_full_key(tmp_path, "hold")
+    pipeline.run(Sent(0, 4, "a", {"n": 5}), Sent(0, 5, "a", {"n": 6}))
+    pipeline.letters.redrive(everything=True)
+    pipeline.run_pass()
+    pipeline.run(Sent(0, 6, "a", {"n": 7}))
+    assert pipeline.outputs("a") == [1, 2, 3, 4, 5, 6, 7]
+    assert all(row["seen"] > 0 for row in pipeline.sink.rows()), "nothing newer was applied before them"
+
+
+@pytest.mark.parametrize("on_gap", ["report", "hold", "fail"])
+def test_letters_of_a_full_key_count_before_newer_ones_come(tmp_path: Path, on_gap: str) -> None:
+    pipeline = with_letters_of_a_full_key(tmp_path, on_gap)
+    pipeline.letters.redrive(everything=True)
+    pipeline.run_pass()
+    counts = pipeline.run(Sent(0, 4, "a", {"n": 3}), Sent(0, 5, "a", {"n": 5}))
+    assert (counts["repeats"], counts.get("gaps", 0), counts["lanes_stopped"]) == (1, 0, 0)
+    assert pipeline.outputs("a") == [1, 2, 3, 4, 5]
+
+
+def test_a_number_that_a_late_letter_brought_is_a_repeat_from_then_on(tmp_path: Path) -> None:
+    pipeline = with_letters_of_a_full_key(tmp_path, "report")
+    pipeline.run(Sent(0, 4, "a", {"n": 5}))
+    pipeline.letters.redrive(everything=True)
+    pipeline.run_pass()
+    assert pipeline.run(Sent(0, 5, "a", {"n": 3}))["repeats"] == 1
+    assert (pipeline.outputs("a"), pipeline.letters.letters()) == ([1, 2, 5, 3, 4], [])
+
+
+def test_a_letter_that_told_no_number_has_its_turn_once_it_does(tmp_path: Path) -> None:
+    pipeline = Kept(tmp_path, sequence="n", on_gap="hold", on_failure=SKIP)
+    pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", b"{"), Sent(0, 2, "a", {"n": 3}))
+    pipeline.restart(decode=lambda body: {"n": 2} if body == b"{" else {"n": int(body[6:-1])})
+    pipeline.letters.redrive(LETTER)
+    pipeline.run_pass()
+    assert pipeline.outputs("a") == [1, 2, 3]
+
+
+def test_a_letter_of_a_key_whose_number_was_forgotten_is_not_waited_for(tmp_path: Path) -> None:
+    pipeline = Kept(
+        tmp_path, sequence="n", on_gap="hold", on_failure=SKIP, limits=StateLimits(forget_numbers_after_ms=1)
+    )
+    end = {"n": 2, "end": True}
+    pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", end), Sent(0, 2, "a", {"n": 3, "fails": 9}))
+    assert pipeline.run(Sent(0, 3, "b", {"n": 1}, stored=1_800_000_000_000))["forgotten_numbers"] == 1
+    pipeline.restart(step=late_or_counting)
+    pipeline.letters.redrive(everything=True)
+    pipeline.run_pass()
+    pipeline.run(Sent(0, 4, "a", {"n": 1}, stored=1_800_000_000_000))
+    assert pipeline.outputs("a") == [1, 3, 1], "it begins anew, as without the letter"
+
+
+@pytest.mark.parametrize("options", [{}, {"state_type": dict[str, int]}, {"limits": StateLimits(expire_after_ms=1)}])
+def test_a_repeat_among_too_many_missed_numbers_is_redriven_only_by_its_name(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Its key does not know any more that it was applied; among all letters it would be applied twice unasked."""
+    pipeline = Kept(tmp_path, sequence="n", on_gap="report", **options)
+    pipeline.run(*(Sent(0, at, "a", {"n": 2 * at + 1}) for at in range(39)))
+    pipeline.run(Sent(0, 39, "b", {"n": 1}, stored=1_800_000_000_000))
+    pipeline.run(Sent(0, 40, "a", {"n": 5}), Sent(0, 41, "a", {"n": 76}))
+    assert [each.state for each in pipeline.letters.letters()] == ["doubtful", "open"]
+    assert [each.offset for each in pipeline.letters.redrive(everything=True)] == [41]
+    with pytest.raises(UsageError, match=r"perhaps a repeat .*number 5 came late or again.*, orders/broker-a/0/40"):
+        pipeline.letters.redrive(key="a")
+    pipeline.run_pass()
+    assert (pipeline.outputs("a").count(5), pipeline.outputs("a")[-1]) == (1, 76)
+    assert len(pipeline.letters.redrive("orders/broker-a/0/40")) == 1
+
+
+def test_a_letter_whose_turn_is_to_come_stops_nothing_either(tmp_path: Path) -> None:
+    pipeline = with_letters_of_a_full_key(tmp_path, "hold")
+    pipeline.restart(limits=StateLimits(max_waiting_per_lane=1))
+    pipeline.run(Sent(0, 4, "a", {"n": 5}))
+    pipeline.letters.redrive("orders/broker-a/0/3")
+    pipeline.run_pass()
+    assert [each.offset for each in pipeline.letters.letters()] == [2, 3]
+
+
 def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: Path) -> None:
     pipeline = with_a_letter(tmp_path)
     pipeline.restart(on_failure=Park(), step=failing_at_7, limits=StateLimits(max_waiting_per_lane=1))
@@ -285,16 +383,38 @@ def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: P
 
 
 def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who asks nor a pass has all of them in memory."""
     monkeypatch.setattr(redrives, "LETTERS_AT_ONCE", 2)
+    monkeypatch.setattr("lanemq.pipelines.set_aside.LETTERS_AT_ONCE", 3)
     pipeline = Kept(tmp_path, on_failure=SKIP)
     pipeline.run(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
     pipeline.restart(step=late_or_counting)
     assert len(pipeline.letters.redrive(everything=True)) == 10
     assert len(Redrives(pipeline.place).pending()) == 5
     pipeline.run_pass()
+    assert (len(Redrives(pipeline.place).pending()), pipeline.stage.due(pipeline.clock.wall())) == (1, 0)
+    pipeline.run_pass()
+    assert pipeline.run_pass() is None
     assert (pipeline.outputs("k0"), pipeline.outputs("k1")) == ([0, 1, 2, 3, 4],) * 2
     kept = b"".join(path.read_bytes() for path in (pipeline.place / "redrives" / "done").iterdir())
     assert b"fails" not in kept, "bodies go, identities stay"
+
+
+@pytest.mark.parametrize("at_once", [1, 5_000])
+def test_letters_come_in_the_order_of_their_offsets_whenever_they_were_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("lanemq.pipelines.set_aside.LETTERS_AT_ONCE", at_once)
+    limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
+    pipeline = Kept(tmp_path, on_failure=Park(), limits=limits)
+    pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
+    parked(tmp_path).discard("a")
+    pipeline.run_pass()
+    assert [each.offset for each in pipeline.letters.letters()] == [1, 0]
+    pipeline.restart(step=late_or_counting)
+    pipeline.letters.redrive(key="a")
+    pipeline.run_pass()
+    assert pipeline.outputs("a") == [1, 2]
 
 
 def test_letters_that_somebody_removed_are_not_passed_over(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     message_id: str | None
     value: bytes | None
     late: bool = False
-    """A dead letter that is redriven; its number, if it has one, was settled when it was set aside."""
+    """A dead letter that is redriven and whose number, if it has one, is not waited for: applied, it is settled."""
 
     def event(self, key: str | None, value: object, attempt: int) -> Event:
         return Event(

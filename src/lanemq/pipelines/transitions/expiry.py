@@ -5,16 +5,12 @@ keys; a state goes together with the rows of its `on_expire`, or stays; its numb
 all, because a key that comes back without it would wait for numbers that were applied long ago.
 """
 
-import logging
 from typing import Final
 
 from lanemq.pipelines.transitions.lane import Lane, RawLane, read_raw
 from lanemq.pipelines.transitions.lane_table import LaneTable
 from lanemq.pipelines.transitions.rules import Rules
 from lanemq.pipelines.transitions.shard import Shard
-from lanemq.pipelines.transitions.words import words_of
-
-_log = logging.getLogger(__name__)
 
 _LOOKS: Final = 16
 """How often all keys are looked at in the time after which one is forgotten."""
@@ -49,11 +45,13 @@ class Expiry:
         silent = self._shard.meta.newest - lane.seen
         if bytes(lane.state) == _NONE:
             return self._forget(name, lane, silent)
-        if self._span is None or silent < self._span or not self._say_last(name, packed):
+        if self._span is None or silent < self._span:
+            return False
+        if self._table.say_last(name, self._rules.codec.decode(packed).state) is not None:
             return False
         self._table.counts["expired"] += 1
         if not self._forget(name, lane, silent):
-            self._table.save(name, Lane(None, lane.number, lane.seen, None, lane.missed, lane.home))
+            self._table.save(name, Lane(None, lane.number, lane.seen, None, lane.missed, lane.home, lane.doubtful))
         return True
 
     def _forget(self, name: str, lane: RawLane, silent: int) -> bool:
@@ -63,18 +61,4 @@ class Expiry:
             return False
         self._table.counts["forgotten_numbers"] += kept
         self._table.save(name, Lane())
-        return True
-
-    def _say_last(self, name: str, packed: bytes) -> bool:
-        """False: `on_expire` failed. The state stays, and is asked again the next time."""
-        if self._rules.on_expire is None:
-            return True
-        try:
-            rows = self._table.last_rows(name, self._rules.codec.decode(packed).state)
-        except Exception as error:  # noqa: BLE001 - the user's code; it has no event that a policy could be about
-            if not self._table.counts["expire_failed"]:
-                _log.warning("on_expire of key %r failed, its state stays: %s", name, words_of(error))
-            self._table.counts["expire_failed"] += 1
-            return False
-        self._table.outputs += rows
         return True

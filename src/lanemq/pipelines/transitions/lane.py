@@ -58,6 +58,8 @@ class Lane(msgspec.Struct, array_like=True):
     """Numbers that the key went on without, as first and last of each stretch; what is not here was settled."""
     home: int | None = None
     """The key's queue, by its place in the shard's `homes`; None where it does not matter."""
+    doubtful: int | None = None
+    """Up to this number `missed` also has numbers that were settled: stretches were joined there."""
 
     def see(self, stored: int) -> None:
         """A message of the key came, whatever becomes of it."""
@@ -69,15 +71,10 @@ class Lane(msgspec.Struct, array_like=True):
         return self.number is not None and number <= self.number
 
     def reach(self, number: int, first_number: int | None) -> None:
-        """Goes on with a number; those between it and the last one are missed from now on.
-
-        When there are too many stretches the oldest two become one with what is between them: a repeat may then be
-        told as late, but nothing that is late as a repeat.
-        """
+        """Goes on with a number; those between it and the last one are missed from now on."""
         expected = first_number if self.number is None else self.number + 1
         if expected is not None and number > expected:
-            missed = (*self.missed, (expected, number - 1))
-            self.missed = missed if len(missed) <= MOST_MISSED else ((missed[0][0], missed[1][1]), *missed[2:])
+            self._remember([*self.missed, (expected, number - 1)])
         self.number = number
 
     def settle_missed(self, number: int) -> None:
@@ -86,10 +83,23 @@ class Lane(msgspec.Struct, array_like=True):
         for first, last in self.missed:
             parts = [(first, last)] if not first <= number <= last else [(first, number - 1), (number + 1, last)]
             left += [part for part in parts if part[0] <= part[1]]
-        self.missed = tuple(left)
+        self._remember(left)
 
     def has_missed(self, number: int) -> bool:
         return any(first <= number <= last for first, last in self.missed)
+
+    def is_doubtful(self, number: int) -> bool:
+        """Whether a number that was missed may as well have been settled."""
+        return self.doubtful is not None and number <= self.doubtful
+
+    def _remember(self, missed: list[tuple[int, int]]) -> None:
+        """Too many stretches: the oldest two become one with what is between them. A repeat may then be told as late,
+        which `doubtful` says, but nothing that is late as a repeat.
+        """
+        while len(missed) > MOST_MISSED:
+            missed[:2] = [(missed[0][0], missed[1][1])]
+            self.doubtful = max(missed[0][1], missed[0][1] if self.doubtful is None else self.doubtful)
+        self.missed = tuple(missed)
 
 
 class RawLane(msgspec.Struct, array_like=True):
@@ -101,6 +111,7 @@ class RawLane(msgspec.Struct, array_like=True):
     waiting: Waiting | None = None
     missed: tuple[tuple[int, int], ...] = ()
     home: int | None = None
+    doubtful: int | None = None
 
 
 class LaneCodec:
@@ -118,7 +129,7 @@ class LaneCodec:
     def _typed(self, packed: bytes) -> Lane:
         assert self._state is not None
         raw = self._raw(packed)
-        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.home)
+        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.home, raw.doubtful)
 
 
 _LEAVES: Final = frozenset({str, int, float, bool, bytes, type(None)})

@@ -4,6 +4,7 @@ The rule guarded here: an event changes its key and adds its rows together, or d
 right behind the step; a step that changed it and then failed is undone by reading the bytes again.
 """
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -11,8 +12,11 @@ import msgspec
 
 from lanemq.pipelines.transitions.event import Event
 from lanemq.pipelines.transitions.lane import Lane, all_plain, comes_back
-from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
+from lanemq.pipelines.transitions.rules import Early, LastWordsFailed, Late, Rules, UnfitState
 from lanemq.pipelines.transitions.shard import key_of
+from lanemq.pipelines.transitions.words import words_of
+
+_log = logging.getLogger(__name__)
 
 
 class LaneTable:
@@ -32,23 +36,27 @@ class LaneTable:
         self._rules = rules
         self._span = rules.limits.expire_after_ms
         self._proven: set[type] = {type(None)}
+        self._unsaid: set[str] = set()
+        """Keys whose `on_expire` failed."""
 
     def apply(self, name: str, lane: Lane, event: Event) -> None:
         """One event whose turn it is. Raises what the user's code raises; then `restore` before anything else."""
-        rules = self._rules
-        if rules.number is not None and not event.late and not self._in_line(lane, event):
-            self.counts["repeats"] += 1
-            return
-        last = None if self._span is None else self._expired(name, lane, event.stored)
+        rules, number = self._rules, None
+        if rules.number is not None and not event.late:
+            number = self._turn(lane, event)
+            if number is None:
+                self.counts["repeats"] += 1
+                return
+        if self._span is not None and self._is_over(lane, event.stored):
+            self._expire(name, lane)
+        if number is not None:
+            lane.reach(number, rules.first_number)
         state, rows = rules.step(lane.state, event)
         made = [rules.shape(row) for row in rows] if rows else ()
         lane.state = state
         if event.stored > lane.seen:
             lane.seen = event.stored
         self.save(name, lane)
-        if last is not None:
-            self.outputs += last
-            self.counts["expired"] += 1
         if made:
             self.outputs += made
         self.applied += 1
@@ -70,22 +78,51 @@ class LaneTable:
         lane = self.hot[name] = Lane() if packed is None else self._rules.codec.decode(packed)
         return lane
 
-    def last_rows(self, name: str, state: object) -> list[tuple[Any, ...]]:
-        """What the user says about a state that goes."""
-        if self._rules.on_expire is None:
-            return []
-        return [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
-
-    def _expired(self, name: str, lane: Lane, stored: int) -> list[tuple[Any, ...]] | None:
-        """A state whose time was over before the event came, whether or not anybody has looked since: what a step is
-        given must not depend on where batches end. None: it was not.
+    def see(self, name: str, lane: Lane, stored: int) -> None:
+        """A message of the key is settled without being applied. It keeps a state alive, and brings none back to life:
+        one whose time was over goes now, or stays as it is if its last words fail or if messages wait for it.
         """
-        assert self._span is not None
-        if lane.state is None or stored - lane.seen < self._span:
+        if self._is_over(lane, stored):
+            if lane.waiting is not None:
+                return
+            try:
+                self._expire(name, lane)
+            except LastWordsFailed:
+                lane.state = self._rules.codec.decode(self.lanes[name]).state
+                return
+        lane.see(stored)
+
+    def say_last(self, name: str, state: object) -> Exception | None:
+        """Adds what the user says about a state that goes; or gives what went wrong, and then the state has to stay."""
+        if self._rules.on_expire is None:
             return None
-        rows = self.last_rows(name, lane.state)
+        try:
+            rows = [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
+        except Exception as error:  # noqa: BLE001 - the user's code
+            if not self._unsaid:
+                _log.warning("on_expire of key %r failed, its state stays: %s", name, words_of(error))
+            self._unsaid.add(name)
+            self.counts["expire_failed"] = len(self._unsaid)
+            return error
+        self.outputs += rows
+        return None
+
+    def _is_over(self, lane: Lane, stored: int) -> bool:
+        """Whether a state's time was over before a message came, whether or not anybody has looked since: what a step
+        is given must not depend on where batches end.
+        """
+        return self._span is not None and lane.state is not None and stored - lane.seen >= self._span
+
+    def _expire(self, name: str, lane: Lane) -> None:
+        """Saved at once: whatever becomes of the message, the state is gone and its last words are said."""
+        failed = self.say_last(name, lane.state)
+        if failed is not None:
+            raise LastWordsFailed(
+                f"the key's state is over and on_expire failed for it: {type(failed).__name__}: {words_of(failed)}"
+            ) from failed
         lane.state = None
-        return rows
+        self.save(name, lane)
+        self.counts["expired"] += 1
 
     def prove_all(self) -> None:
         """Every state that this unit leaves: of two states of one type, the second may hold what does not come back."""
@@ -111,18 +148,17 @@ class LaneTable:
             )
         self._proven.add(type(state))
 
-    def _in_line(self, lane: Lane, event: Event) -> bool:
-        """Whether the user's number says that it is this event's turn; False: it was seen."""
+    def _turn(self, lane: Lane, event: Event) -> int | None:
+        """The user's number, if it says that it is this event's turn; None: it was seen."""
         assert self._rules.number is not None
         number = self._rules.number(event)
         if lane.number is not None and number <= lane.number:
             if lane.has_missed(number):
-                raise Late(number, lane.number)
-            return False
+                raise Late(number, lane.number, doubtful=lane.is_doubtful(number))
+            return None
         expected = self._rules.first_number if lane.number is None else lane.number + 1
         if expected is not None and number > expected:
             if self._rules.on_gap != "report":
                 raise Early(number, expected)
             self.counts["gaps"] += number - expected
-        lane.reach(number, self._rules.first_number)
-        return True
+        return number

@@ -12,7 +12,7 @@ repeated, so the messages stay until its intent is gone; whoever asks is answere
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -27,7 +27,10 @@ from lanemq.pipelines.transitions.shard import keyless
 
 LETTERS_AT_ONCE: Final = 5_000
 BYTES_AT_ONCE: Final = 16 << 20
-"""Of one file: a task holds the letters of one file in memory."""
+"""Of one file."""
+
+FILES_AT_ONCE: Final = 4
+"""Of one pass: a task holds one file and the rows of all in memory, and reads all to find its own."""
 
 Identity: TypeAlias = tuple[str, str, int, int, int]
 """Topic, broker, queue, offset, and the unit of work that set the message aside: after a redrive it may fail again,
@@ -66,15 +69,18 @@ class Redrives:
         self._folder = place / "redrives"
         self._asked, self._done = self._folder / "asked", self._folder / "done"
 
-    def ask(self, letters: Iterable[Letter]) -> list[Letter]:
-        """Gives those that nobody had asked for before: only they are taken."""
+    def ask(self, letters: Iterable[Letter]) -> set[Identity]:
+        """Gives those that nobody had asked for before: only they are taken, in their order, and in parts while they
+        are read.
+        """
         self._asked.mkdir(parents=True, exist_ok=True)
         with self._alone():
             taken = self.pending_letters() | self.done_letters()
-            fresh = sorted((each for each in letters if each.identity not in taken), key=lambda each: each.identity)
+            fresh: set[Identity] = set()
             asked = f"{SystemClock().wall()}-{os.urandom(4).hex()}"
-            for at, part in enumerate(_parts(fresh)):
+            for at, part in enumerate(_parts(each for each in letters if each.identity not in taken)):
                 write_durably(self._asked / f"{asked}-{at:06}.letters", _encode(part))
+                fresh |= {each.identity for each in part}
         return fresh
 
     def pending(self) -> list[str]:
@@ -142,7 +148,7 @@ def _without_body(message: Message) -> Message:
     return msgspec.structs.replace(message, value=None)
 
 
-def _parts(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+def _parts(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
     part: list[Letter] = []
     size = 0
     for each in letters:

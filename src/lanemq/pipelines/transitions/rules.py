@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.model.errors import InvalidOption, LaneError, OrderError
 from lanemq.pipelines.transitions.decoding import tombstone
 from lanemq.pipelines.transitions.event import Event, Row, Step
 from lanemq.pipelines.transitions.lane import LaneCodec
 from lanemq.pipelines.transitions.limits import StateLimits
 from lanemq.pipelines.transitions.policies import Policy
+from lanemq.pipelines.transitions.words import LATE_OR_AGAIN
 
 OnGap: TypeAlias = Literal["report", "hold", "fail"]
 Number: TypeAlias = Callable[[Event], int]
@@ -28,11 +29,20 @@ class Early(OrderError):
 
 
 class Late(OrderError):
-    """An event whose key has gone on without it; no repeat, since it was never applied."""
+    """An event whose key has gone on without it; no repeat, since it was never applied.
 
-    def __init__(self, number: int, reached: int) -> None:
+    `doubtful`: or it was, and the key has missed too many numbers to know.
+    """
+
+    def __init__(self, number: int, reached: int, *, doubtful: bool = False) -> None:
         self.number = number
-        super().__init__(f"number {number} came late, its key had gone on to {reached} without it")
+        late = f"number {number} came late, its key had gone on to {reached} without it"
+        again = f"number {number} {LATE_OR_AGAIN}: its key has gone on to {reached}, and missed too many to tell"
+        super().__init__(again if doubtful else late)
+
+
+class LastWordsFailed(LaneError):
+    """`on_expire` failed for the state that an event's key had: the event's policy decides, as if its step had."""
 
 
 class UnfitState(InvalidOption):

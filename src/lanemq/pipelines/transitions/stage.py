@@ -32,7 +32,7 @@ from lanemq.pipelines.transitions.fixed import fixed, keep_fixed
 from lanemq.pipelines.transitions.limits import StateLimits
 from lanemq.pipelines.transitions.plan import ANSWER, Plan, Spec, unpack_answer
 from lanemq.pipelines.transitions.policies import DeadLetter, Hold, Park, Policy
-from lanemq.pipelines.transitions.redrives import Letter, Redrives
+from lanemq.pipelines.transitions.redrives import FILES_AT_ONCE, Letter, Redrives
 from lanemq.pipelines.transitions.rules import Number, OnExpire, OnGap
 from lanemq.pipelines.transitions.settling import agreed, forget_old, ledger_after, results
 from lanemq.pipelines.transitions.shard import START
@@ -86,7 +86,8 @@ class Transitions:
           `shards=<number>` and without `sequence`, when a key is found in two queues: "fail", or "continue" where no
           key has moved or a moved key may begin anew (then nobody tells when that is not so).
         - `on_expire(state, key) -> rows`: called for a state that `StateLimits(expire_after_ms)` forgets; its rows
-          are written with the batch that does so. If it fails, the state stays and is asked again.
+          are written with the batch that does so. If it fails, the state stays and is asked again; if it does so for
+          the state that an event of the key found expired, `on_failure` decides about the event.
         """
         self.schema = _columns_of(outputs)
         self._shards = shards
@@ -209,7 +210,7 @@ class Transitions:
             for name, entry in entries.items()
             if (requests and entry.waiting) or (entry.retry_at is not None and entry.retry_at <= wall)
         }
-        redrives = tuple(Redrives(books.place).pending())
+        redrives = tuple(Redrives(books.place).pending()[:FILES_AT_ONCE])  # others are due at once again
         shards |= self._shards_of(redrives)
         if shards:
             return self._intent(batch, tuple(requests), tuple(sorted(shards)), redrives)

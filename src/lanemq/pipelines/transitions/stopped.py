@@ -6,6 +6,8 @@ a message leaves a lane applied, recognised as a repeat, or as a dead letter, ne
 
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines.transitions.event import Message
 from lanemq.pipelines.transitions.lane import Lane, Waiting, Why
@@ -14,7 +16,7 @@ from lanemq.pipelines.transitions.orders import Orders
 from lanemq.pipelines.transitions.policies import GiveUp, SetAside, TryAgain, after
 from lanemq.pipelines.transitions.rules import Early, Late, Rules, UnfitState
 from lanemq.pipelines.transitions.shard import GAP_AT, PARKED_AT, key_of
-from lanemq.pipelines.transitions.words import words_of
+from lanemq.pipelines.transitions.words import DISCARDED, words_of
 
 Queued: TypeAlias = list[tuple[Message, int | None]]
 """Messages with their numbers, as far as they are known."""
@@ -71,45 +73,70 @@ class StoppedLanes:
                 return True
 
     def join(self, name: str, lane: Lane, message: Message) -> None:
-        """A new message of a stopped lane."""
+        """A new message of a stopped lane. One that the lane waits for goes on even if the lane is full."""
         waiting = lane.waiting
         assert waiting is not None
-        if self._is_full(name, waiting, message):
-            self._overflow(name, waiting, message)
-            return
         number = self._number_of(name, message)
         if self._by_number and number is not None and self._is_known(lane, waiting, number):
             self._drop(name, lane, message, number)
+            return
+        expected = self._rules.first_number if lane.number is None else lane.number + 1
+        wanted = waiting.why is Why.GAP and number is not None and number == expected
+        if self._is_full(name, waiting, message) and not wanted:
+            self._overflow(name, waiting, message)
             return
         waiting.messages.append(message)
         waiting.numbers.append(number)
         self._sizes[name] += _size(message)
         self.standing[name] = None
         self._table.counts["held"] += 1
-        expected = self._rules.first_number if lane.number is None else lane.number + 1
         if waiting.why is Why.GAP and not message.late and (number is None or expected is None or number <= expected):
             self._drain(name)
 
     def come_late(self, name: str, message: Message) -> None:
-        """A dead letter again, behind everything that its lane has. Its own number says nothing any more."""
+        """A dead letter again, behind everything that its lane has, unless its number's turn is still to come."""
         self._table.counts["redriven_letters"] += 1
         lane = self._table.hot.get(name) or self._table.restore(name)
-        if lane.waiting is not None:
+        given = replace(message, late=False) if self._has_its_turn(name, lane, message) else message
+        if lane.waiting is None:
+            self._table.counts["held"] += not self._try(name, given, 0)
+            return
+        try:
+            self.join(name, lane, given)
+        except LaneFrozen:  # a letter stops nothing: it is one again
             self.join(name, lane, message)
-        elif not self._try(name, message, 0):
-            self._table.counts["held"] += 1
+
+    def _has_its_turn(self, name: str, lane: Lane, message: Message) -> bool:
+        """Whether a lane that goes by numbers waits, or will wait, for a letter's: set aside because the lane was full
+        or because it told no number then. Of a key that is not known any more nobody can say.
+        """
+        number = self._told(name, message) if self._by_number else None
+        if number is None or lane.is_past(number):
+            return False
+        return lane.number is not None or lane.waiting is not None or number == self._rules.first_number
+
+    def _settle_late(self, name: str, message: Message) -> None:
+        """A letter was applied: what comes with its number from now on is a repeat."""
+        number, lane, first = self._told(name, message), self._table.hot[name], self._rules.first_number
+        if number is None:
+            return
+        if lane.is_past(number):
+            lane.settle_missed(number)
+        elif lane.number is not None or number == first:
+            lane.reach(number, first)
+        self._table.save(name, lane)
 
     def _drop(self, name: str, lane: Lane, message: Message, number: int) -> None:
         """A number below the lane's, or one that waits in it."""
         if lane.number is not None and lane.has_missed(number):
-            self._too_late(name, lane, message, Late(number, lane.number))
+            self._too_late(name, lane, message, Late(number, lane.number, doubtful=lane.is_doubtful(number)))
         else:
             self._table.counts["repeats"] += 1
 
     def _too_late(self, name: str, lane: Lane, message: Message, error: Late) -> None:
         """The lane went on without it: applied now it would be out of order, dropped it would be lost silently."""
         lane.settle_missed(error.number)
-        lane.see(message.stored)
+        self._table.see(name, lane, message.stored)
         self._table.save(name, lane)
         self._table.counts["late"] += 1
         self._bury(message, name, str(error), 0)
@@ -157,6 +184,7 @@ class StoppedLanes:
             return self._failed(name, message, error, poison=poison, failures=failures + 1)
         if message.late:
             table.late.append((message.topic, message.queue_id, message.offset))
+            self._settle_late(name, message)
         return True
 
     def _pop_next(self, name: str, queue: Queued, *, leap: bool) -> Message:
@@ -203,7 +231,7 @@ class StoppedLanes:
         self._bury(message, name, reason, failures)
         if number is not None and not lane.is_past(number):
             lane.reach(number, self._rules.first_number)
-        lane.see(message.stored)
+        self._table.see(name, lane, message.stored)
         self._table.save(name, lane)
 
     def _discard(self, name: str, *, first_only: bool) -> None:
@@ -212,7 +240,7 @@ class StoppedLanes:
         lane = self._table.hot[name]
         given_up = queue[:1] if first_only else queue
         for message, number in given_up:
-            self._skip(name, lane, message, number, "discarded by a person", failures)
+            self._skip(name, lane, message, number, DISCARDED, failures)
         self._table.counts["discarded"] += len(given_up)
         rest = queue[len(given_up) :]
         if rest:
@@ -248,7 +276,11 @@ class StoppedLanes:
 
     def _number_of(self, name: str, message: Message) -> int | None:
         """None: there are no numbers, or this message does not tell its own, or it does not count any more."""
-        if self._rules.number is None or message.late:
+        return None if message.late else self._told(name, message)
+
+    def _told(self, name: str, message: Message) -> int | None:
+        """What the message says, whether or not it counts."""
+        if self._rules.number is None:
             return None
         try:
             return self._rules.number(message.event(key_of(name), self._rules.value(message.value), 1))

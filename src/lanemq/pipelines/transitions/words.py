@@ -9,6 +9,10 @@ from typing import Final
 MOST_CHARACTERS: Final = 4_000
 """Of a reason: some errors say the whole body that they are about."""
 
+DISCARDED: Final = "discarded by a person"
+LATE_OR_AGAIN: Final = "came late or again"
+"""Words of dead letters by which they are recognised as what is not redriven with all others (`set_aside.py`)."""
+
 
 def words_of(error: BaseException) -> str:
     """Its text, with what cannot be written as escapes."""
