@@ -8,27 +8,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from tests.certificates import Authority
+from tests.guarded_broker import SECRET, guarded_broker
 
 from lanemq import Admin, Credentials, TlsOptions
-from lanemq.broker.config import BrokerOptions
 from lanemq.cli.main import main
-from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
 from lanemq.pipelines.before_spark import need_topic
 from lanemq.pipelines.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.testing.embedded import EmbeddedBroker
 
-SECRET = "hush-hush-hush"
 OTHERS = 'accessKey = "nobody"\nsecretKey = "another-secret"\nsecurityToken = "t"\n'
 
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
-    (folder / "users.toml").write_text(f'[[user]]\naccess_key = "root"\nsecret_key = "{SECRET}"\nadmin = true\n')
-    listen, tls = Address("127.0.0.1", 0), ServerTls(identity.cert, identity.key)
-    with EmbeddedBroker(BrokerOptions(folder / "data", listen=listen, tls=tls, users=folder / "users.toml")) as running:
+    with guarded_broker(authority, tmp_path_factory.mktemp("broker")) as running:
         with Admin(
             running.address, tls=TlsOptions(authority.ca), credentials=Credentials("root", SECRET)
         ) as admin:  # fmt: skip

@@ -76,7 +76,7 @@ def cut_off_and_take_over(broker: ProxiedBroker) -> tuple[Member, Member, float]
     cut_at = time.monotonic()
     b = Member(broker.address, "b")
     until("b works on its share at least", lambda: len(b.queues) >= 2)
-    until("both had time", lambda: len(b.began) > 50)
+    until("both had time to come to every key", lambda: len(b.began) > 300)
     for wire in held:
         wire.cut()
     for member in (a, b):

@@ -4,6 +4,7 @@ The shells add what carries it all, threads and sockets or tasks on an event loo
 inbox does so under `_lock`; on an event loop nobody else can come in between, and it is none.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -27,7 +28,7 @@ Told: TypeAlias = tuple[Ticket, bool]
 """Whom to tell, and whether they hear of a failure before they send anything else."""
 
 
-class ProducerBase:
+class ProducerBase(ABC):
     """Without a connection to anything."""
 
     def __init__(
@@ -99,13 +100,13 @@ class ProducerBase:
         with self._lock:
             self._engine.send_left(ticket)
 
+    @abstractmethod
     def _empty_inbox(self) -> None:
         """Gives what `submit` left there its place. Before anything that may not pass it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _finish(self, work: Work) -> None:
         """Everything the engine wants done, but for requests: those are on their way."""
-        raise NotImplementedError
 
     # looking after it all
 

@@ -6,26 +6,19 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.guarded_broker import SECRET, guarded_broker
 from tests.pipelines.sinks.places import EVENTS, WAIT, TopicPlace, named
 
 from lanemq import Admin, Credentials, TlsOptions
-from lanemq.broker.config import BrokerOptions
 from lanemq.model.errors import InvalidOption, LaneError
-from lanemq.net.address import Address
-from lanemq.net.server_tls import ServerTls
 from lanemq.pipelines.ports import Append
 from lanemq.pipelines.sinks import TopicSink, open_sink
 from lanemq.testing.embedded import EmbeddedBroker
 
-SECRET = "hush-hush-hush"
-
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
-    (folder / "users.toml").write_text(f'[[user]]\naccess_key = "root"\nsecret_key = "{SECRET}"\nadmin = true\n')
-    listen, tls = Address("127.0.0.1", 0), ServerTls(identity.cert, identity.key)
-    with EmbeddedBroker(BrokerOptions(folder / "data", listen=listen, tls=tls, users=folder / "users.toml")) as running:
+    with guarded_broker(authority, tmp_path_factory.mktemp("broker")) as running:
         yield running
 
 
