@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.harness import TOPIC, BrokerProcess
 from lanemq.checker.checking import Options, check
-from lanemq.client.pull_consumer import PullConsumer
+from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.receipt import Receipt
 from lanemq.clock import SystemClock
 from lanemq.history import History, open_history

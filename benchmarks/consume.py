@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.harness import KEYS, TOPIC, BrokerProcess, Messages, Round, report_rounds
 from benchmarks.judged import verdict
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.core.retry_policy import HoldQueue
+from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.history import History
 
 ROUNDS, MESSAGES, JUDGED = 5, 200_000, 20_000

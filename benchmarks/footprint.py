@@ -9,7 +9,7 @@ import statistics
 import time
 
 from benchmarks.harness import TOPIC, BrokerProcess, made_messages, report
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 
 ROUNDS, PART, PARTS = 5, 100_000, 10
 

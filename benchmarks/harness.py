@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from lanemq._fast import VARIANT
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 
 KEYS, QUEUES, TOPIC = 100, 4, "bench"
 Messages = list[tuple[str, bytes]]

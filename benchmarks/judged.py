@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmarks.harness import QUEUES, TOPIC, Messages
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import Options, check
-from lanemq.client.admin import Admin
-from lanemq.client.producer import Producer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
 from lanemq.history import History
 from lanemq.net.address import Address

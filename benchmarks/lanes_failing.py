@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.harness import TOPIC, BrokerProcess, Messages, report
 from benchmarks.judged import verdict
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.core.retry_policy import RETRY_FOREVER, HoldKey
+from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
 from lanemq.history import NO_HISTORY, History
 
 KEYS, BACKLOG, ROUNDS = 10_000, 100_000, 5

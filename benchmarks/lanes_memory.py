@@ -17,13 +17,13 @@ from itertools import pairwise
 
 from benchmarks.harness import report
 from lanemq.client.codec import BytesCodec
-from lanemq.client.lane_board import LaneBoard
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.turn_run import run_visit
+from lanemq.client.consumer.visits import Visit
 from lanemq.client.message import Message, Source, read_messages
-from lanemq.client.turn_run import run_visit
-from lanemq.client.visits import Visit
 from lanemq.clock import SystemClock
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import NO_LEASE_NEEDED, LaneOptions, Order
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.properties import encode_properties

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.chaos.stage import TOPIC, Event, Part, Stage, complaint, stage_in
 
 from benchmarks.harness import report
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 
 RESTARTS, MEMBERS, QUEUES = 20, 3, 6
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 from benchmarks.audit import verdict
 from benchmarks.harness import TOPIC, BrokerProcess, made_messages, report
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 
 ROUNDS, SINGLE, MANY, BYTES = 5, 2_000, 100_000, 100

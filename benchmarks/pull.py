@@ -6,7 +6,7 @@ One connection, one pull at a time, one queue from its start to its end.
 """
 
 from benchmarks.harness import TOPIC, BrokerProcess, made_messages, report_rounds, timed
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode

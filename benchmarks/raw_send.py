@@ -9,7 +9,7 @@ import socket
 import threading
 
 from benchmarks.harness import TOPIC, BrokerProcess, report_rounds, timed
-from lanemq.client.send_requests import Parcel, RequestBuilder, properties_text
+from lanemq.client.producer.requests import Parcel, RequestBuilder, properties_text
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_address
 from lanemq.wire.command import encode_command

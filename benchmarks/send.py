@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.audit import verdict
 from benchmarks.harness import TOPIC, BrokerProcess, Messages, Round, made_messages, report_rounds, timed
-from lanemq.client.async_producer import AsyncProducer
-from lanemq.client.producer import Producer
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 
 ROUNDS, SINGLE, MANY = 5, 3_000, 100_000

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.units import Millis
 from lanemq.spark import recommended, register
-from lanemq.spark.sending import Outgoing, TaskSender
+from lanemq.spark.write.sending import Outgoing, TaskSender
 
 QUEUES = 4
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}

@@ -26,14 +26,14 @@ from pyspark.sql.datasource import InputPartition
 from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import cpu_seconds, fill, session, timed
 from lanemq.model.units import Millis
-from lanemq.spark.batch_reader import LaneBatchReader
-from lanemq.spark.columns import Wanted, decode
-from lanemq.spark.fetch import RangeReader
+from lanemq.spark.columns.arrow import Wanted, decode
+from lanemq.spark.columns.schema import COLUMNS, arrow_schema
 from lanemq.spark.options import parse_read_options
-from lanemq.spark.reading import RangePartition
-from lanemq.spark.schema import COLUMNS, arrow_schema
+from lanemq.spark.read.batch_reader import LaneBatchReader
+from lanemq.spark.read.fetch import RangeReader
+from lanemq.spark.read.partition_reader import RangePartition
+from lanemq.spark.read.waiting import Patience
 from lanemq.spark.source import LaneDataSource
-from lanemq.spark.waiting import Patience
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.stamp import find_stamp
 

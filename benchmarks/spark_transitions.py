@@ -28,9 +28,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from benchmarks.harness import report
 from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.transitions.event import COLUMNS
+from lanemq.pipelines.stages.transitions.event import COLUMNS
 from lanemq.spark import recommended
-from lanemq.spark.schema import arrow_schema, some_columns
+from lanemq.spark.columns.schema import arrow_schema, some_columns
 
 QUEUES = 4
 KEYS = (10_000, 1_000_000)

@@ -5,8 +5,8 @@ from typing import Any
 
 from interop.lane_pull import read_once
 from interop.lane_seen import seen_record
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import AtTime
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.views import AtTime
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from interop.lane_seen import seen_message
-from lanemq.client.consumer_options import Sharing, StartFrom
+from lanemq.client.consumer.listener import ConcurrentlyContext, ConcurrentlyStatus, OrderlyContext, OrderlyStatus
+from lanemq.client.consumer.options import Sharing, StartFrom
+from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.identity import new_client_id
-from lanemq.client.listener import ConcurrentlyContext, ConcurrentlyStatus, OrderlyContext, OrderlyStatus
 from lanemq.client.message import Message
-from lanemq.client.push_consumer import PushConsumer
 
 Emit = Callable[[dict[str, Any]], None]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from interop.lane_seen import seen_message
+from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
-from lanemq.client.pull_consumer import PullConsumer
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from tests.certificates import Authority, new_authority
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker
 
 settings.register_profile("any machine", deadline=None)

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from lanemq.cli.main import main
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.testing.embedded import EmbeddedBroker
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text("utf-8")

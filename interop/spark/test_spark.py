@@ -16,7 +16,7 @@ import pytest
 
 from interop.ports import eventually
 from lanemq import App, Message, Producer
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.client.receipt import Receipt
 from lanemq.pipelines import Event, Pipeline, SqliteSink, Topic, Transitions, start
 

@@ -8,14 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lanemq.client.admin import Admin
-    from lanemq.client.admin_views import AtOffset, AtTime
-    from lanemq.client.app import App
-    from lanemq.client.async_consumer import AsyncConsumer
-    from lanemq.client.async_producer import AsyncProducer
-    from lanemq.client.consumer import Consumer
-    from lanemq.client.consumer_options import Sharing, StartFrom
-    from lanemq.client.listener import (
+    from lanemq.client.admin.admin import Admin
+    from lanemq.client.admin.parked import ParkedAdmin
+    from lanemq.client.admin.views import AtOffset, AtTime
+    from lanemq.client.consumer.app import App
+    from lanemq.client.consumer.async_consumer import AsyncConsumer
+    from lanemq.client.consumer.consumer import Consumer
+    from lanemq.client.consumer.listener import (
         ConcurrentlyContext,
         ConcurrentlyStatus,
         OrderlyContext,
@@ -24,14 +23,16 @@ if TYPE_CHECKING:
         Skip,
         ToDeadLetter,
     )
+    from lanemq.client.consumer.options import Sharing, StartFrom
+    from lanemq.client.consumer.pull_consumer import PullConsumer
+    from lanemq.client.consumer.push_consumer import PushConsumer
     from lanemq.client.message import Message
-    from lanemq.client.parked_admin import ParkedAdmin
-    from lanemq.client.producer import Producer
-    from lanemq.client.pull_consumer import PullConsumer
-    from lanemq.client.push_consumer import PushConsumer
+    from lanemq.client.producer.async_producer import AsyncProducer
+    from lanemq.client.producer.producer import Producer
     from lanemq.client.receipt import Receipt, StoredAs
-    from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue, Park
-    from lanemq.core.sharding import by_hash, by_int_modulo
+    from lanemq.core.backoff import Backoff
+    from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, Park
+    from lanemq.core.sending.sharding import by_hash, by_int_modulo
     from lanemq.errors import (
         BrokerRefused,
         Closed,
@@ -59,14 +60,14 @@ if TYPE_CHECKING:
     from lanemq.wire.signing import Credentials
 
 _HOMES = {
-    "lanemq.client.admin": ("Admin",),
-    "lanemq.client.admin_views": ("AtOffset", "AtTime"),
-    "lanemq.client.app": ("App",),
-    "lanemq.client.async_consumer": ("AsyncConsumer",),
-    "lanemq.client.async_producer": ("AsyncProducer",),
-    "lanemq.client.consumer": ("Consumer",),
-    "lanemq.client.consumer_options": ("Sharing", "StartFrom"),
-    "lanemq.client.listener": (
+    "lanemq.client.admin.admin": ("Admin",),
+    "lanemq.client.admin.views": ("AtOffset", "AtTime"),
+    "lanemq.client.consumer.app": ("App",),
+    "lanemq.client.consumer.async_consumer": ("AsyncConsumer",),
+    "lanemq.client.producer.async_producer": ("AsyncProducer",),
+    "lanemq.client.consumer.consumer": ("Consumer",),
+    "lanemq.client.consumer.options": ("Sharing", "StartFrom"),
+    "lanemq.client.consumer.listener": (
         "ConcurrentlyContext",
         "ConcurrentlyStatus",
         "OrderlyContext",
@@ -76,13 +77,14 @@ _HOMES = {
         "ToDeadLetter",
     ),
     "lanemq.client.message": ("Message",),
-    "lanemq.client.parked_admin": ("ParkedAdmin",),
-    "lanemq.client.producer": ("Producer",),
-    "lanemq.client.pull_consumer": ("PullConsumer",),
-    "lanemq.client.push_consumer": ("PushConsumer",),
+    "lanemq.client.admin.parked": ("ParkedAdmin",),
+    "lanemq.client.producer.producer": ("Producer",),
+    "lanemq.client.consumer.pull_consumer": ("PullConsumer",),
+    "lanemq.client.consumer.push_consumer": ("PushConsumer",),
     "lanemq.client.receipt": ("Receipt", "StoredAs"),
-    "lanemq.core.retry_policy": ("Backoff", "DeadLetter", "HoldKey", "HoldQueue", "Park"),
-    "lanemq.core.sharding": ("by_hash", "by_int_modulo"),
+    "lanemq.core.backoff": ("Backoff",),
+    "lanemq.core.consuming.retry_policy": ("DeadLetter", "HoldKey", "HoldQueue", "Park"),
+    "lanemq.core.sending.sharding": ("by_hash", "by_int_modulo"),
     "lanemq.errors": (
         "BrokerRefused",
         "Closed",

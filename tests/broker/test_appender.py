@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanemq.broker.appender import Appender
+from lanemq.broker.storage.group_commit import Appender
 from lanemq.clock import SystemClock
 from lanemq.log.options import StoreOptions
 from lanemq.log.staging import Pending

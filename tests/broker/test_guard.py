@@ -8,8 +8,8 @@ from tests.broker.conftest import Start
 from tests.broker.running import HandClock, Running
 from tests.broker.talk import Talk
 
-from lanemq.broker.needs import _NEEDS, _OPEN, Need, needs
-from lanemq.broker.users import Right, User, read_users
+from lanemq.broker.access.permissions import _NEEDS, _OPEN, Need, needs
+from lanemq.broker.access.users import Right, User, read_users
 from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect

@@ -15,12 +15,12 @@ from tests.broker.running import Gate, HandClock, Running
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report, Verdict
-from lanemq.client.admin import Admin
-from lanemq.client.app import App
+from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core import lock_table
+from lanemq.core.brokering import lock_table
 from lanemq.history import open_history
 from lanemq.model.errors import StorageError
 from lanemq.net.address import Address

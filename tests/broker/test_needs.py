@@ -2,8 +2,8 @@
 
 import pytest
 
-from lanemq.broker.needs import needs
-from lanemq.broker.users import Right, User
+from lanemq.broker.access.permissions import needs
+from lanemq.broker.access.users import Right, User
 from lanemq.model.names import dead_letter_topic, retry_topic
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, Subscription
 from lanemq.wire.codes import RequestCode

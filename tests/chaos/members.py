@@ -12,12 +12,12 @@ from tests.chaos.roles import GROUP, TOPIC
 
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core.retry_policy import FailurePolicy
-from lanemq.core.sharding import pick_queue
+from lanemq.core.consuming.retry_policy import FailurePolicy
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.history import open_history
 from lanemq.model.queue import MessageQueue
 from lanemq.testing.embedded import EmbeddedBroker

@@ -12,21 +12,22 @@ from itertools import count
 from typing import Any
 
 from lanemq.broker.app import Broker
-from lanemq.broker.appender import Appender
 from lanemq.broker.checkpoints import Checkpoints
-from lanemq.client.hand_over import HandOver
-from lanemq.client.holding import Holding
-from lanemq.client.lane_board import LaneBoard
-from lanemq.client.lock_keeper import LockKeeper
-from lanemq.core import dedup, sharding
-from lanemq.core.dedup import Fresh, Gap, ProducerTable
-from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.keyed_queue import KeyedQueue
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.lock_table import Current, Lease, LockGrant, LockTable
-from lanemq.core.owner_trust import OwnerTrust
-from lanemq.core.queue_lease import QueueLease
-from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
+from lanemq.broker.storage.group_commit import Appender
+from lanemq.client.consumer.assigned_queue import Holding
+from lanemq.client.consumer.hand_over import HandOver
+from lanemq.client.consumer.leases import LockKeeper
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.core.brokering import dedup
+from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
+from lanemq.core.brokering.keep_alive import OwnerTrust
+from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
+from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.queue_lease import QueueLease
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.sending import sharding
 from lanemq.log import reading, rebuild, record_bytes
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk

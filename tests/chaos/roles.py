@@ -26,15 +26,16 @@ from tests.chaos.mutants import MUTANTS
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.client import send_packing
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.identity import new_message_ids
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
+from lanemq.client.producer import packing as send_packing
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.clock import SystemClock
-from lanemq.core.queue_lease import LeaseTimes
-from lanemq.core.retry_policy import Backoff, HoldKey, HoldQueue
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.queue_lease import LeaseTimes
+from lanemq.core.consuming.retry_policy import HoldKey, HoldQueue
 from lanemq.history import History, Place, open_history
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_address

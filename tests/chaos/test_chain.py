@@ -7,13 +7,13 @@ from tests.chaos.members import PATIENCE, Town, key_in, owns, until
 from tests.chaos.stage import GROUP, TOPIC, complaint
 
 from lanemq.checker.verdict import Verdict
-from lanemq.client.admin import Admin
-from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import ConcurrentlyContext, ConcurrentlyStatus, Retry
+from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.listener import ConcurrentlyContext, ConcurrentlyStatus, Retry
+from lanemq.client.consumer.options import StartFrom
+from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.message import Message
-from lanemq.client.push_consumer import PushConsumer
-from lanemq.core.queue_lease import LeaseTimes
-from lanemq.core.retry_policy import HoldQueue
+from lanemq.core.consuming.queue_lease import LeaseTimes
+from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.model.units import Millis
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from tests.client.consumer_fakes import message
 
-from lanemq.client.consumer_engine import ConsumerEngine
-from lanemq.client.lane_board import LaneBoard
+from lanemq.client.consumer.engine import ConsumerEngine
+from lanemq.client.consumer.scheduler import LaneBoard
 from lanemq.clock import SystemClock
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import DONE, NO_LEASE_NEEDED, LaneOptions, Order, Turn
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, LaneOptions, Order, Turn
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 

@@ -17,9 +17,9 @@ from tests.sim.test_mutants import BUSY, Case, plan_for
 from tests.sim.test_mutants import CASES as SIMULATED
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.admin import Admin
-from lanemq.client.consumer import Consumer
-from lanemq.client.producer import Producer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.log.store import Store
 from lanemq.model.java_hash import java_string_hash

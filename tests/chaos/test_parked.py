@@ -4,7 +4,7 @@ import pytest
 from tests.chaos.stage import Part, Stage, complaint
 
 from lanemq.checker.verdict import Verdict
-from lanemq.client.parked_admin import ParkedAdmin, ParkedLaneView
+from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from tests.chaos.mutants import MUTANTS
 from tests.chaos.stage import complaint
 
 from lanemq.checker.verdict import Report, Verdict
-from lanemq.client.app import App
-from lanemq.core.lock_table import LockGrant, LockTable
+from lanemq.client.consumer.app import App
+from lanemq.core.brokering.lock_table import LockGrant, LockTable
 
 KEY = key_in(3)
 """Queue 3 of 4 belongs to the second of two members."""

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lanemq.cli.main import main
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
 Run = Callable[..., Result]
@@ -15,7 +15,7 @@ Run = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tests ask where nobody listens; what waiting is for has tests of its own."""
-    monkeypatch.setattr("lanemq.cli.patience.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("lanemq.cli.wait_for_broker.PATIENCE_SECONDS", 0)
 
 
 @pytest.fixture(scope="module")

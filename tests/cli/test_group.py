@@ -7,10 +7,10 @@ import pytest
 from tests.cli.conftest import Run
 
 from lanemq.cli.lag import Progress
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import GroupQueue
-from lanemq.client.consumer import Consumer
-from lanemq.client.producer import Producer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.views import GroupQueue
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.producer.producer import Producer
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker

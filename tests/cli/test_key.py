@@ -9,12 +9,12 @@ from tests.cli.conftest import Run
 
 from lanemq.cli.lag import Progress
 from lanemq.cli.lane_reason import GroupOfKey
-from lanemq.client.admin import Admin, Place
-from lanemq.client.admin_views import AtOffset, GroupQueue
-from lanemq.client.consumer import Consumer
-from lanemq.client.lane_admin import NoAnswer
-from lanemq.client.producer import Producer
-from lanemq.core.sharding import pick_queue
+from lanemq.client.admin.admin import Admin, Place
+from lanemq.client.admin.lanes import NoAnswer
+from lanemq.client.admin.views import AtOffset, GroupQueue
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.producer.producer import Producer
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker

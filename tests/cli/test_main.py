@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.broker import _start_failed
+from lanemq.cli.commands.broker import _start_failed
 from lanemq.cli.main import main
 
 LANEMQ = [sys.executable, "-m", "lanemq.cli.main"]

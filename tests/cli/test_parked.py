@@ -9,13 +9,13 @@ import pytest
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
-from lanemq.cli import parked as command
-from lanemq.client.admin import Admin
-from lanemq.client.app import App
+from lanemq.cli.commands import parked as command
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.parked_admin import ParkedAdmin
-from lanemq.client.producer import Producer
-from lanemq.core.retry_policy import HoldKey
+from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.testing.embedded import EmbeddedBroker
 
 _NUMBERS = count(1)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli import patience
+from lanemq.cli import wait_for_broker as patience
 from lanemq.cli.main import main
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker

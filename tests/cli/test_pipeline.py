@@ -15,11 +15,11 @@ import pytest
 from tests.cli.conftest import Run
 from tests.spark.driving import send, until
 
-from lanemq.client.admin import Admin
-from lanemq.client.producer import Producer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.producer.producer import Producer
 from lanemq.pipelines.batch import batch_number
-from lanemq.pipelines.checkpoint import Checkpoint
-from lanemq.pipelines.spark_log import SparkLog
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.spark_log import SparkLog
 from lanemq.testing.embedded import EmbeddedBroker
 
 DECLARED = """
@@ -109,7 +109,7 @@ class SharedSession:
 @pytest.fixture
 def in_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands use the session that is there already; starting one has a test of its own below."""
-    monkeypatch.setattr("lanemq.pipelines.program.open_session", lambda *_: SharedSession(spark))
+    monkeypatch.setattr("lanemq.pipelines.run.program.open_session", lambda *_: SharedSession(spark))
 
 
 def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:
@@ -226,7 +226,7 @@ def test_without_java_that_is_said(run: Run, place: Place, monkeypatch: pytest.M
 
 
 def test_help_does_not_wait_for_spark() -> None:
-    code = "import sys, lanemq.cli.pipeline; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    code = "import sys, lanemq.cli.pipeline.command; sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,7 +16,7 @@ LETTER = "orders/broker-a/0/0"
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """A checkpoint with two letters of a key and one of another."""
-    monkeypatch.setattr("lanemq.cli.pipeline_status.BROKER_WAIT", "1ms")
+    monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
     pipeline = Kept(tmp_path, on_failure=DeadLetter(skip=True))
     pipeline.run(*(Sent(0, at, key, {"n": at, "fails": 1}) for at, key in enumerate(["a", "a", "b"])))
     return pipeline

@@ -12,9 +12,9 @@ from tests.guarded_broker import SECRET, guarded_broker
 
 from lanemq import Admin, Credentials, TlsOptions
 from lanemq.cli.main import main
-from lanemq.pipelines.before_spark import need_topic
-from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
+from lanemq.pipelines.run.preflight import need_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
 OTHERS = 'accessKey = "nobody"\nsecretKey = "another-secret"\nsecurityToken = "t"\n'
@@ -40,7 +40,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
         Checkpoint(pipeline.folder, pipeline.name, pipeline.source.telling_options).close()
         ran.append(pipeline)
 
-    monkeypatch.setattr("lanemq.pipelines.program.run", asks_for_its_topic)
+    monkeypatch.setattr("lanemq.pipelines.run.program.run", asks_for_its_topic)
     return ran
 
 

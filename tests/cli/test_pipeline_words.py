@@ -12,11 +12,11 @@ from tests.cli.conftest import Run
 from tests.pipelines.transitions import driving
 from tests.pipelines.transitions.driving import Sent
 
-from lanemq.cli.pipeline_dead import Tally, counted_by, kept_in
+from lanemq.cli.pipeline.dead import Tally, counted_by, kept_in
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.checkpoint import Checkpoint, stage_place
-from lanemq.pipelines.progress import Done, Progress
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_place
+from lanemq.pipelines.run.progress import Done, Progress
 
 FAILS = {"n": 1, "fails": 99}
 NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
@@ -25,7 +25,7 @@ NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough for an attempt and a second one."""
-    monkeypatch.setattr("lanemq.cli.pipeline_status.BROKER_WAIT", "100ms")
+    monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "100ms")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_what_was_set_aside_may_fail_a_run(
         Checkpoint(pipeline.folder, pipeline.name, NOWHERE).close()
         report(told(3, dead))
 
-    monkeypatch.setattr("lanemq.pipelines.program.run", one_batch)
+    monkeypatch.setattr("lanemq.pipelines.run.program.run", one_batch)
     ended = run("pipeline", "run", str(declaration(tmp_path, "orders")), *flags)
     assert ended.exit_code == code, ended.output
     assert ("set aside (" in ended.stderr) is (dead > 0)
@@ -181,7 +181,7 @@ def test_a_new_sink_is_a_word_of_one_run(
         Checkpoint(pipeline.folder, pipeline.name, NOWHERE).close()
         said.append(new_sink)
 
-    monkeypatch.setattr("lanemq.pipelines.program.run", noted)
+    monkeypatch.setattr("lanemq.pipelines.run.program.run", noted)
     assert run("pipeline", "run", str(declaration(tmp_path, "orders")), *flags).exit_code == 0
     assert said == [bool(flags)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from lanemq.cli.reading import PAGE, Reader
 from lanemq.client.message import Message, Source
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.cli.conftest import Run
 
 from lanemq.broker.config import BrokerOptions
+from lanemq.cli.commands.send import Line, Sending, Stopped
 from lanemq.cli.reading import Reader
-from lanemq.cli.send import Line, Sending, Stopped
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue

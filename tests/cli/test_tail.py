@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.cli.conftest import Run
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
 
@@ -66,7 +66,7 @@ def test_people_see_place_key_tag_and_value(run: Run) -> None:
 def test_follow_shows_what_arrives_later(run: Run, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second message is sent in the first pause, so it cannot have been there at the start."""
     producer.send("followed", {"n": 0}, key="k")
-    monkeypatch.setattr("lanemq.cli.tail.time.sleep", lambda _: producer.send("followed", {"n": 1}, key="k"))
+    monkeypatch.setattr("lanemq.cli.commands.tail.time.sleep", lambda _: producer.send("followed", {"n": 1}, key="k"))
     result = run("tail", "followed", "--follow", "--count", "2", "--json")
     assert numbers(result.stdout) == [0, 1]
 
@@ -75,7 +75,7 @@ def test_control_c_is_a_normal_end(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lanemq.cli.tail.time.sleep", interrupted)
+    monkeypatch.setattr("lanemq.cli.commands.tail.time.sleep", interrupted)
     result = run("tail", "letters", "--follow", "--json")
     assert result.exit_code == 0
     assert len(numbers(result.stdout)) == 10

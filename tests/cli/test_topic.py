@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.cli.conftest import Run
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
 

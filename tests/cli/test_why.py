@@ -13,14 +13,15 @@ from tests.cli.conftest import Run
 
 from lanemq.cli.lag import Progress
 from lanemq.cli.lane_reason import GroupOfKey
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import GroupQueue
-from lanemq.client.app import App
-from lanemq.client.lane_admin import LaneAdmin, NoAnswer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.lanes import LaneAdmin, NoAnswer
+from lanemq.client.admin.views import GroupQueue
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.core.lane_view import LaneState
-from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue, Park
+from lanemq.client.producer.producer import Producer
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.lane_view import LaneState
+from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address

@@ -7,17 +7,17 @@ from typing import Any
 
 from tests.client.virtual_time import VirtualClock
 
-from lanemq.client.attempts import async_attempt_of
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer_calls import Granted, Pulled
-from lanemq.client.consumer_engine import ConsumerEngine
-from lanemq.client.consumer_options import ConsumerOptions
-from lanemq.client.handler_call import HandlerCall
+from lanemq.client.consumer.attempts import async_attempt_of
+from lanemq.client.consumer.calls import Granted, Pulled
+from lanemq.client.consumer.engine import ConsumerEngine
+from lanemq.client.consumer.handler import HandlerCall
+from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.subscription import StationPlan
 from lanemq.client.message import Message, Source, read_messages
-from lanemq.client.routes import BrokerRoute, TopicRoute
-from lanemq.client.station import StationPlan
-from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.lock_table import LockTable
+from lanemq.client.routing import BrokerRoute, TopicRoute
+from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
 from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset

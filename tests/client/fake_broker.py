@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
+from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server

@@ -7,15 +7,15 @@ from typing import Any
 
 from tests.client.consumer_fakes import message, queue
 
-from lanemq.client.attempts import attempt_of
-from lanemq.client.consumer_metrics import Tallies
-from lanemq.client.handler_call import handler_call
-from lanemq.client.lane_board import LaneBoard
+from lanemq.client.consumer.attempts import attempt_of
+from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.metrics import Tallies
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.subscription import Station, StationPlan
+from lanemq.client.consumer.workers import Aftermath, ThreadWorkers
 from lanemq.client.message import Message
-from lanemq.client.station import Station, StationPlan
-from lanemq.client.workers import Aftermath, ThreadWorkers
 from lanemq.clock import SystemClock
-from lanemq.core.turns import (
+from lanemq.core.consuming.turns import (
     NO_LEASE_NEEDED,
     Gate,
     Turn,

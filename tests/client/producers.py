@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, Self, TypeVar
 
-from lanemq.client.async_producer import AsyncProducer
-from lanemq.client.producer import Producer
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.freezes import Frozen
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
-from lanemq.client.send_freezes import Frozen
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from tests.client.test_send_engine import HandClock, Told
 
-from lanemq.client.producer_options import ProducerOptions
-from lanemq.client.send_engine import SendEngine
-from lanemq.client.send_requests import Parcel, RequestBuilder
-from lanemq.client.send_tickets import Crowd, Ticket
-from lanemq.client.send_work import Mark, SendRequest, Work
-from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
+from lanemq.client.producer.engine import SendEngine
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.requests import Parcel, RequestBuilder
+from lanemq.client.producer.waiters import Crowd, Ticket
+from lanemq.client.producer.work import Mark, SendRequest, Work
+from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.history import History
 from lanemq.model.errors import (
     ConnectionLost,

@@ -8,12 +8,12 @@ from typing import TypeVar
 import pytest
 from tests.client.fake_broker import FakeBroker
 
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import AtOffset, AtTime
-from lanemq.client.app import App
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.views import AtOffset, AtTime
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.core.topic_table import TopicOrder
+from lanemq.client.producer.producer import Producer
+from lanemq.core.brokering.topic_table import TopicOrder
 from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotFound, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from tests.client.fake_broker import FakeBroker
 
-from lanemq.client.admin import Admin, Place
-from lanemq.client.admin_views import AtOffset, AtTime
+from lanemq.client.admin.admin import Admin, Place
+from lanemq.client.admin.views import AtOffset, AtTime
 from lanemq.model.errors import UsageError
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import RequestCode

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from lanemq.client.app import App
-from lanemq.client.consumer_options import Sharing, StartFrom
-from lanemq.client.listener import Retry, Skip, ToDeadLetter
+from lanemq.client.consumer.app import App
+from lanemq.client.consumer.listener import Retry, Skip, ToDeadLetter
+from lanemq.client.consumer.options import Sharing, StartFrom
+from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.client.pull_consumer import PullConsumer
-from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue, SendBack
+from lanemq.client.producer.producer import Producer
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, SendBack
 from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker

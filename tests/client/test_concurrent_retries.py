@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tests.client.test_app import Inbox, send, wait_for
 
-from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import ConcurrentlyStatus
+from lanemq.client.consumer.listener import ConcurrentlyStatus
+from lanemq.client.consumer.options import StartFrom
+from lanemq.client.consumer.pull_consumer import PullConsumer
+from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.message import Message
-from lanemq.client.pull_consumer import PullConsumer
-from lanemq.client.push_consumer import PushConsumer
-from lanemq.core.retry_policy import SendBack
+from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.model.errors import LaneError
 from lanemq.testing.embedded import EmbeddedBroker
 

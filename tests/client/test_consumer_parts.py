@@ -12,13 +12,13 @@ from tests.client.consumer_fakes import message, queue
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer_options import ConsumerOptions, StartFrom
-from lanemq.client.dead_letters import DeadLetters
-from lanemq.client.handler_call import handler_call
+from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.offset_file import FileOffsets
+from lanemq.client.consumer.options import ConsumerOptions, StartFrom
+from lanemq.client.consumer.send_back import DeadLetters
+from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message, Source, find_key, read_messages
-from lanemq.client.offset_file import FileOffsets
-from lanemq.client.tag_filter import tag_filter
-from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address

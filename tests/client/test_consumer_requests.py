@@ -7,11 +7,11 @@ import pytest
 from tests.client.consumer_fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.broker_requests import BrokerRequests
+from lanemq.client.consumer.broker_requests import BrokerRequests
+from lanemq.client.consumer.overdue import OverdueTurns
 from lanemq.client.message import Message
-from lanemq.client.overdue import OverdueTurns
-from lanemq.core.retry_policy import SendBack
-from lanemq.core.turns import Order
+from lanemq.core.consuming.retry_policy import SendBack
+from lanemq.core.consuming.turns import Order
 from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command

@@ -7,11 +7,11 @@ import pytest
 from tests.client.consumer_fakes import queue
 from tests.client.floor import Floor
 
-from lanemq.client.listener import (
+from lanemq.client.consumer.listener import (
     Retry,
 )
 from lanemq.client.message import Message
-from lanemq.core.retry_policy import HoldKey, HoldQueue
+from lanemq.core.consuming.retry_policy import HoldKey, HoldQueue
 from lanemq.model.units import Millis
 
 

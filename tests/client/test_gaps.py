@@ -9,9 +9,9 @@ from tests.client.consumer_fakes import FakeBroker, FakeCalls, member, no_answer
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.message import Message
-from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.retry_policy import HoldQueue
-from lanemq.core.turns import Order
+from lanemq.core.consuming.retry_policy import HoldQueue
+from lanemq.core.consuming.turns import Order
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
 from lanemq.model.units import QueueOffset
 
 Q = queue(0)

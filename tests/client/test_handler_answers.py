@@ -6,16 +6,16 @@ import pytest
 from tests.client.consumer_fakes import message
 from tests.client.floor import turn_of
 
-from lanemq.client.attempts import ConcurrentAttempt, OrderlyAttempt, Stop, attempt_of, stop_after
-from lanemq.client.handler_call import handler_call
-from lanemq.client.listener import (
+from lanemq.client.consumer.attempts import ConcurrentAttempt, OrderlyAttempt, Stop, attempt_of, stop_after
+from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.listener import (
     ConcurrentlyStatus,
     OrderlyStatus,
     Retry,
     Skip,
     ToDeadLetter,
 )
-from lanemq.core.turns import (
+from lanemq.core.consuming.turns import (
     COMMIT,
     FAILED,
     HOPELESS,

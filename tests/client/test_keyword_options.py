@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from lanemq.client.app import App
-from lanemq.client.async_consumer import AsyncConsumer
-from lanemq.client.async_producer import AsyncProducer
-from lanemq.client.consumer import Consumer
-from lanemq.client.consumer_options import ConsumerOptions
-from lanemq.client.keyword_options import consumer_options
-from lanemq.client.producer import Producer
-from lanemq.client.producer_options import ProducerOptions, ProducerSettings
-from lanemq.client.push_consumer import PushConsumer
+from lanemq.client.consumer.app import App
+from lanemq.client.consumer.async_consumer import AsyncConsumer
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.consumer.options import ConsumerOptions, consumer_options
+from lanemq.client.consumer.push_consumer import PushConsumer
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.options import ProducerOptions, ProducerSettings
+from lanemq.client.producer.producer import Producer
 from lanemq.history import NO_HISTORY
 from lanemq.model.errors import InvalidOption
 from lanemq.testing.embedded import EmbeddedBroker

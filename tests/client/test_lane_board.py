@@ -7,12 +7,12 @@ from collections import defaultdict
 import pytest
 from tests.client.consumer_fakes import message, queue
 
-from lanemq.client.lane_board import LaneBoard
-from lanemq.client.loop_board import LoopBoard
+from lanemq.client.consumer.async_scheduler import LoopBoard
+from lanemq.client.consumer.scheduler import LaneBoard
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order
 from lanemq.model.units import QueueOffset
 
 WAIT = 60.0

@@ -8,10 +8,10 @@ import pytest
 from tests.client.consumer_fakes import FakeBroker, FakeCalls, no_answer, options, queue
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.holding import Holding, Holdings
-from lanemq.client.lock_keeper import LockKeeper
+from lanemq.client.consumer.assigned_queue import Holding, Holdings
+from lanemq.client.consumer.leases import LockKeeper
 from lanemq.client.message import Source
-from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
+from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 

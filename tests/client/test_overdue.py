@@ -6,13 +6,13 @@ from collections.abc import Callable
 from tests.client.consumer_fakes import message, options, queue
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.lane_board import LaneBoard
+from lanemq.client.consumer.overdue import OverdueTurns
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.subscription import Station, StationPlan
+from lanemq.client.consumer.turn_desk import MessageTurn
 from lanemq.client.message import Message
-from lanemq.client.overdue import OverdueTurns
-from lanemq.client.station import Station, StationPlan
-from lanemq.client.turn_desk import MessageTurn
-from lanemq.core.retry_policy import HoldKey, SendBack
-from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
+from lanemq.core.consuming.retry_policy import HoldKey, SendBack
+from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
 from lanemq.model.units import QueueOffset
 
 HOUR_MS = 3_600_000

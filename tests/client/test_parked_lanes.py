@@ -10,14 +10,14 @@ from tests.chaos.members import PATIENCE, owns, until
 from tests.client.yard import GROUP, QUICK, TOPIC, Yard
 
 from lanemq.checker.verdict import Verdict
-from lanemq.client.admin import Admin
-from lanemq.client.listener import ToDeadLetter
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.consumer.listener import ToDeadLetter
+from lanemq.client.consumer.parking import Parker
 from lanemq.client.message import Message
-from lanemq.client.parked_admin import ParkedAdmin
-from lanemq.client.parker import Parker
-from lanemq.core.parked_lanes import LaneStatus
-from lanemq.core.retry_policy import HoldKey, Park
-from lanemq.core.shut_lanes import ShutLanes
+from lanemq.core.consuming.retry_policy import HoldKey, Park
+from lanemq.core.consuming.shut_lanes import ShutLanes
+from lanemq.core.parked_lane import LaneStatus
 
 
 @pytest.fixture

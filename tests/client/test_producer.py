@@ -10,9 +10,9 @@ import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Open
 
+from lanemq.client.producer.packing import Outgoing
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.send_packing import Outgoing
-from lanemq.core.sharding import by_int_modulo, pick_queue
+from lanemq.core.sending.sharding import by_int_modulo, pick_queue
 from lanemq.model.errors import (
     Closed,
     InvalidOption,

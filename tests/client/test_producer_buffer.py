@@ -4,9 +4,9 @@ import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Open
 
-from lanemq.client.producer_options import ProducerOptions
-from lanemq.client.send_packing import Packer
-from lanemq.client.send_tickets import WaitingCrowd
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.packing import Packer
+from lanemq.client.producer.waiters import WaitingCrowd
 from lanemq.model.errors import LaneFrozen, RequestTimedOut
 
 broker = serving()

@@ -8,7 +8,7 @@ import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Blocking, OnALoop, Open
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import Closed, UsageError
 from lanemq.wire.headers import SendHeader
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanemq.client.send_requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text
+from lanemq.client.producer.requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text
 from lanemq.model.errors import MessageTooLarge
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.batch import encode_batch, split_batch

@@ -7,11 +7,11 @@ import pytest
 from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, until
 from tests.client.virtual_time import run_virtual
 
+from lanemq.client.consumer.pull import LANE_PULL_BYTES
 from lanemq.client.message import Message
-from lanemq.client.pull_loop import LANE_PULL_BYTES
-from lanemq.core.flow_control import FlowLimits
-from lanemq.core.retry_policy import HoldQueue
-from lanemq.core.turns import Order
+from lanemq.core.consuming.flow_control import FlowLimits
+from lanemq.core.consuming.retry_policy import HoldQueue
+from lanemq.core.consuming.turns import Order
 from lanemq.model.units import Millis
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.client.test_app import Inbox, send
 
-from lanemq.client.async_consumer import AsyncConsumer
-from lanemq.client.consumer import Consumer
-from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import ConcurrentlyStatus, OrderlyContext, OrderlyStatus
+from lanemq.client.consumer.async_consumer import AsyncConsumer
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.consumer.listener import ConcurrentlyStatus, OrderlyContext, OrderlyStatus
+from lanemq.client.consumer.options import StartFrom
+from lanemq.client.consumer.pull_consumer import PullConsumer
+from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.client.pull_consumer import PullConsumer
-from lanemq.client.push_consumer import PushConsumer
-from lanemq.core.retry_policy import RETRY_FOREVER, DeadLetter, HoldQueue
+from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.retry_policy import RETRY_FOREVER, DeadLetter, HoldQueue
 from lanemq.model.errors import Closed, InvalidOption, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
 

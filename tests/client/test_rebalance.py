@@ -9,10 +9,10 @@ from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, re
 from tests.client.virtual_time import ManualClock, run_virtual
 
 from lanemq.client.message import Message
-from lanemq.client.seldom import Seldom
-from lanemq.core.queue_lease import ROCKETMQ_TIMES
-from lanemq.core.retry_policy import HoldQueue
-from lanemq.core.turns import Order
+from lanemq.client.rate_limited_log import Seldom
+from lanemq.core.consuming.queue_lease import ROCKETMQ_TIMES
+from lanemq.core.consuming.retry_policy import HoldQueue
+from lanemq.core.consuming.turns import Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
@@ -191,7 +191,7 @@ def test_another_round_leaves_held_queues_and_their_pull_loops_alone() -> None:
 
 @pytest.mark.row("A25")
 def test_broadcasting_reads_every_queue_without_a_single_lock_request() -> None:
-    from lanemq.client.consumer_options import Sharing
+    from lanemq.client.consumer.options import Sharing
 
     async def main() -> tuple[dict[str, list[int]], int]:
         broker = FakeBroker([queue(0)])
@@ -305,7 +305,7 @@ def test_queues_that_stay_do_not_pause_while_another_is_handed_over() -> None:
 
 @pytest.mark.row("A88")
 def test_a_concurrent_queue_is_given_up_without_waiting_for_its_handler() -> None:
-    from lanemq.core.retry_policy import SendBack
+    from lanemq.core.consuming.retry_policy import SendBack
 
     async def main() -> int:
         broker = FakeBroker([queue(0), queue(1)])

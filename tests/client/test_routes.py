@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.client.routes import (
+from lanemq.client.routing import (
     REFRESH_MILLIS,
     RETRY_MILLIS,
     RouteBook,

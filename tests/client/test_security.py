@@ -26,10 +26,10 @@ from lanemq import (
     TlsOptions,
 )
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import OrderlyStatus, ToDeadLetter
+from lanemq.client.consumer.listener import OrderlyStatus, ToDeadLetter
+from lanemq.client.consumer.options import StartFrom
 from lanemq.client.security import security_of
-from lanemq.core.retry_policy import DeadLetter
+from lanemq.core.consuming.retry_policy import DeadLetter
 from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed, TopicNotFound
 from lanemq.net.address import Address
 from lanemq.net.server_tls import ServerTls

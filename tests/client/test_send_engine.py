@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.client.producer_options import ProducerOptions
+from lanemq.client.producer.engine import SendEngine
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.requests import Parcel, RequestBuilder
+from lanemq.client.producer.waiters import Crowd, Ticket
+from lanemq.client.producer.work import SendRequest, Work
 from lanemq.client.receipt import Receipt
-from lanemq.client.send_engine import SendEngine
-from lanemq.client.send_requests import Parcel, RequestBuilder
-from lanemq.client.send_tickets import Crowd, Ticket
-from lanemq.client.send_work import SendRequest, Work
-from lanemq.core.dedup import Duplicate, Fresh, Gap, ProducerTable
+from lanemq.core.brokering.dedup import Duplicate, Fresh, Gap, ProducerTable
 from lanemq.model.errors import ConnectionLost, LaneError, LaneFrozen, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset

@@ -9,13 +9,13 @@ import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
 from tests.client.producers import Blocking, OnALoop, Open
 
-from lanemq.client.producer_options import ProducerOptions
-from lanemq.client.routes import TopicRoute
-from lanemq.client.send_inbox import KNOWN_KEYS, MOST_BYTES, MOST_KEY, MOST_MESSAGES, Intake, Places, SendInbox
-from lanemq.client.send_packing import Packer
-from lanemq.client.send_requests import PARCEL_OVERHEAD
-from lanemq.client.send_tickets import UNHEARD, SubmittedFuture
-from lanemq.core.sharding import pick_queue
+from lanemq.client.producer.inbox import KNOWN_KEYS, MOST_BYTES, MOST_KEY, MOST_MESSAGES, Intake, Places, SendInbox
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.packing import Packer
+from lanemq.client.producer.requests import PARCEL_OVERHEAD
+from lanemq.client.producer.waiters import UNHEARD, SubmittedFuture
+from lanemq.client.routing import TopicRoute
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageTooLarge
 from lanemq.model.queue import MessageQueue
 

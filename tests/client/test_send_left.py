@@ -12,13 +12,13 @@ from tests.client.fake_broker import FakeBroker, Fault
 from tests.client.producers import Blocking, OnALoop, Open
 from tests.client.street import QUEUE, Call, Street, served, stored
 
-from lanemq.client.async_producer import AsyncProducer
-from lanemq.client.producer_options import ProducerOptions
-from lanemq.client.routes import TopicRoute
-from lanemq.client.send_inbox import SendInbox
-from lanemq.client.send_packing import Packer
-from lanemq.client.send_tickets import Crowd, LoopFuture, Sole, SubmittedFuture, WaitingThread
-from lanemq.client.send_work import Work
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.inbox import SendInbox
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.packing import Packer
+from lanemq.client.producer.waiters import Crowd, LoopFuture, Sole, SubmittedFuture, WaitingThread
+from lanemq.client.producer.work import Work
+from lanemq.client.routing import TopicRoute
 from lanemq.model.errors import LaneError, LaneFrozen, MessageRefused
 from lanemq.model.units import Millis
 from lanemq.wire.headers import SendHeader

@@ -8,8 +8,8 @@ from tests.client.fake_broker import FakeBroker, Fault
 from tests.client.producers import Blocking, OnALoop, Open
 from tests.client.street import Call, served, stored
 
-from lanemq.client.async_producer import AsyncProducer
-from lanemq.client.send_packing import RUN_MESSAGES
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.packing import RUN_MESSAGES
 from lanemq.model.errors import LaneFrozen
 
 

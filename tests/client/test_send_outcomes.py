@@ -7,11 +7,11 @@ import pytest
 from tests.client.street import served
 
 from lanemq._fast import references, twins
-from lanemq.client import send_outcomes
+from lanemq.client.producer import outcomes as send_outcomes
+from lanemq.client.producer.outcomes import stored_outcomes
+from lanemq.client.producer.requests import Parcel
+from lanemq.client.producer.waiters import SubmittedFuture, WaitingCrowd
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.send_outcomes import stored_outcomes
-from lanemq.client.send_requests import Parcel
-from lanemq.client.send_tickets import SubmittedFuture, WaitingCrowd
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Command
 

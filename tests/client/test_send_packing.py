@@ -5,13 +5,13 @@ import threading
 import pytest
 
 from lanemq.client.identity import new_message_ids
-from lanemq.client.producer_options import ProducerOptions
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.outcomes import Stored
+from lanemq.client.producer.packing import KNOWN_KEYS, RUN_BYTES, RUN_MESSAGES, Packer, QueueChooser
+from lanemq.client.producer.waiters import UNHEARD, WaitingCrowd
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.routes import BrokerRoute, TopicRoute
-from lanemq.client.send_outcomes import Stored
-from lanemq.client.send_packing import KNOWN_KEYS, RUN_BYTES, RUN_MESSAGES, Packer, QueueChooser
-from lanemq.client.send_tickets import UNHEARD, WaitingCrowd
-from lanemq.core.sharding import pick_queue
+from lanemq.client.routing import BrokerRoute, TopicRoute
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.errors import InvalidOption, LaneError, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address

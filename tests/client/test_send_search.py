@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.client.street import KEYS, Street, served, stored
 
-from lanemq.core.send_batch import SentBatch
+from lanemq.core.sending.batch import SentBatch
 from lanemq.model.units import Millis
 
 ALONE = 2**62

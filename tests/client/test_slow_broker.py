@@ -10,7 +10,7 @@ from tests.client.consumer_fakes import FakeBroker, FakeCalls, queue
 from tests.client.test_lock_keeper import Member
 from tests.client.virtual_time import run_virtual
 
-from lanemq.core.queue_lease import LANE_TIMES
+from lanemq.core.consuming.queue_lease import LANE_TIMES
 from lanemq.model.units import Millis
 
 

@@ -15,15 +15,15 @@ import pytest
 from tests.client.consumer_fakes import FakeBroker, SimEngine, message, no_answer, queue, record, sim_plan, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.admin import Admin
-from lanemq.client.async_consumer import AsyncConsumer
-from lanemq.client.consumer import Consumer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.async_consumer import AsyncConsumer
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.consumer.open_turns import OpenTurns
+from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
-from lanemq.client.open_turns import OpenTurns
-from lanemq.client.producer import Producer
-from lanemq.client.pull_consumer import PullConsumer
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core.turns import Finished, Why
+from lanemq.core.consuming.turns import Finished, Why
 from lanemq.history import NO_HISTORY
 from lanemq.model.errors import LaneError, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
@@ -186,9 +186,9 @@ def test_a_program_that_listens_itself_is_left_alone(real: EmbeddedBroker) -> No
 
 PUSH = """
 import sys, threading
-from lanemq.client.consumer_options import StartFrom
-from lanemq.client.listener import OrderlyStatus
-from lanemq.client.push_consumer import PushConsumer
+from lanemq.client.consumer.options import StartFrom
+from lanemq.client.consumer.listener import OrderlyStatus
+from lanemq.client.consumer.push_consumer import PushConsumer
 
 def listener(messages, context):
     print("begun", flush=True)

@@ -2,12 +2,12 @@
 
 from tests.chaos.members import until
 
-from lanemq.client.admin import Admin
-from lanemq.client.app import App
+from lanemq.client.admin.admin import Admin
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.core.flow_control import FlowLimits
-from lanemq.core.retry_policy import RETRY_FOREVER, HoldKey
+from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.flow_control import FlowLimits
+from lanemq.core.consuming.retry_policy import RETRY_FOREVER, HoldKey
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC, OTHERS, SPAN = "orders", 300, 20

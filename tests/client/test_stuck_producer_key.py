@@ -13,7 +13,7 @@ from tests.client.producers import Blocking, OnALoop
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.reading import Reader
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneFrozen, MessageRefused, RequestTimedOut
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker

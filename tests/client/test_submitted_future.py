@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from lanemq._fast import references, twins
+from lanemq.client.producer.inbox import Intake, Places
+from lanemq.client.producer.outcomes import Stored
+from lanemq.client.producer.requests import Parcel
+from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.routes import TopicRoute
-from lanemq.client.send_inbox import Intake, Places
-from lanemq.client.send_outcomes import Stored
-from lanemq.client.send_requests import Parcel
-from lanemq.client.send_tickets import SubmittedFuture
+from lanemq.client.routing import TopicRoute
 from lanemq.model.errors import RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset

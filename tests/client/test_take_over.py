@@ -8,13 +8,13 @@ import pytest
 from tests.client.consumer_fakes import FakeBroker, member, no_answer, options, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer_calls import ConsumerCalls
-from lanemq.client.holding import Holding, Holdings
-from lanemq.client.lock_keeper import LockKeeper
+from lanemq.client.consumer.assigned_queue import Holding, Holdings
+from lanemq.client.consumer.calls import ConsumerCalls
+from lanemq.client.consumer.leases import LockKeeper
 from lanemq.client.message import Message, Source
-from lanemq.client.routes import BrokerRoute, TopicRoute
-from lanemq.core.allocation import averagely_by_circle
-from lanemq.core.queue_lease import LANE_TIMES, QueueLease
+from lanemq.client.routing import BrokerRoute, TopicRoute
+from lanemq.core.consuming.allocation import averagely_by_circle
+from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.model.errors import ConnectFailed
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lanemq.client.attempts import Stop
-from lanemq.client.turn_history import TurnRecorder, told_group
-from lanemq.core.turns import FAILED, NO_LEASE_NEEDED, Gate
+from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.history import TurnRecorder, told_group
+from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, Gate
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis

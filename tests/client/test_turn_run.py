@@ -7,11 +7,11 @@ from tests.client.consumer_fakes import message
 from tests.client.floor import turn_of
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.attempts import Stop
+from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.turn_run import TurnEnd, run_visit
+from lanemq.client.consumer.visits import Visit
 from lanemq.client.message import Message
-from lanemq.client.turn_run import TurnEnd, run_visit
-from lanemq.client.visits import Visit
-from lanemq.core.turns import FAILED, STOPPED, Turn
+from lanemq.core.consuming.turns import FAILED, STOPPED, Turn
 
 
 def run(turn: Turn[Message], attempt: Any, clock: ManualClock | None = None) -> TurnEnd | None:

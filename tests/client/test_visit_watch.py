@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.client.consumer_fakes import message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
-from lanemq.client.attempts import Stop
-from lanemq.client.lane_board import LaneBoard
-from lanemq.client.loop_board import LoopBoard
+from lanemq.client.consumer.async_scheduler import LoopBoard
+from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.turn_desk import MessageTurn
+from lanemq.client.consumer.turn_run import run_visit_async
+from lanemq.client.consumer.visits import MOST_MESSAGES, PATIENCE_MS, Visit
 from lanemq.client.message import Message
-from lanemq.client.turn_desk import MessageTurn
-from lanemq.client.turn_run import run_visit_async
-from lanemq.client.visits import MOST_MESSAGES, PATIENCE_MS, Visit
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import NO_LEASE_NEEDED, LaneOptions, Order
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.model.units import QueueOffset
 
 SHARE = 16

@@ -9,19 +9,19 @@ from tests.client.consumer_fakes import message, queue
 from tests.client.floor import WAIT, Floor
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.attempts import async_attempt_of
-from lanemq.client.consumer_metrics import Tallies
-from lanemq.client.handler_call import handler_call
-from lanemq.client.lane_board import LaneBoard
+from lanemq.client.consumer.attempts import async_attempt_of
+from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.metrics import Tallies
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.turn_run import run_visit
+from lanemq.client.consumer.visits import MOST_MESSAGES, PATIENCE_MS, QUICK_MESSAGES, VISIT_NS, Visit, Visits
+from lanemq.client.consumer.workers import Aftermath, TaskWorkers
 from lanemq.client.message import Message
-from lanemq.client.turn_run import run_visit
-from lanemq.client.visits import MOST_MESSAGES, PATIENCE_MS, QUICK_MESSAGES, VISIT_NS, Visit, Visits
-from lanemq.client.workers import Aftermath, TaskWorkers
 from lanemq.clock import SystemClock
-from lanemq.core.gap_map import GapMap
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.retry_policy import HoldKey, SendBack
-from lanemq.core.turns import DONE, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
+from lanemq.core.consuming.retry_policy import HoldKey, SendBack
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
+from lanemq.core.finished_ranges import GapMap
 from lanemq.history import NO_HISTORY
 from lanemq.model.units import Millis, QueueOffset
 

@@ -7,12 +7,12 @@ import pytest
 from tests.client.consumer_fakes import message, queue
 from tests.client.floor import WAIT, Floor
 
-from lanemq.client.listener import (
+from lanemq.client.consumer.listener import (
     ToDeadLetter,
 )
 from lanemq.client.message import Message
-from lanemq.core.retry_policy import DeadLetter, HoldQueue, SendBack
-from lanemq.core.turns import (
+from lanemq.core.consuming.retry_policy import DeadLetter, HoldQueue, SendBack
+from lanemq.core.consuming.turns import (
     NO_LEASE_NEEDED,
     NOT_LEASED,
     Order,

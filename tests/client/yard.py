@@ -11,14 +11,15 @@ from tests.chaos.members import until
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import Options, check
 from lanemq.checker.verdict import Report
-from lanemq.client.admin import Admin
-from lanemq.client.app import App
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.parked_admin import ParkedAdmin, ParkedLaneView
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core.parked_lanes import LaneStatus
-from lanemq.core.retry_policy import Backoff, HoldKey
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.parked_lane import LaneStatus
 from lanemq.history import open_history
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.retry_policy import FailurePolicy, HoldQueue
-from lanemq.core.turns import NO_LEASE_NEEDED, Finished, LaneOptions, Order, Outcome, Turn, Wait
+from lanemq.core.consuming.retry_policy import FailurePolicy, HoldQueue
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import NO_LEASE_NEEDED, Finished, LaneOptions, Order, Outcome, Turn, Wait
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 

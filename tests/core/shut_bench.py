@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.parked_lanes import LaneStatus
-from lanemq.core.retry_policy import HoldKey
-from lanemq.core.shut_lanes import KeptLane, NextWork, ParkWork, ShutLanes, Work
-from lanemq.core.turns import FAILED, NO_LEASE_NEEDED, LaneOptions, Order, Turn
+from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, ShutLanes, Work
+from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, LaneOptions, Order, Turn
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.allocation import (
+from lanemq.core.consuming.allocation import (
     Allocate,
     averagely,
     averagely_by_circle,

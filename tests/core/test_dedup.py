@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from lanemq.core.dedup import (
+from lanemq.core.brokering.dedup import (
     MAX_RUNS,
     Duplicate,
     Fenced,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanemq.core.delay import (
+from lanemq.core.brokering.delay import (
     DELAYS_MS,
     MAX_LEVEL,
     DelayQueueCursors,

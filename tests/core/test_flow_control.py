@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.flow_control import CACHE_FULL_WAIT, PULL_NOW, Cached, FlowLimits, Full, WaitFor, verdict
+from lanemq.core.consuming.flow_control import CACHE_FULL_WAIT, PULL_NOW, Cached, FlowLimits, Full, WaitFor, verdict
 from lanemq.model.errors import InvalidOption
 
 LIMITS = FlowLimits()

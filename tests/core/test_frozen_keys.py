@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.frozen_keys import FrozenKeys
+from lanemq.core.sending.frozen_keys import FrozenKeys
 from lanemq.model.units import Millis
 
 WALL = Millis(1_000)

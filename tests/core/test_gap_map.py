@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lanemq.core.gap_map import MAX_GAPS, NO_GAPS, GapMap
-from lanemq.core.group_offsets import CommitKind, Committed, GroupOffsets
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.retry_policy import Backoff, HoldKey
-from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order, Outcome, Turn
+from lanemq.core.backoff import Backoff
+from lanemq.core.brokering.group_offsets import CommitKind, Committed, GroupOffsets
+from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order, Outcome, Turn
+from lanemq.core.finished_ranges import MAX_GAPS, NO_GAPS, GapMap
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset

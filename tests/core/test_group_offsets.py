@@ -4,8 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from lanemq.core.gap_map import MAX_GAPS, GapMap
-from lanemq.core.group_offsets import (
+from lanemq.core.brokering.group_offsets import (
     Backward,
     Commit,
     CommitKind,
@@ -16,7 +15,8 @@ from lanemq.core.group_offsets import (
     WhyIgnored,
     kind_of,
 )
-from lanemq.core.lock_table import Current, Stale, Unowned, Verdict
+from lanemq.core.brokering.lock_table import Current, Stale, Unowned, Verdict
+from lanemq.core.finished_ranges import MAX_GAPS, GapMap
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Epoch, QueueOffset
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.bench import Bench, Msg, Q, offsets
 
-from lanemq.core.keyed_queue import KeyedQueue
-from lanemq.core.retry_policy import HoldKey
-from lanemq.core.turns import DONE, NO_LEASE_NEEDED, Order, Turn, Why
+from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, Order, Turn, Why
 from lanemq.model.units import QueueOffset
 
 

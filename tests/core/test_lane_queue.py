@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.core.bench import Msg, Q, R
 
-from lanemq.core.flow_control import Cached
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue
-from lanemq.core.turns import (
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.flow_control import Cached
+from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import (
     DONE,
     FAILED,
     NO_LEASE_NEEDED,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.bench import Bench, Msg, Q, offsets
 
-from lanemq.core.lane_turns import pass_finished
-from lanemq.core.lane_view import LaneState
-from lanemq.core.retry_policy import HoldKey
-from lanemq.core.turns import DONE, FAILED, SLICE_PAUSE, STOPPED, Order, Turn, Why
+from lanemq.core.consuming.lane_turns import pass_finished
+from lanemq.core.consuming.lane_view import LaneState
+from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.turns import DONE, FAILED, SLICE_PAUSE, STOPPED, Order, Turn, Why
 from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 

@@ -3,11 +3,12 @@
 import pytest
 from tests.core.bench import Msg, Q
 
-from lanemq.core.keyed_queue import FOLD_AT
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.lane_view import LaneState, LaneView
-from lanemq.core.retry_policy import Backoff, FailurePolicy, HoldKey, HoldQueue, Park
-from lanemq.core.turns import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.keyed_queue import FOLD_AT
+from lanemq.core.consuming.lane_view import LaneState, LaneView
+from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
 from lanemq.model.units import Millis, QueueOffset
 
 NOW = Millis(1_000)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lanemq.core.lock_table import Current, Lease, LeaseRow, LockTable, Refusal, Stale, Unowned, Verdict
+from lanemq.core.brokering.lock_table import Current, Lease, LeaseRow, LockTable, Refusal, Stale, Unowned, Verdict
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lanemq.core.long_poll import LongPolls
+from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.model.units import Millis, QueueOffset
 
 PAID, SHIPPED = 11, 22

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lanemq.core.membership import Changes, ConnectionId, GroupHeartbeat, Membership, Subscription
+from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, Membership, Subscription
 from lanemq.model.units import Millis
 
 ONE, TWO, THREE = ConnectionId(1), ConnectionId(2), ConnectionId(3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanemq.core.offset_table import OffsetTable
+from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 

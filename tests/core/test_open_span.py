@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.open_span import LeftOut
+from lanemq.core.sending.open_span import LeftOut
 
 
 def test_what_left_counts_until_everything_that_was_in_line_has_gone() -> None:

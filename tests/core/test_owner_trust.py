@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lanemq.core.lock_table import LockTable
-from lanemq.core.owner_trust import MARGIN, OwnerTrust, trust_end
-from lanemq.core.queue_lease import LANE_TIMES, QueueLease
+from lanemq.core.brokering.keep_alive import MARGIN, OwnerTrust, trust_end
+from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 

@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from lanemq.core.parked_lanes import Failure, LaneName, LaneStatus, Limits, Parked, ParkedLane, ParkedLanes
+from lanemq.core.brokering.parked_lanes import LaneName, Limits, Parked, ParkedLane, ParkedLanes
+from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 ROOM = Limits(lane_messages=100, group_messages=1_000, group_bytes=10_000)

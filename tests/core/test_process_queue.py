@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lanemq.core.process_queue import ProcessQueue
+from lanemq.core.consuming.process_queue import ProcessQueue
 from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 

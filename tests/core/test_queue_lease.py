@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, Grant, LeaseTimes, QueueLease
+from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Epoch, Millis
 

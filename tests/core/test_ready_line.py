@@ -2,10 +2,10 @@
 
 from tests.core.bench import Msg, Q, R
 
-from lanemq.core.lane_queue import LaneQueue, WholeQueue
-from lanemq.core.ready_line import ReadyLine
-from lanemq.core.retry_policy import Again
-from lanemq.core.turns import NO_LEASE_NEEDED, NOT_LEASED, Lane
+from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
+from lanemq.core.consuming.ready_line import ReadyLine
+from lanemq.core.consuming.retry_policy import Again
+from lanemq.core.consuming.turns import NO_LEASE_NEEDED, NOT_LEASED, Lane
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 

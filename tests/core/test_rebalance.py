@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.core.rebalance import Event, Holding, Stage, Step, plan
+from lanemq.core.consuming.rebalance import Event, Holding, Stage, Step, plan
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.retry_policy import (
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import (
     GIVE,
     PARK,
     RETRY_FOREVER,
     Again,
-    Backoff,
     DeadLetter,
     FailurePolicy,
     HoldKey,

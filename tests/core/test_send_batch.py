@@ -1,6 +1,6 @@
 """Messages keep their numbers, together and alone."""
 
-from lanemq.core.send_batch import Failed, SendError, SentBatch
+from lanemq.core.sending.batch import Failed, SendError, SentBatch
 from lanemq.model.units import Millis
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.core.test_send_lane import LATER, NOW, lane, offered, take
 
-from lanemq.core.send_batch import Failed, SendError
+from lanemq.core.sending.batch import Failed, SendError
 
 
 @pytest.mark.parametrize("error", [SendError.REFUSED, SendError.FATAL])

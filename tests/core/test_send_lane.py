@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.core.retry_policy import Backoff
-from lanemq.core.send_batch import Failed, SendBatch, SendError
-from lanemq.core.send_lane import SendLane, SendOptions
+from lanemq.core.backoff import Backoff
+from lanemq.core.sending.batch import Failed, SendBatch, SendError
+from lanemq.core.sending.send_lane import SendLane, SendOptions
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 

@@ -2,8 +2,8 @@
 
 from tests.core.test_send_lane import lane, take
 
-from lanemq.core.send_batch import Failed, SendError
-from lanemq.core.send_lane import SendLane
+from lanemq.core.sending.batch import Failed, SendError
+from lanemq.core.sending.send_lane import SendLane
 from lanemq.model.units import Millis
 
 YOUNG, UP, ALL_UP = Millis(400), Millis(500), Millis(900)

@@ -1,7 +1,7 @@
 """A message gets another number only when it is certain that it is not stored under the one it has."""
 
-from lanemq.core.send_batch import SendBatch, SentBatch
-from lanemq.core.sent_window import SentWindow
+from lanemq.core.sending.batch import SendBatch, SentBatch
+from lanemq.core.sending.in_flight import SentWindow
 from lanemq.model.units import Epoch, Millis
 
 

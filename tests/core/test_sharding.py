@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.core.sharding import by_hash, by_int_modulo, pick_queue, round_robin
+from lanemq.core.sending.sharding import by_hash, by_int_modulo, pick_queue, round_robin
 from lanemq.model.errors import InvalidOption
 from lanemq.model.java_hash import INT_MIN, LONG_MAX, LONG_MIN, java_int_hash, java_string_hash
 from lanemq.model.queue import MessageQueue
@@ -80,7 +80,7 @@ def test_index_is_java_remainder_made_positive(key: str | int, count: int) -> No
 def test_two_processes_agree_on_every_key() -> None:
     """Python's own hash() differs in every process; a salted one would split keys over queues."""
     program = (
-        "from lanemq.core.sharding import pick_queue\n"
+        "from lanemq.core.sending.sharding import pick_queue\n"
         "from lanemq.model.queue import MessageQueue\n"
         "qs = [MessageQueue('orders', 'broker-a', n) for n in range(16)]\n"
         "print([pick_queue(f'key-{n}', qs).queue_id for n in range(50)])"

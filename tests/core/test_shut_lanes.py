@@ -2,10 +2,10 @@
 
 from tests.core.shut_bench import PAUSE, M, Q, fail, give, member, one, parked, put, reconcile, shut, store, turn, work
 
-from lanemq.core.parked_lanes import Failure, LaneStatus
-from lanemq.core.retry_policy import HoldKey, Park
-from lanemq.core.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork
-from lanemq.core.turns import DONE
+from lanemq.core.consuming.retry_policy import HoldKey, Park
+from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork
+from lanemq.core.consuming.turns import DONE
+from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 

@@ -16,11 +16,12 @@ from tests.core.shut_bench import (
     shut,
 )
 
-from lanemq.core.gap_map import NO_GAPS, GapMap
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.parked_lanes import LaneName, LaneStatus, Limits, ParkedLanes
-from lanemq.core.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, Work
-from lanemq.core.turns import FAILED, Turn
+from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLanes
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, Work
+from lanemq.core.consuming.turns import FAILED, Turn
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.units import Millis
 
 

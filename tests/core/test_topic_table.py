@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanemq.core.topic_table import (
+from lanemq.core.brokering.topic_table import (
     MAX_QUEUES,
     Changed,
     Created,

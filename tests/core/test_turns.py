@@ -3,8 +3,9 @@
 import pytest
 from tests.core.bench import Bench, Msg, Q, R, offsets
 
-from lanemq.core.retry_policy import Backoff, DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
-from lanemq.core.turns import (
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
+from lanemq.core.consuming.turns import (
     COMMIT,
     DONE,
     FAILED,

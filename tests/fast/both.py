@@ -12,9 +12,9 @@ from lanemq._fast import references, twins
 
 HOMES = (
     "clock",
-    "core.sharding",
-    "core.turns",
-    "core.lane_turns",
+    "core.sending.sharding",
+    "core.consuming.turns",
+    "core.consuming.lane_turns",
     "wire.record",
     "wire.record_columns",
     "wire.frame",
@@ -25,13 +25,13 @@ HOMES = (
     "log.reading",
     "log.key_scan",
     "client.message",
-    "client.attempts",
-    "client.turn_run",
-    "client.send_packing",
-    "client.send_requests",
-    "client.send_outcomes",
-    "client.send_tickets",
-    "client.send_inbox",
+    "client.consumer.attempts",
+    "client.consumer.turn_run",
+    "client.producer.packing",
+    "client.producer.requests",
+    "client.producer.outcomes",
+    "client.producer.waiters",
+    "client.producer.inbox",
     "client.identity",
 )
 """Where the references are."""

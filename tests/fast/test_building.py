@@ -74,8 +74,8 @@ def test_what_runs_was_built_from_these_sources(hook: Any, part: str) -> None:
 @needs_twins
 def test_every_twin_has_a_reference_and_every_reference_a_twin() -> None:
     pytest.importorskip("pyarrow")
-    for home in ("layout", "property_columns", "stamp_columns"):
-        import_module(f"lanemq.spark.{home}")
+    for home in ("layout", "properties", "stamps"):
+        import_module(f"lanemq.spark.columns.{home}")
     assert sorted(twins) == sorted(references)
 
 

@@ -14,7 +14,9 @@ from tests.fast.both import damaged, needs_twins, outcome
 from tests.fast.test_key_twins import LOGS, log_of
 
 from lanemq._fast import references, twins
-from lanemq.spark import layout, property_columns, stamp_columns
+from lanemq.spark.columns import layout
+from lanemq.spark.columns import properties as property_columns
+from lanemq.spark.columns import stamps as stamp_columns
 
 pytestmark = needs_twins
 HOMES = layout, property_columns, stamp_columns

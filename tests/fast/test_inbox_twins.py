@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.fast.both import needs_twins, outcome, same
 
 from lanemq._fast import references, twins
+from lanemq.client.producer.inbox import MOST_MESSAGES, Places
+from lanemq.client.producer.requests import PARCEL_OVERHEAD, Parcel
+from lanemq.client.producer.waiters import UNHEARD, SubmittedFuture, WaitingCrowd
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.routes import TopicRoute
-from lanemq.client.send_inbox import MOST_MESSAGES, Places
-from lanemq.client.send_requests import PARCEL_OVERHEAD, Parcel
-from lanemq.client.send_tickets import UNHEARD, SubmittedFuture, WaitingCrowd
+from lanemq.client.routing import TopicRoute
 from lanemq.model.queue import MessageQueue
 
 pytestmark = needs_twins

@@ -17,13 +17,13 @@ from tests.fast.both import damaged, needs_twins, outcome
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 
 from lanemq._fast import references, twins
-from lanemq.client.attempts import Stop
 from lanemq.client.codec import BytesCodec
+from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.visits import Visit
 from lanemq.client.message import Message, Source
-from lanemq.client.visits import Visit
-from lanemq.core.keyed_queue import KeyedQueue
-from lanemq.core.lane_turns import grow
-from lanemq.core.turns import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, Order, Turn
+from lanemq.core.consuming.keyed_queue import KeyedQueue
+from lanemq.core.consuming.lane_turns import grow
+from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, Order, Turn
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 

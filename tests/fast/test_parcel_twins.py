@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.fast.both import needs_twins, outcome, same
 
 from lanemq._fast import references, twins
+from lanemq.client.producer.packing import NOTHING, Outgoing, Tools
+from lanemq.client.producer.requests import Parcel
+from lanemq.client.producer.waiters import UNHEARD, WaitingCrowd
 from lanemq.client.receipt import Receipt, StoredAs
-from lanemq.client.send_packing import NOTHING, Outgoing, Tools
-from lanemq.client.send_requests import Parcel
-from lanemq.client.send_tickets import UNHEARD, WaitingCrowd
 from lanemq.model.errors import Closed, InvalidOption, MessageTooLarge
 from lanemq.model.queue import MessageQueue
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, same
 
 from lanemq._fast import references, twins
-from lanemq.client.send_requests import Parcel, RequestBuilder, properties_text
+from lanemq.client.producer.requests import Parcel, RequestBuilder, properties_text
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import decode_command, encode_command, encode_response
 from lanemq.wire.frame import Frame, FrameDecoder

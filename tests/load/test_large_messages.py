@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.chaos.members import until
 
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import LaneError
 from lanemq.testing.embedded import EmbeddedBroker
 

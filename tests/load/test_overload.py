@@ -10,7 +10,7 @@ from tests.broker.talk import Talk, bodies
 from tests.chaos.stage import Stage
 from tests.load.gauge import MIB, read
 
-from lanemq.core.queue_lease import LANE_TIMES
+from lanemq.core.consuming.queue_lease import LANE_TIMES
 from lanemq.wire.codes import ResponseCode
 
 SENDERS = 4

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 
 from lanemq.pipelines import LastState, Project, Topic, Transitions
-from lanemq.pipelines.cdc.reading import Reader
-from lanemq.pipelines.transitions.decoding import empty_decoder
-from lanemq.spark.damage import Damaged, Packed, unpack
+from lanemq.pipelines.stages.cdc.reading import Reader
+from lanemq.pipelines.stages.transitions.decoding import empty_decoder
+from lanemq.spark.columns.damage import Damaged, Packed, unpack
 from lanemq.wire.compression import ZLIB_SYS_FLAG
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.ddl import parse_columns
+from lanemq.pipelines.declare.ddl import parse_columns
 
 GOOD = (
     "id bigint",

@@ -26,16 +26,16 @@ from lanemq.pipelines import (
     ParquetSink,
     SqliteSink,
     Transitions,
-    dead_letters,
 )
+from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.checkpoint import Checkpoint
-from lanemq.pipelines.decisions import Decisions
-from lanemq.pipelines.effects import Effects
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.decisions import Decisions
+from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import FileRows, RowFile
-from lanemq.pipelines.transitions.requests import request_redrive, show
-from lanemq.pipelines.work import Work
+from lanemq.pipelines.run.work import Work
+from lanemq.pipelines.stages.transitions.requests import request_redrive, show
 
 NUMBER = batch_number(0)
 END = {"orders": {"broker-a/0": 3}}
@@ -265,7 +265,7 @@ def test_a_run_that_is_replaced_behind_its_look_changes_no_state(run: Run, monke
     work, folder = run.start(), run.folder / "checkpoint"
 
     def replaced(checkpoint: Checkpoint) -> None:
-        monkeypatch.setattr("lanemq.pipelines.checkpoint._lock_within", lambda fd, attempts: True)
+        monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint._lock_within", lambda fd, attempts: True)
         Checkpoint(folder, "orders").close()
 
     monkeypatch.setattr(Checkpoint, "refuse_if_replaced", replaced)
@@ -397,7 +397,7 @@ def test_a_decision_about_other_messages_is_not_taken_for_this_batch_s(run: Run)
 def test_what_spark_planned_is_on_the_disk_before_the_first_commit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark itself does not wait for the disk; the sink does, and would have a batch that nobody planned."""
     synced: list[str] = []
-    monkeypatch.setattr("lanemq.pipelines.spark_log.sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr("lanemq.pipelines.checkpoint.spark_log.sync", lambda path: synced.append(path.name))
     before: list[list[str]] = []
     run.sink.dies = lambda: before.append(list(synced))
     run.start().run_batch(run.frame(), 0)

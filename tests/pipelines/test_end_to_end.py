@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.standalone import Cluster, standalone
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.testing.demo.result import compare, read_rows, rows_in
 from lanemq.testing.dying import VARIABLE
 from lanemq.testing.embedded import EmbeddedBroker

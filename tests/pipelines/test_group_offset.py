@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.spark.driving import Query, send
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import Pipeline, Project, SqliteSink, Topic, start
-from lanemq.spark.ending import is_done
+from lanemq.spark.group.ending import is_done
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
 

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from lanemq import Producer
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import read_table
 from lanemq.pipelines.batch import Batch

@@ -12,14 +12,14 @@ from tests.pipelines.cdc.following import Frame
 from tests.spark.driving import Checkpoint as Planned
 from tests.spark.driving import Query, send, until
 
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.model.errors import UsageError
 from lanemq.pipelines import ForeachSink, LastState, ParquetSink, Project, SqliteSink
-from lanemq.pipelines.checkpoint import Checkpoint
-from lanemq.pipelines.effects import Effects
-from lanemq.pipelines.reach import Reach, SinkReach
-from lanemq.pipelines.work import Work
-from lanemq.spark.schema import some_columns
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.run.work import Work
+from lanemq.pipelines.sink_positions import Reach, SinkReach
+from lanemq.spark.columns.schema import some_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.producer import Producer
-from lanemq.core.sharding import pick_queue
+from lanemq.client.producer.producer import Producer
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.java_hash import java_string_hash
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
@@ -17,7 +17,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 KEYS = [f"order-{number}" for number in range(50)]
 SCRIPT = """
 import json, sys
-from lanemq.core.sharding import pick_queue
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 queues = [MessageQueue("t", "b", n) for n in range(8)]
 keys = json.loads(sys.argv[1])

@@ -8,7 +8,7 @@ from tests.chaos.mutants import stamp_check
 from tests.chaos.proxy import ProxiedBroker
 from tests.chaos.stage import TOPIC, stored_records
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.log.store import Store
 
 ROUNDS = 10

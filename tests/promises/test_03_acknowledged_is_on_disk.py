@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.mutants import flush_before_ack
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import StoredAs
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.store import Store

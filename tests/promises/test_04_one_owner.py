@@ -10,10 +10,10 @@ from tests.chaos.mutants import lease_end
 from tests.chaos.proxy import ProxiedBroker
 from tests.chaos.stage import TOPIC
 
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
-from lanemq.core.queue_lease import LeaseTimes
+from lanemq.client.producer.producer import Producer
+from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
 

@@ -9,7 +9,7 @@ from tests.chaos.mutants import epoch_check
 from tests.chaos.stage import TOPIC
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.net.address import Address, parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker

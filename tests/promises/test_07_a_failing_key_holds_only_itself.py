@@ -7,10 +7,11 @@ from tests.chaos.members import Town, key_in, until
 from tests.chaos.stage import GROUP, TOPIC
 
 from lanemq.checker.verdict import Verdict
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.message import Message
-from lanemq.client.parked_admin import ParkedAdmin
-from lanemq.core.retry_policy import Backoff, DeadLetter, HoldKey, HoldQueue
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 

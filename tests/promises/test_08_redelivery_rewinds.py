@@ -8,7 +8,7 @@ from tests.chaos.mutants import first_unfinished, gap_map
 from tests.chaos.stage import TOPIC, complaint
 
 from lanemq.checker.verdict import Report, Verdict
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 
 SLOW = key_in(0)

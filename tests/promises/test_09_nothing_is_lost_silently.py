@@ -7,8 +7,8 @@ import pytest
 from tests.chaos.stage import TOPIC
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.consumer import Consumer
-from lanemq.client.producer import Producer
+from lanemq.client.consumer.consumer import Consumer
+from lanemq.client.producer.producer import Producer
 from lanemq.log import recovery
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker

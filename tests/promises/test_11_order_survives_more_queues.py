@@ -9,11 +9,11 @@ import pytest
 from tests.pipelines.transitions.driving import QUERY, Pipeline, Sent, arrow
 from tests.spark.driving import Query, send
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.queue_set import QueueSet
-from lanemq.pipelines.transitions.arrow_runs import SHARD
+from lanemq.pipelines.checkpoint.queue_set import QueueSet
+from lanemq.pipelines.stages.transitions.arrow_runs import SHARD
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
 

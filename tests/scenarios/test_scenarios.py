@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.core.lock_table import Current, Lease, LeaseRow, LockTable, Stale, Unowned
+from lanemq.core.brokering.lock_table import Current, Lease, LeaseRow, LockTable, Stale, Unowned
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 

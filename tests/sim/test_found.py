@@ -11,10 +11,10 @@ import pytest
 from tests.client.test_send_engine import Rig
 from tests.sim.stage import ADDRESS, Heard, Stage
 
-from lanemq.client.loop_board import LoopBoard
+from lanemq.client.consumer.async_scheduler import LoopBoard
 from lanemq.clock import SystemClock
-from lanemq.core.lane_scheduler import LaneScheduler
-from lanemq.core.turns import LaneOptions, Order
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import LaneOptions, Order
 from lanemq.history import History
 from lanemq.model.errors import BrokerReadOnly
 from lanemq.net.address import Address

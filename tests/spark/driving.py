@@ -14,9 +14,9 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from lanemq import Producer
+from lanemq.spark.columns.schema import COLUMNS, some_columns
 from lanemq.spark.options import parse_read_options
-from lanemq.spark.schema import COLUMNS, some_columns
-from lanemq.spark.stream_reader import LaneStreamReader
+from lanemq.spark.read.stream_reader import LaneStreamReader
 
 Row = dict[str, Any]
 

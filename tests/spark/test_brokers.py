@@ -3,11 +3,11 @@
 import pytest
 from tests.spark.driving import send
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import ConnectFailed, InvalidOption
 from lanemq.model.queue import MessageQueue
-from lanemq.spark.brokers import Brokers
 from lanemq.spark.options import parse_read_options
+from lanemq.spark.read.brokers import Brokers
 from lanemq.testing.embedded import EmbeddedBroker
 
 

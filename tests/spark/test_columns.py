@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.spark.columns import Wanted, decode
-from lanemq.spark.damage import Damaged
-from lanemq.spark.schema import COLUMNS, arrow_schema, some_columns
+from lanemq.spark.columns.arrow import Wanted, decode
+from lanemq.spark.columns.damage import Damaged
+from lanemq.spark.columns.schema import COLUMNS, arrow_schema, some_columns
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
 from lanemq.wire.hosts import pack_host
 from lanemq.wire.message_id import encode_offset_id

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 from tests.spark.driving import Query, send, values
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.units import Millis
-from lanemq.spark.fetch import DataLost
-from lanemq.spark.member_calls import MemberCalls
-from lanemq.spark.membership import Membership
+from lanemq.spark.group.member_calls import MemberCalls
+from lanemq.spark.group.membership import Membership
+from lanemq.spark.read.fetch import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.slow

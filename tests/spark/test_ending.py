@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.spark.ending import is_done
+from lanemq.spark.group.ending import is_done
 from lanemq.spark.offsets import OffsetJson, from_json
 
 ORDERS: OffsetJson = {"orders": {"b/0": 5, "b/1": 7}}

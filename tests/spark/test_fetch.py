@@ -9,9 +9,9 @@ from lanemq.model.errors import ConnectFailed, LeaseLost, RemoteProtocolError, T
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.spark.fetch import GUESS_BYTES, PULL_BYTES, SAMPLE_PULLS, DataLost, QueueRange, RangeReader, Sample
 from lanemq.spark.options import CHUNK_BYTES
-from lanemq.spark.waiting import Patience
+from lanemq.spark.read.fetch import GUESS_BYTES, PULL_BYTES, SAMPLE_PULLS, DataLost, QueueRange, RangeReader, Sample
+from lanemq.spark.read.waiting import Patience
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullResponse

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import InvalidOption
+from lanemq.spark.columns.schema import COLUMNS, some_columns
 from lanemq.spark.foreign_names import FOREIGN, column_in_our_words, in_our_words
 from lanemq.spark.options import parse_read_options
-from lanemq.spark.schema import COLUMNS, some_columns
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
 TABLE = [

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lanemq.core.queue_lease import LANE_TIMES
+from lanemq.core.consuming.queue_lease import LANE_TIMES
 from lanemq.model.errors import LeaseLost
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.spark.holdings import Claim, Holdings
+from lanemq.spark.group.holdings import Claim, Holdings
 
 A = MessageQueue("orders", "a", 0)
 B = MessageQueue("orders", "a", 1)

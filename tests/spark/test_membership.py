@@ -9,11 +9,11 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
 from lanemq import App, Message
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import GroupNotFound, LeaseLost
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.member_calls import MemberCalls
-from lanemq.spark.membership import Membership
+from lanemq.spark.group.member_calls import MemberCalls
+from lanemq.spark.group.membership import Membership
 from lanemq.spark.places import Bounds
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import ResponseCode

@@ -11,7 +11,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.spark.offsets import Positions, from_json, to_json
 from lanemq.spark.places import Bounds
-from lanemq.spark.planning import (
+from lanemq.spark.read.planning import (
     Span,
     available,
     begins,

@@ -8,19 +8,19 @@ import pytest
 from pyspark.sql.types import StringType, StructType
 from tests.spark.driving import Checkpoint, Query, Row, send, until
 
-from lanemq.client.admin import Admin
-from lanemq.client.producer import Producer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
 from lanemq.model.errors import NotAllowed, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.spark import sending
-from lanemq.spark.fetch import RangeReader
-from lanemq.spark.member_calls import MemberCalls
+from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.options import ALL_TAGS
-from lanemq.spark.repeats import kept
-from lanemq.spark.sending import Outgoing, TaskSender
-from lanemq.spark.writer import _write, parse_write_options
+from lanemq.spark.read.fetch import RangeReader
+from lanemq.spark.write import sending
+from lanemq.spark.write.repeats import kept
+from lanemq.spark.write.sending import Outgoing, TaskSender
+from lanemq.spark.write.writer import _write, parse_write_options
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = Millis(60_000)

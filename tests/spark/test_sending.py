@@ -7,13 +7,13 @@ import pytest
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 from tests.spark.driving import Query, Row
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, TopicNotFound
 from lanemq.model.units import Millis
-from lanemq.spark import sending
-from lanemq.spark.schema import COLUMNS, arrow_schema
-from lanemq.spark.sending import Outgoing, TaskSender
-from lanemq.spark.writer import parse_write_options, rows_of
+from lanemq.spark.columns.schema import COLUMNS, arrow_schema
+from lanemq.spark.write import sending
+from lanemq.spark.write.sending import Outgoing, TaskSender
+from lanemq.spark.write.writer import parse_write_options, rows_of
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = Millis(60_000)

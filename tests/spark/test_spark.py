@@ -8,8 +8,8 @@ import pytest
 from tests.spark.driving import send, until
 
 from lanemq import App, Message
-from lanemq.client.admin import Admin
-from lanemq.spark.schema import COLUMNS
+from lanemq.client.admin.admin import Admin
+from lanemq.spark.columns.schema import COLUMNS
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -11,11 +11,11 @@ from tests.spark.driving import Checkpoint, Query, places, send, until, values
 
 from lanemq import Producer
 from lanemq.broker.config import BrokerOptions
-from lanemq.client import send_packing
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
+from lanemq.client.producer import packing as send_packing
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound, TransportError
 from lanemq.net.address import Address
-from lanemq.spark.fetch import DataLost
+from lanemq.spark.read.fetch import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.compression import ZLIB_SYS_FLAG
 

@@ -7,7 +7,7 @@ from tests.spark.test_fetch import HandClock
 
 from lanemq.model.errors import ConnectFailed, InvalidOption
 from lanemq.model.units import Millis
-from lanemq.spark.waiting import Patience
+from lanemq.spark.read.waiting import Patience
 
 
 class Away:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lanemq.broker.appender import Appender
+from lanemq.broker.access.guard import Guard
 from lanemq.broker.checkpoints import (
     DELAY_CURSOR,
     Checkpoints,
@@ -21,7 +21,6 @@ from lanemq.broker.checkpoints import (
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.delays import DelayDelivery
 from lanemq.broker.dispatch import Dispatch, Handler
-from lanemq.broker.guard import Guard
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
@@ -36,21 +35,22 @@ from lanemq.broker.handlers.send import SendHandler
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
-from lanemq.broker.log_thread import LogThread
 from lanemq.broker.notices import Notices
-from lanemq.broker.parking import Parking
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.send_runs import SendRuns
-from lanemq.broker.topic_keeper import TopicKeeper
+from lanemq.broker.storage.group_commit import Appender
+from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
-from lanemq.core.dedup import ProducerTable
-from lanemq.core.delay import MAX_LEVEL, DelayQueueCursors
-from lanemq.core.group_offsets import GroupOffsets
-from lanemq.core.lock_table import LockTable
-from lanemq.core.long_poll import LongPolls
-from lanemq.core.membership import ConnectionId, Membership
-from lanemq.core.topic_table import TopicTable
+from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
+from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.long_poll import LongPolls
+from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.history import NO_HISTORY, last_time, open_history
 from lanemq.log.options import StoreOptions
 from lanemq.log.staging import Arrival

@@ -10,9 +10,9 @@ import logging
 import msgspec
 
 from lanemq.broker.parts import Parts
-from lanemq.core.dedup import ProducerRow, Run, Unsaved
-from lanemq.core.group_offsets import OffsetRow
-from lanemq.core.lock_table import LeaseRow
+from lanemq.core.brokering.dedup import ProducerRow, Run, Unsaved
+from lanemq.core.brokering.group_offsets import OffsetRow
+from lanemq.core.brokering.lock_table import LeaseRow
 from lanemq.log import state
 from lanemq.log.checkpoint import IndexWork
 from lanemq.model.errors import StorageError

@@ -98,7 +98,7 @@ class BrokerOptions:
 
     disconnect_grace_ms: int = 500
     """How long a LaneMQ client's leases outlive its connection at least; longer while the client may still start turns
-    (`core/owner_trust`). Long enough for a reconnect to renew and for a short turn to end; short enough for a
+    (`core/brokering/keep_alive`). Long enough for a reconnect to renew and for a short turn to end; short enough for a
     take-over in about a second."""
 
     member_expiry_ms: int = 120_000

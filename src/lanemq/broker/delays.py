@@ -8,9 +8,9 @@ the two delivers the messages of that moment again: a delay is at least once, as
 import logging
 from functools import partial
 
-from lanemq.broker.appender import Done
 from lanemq.broker.parts import Parts
-from lanemq.core.delay import MAX_LEVEL, due, due_at
+from lanemq.broker.storage.group_commit import Done
+from lanemq.core.brokering.delay import MAX_LEVEL, due, due_at
 from lanemq.log.reading import ReadStatus
 from lanemq.log.staging import NewRecord
 from lanemq.model.errors import BrokerBusy, StorageError

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from lanemq.core.membership import ConnectionId, Membership
+from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command

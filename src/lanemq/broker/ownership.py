@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from lanemq.broker.parts import Parts
-from lanemq.core.lock_table import Verdict
-from lanemq.core.membership import ConnectionId
+from lanemq.core.brokering.lock_table import Verdict
+from lanemq.core.brokering.membership import ConnectionId
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 from lanemq.net.server import Peer

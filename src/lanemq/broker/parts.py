@@ -5,20 +5,20 @@ The machines are touched on the event loop only, so they need no locks.
 
 from dataclasses import dataclass, field
 
-from lanemq.broker.appender import Appender
 from lanemq.broker.config import BrokerOptions
-from lanemq.broker.log_thread import LogThread
 from lanemq.broker.notices import Notices
-from lanemq.broker.parking import Parking
 from lanemq.broker.recording import Recording
-from lanemq.broker.topic_keeper import TopicKeeper
+from lanemq.broker.storage.group_commit import Appender
+from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.parking import Parking
+from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
-from lanemq.core.dedup import ProducerTable
-from lanemq.core.delay import DelayQueueCursors
-from lanemq.core.group_offsets import GroupOffsets
-from lanemq.core.lock_table import LockTable
-from lanemq.core.long_poll import LongPolls
-from lanemq.core.membership import Membership
+from lanemq.core.brokering.dedup import ProducerTable
+from lanemq.core.brokering.delay import DelayQueueCursors
+from lanemq.core.brokering.group_offsets import GroupOffsets
+from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.long_poll import LongPolls
+from lanemq.core.brokering.membership import Membership
 from lanemq.log.state import State
 from lanemq.log.store import Store
 from lanemq.net.address import Address

@@ -9,9 +9,9 @@ elsewhere, and only the member knows when that is.
 
 from collections.abc import Iterable, Mapping
 
-from lanemq.core.group_offsets import Commit, Committed, Ignored, OffsetRow, WhyIgnored
-from lanemq.core.lock_table import Lease, LeaseRow
-from lanemq.core.parked_lanes import LaneName
+from lanemq.core.brokering.group_offsets import Commit, Committed, Ignored, OffsetRow, WhyIgnored
+from lanemq.core.brokering.lock_table import Lease, LeaseRow
+from lanemq.core.brokering.parked_lanes import LaneName
 from lanemq.history import History, Place
 from lanemq.history import Lease as LeaseLine
 from lanemq.model.queue import MessageQueue

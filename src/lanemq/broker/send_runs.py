@@ -12,9 +12,9 @@ from functools import partial
 from itertools import islice
 
 from lanemq.broker.parts import Parts
-from lanemq.broker.placing import place
 from lanemq.broker.reply import code_for
-from lanemq.core.dedup import Fresh
+from lanemq.broker.routing import place
+from lanemq.core.brokering.dedup import Fresh
 from lanemq.log.staging import Staged
 from lanemq.model.errors import LaneError, StorageError
 from lanemq.model.names import RETRY_PREFIX

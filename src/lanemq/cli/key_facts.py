@@ -10,13 +10,13 @@ from lanemq.cli.lag import progress_of
 from lanemq.cli.lane_reason import GroupOfKey
 from lanemq.cli.options import Failed
 from lanemq.cli.reading import Reader
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import GroupDescription
-from lanemq.client.lane_admin import LaneAdmin, NoAnswer
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.lanes import LaneAdmin, NoAnswer
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.admin.views import GroupDescription
 from lanemq.client.message import Message
-from lanemq.client.parked_admin import ParkedAdmin
 from lanemq.clock import SystemClock
-from lanemq.core.sharding import pick_queue
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.lane_state_bodies import LaneStateAnswer
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from lanemq.cli.options import Failed
 from lanemq.cli.reading import Reader
-from lanemq.client.admin import Admin
-from lanemq.client.admin_views import GroupDescription, GroupQueue, LeaseView
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.views import GroupDescription, GroupQueue, LeaseView
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from lanemq.cli.lag import Progress
 from lanemq.cli.output import cell, plural, wall_time
-from lanemq.client.lane_admin import NoAnswer
-from lanemq.client.parked_admin import ParkedLaneView
-from lanemq.core.lane_view import LaneState
-from lanemq.core.parked_lanes import LaneStatus
-from lanemq.core.turns import Order
+from lanemq.client.admin.lanes import NoAnswer
+from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.core.consuming.lane_view import LaneState
+from lanemq.core.consuming.turns import Order
+from lanemq.core.parked_lane import LaneStatus
 from lanemq.wire.lane_state_bodies import LaneStateAnswer
 
 OWN_TURN = "its own turn: it runs, is about to be tried again, or is held after a failure"

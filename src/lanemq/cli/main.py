@@ -12,18 +12,18 @@ from lanemq._fast import VARIANT
 from lanemq.cli.options import Nouns
 
 NOUNS = {
-    "broker": "lanemq.cli.broker",
-    "topic": "lanemq.cli.topic",
-    "send": "lanemq.cli.send",
-    "tail": "lanemq.cli.tail",
-    "group": "lanemq.cli.group",
-    "locks": "lanemq.cli.locks",
-    "key": "lanemq.cli.key",
-    "why": "lanemq.cli.why",
-    "parked": "lanemq.cli.parked",
-    "pipeline": "lanemq.cli.pipeline",
-    "check": "lanemq.cli.check",
-    "history": "lanemq.cli.history",
+    "broker": "lanemq.cli.commands.broker",
+    "topic": "lanemq.cli.commands.topic",
+    "send": "lanemq.cli.commands.send",
+    "tail": "lanemq.cli.commands.tail",
+    "group": "lanemq.cli.commands.group",
+    "locks": "lanemq.cli.commands.locks",
+    "key": "lanemq.cli.commands.key",
+    "why": "lanemq.cli.commands.why",
+    "parked": "lanemq.cli.commands.parked",
+    "pipeline": "lanemq.cli.pipeline.command",
+    "check": "lanemq.cli.commands.check",
+    "history": "lanemq.cli.commands.history",
 }
 """Each in the module that defines a command of this name."""
 

@@ -83,7 +83,7 @@ def asks_server(command: F) -> F:
     @functools.wraps(command)
     def patient(*args: Any, server: str, **options: Any) -> Any:
         # Here and not above: `lanemq --version` needs no network.
-        from lanemq.cli.patience import wait_for_broker
+        from lanemq.cli.wait_for_broker import wait_for_broker
         from lanemq.net.address import parse_addresses
 
         with told_by_options():

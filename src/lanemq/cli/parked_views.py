@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from lanemq.cli.output import Grid, body_for_json, wall_time
+from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.message import MAX_BODY_BYTES
-from lanemq.client.parked_admin import ParkedLaneView
 from lanemq.wire.compression import decompress
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from lanemq.client.routes import RouteBook, TopicRoute, provisional_route, topic_route
+from lanemq.client.routing import RouteBook, TopicRoute, provisional_route, topic_route
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import ConnectFailed, LaneError, TlsFailed, TopicNotFound, TransportError
 from lanemq.model.names import DEFAULT_TOPIC

@@ -7,17 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lanemq.pipelines.cdc.last_state import LastState
-    from lanemq.pipelines.declare import load
-    from lanemq.pipelines.failure import PipelineFailed
-    from lanemq.pipelines.parked_lanes import ParkedLanes, parked
+    from lanemq.pipelines.declare.files import load
+    from lanemq.pipelines.operate.dead_letters import DeadMessage, DeadMessages, dead
+    from lanemq.pipelines.operate.parked import ParkedLanes, parked
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
-    from lanemq.pipelines.program import run
-    from lanemq.pipelines.progress import Progress
-    from lanemq.pipelines.project import Project
-    from lanemq.pipelines.runner import RunningPipeline, start
-    from lanemq.pipelines.set_aside import DeadMessage, DeadMessages, dead
+    from lanemq.pipelines.run.failure import PipelineFailed
+    from lanemq.pipelines.run.program import run
+    from lanemq.pipelines.run.progress import Progress
+    from lanemq.pipelines.run.runner import RunningPipeline, start
     from lanemq.pipelines.sinks.delta import DeltaSink, read_table
     from lanemq.pipelines.sinks.factory import open_sink
     from lanemq.pipelines.sinks.forward import ForeachSink
@@ -26,17 +24,19 @@ if TYPE_CHECKING:
     from lanemq.pipelines.sinks.sqlite import SqliteSink
     from lanemq.pipelines.sinks.topic import TopicSink
     from lanemq.pipelines.source import Topic
-    from lanemq.pipelines.transitions.event import Event
-    from lanemq.pipelines.transitions.limits import StateLimits
-    from lanemq.pipelines.transitions.policies import DeadLetter, Hold, Park
-    from lanemq.pipelines.transitions.requests import LaneState, StoppedLane
-    from lanemq.pipelines.transitions.stage import Transitions
+    from lanemq.pipelines.stages.cdc.last_state import LastState
+    from lanemq.pipelines.stages.project import Project
+    from lanemq.pipelines.stages.transitions.event import Event
+    from lanemq.pipelines.stages.transitions.limits import StateLimits
+    from lanemq.pipelines.stages.transitions.policies import DeadLetter, Hold, Park
+    from lanemq.pipelines.stages.transitions.requests import LaneState, StoppedLane
+    from lanemq.pipelines.stages.transitions.stage import Transitions
 
 _HOMES = {
-    "lanemq.pipelines.cdc.last_state": ("LastState",),
-    "lanemq.pipelines.declare": ("load",),
-    "lanemq.pipelines.failure": ("PipelineFailed",),
-    "lanemq.pipelines.parked_lanes": (
+    "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
+    "lanemq.pipelines.declare.files": ("load",),
+    "lanemq.pipelines.run.failure": ("PipelineFailed",),
+    "lanemq.pipelines.operate.parked": (
         "ParkedLanes",
         "parked",
     ),
@@ -48,14 +48,14 @@ _HOMES = {
         "Sink",
         "Stage",
     ),
-    "lanemq.pipelines.program": ("run",),
-    "lanemq.pipelines.progress": ("Progress",),
-    "lanemq.pipelines.project": ("Project",),
-    "lanemq.pipelines.runner": (
+    "lanemq.pipelines.run.program": ("run",),
+    "lanemq.pipelines.run.progress": ("Progress",),
+    "lanemq.pipelines.stages.project": ("Project",),
+    "lanemq.pipelines.run.runner": (
         "RunningPipeline",
         "start",
     ),
-    "lanemq.pipelines.set_aside": (
+    "lanemq.pipelines.operate.dead_letters": (
         "DeadMessage",
         "DeadMessages",
         "dead",
@@ -71,18 +71,18 @@ _HOMES = {
     "lanemq.pipelines.sinks.sqlite": ("SqliteSink",),
     "lanemq.pipelines.sinks.topic": ("TopicSink",),
     "lanemq.pipelines.source": ("Topic",),
-    "lanemq.pipelines.transitions.event": ("Event",),
-    "lanemq.pipelines.transitions.limits": ("StateLimits",),
-    "lanemq.pipelines.transitions.policies": (
+    "lanemq.pipelines.stages.transitions.event": ("Event",),
+    "lanemq.pipelines.stages.transitions.limits": ("StateLimits",),
+    "lanemq.pipelines.stages.transitions.policies": (
         "DeadLetter",
         "Hold",
         "Park",
     ),
-    "lanemq.pipelines.transitions.requests": (
+    "lanemq.pipelines.stages.transitions.requests": (
         "LaneState",
         "StoppedLane",
     ),
-    "lanemq.pipelines.transitions.stage": ("Transitions",),
+    "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
 }
 """The same for the running program."""
 

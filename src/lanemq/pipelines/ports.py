@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.reach import Reach
 from lanemq.pipelines.rows import Rows
+from lanemq.pipelines.sink_positions import Reach
 
 SEQUENCE, DELETED = "_sequence", "_deleted"
 """Columns of rows that are merged: what is newer (compared with >), and whether the newest is a deletion."""

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lanemq.model.errors import InvalidOption
 from lanemq.spark import register
+from lanemq.spark.columns.schema import some_columns
 from lanemq.spark.options import ReadOptions, parse_read_options
-from lanemq.spark.schema import some_columns
 from lanemq.spark.security_options import SECRETS
 from lanemq.spark.source import FORMAT
 

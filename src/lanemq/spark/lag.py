@@ -30,10 +30,10 @@ from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.security import Security
 from lanemq.net.tls import TlsOptions
-from lanemq.spark.fetch import QueueRange, RangeReader
 from lanemq.spark.offsets import Positions, from_json
 from lanemq.spark.options import DEFAULT_GROUP
-from lanemq.spark.waiting import Patience
+from lanemq.spark.read.fetch import QueueRange, RangeReader
+from lanemq.spark.read.waiting import Patience
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.signing import Credentials
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
-from lanemq.client.tag_filter import TagFilter, tag_filter
+from lanemq.client.consumer.tag_filter import TagFilter, tag_filter
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import OPEN, Security
-from lanemq.spark.damage import Damaged
+from lanemq.spark.columns.damage import Damaged
 from lanemq.spark.foreign_names import in_our_words
 from lanemq.spark.places import Kind, Place, parse_place, parse_times
 from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security

@@ -9,14 +9,14 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.batch_reader import LaneBatchReader
-from lanemq.spark.ending import leave_on_sigterm
+from lanemq.spark.columns.schema import COLUMNS, some_columns
+from lanemq.spark.group.ending import leave_on_sigterm
 from lanemq.spark.options import parse_read_options
-from lanemq.spark.schema import COLUMNS, some_columns
+from lanemq.spark.read.batch_reader import LaneBatchReader
+from lanemq.spark.read.stream_reader import LaneStreamReader
 from lanemq.spark.session import other_python
-from lanemq.spark.stream_reader import LaneStreamReader
 from lanemq.spark.worker_log import log_in_worker
-from lanemq.spark.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
+from lanemq.spark.write.writer import LaneBatchWriter, LaneStreamWriter, parse_write_options
 
 log = logging.getLogger(__name__)
 

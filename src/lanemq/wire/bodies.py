@@ -132,7 +132,7 @@ class LaneLease(Body):
     broker_name: str = ""
     epoch: int = 0
     gaps: str = ""
-    """What is finished above the offset, as `core/gap_map` writes it."""
+    """What is finished above the offset, as `core/finished_ranges` writes it."""
     lease_millis: int = 0
     offset: int = -1
     parked: int = 0

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.cdc import LastState
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Results
+from lanemq.pipelines.stages.cdc import LastState
 
 SCHEMA = "id bigint, name string, amount double"
 ARROW = pa.schema(

@@ -14,8 +14,8 @@ from tests.pipelines.cdc.following import Replica, Value, messages
 from tests.pipelines.cdc.test_formats import debezium
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.cdc import LastState
-from lanemq.pipelines.cdc.debezium_values import UNAVAILABLE, precise
+from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines.stages.cdc.debezium_values import UNAVAILABLE, precise
 
 COLUMNS = "id bigint, note string, raw binary, tags array<string>, more map<string,string>, price decimal(10,2)"
 WHOLE = {"id": 1, "note": "long", "raw": "aGk=", "tags": ["a"], "more": {"a": "b"}, "price": "1.50"}

@@ -14,10 +14,10 @@ from tests.pipelines.cdc.following import Frame, messages
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.cdc import LastState, evolving, task
-from lanemq.pipelines.cdc.evolving import can_be_column
-from lanemq.pipelines.decisions import Decisions
+from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.ports import Results
+from lanemq.pipelines.stages.cdc import LastState, evolving, task
+from lanemq.pipelines.stages.cdc.evolving import can_be_column
 
 SCHEMA = "id bigint, name string"
 

@@ -11,8 +11,8 @@ from tests.pipelines.cdc.following import SCHEMA, Replica, Value, messages
 from tests.pipelines.cdc.test_formats import LSN, canal, debezium
 
 from lanemq.model.errors import InvalidOption, OrderError
-from lanemq.pipelines.cdc import LastState
-from lanemq.pipelines.cdc.fold import newest
+from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines.stages.cdc.fold import newest
 
 MOVE = debezium("u", {"id": 1}, {"id": 2}, lsn=5)
 

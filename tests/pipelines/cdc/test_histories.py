@@ -13,7 +13,7 @@ from tests.pipelines.cdc.following import SCHEMA, Replica, Value, messages
 from tests.pipelines.cdc.test_formats import canal, debezium
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.cdc import LastState
+from lanemq.pipelines.stages.cdc import LastState
 
 Pair = tuple[str | None, Value]
 QUEUES = 3

@@ -14,9 +14,9 @@ from tests.pipelines.cdc.following import Replica, Value, messages
 from tests.pipelines.cdc.test_formats import debezium
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.cdc import LastState, task
-from lanemq.pipelines.cdc.debezium_values import UNAVAILABLE
 from lanemq.pipelines.ports import KEPT
+from lanemq.pipelines.stages.cdc import LastState, task
+from lanemq.pipelines.stages.cdc.debezium_values import UNAVAILABLE
 
 COLUMNS = "id bigint, a string, b string, n bigint"
 Pair = tuple[str | None, Value]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.model.units import Millis
-from lanemq.pipelines import dead_letters
+from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import PASSES, Batch
-from lanemq.pipelines.cdc import LastState
 from lanemq.pipelines.ports import Results
+from lanemq.pipelines.stages.cdc import LastState
 from lanemq.testing.embedded import EmbeddedBroker
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cdc_replication.py"

@@ -10,8 +10,8 @@ from tests.pipelines.cdc.following import SCHEMA, Replica, Value, messages
 from tests.pipelines.cdc.test_formats import debezium
 
 from lanemq.model.errors import CodecError
-from lanemq.pipelines.cdc import LastState, task
-from lanemq.pipelines.cdc.reading import Reader
+from lanemq.pipelines.stages.cdc import LastState, task
+from lanemq.pipelines.stages.cdc.reading import Reader
 
 
 def row(key: int, name: str | int) -> dict[str, Any]:

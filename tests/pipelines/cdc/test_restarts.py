@@ -8,7 +8,7 @@ from tests.pipelines.cdc.following import SCHEMA, Frame, Replica, Value, message
 
 from lanemq.model.errors import OrderError
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.cdc import LastState
+from lanemq.pipelines.stages.cdc import LastState
 
 
 def row(name: str, **more: Any) -> Value:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.pipelines.cdc.values import convert
+from lanemq.pipelines.stages.cdc.values import convert
 
 NOON = datetime(2024, 1, 31, 12, 0, tzinfo=UTC)
 MOMENT = pa.timestamp("us", "UTC")

@@ -13,14 +13,14 @@ import pytest
 from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import PASSES, batch_number, epoch_of_start, start_of
-from lanemq.pipelines.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
-from lanemq.pipelines.runs import KEPT, Runs, read_runs
-from lanemq.pipelines.spark_log import SparkLog
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
+from lanemq.pipelines.checkpoint.runs import KEPT, Runs, read_runs
+from lanemq.pipelines.checkpoint.spark_log import SparkLog
 
 HOLD = """
 import sys
 from pathlib import Path
-from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 held = Checkpoint(Path(sys.argv[1]), "orders")
 print("held", flush=True)
 sys.stdin.read()

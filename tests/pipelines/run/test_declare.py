@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 import lanemq.pipelines
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.pipelines import LastState, ParquetSink, Pipeline, Project, SqliteSink, Topic, Transitions
-from lanemq.pipelines.declare import load, load_all
+from lanemq.pipelines.declare.files import load, load_all
 
 WHOLE = """
 [pipeline]

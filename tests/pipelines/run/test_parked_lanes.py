@@ -10,9 +10,9 @@ from tests.pipelines.transitions.driving import Sent
 
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines import Hold, Park, ParquetSink, Pipeline, Project, Topic, parked
-from lanemq.pipelines.checkpoint import Checkpoint, stage_place
-from lanemq.pipelines.parked_lanes import LOOKS
-from lanemq.pipelines.transitions import requests
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_place
+from lanemq.pipelines.operate.parked import LOOKS
+from lanemq.pipelines.stages.transitions import requests
 
 FAILS = {"n": 1, "fails": 99}
 

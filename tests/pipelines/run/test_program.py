@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from lanemq.model.errors import CheckpointInUse, ConnectFailed, TopicNotFound, UsageError
-from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic, program
-from lanemq.pipelines.before_spark import need_topic
-from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.run import program
+from lanemq.pipelines.run.preflight import need_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
 TWICE = """
 import os, signal, threading
-from lanemq.pipelines.program import stop_on_signals
+from lanemq.pipelines.run.program import stop_on_signals
 asked = threading.Event()
 with stop_on_signals(asked):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -161,7 +162,7 @@ def test_the_command_line_beats_the_file_and_the_file_beats_us(tmp_path: Path, m
 
 IN_GROUP = """
 import os, signal, subprocess, sys
-from lanemq.pipelines.own_group import children_in_own_group
+from lanemq.pipelines.run.process_group import children_in_own_group
 os.setpgid(0, 0)
 with children_in_own_group():
     away = subprocess.Popen(["sleep", "20"], preexec_fn=lambda: None)
@@ -203,7 +204,7 @@ def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
 
     def runs(*_: object) -> None:
         with (tmp_path / "words").open("a") as words:
-            words.write("2026-11-16 03:00:00,123 WARNING lanemq.spark.waiting: topic t: no answer yet\n")
+            words.write("2026-11-16 03:00:00,123 WARNING lanemq.spark.read.waiting: topic t: no answer yet\n")
         raise ValueError("the pipeline failed")
 
     for name, fake in {"need_java": lambda: None, "need_topic": lambda _: None, "open_session": opened}.items():

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lanemq.cli.pipeline_view import view
+from lanemq.cli.pipeline.view import view
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.progress import Done, Progress, counted
-from lanemq.pipelines.reporting import Reporting
+from lanemq.pipelines.run.progress import Done, Progress, counted
+from lanemq.pipelines.run.reporting import Reporting
 from lanemq.spark.lag import QueueLag
 
 QUEUE = MessageQueue("orders", "b", 0)
@@ -123,7 +123,7 @@ def test_one_is_not_many(count: int, name: str, said: str) -> None:
 def test_a_reader_that_goes_away_ends_the_telling_and_not_the_pipeline() -> None:
     """`lanemq pipeline run --json | head -1`: no traceback, neither then nor at the end of the program."""
     code = (
-        "from lanemq.cli.pipeline_view import _line\nimport logging\nlogging.basicConfig()\n"
+        "from lanemq.cli.pipeline.view import _line\nimport logging\nlogging.basicConfig()\n"
         "input()\nfor _ in range(3): _line('x' * 100_000)\n"
     )
     told = subprocess.Popen(

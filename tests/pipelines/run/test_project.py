@@ -8,17 +8,17 @@ from pyspark.sql import DataFrame
 from tests.pipelines.run.fakes import FakeSink
 from tests.spark.driving import send
 
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines import row_attempts
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.failure import PipelineFailed
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.progress import Progress
-from lanemq.pipelines.project import Project
-from lanemq.pipelines.runner import start
+from lanemq.pipelines.run.failure import PipelineFailed
+from lanemq.pipelines.run.progress import Progress
+from lanemq.pipelines.run.runner import start
 from lanemq.pipelines.source import Topic
+from lanemq.pipelines.stages import row_attempts
+from lanemq.pipelines.stages.project import Project
 from lanemq.testing.embedded import EmbeddedBroker
 
 NUMBER = "cast(cast(value as string) as int)"

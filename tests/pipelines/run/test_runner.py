@@ -9,17 +9,17 @@ import pytest
 from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
 from tests.spark.driving import send, until
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import CheckpointInUse, InvalidOption
 from lanemq.pipelines.batch import Batch, batch_number, start_of
-from lanemq.pipelines.failure import PipelineFailed
+from lanemq.pipelines.checkpoint.spark_log import SparkLog
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.progress import Progress
-from lanemq.pipelines.project import Project
-from lanemq.pipelines.runner import RunningPipeline, start
+from lanemq.pipelines.run.failure import PipelineFailed
+from lanemq.pipelines.run.progress import Progress
+from lanemq.pipelines.run.runner import RunningPipeline, start
 from lanemq.pipelines.source import Topic
-from lanemq.pipelines.spark_log import SparkLog
+from lanemq.pipelines.stages.project import Project
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

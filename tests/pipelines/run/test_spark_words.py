@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.pipelines.spark_words import inherited_stderr, overheard, spark_words_of
+from lanemq.pipelines.run.spark_output import inherited_stderr, overheard, spark_words_of
 from lanemq.spark import worker_log
 
 LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
@@ -60,13 +60,13 @@ def test_lines_are_told_whole_and_none_is_left_out(tmp_path: Path) -> None:
 def test_only_our_warnings_are_repeated(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for line in (
-        "2026-11-16 03:00:00,123 WARNING lanemq.spark.waiting: topic orders: no answer yet",
+        "2026-11-16 03:00:00,123 WARNING lanemq.spark.read.waiting: topic orders: no answer yet",
         "2026-11-16 03:00:00,123 WARNING org.apache.spark: noise",
         "26/11/16 03:00:00 WARN Utils: noise",
         "Traceback (most recent call last):",
     ):
         worker_log.repeat(line)
-    assert caplog.record_tuples == [("lanemq.spark.waiting", logging.WARNING, "topic orders: no answer yet")]
+    assert caplog.record_tuples == [("lanemq.spark.read.waiting", logging.WARNING, "topic orders: no answer yet")]
 
 
 WARNS = """

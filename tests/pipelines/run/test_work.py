@@ -14,10 +14,10 @@ from tests.pipelines.run.test_checkpoint import used_by_spark
 from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
 from lanemq.pipelines.batch import Batch, batch_number, start_of
-from lanemq.pipelines.checkpoint import Checkpoint
-from lanemq.pipelines.effects import Effects
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.work import Work
+from lanemq.pipelines.run.work import Work
 
 ROW = ("t", 0, 5, "k")
 

@@ -16,9 +16,9 @@ from tests.spark.driving import Query
 
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.checkpoint.runs import Runs
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, TableRows
-from lanemq.pipelines.runs import Runs
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
 
 QUERY = "3f1c-query"

@@ -10,7 +10,7 @@ from tests.pipelines.sinks.conftest import ALL, FENCING, MERGING
 from tests.pipelines.sinks.places import EVENTS, Died, Place, changes, dies_at, named
 
 from lanemq.model.errors import Closed, InvalidOption, SinkFenced, UsageError
-from lanemq.pipelines.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.rows import FileRows
 
 every = pytest.mark.parametrize("place", ALL, indirect=True)

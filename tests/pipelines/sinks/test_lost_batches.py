@@ -14,11 +14,11 @@ from tests.pipelines.sinks.places import EVENTS, Place, PostgresPlace, SqlitePla
 
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.checkpoint import Checkpoint
-from lanemq.pipelines.effects import Effects
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
+from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.run.work import Work
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
-from lanemq.pipelines.work import Work
 
 exact = pytest.mark.parametrize("place", FENCING, indirect=True)
 

@@ -10,14 +10,14 @@ from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructF
 from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, TopicPlace, changes, named
 from tests.spark.driving import Query
 
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, TopicNotFound, UsageError
 from lanemq.model.units import Millis
 from lanemq.pipelines.ports import Append
 from lanemq.pipelines.rows import TableRows
 from lanemq.pipelines.sinks import TopicSink
 from lanemq.pipelines.sinks.columns import arrow_schema
-from lanemq.spark import sending
+from lanemq.spark.write import sending
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = Millis(2_000)

@@ -16,8 +16,8 @@ from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.transitions.event import COLUMNS
-from lanemq.spark.schema import arrow_schema, some_columns
+from lanemq.pipelines.stages.transitions.event import COLUMNS
+from lanemq.spark.columns.schema import arrow_schema, some_columns
 
 SCHEMA = arrow_schema(some_columns(COLUMNS))
 QUERY = "query-1"

@@ -6,9 +6,10 @@ from typing import Any
 
 from tests.pipelines.transitions import driving
 
-from lanemq.pipelines import DeadMessages, ParquetSink, dead, dead_letters
+from lanemq.pipelines import DeadMessages, ParquetSink, dead
+from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint import stage_place
+from lanemq.pipelines.checkpoint.checkpoint import stage_place
 from lanemq.pipelines.ports import Append, Results
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from pyspark.cloudpickle import cloudpickle
 
-from lanemq.pipelines.transitions.carried_types import carry_types
+from lanemq.pipelines.stages.transitions.carried_types import carry_types
 
 ELSEWHERE = """
 import base64, pickle, sys, msgspec

@@ -8,7 +8,7 @@ import pytest
 from tests.pipelines.transitions.driving import Pipeline, Sent
 
 from lanemq.pipelines import Event, Park
-from lanemq.pipelines.transitions.decoding import empty_decoder
+from lanemq.pipelines.stages.transitions.decoding import empty_decoder
 
 
 class Payment(msgspec.Struct):

@@ -12,12 +12,12 @@ from tests.pipelines.transitions.driving import OUTPUTS, Crash, Pipeline, Sent
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ddl import parse_columns
-from lanemq.pipelines.effects import Effects
+from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.rows import FileRows, RowFile
-from lanemq.pipelines.transitions.requests import list_parked, request_redrive, show
-from lanemq.pipelines.transitions.shard_cache import CACHE
+from lanemq.pipelines.stages.transitions.requests import list_parked, request_redrive, show
+from lanemq.pipelines.stages.transitions.shard_cache import CACHE
 
 HOUR = 3_600_000
 LIMITS = StateLimits(expire_after_ms=HOUR)

@@ -9,8 +9,8 @@ from tests.pipelines.transitions.driving import Crash, Pipeline, Sent
 from lanemq.model.errors import LaneFrozen
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.transitions.lane import Why
-from lanemq.pipelines.transitions.requests import list_parked, request_discard, request_redrive, show
+from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.requests import list_parked, request_discard, request_redrive, show
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.pipelines.transitions.driving import Crash, Pipeline, Sent, never
 
 from lanemq.pipelines import Hold, StateLimits
-from lanemq.pipelines.transitions.requests import list_parked, request_redrive
-from lanemq.pipelines.transitions.shard_cache import CACHE
+from lanemq.pipelines.stages.transitions.requests import list_parked, request_redrive
+from lanemq.pipelines.stages.transitions.shard_cache import CACHE
 
 RETRIES = 2
 NEVER = 99

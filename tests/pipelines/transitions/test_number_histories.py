@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.pipelines import DeadLetter, Event, StateLimits, Transitions
-from lanemq.pipelines.transitions.machine import Run, ShardMachine
-from lanemq.pipelines.transitions.shard import Shard
+from lanemq.pipelines.stages.transitions.machine import Run, ShardMachine
+from lanemq.pipelines.stages.transitions.shard import Shard
 
 SPAN = 1_000
 

@@ -8,9 +8,9 @@ from tests.pipelines.transitions.driving import Pipeline, Sent
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
-from lanemq.pipelines.transitions.lane import MOST_MISSED, Lane, Why
-from lanemq.pipelines.transitions.requests import list_parked, request_discard, request_redrive, show
-from lanemq.pipelines.transitions.shard_cache import CACHE
+from lanemq.pipelines.stages.transitions.lane import MOST_MISSED, Lane, Why
+from lanemq.pipelines.stages.transitions.requests import list_parked, request_discard, request_redrive, show
+from lanemq.pipelines.stages.transitions.shard_cache import CACHE
 
 
 def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:

@@ -15,10 +15,10 @@ from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.transitions.event import COLUMNS, Message
-from lanemq.pipelines.transitions.redrives import Letter, Redrives
-from lanemq.pipelines.transitions.requests import list_parked, request_redrive, show
-from lanemq.spark.schema import some_columns
+from lanemq.pipelines.stages.transitions.event import COLUMNS, Message
+from lanemq.pipelines.stages.transitions.redrives import Letter, Redrives
+from lanemq.pipelines.stages.transitions.requests import list_parked, request_redrive, show
+from lanemq.spark.columns.schema import some_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
 OUTPUTS = "key string, n long, seen long"

@@ -9,10 +9,10 @@ import pytest
 from tests.pipelines.transitions.driving import Pipeline, Sent
 
 from lanemq.pipelines import DeadLetter, Event, Hold, Park
-from lanemq.pipelines.transitions.lane import Why
-from lanemq.pipelines.transitions.requests import list_parked
-from lanemq.pipelines.transitions.rules import UnfitState
-from lanemq.pipelines.transitions.words import MOST_CHARACTERS, words_of
+from lanemq.pipelines.stages.transitions.error_text import MOST_CHARACTERS, words_of
+from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.requests import list_parked
+from lanemq.pipelines.stages.transitions.rules import UnfitState
 
 HALF = "\ud800"
 """Half of a surrogate pair: JSON may say it, UTF-8 has no place for it."""

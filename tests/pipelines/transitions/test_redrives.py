@@ -25,9 +25,9 @@ from lanemq.pipelines import (
     parked,
 )
 from lanemq.pipelines.batch import batch_number
-from lanemq.pipelines.transitions import redrives
-from lanemq.pipelines.transitions.redrives import Redrives
-from lanemq.pipelines.transitions.stage import Transitions
+from lanemq.pipelines.stages.transitions import redrives
+from lanemq.pipelines.stages.transitions.redrives import Redrives
+from lanemq.pipelines.stages.transitions.stage import Transitions
 
 FAILS = {"n": 1, "fails": 99}
 SKIP = DeadLetter(skip=True)
@@ -105,7 +105,7 @@ def test_of_persons_who_ask_at_once_one_is_taken(tmp_path: Path) -> None:
 
 def redrives_of(pipeline: Kept) -> list[redrives.Letter]:
     """The open letters as they are asked for, without asking."""
-    from lanemq.pipelines.set_aside import _letter
+    from lanemq.pipelines.operate.dead_letters import _letter
 
     return [_letter(each) for each in pipeline.letters.show(LETTER)]
 
@@ -123,7 +123,7 @@ def behind_the_sink(pipeline: Kept, crash: Callable[..., Any], patch: pytest.Mon
 
 
 def behind_the_letters(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("lanemq.pipelines.transitions.stage.forget_old", crash)
+    patch.setattr("lanemq.pipelines.stages.transitions.stage.forget_old", crash)
 
 
 def before_the_bodies_go(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: P
 def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither who asks nor a pass has all of them in memory."""
     monkeypatch.setattr(redrives, "LETTERS_AT_ONCE", 2)
-    monkeypatch.setattr("lanemq.pipelines.set_aside.LETTERS_AT_ONCE", 3)
+    monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.LETTERS_AT_ONCE", 3)
     pipeline = Kept(tmp_path, on_failure=SKIP)
     pipeline.run(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
     pipeline.restart(step=late_or_counting)
@@ -404,7 +404,7 @@ def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 def test_letters_come_in_the_order_of_their_offsets_whenever_they_were_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("lanemq.pipelines.set_aside.LETTERS_AT_ONCE", at_once)
+    monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.LETTERS_AT_ONCE", at_once)
     limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
     pipeline = Kept(tmp_path, on_failure=Park(), limits=limits)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lanemq.model.errors import InvalidOption
-from lanemq.pipelines.ddl import parse_columns
-from lanemq.pipelines.transitions.row_shape import RowShape
+from lanemq.pipelines.declare.ddl import parse_columns
+from lanemq.pipelines.stages.transitions.row_shape import RowShape
 
 
 def shape(columns: str) -> RowShape:

@@ -12,14 +12,14 @@ from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline,
 from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import PASSES, Batch, batch_number
-from lanemq.pipelines.transitions import shard_work
-from lanemq.pipelines.transitions.arrow_runs import SHARD, runs
-from lanemq.pipelines.transitions.lane import Why
-from lanemq.pipelines.transitions.machine import ShardMachine
-from lanemq.pipelines.transitions.requests import show
-from lanemq.pipelines.transitions.rules import UnfitState
-from lanemq.pipelines.transitions.shard import Shard
-from lanemq.pipelines.transitions.shard_cache import CACHE
+from lanemq.pipelines.stages.transitions import shard_work
+from lanemq.pipelines.stages.transitions.arrow_runs import SHARD, runs
+from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.machine import ShardMachine
+from lanemq.pipelines.stages.transitions.requests import show
+from lanemq.pipelines.stages.transitions.rules import UnfitState
+from lanemq.pipelines.stages.transitions.shard import Shard
+from lanemq.pipelines.stages.transitions.shard_cache import CACHE
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
 

@@ -10,11 +10,11 @@ from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines import Hold, Park, StateLimits
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.transitions.books import Books
-from lanemq.pipelines.transitions.requests import list_parked, show
-from lanemq.pipelines.transitions.shard import Shard
-from lanemq.pipelines.transitions.shard_cache import CACHE, KEPT_BATCHES
-from lanemq.pipelines.transitions.state_files import ShardFiles
+from lanemq.pipelines.stages.transitions.requests import list_parked, show
+from lanemq.pipelines.stages.transitions.shard import Shard
+from lanemq.pipelines.stages.transitions.shard_cache import CACHE, KEPT_BATCHES
+from lanemq.pipelines.stages.transitions.state_files import ShardFiles
+from lanemq.pipelines.stages.transitions.unit_log import Books
 
 HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanemq.pipelines.transitions.stamps import StampTable
+from lanemq.pipelines.stages.transitions.stamps import StampTable
 
 
 def test_a_sequence_that_was_seen_is_a_repeat_in_its_queue_and_epoch_only() -> None:

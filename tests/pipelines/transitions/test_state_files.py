@@ -6,9 +6,9 @@ import pytest
 
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.batch import PASSES
-from lanemq.pipelines.transitions.shard import Change, Meta, Shard, Version
-from lanemq.pipelines.transitions.shard_cache import KEPT_BATCHES, ShardCache
-from lanemq.pipelines.transitions.state_files import ShardFiles
+from lanemq.pipelines.stages.transitions.shard import Change, Meta, Shard, Version
+from lanemq.pipelines.stages.transitions.shard_cache import KEPT_BATCHES, ShardCache
+from lanemq.pipelines.stages.transitions.state_files import ShardFiles
 
 
 @pytest.fixture

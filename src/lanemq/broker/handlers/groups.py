@@ -7,7 +7,7 @@ import msgspec
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code, answer_error
-from lanemq.core.membership import ConnectionId, GroupHeartbeat, Subscription
+from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Subscription
 from lanemq.log import state
 from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError
 from lanemq.model.names import check_group, check_topic

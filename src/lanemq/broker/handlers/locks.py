@@ -18,7 +18,7 @@ from lanemq.broker.checkpoints import lease_row
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_error
-from lanemq.core.lock_table import Lease, LeaseRow, LockGrant, Refusal
+from lanemq.core.brokering.lock_table import Lease, LeaseRow, LockGrant, Refusal
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue

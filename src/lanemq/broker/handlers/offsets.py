@@ -11,9 +11,9 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.ownership import standing
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code
-from lanemq.core.gap_map import GapMap
-from lanemq.core.group_offsets import Backward, Ignored, WhyIgnored, kind_of
-from lanemq.core.lock_table import Stale, Unowned
+from lanemq.core.brokering.group_offsets import Backward, Ignored, WhyIgnored, kind_of
+from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.finished_ranges import GapMap
 from lanemq.history import Place
 from lanemq.log.time_search import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.ownership import standing
-from lanemq.broker.parking import lane_id
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code, answer_error
-from lanemq.core.lock_table import Current
-from lanemq.core.parked_lanes import Failure, LaneName, LaneStatus, Parked, ParkedLane
+from lanemq.broker.storage.parking import lane_id
+from lanemq.core.brokering.lock_table import Current
+from lanemq.core.brokering.parked_lanes import LaneName, Parked, ParkedLane
+from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.log.reading import ReadStatus
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group

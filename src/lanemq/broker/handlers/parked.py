@@ -10,10 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 from lanemq.broker.dispatch import Handler
-from lanemq.broker.parking import lane_id
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_error
-from lanemq.core.parked_lanes import LaneName, ParkedLane
+from lanemq.broker.storage.parking import lane_id
+from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode

@@ -14,9 +14,9 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.ownership import standing
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer_code, answer_error
-from lanemq.core.group_offsets import kind_of
-from lanemq.core.lock_table import Stale, Unowned
-from lanemq.core.topic_table import Permission
+from lanemq.core.brokering.group_offsets import kind_of
+from lanemq.core.brokering.lock_table import Stale, Unowned
+from lanemq.core.brokering.topic_table import Permission
 from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.log.staging import Arrival

@@ -4,9 +4,9 @@ from functools import partial
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
-from lanemq.broker.placing import Placed, place_delayed
 from lanemq.broker.reply import answer, answer_error
-from lanemq.core.delay import ToDeadLetter, route_send_back
+from lanemq.broker.routing import Placed, place_delayed
+from lanemq.core.brokering.delay import ToDeadLetter, route_send_back
 from lanemq.log.staging import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord, StorageError
 from lanemq.model.java_hash import java_string_hash

@@ -7,7 +7,7 @@ the same list of queues from it.
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer
-from lanemq.core.topic_table import TopicConfig
+from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, OffsetNotFound, TopicNotFound
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import KvHeader, RouteHeader

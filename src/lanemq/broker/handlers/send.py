@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
-from lanemq.broker.placing import Placed, place, refuse_delay
 from lanemq.broker.reply import answer, answer_code, answer_error
-from lanemq.core.dedup import Duplicate, Fenced, Fresh, Gap
+from lanemq.broker.routing import Placed, place, refuse_delay
+from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.log.staging import NewRecords
 from lanemq.model.errors import MessageRefused, StorageError
 from lanemq.model.java_hash import java_string_hash

@@ -11,7 +11,7 @@ from functools import partial
 from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_error
-from lanemq.core.topic_table import Permission, TopicConfig, TopicOrder
+from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer

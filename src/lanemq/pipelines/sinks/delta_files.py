@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from lanemq.model.units import Millis
-from lanemq.pipelines.durable import sync
+from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.shard_files import ShardRows, shards
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Millis
-from lanemq.pipelines.option_names import near
+from lanemq.pipelines.declare.options import near
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.sinks.delta import DeltaSink
 from lanemq.pipelines.sinks.parquet import ParquetSink

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from lanemq.model.errors import Closed, SinkFenced, UsageError
 from lanemq.pipelines.batch import Batch, run_name
+from lanemq.pipelines.checkpoint.runs import Runs
 from lanemq.pipelines.ports import Append, Merge
-from lanemq.pipelines.runs import Runs
 from lanemq.pipelines.sinks.columns import arrow_schema, check_merge_columns
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, SinkFenced
+from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.durable import sync
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms

@@ -27,7 +27,7 @@ from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.columns import json_bytes, merge_table, shard_tables
 from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
 from lanemq.pipelines.sinks.widening import Room, widened
-from lanemq.spark.waiting import Patience
+from lanemq.spark.read.waiting import Patience
 
 LEDGER = "lanemq_ledger"
 

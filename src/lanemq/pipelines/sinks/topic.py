@@ -41,8 +41,8 @@ from lanemq.pipelines.rows import FileRows, RowFile, Rows
 from lanemq.pipelines.sinks.columns import fit, json_bytes, merge_table
 from lanemq.pipelines.sinks.ledger import ExactSink, Terms
 from lanemq.spark.options import WAIT
-from lanemq.spark.sending import Outgoing, TaskSender
-from lanemq.spark.waiting import Patience
+from lanemq.spark.read.waiting import Patience
+from lanemq.spark.write.sending import Outgoing, TaskSender
 from lanemq.wire.signing import Credentials
 
 ROWS_AT_ONCE = 8_192

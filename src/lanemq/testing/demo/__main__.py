@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lanemq.checker.checking import Options, check
-from lanemq.client.admin import Admin
+from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneError
 from lanemq.testing.demo import pipeline_progress, summary
 from lanemq.testing.demo.plan import CONSUMER_GROUP, CONSUMERS, MASTER, QUEUES, SEED, TOPIC, table_folder

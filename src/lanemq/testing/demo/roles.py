@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from lanemq.client.app import App
+from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
-from lanemq.client.producer import Producer
+from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
 from lanemq.history import open_history
 from lanemq.testing.demo.plan import CONSUMER_GROUP, EVENTS_PER_SECOND, SEED, TOPIC

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.broker.log_thread import LogThread, outcome_of
 from lanemq.broker.recording import Recording
-from lanemq.core.gap_map import GapMap
+from lanemq.broker.storage.log_thread import LogThread, outcome_of
+from lanemq.core.finished_ranges import GapMap
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError

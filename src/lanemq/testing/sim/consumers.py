@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from random import Random
 from typing import Any
 
-from lanemq.client.app import App
-from lanemq.client.async_consumer import AsyncConsumer
+from lanemq.client.consumer.app import App
+from lanemq.client.consumer.async_consumer import AsyncConsumer
 from lanemq.client.message import Message
-from lanemq.core.retry_policy import RETRY_FOREVER, Backoff, DeadLetter, HoldKey, HoldQueue
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import RETRY_FOREVER, DeadLetter, HoldKey, HoldQueue
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis
 from lanemq.testing.sim.effects import Table

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from lanemq.client.app import App
-from lanemq.client.consumer_options import Sharing
+from lanemq.client.consumer.app import App
+from lanemq.client.consumer.options import Sharing
 from lanemq.client.message import Message
 from lanemq.testing.sim.consumers import CROWD, EVERYBODY, ConsumerProgram
 from lanemq.testing.sim.effects import is_as_sent

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from lanemq.client.async_producer import AsyncProducer
+from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError
 from lanemq.testing.sim.effects import sum_of

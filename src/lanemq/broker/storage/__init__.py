@@ -1,0 +1,1 @@
+"""Between the handlers and the log: group commit, checkpoints, delays, parked lanes."""

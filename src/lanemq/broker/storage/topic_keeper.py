@@ -1,0 +1,126 @@
+"""Topics that are asked for become topics on disk.
+
+A new topic is usable at once and saved by the log thread before anything that was sent to it: both go through
+the same thread, in order, so no acknowledged message can outlive its topic. If the row cannot be saved, the
+broker stops writing, for the same reason.
+"""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from lanemq.broker.storage.log_thread import LogThread
+from lanemq.core.brokering.topic_table import (
+    Changed,
+    Created,
+    Existing,
+    Permission,
+    Put,
+    TopicConfig,
+    TopicOrder,
+    TopicRefused,
+    TopicTable,
+    WhyRefused,
+)
+from lanemq.log.state import State
+from lanemq.model.errors import BrokerRefused, StorageError, TopicNotFound
+from lanemq.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+OnFailure = Callable[[StorageError], None]
+OnForgotten = Callable[[StorageError | None], None]
+
+
+class TopicKeeper:
+    """The table of topics together with its rows on disk."""
+
+    def __init__(self, table: TopicTable, state: State, thread: LogThread, on_failure: OnFailure) -> None:
+        self.table = table
+        self.deletions = 0
+        """Grows with every deleted topic: what was gathered before may speak of a topic that is gone."""
+        self._state = state
+        self._thread = thread
+        self._on_failure = on_failure
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self.table.get(name)
+
+    def existing(self, name: str) -> TopicConfig:
+        """The topic, or the refusal every client understands."""
+        topic = self.table.get(name)
+        if topic is None:
+            raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {name} does not exist; create it first")
+        return topic
+
+    def take(self, outcome: Put) -> TopicConfig:
+        """The topic behind an outcome of the table; what is new is saved, a refusal is raised."""
+        match outcome:
+            case Created(topic) | Changed(_, topic):
+                log.info(
+                    "topic %s: %s queues%s",
+                    topic.name,
+                    topic.write_queues,
+                    ", ordered" if topic.ordered else "",
+                )
+                self._save(topic)
+                return topic
+            case Existing(topic):
+                return topic
+            case TopicRefused(name, why):
+                raise _refusal(name, why)
+
+    def load(self) -> None:
+        """Restores what was saved; called once, before the broker listens."""
+        self.table.restore(_decode(settings) for settings in self._state.topics().values())
+
+    def delete(self, name: str) -> None:
+        """The topic is gone for everybody who asks; `forget` makes that last."""
+        outcome = self.table.delete(name)
+        if isinstance(outcome, TopicRefused):
+            raise _refusal(name, outcome.why)
+        self.deletions += 1
+
+    def forget(self, name: str, what_it_had: Callable[[], None], done: OnForgotten) -> None:
+        """Removes everything of a deleted topic from the disk, in the same loop step as `delete`.
+
+        Its own row last: a crash in between leaves an empty topic, never a deleted one whose messages come back
+        with the next topic of that name.
+        """
+
+        def forget() -> None:
+            what_it_had()
+            self._state.delete_topic(name)
+
+        def forgotten(_: object, error: StorageError | None) -> None:
+            self._saved(None, error)
+            done(error)
+
+        self._thread.submit(forget, forgotten)
+
+    def _save(self, topic: TopicConfig) -> None:
+        settings = _encode(topic)
+        self._thread.submit(lambda: self._state.save_topic(topic.name, settings), self._saved)
+        self.table.saved([topic])
+
+    def _saved(self, _: object, error: StorageError | None) -> None:
+        if error is not None:
+            self._on_failure(error)
+
+
+def _refusal(name: str, why: WhyRefused) -> BrokerRefused:
+    remark = f"topic {name}: {why.value}"
+    if why in (WhyRefused.NO_TEMPLATE, WhyRefused.UNKNOWN):
+        return TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, remark)
+    return BrokerRefused(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _encode(topic: TopicConfig) -> str:
+    row = (*topic[:3], int(topic.permission), topic.order.value, topic.sys_flag)
+    return msgspec.json.encode(row).decode()
+
+
+def _decode(settings: str) -> TopicConfig:
+    name, reads, writes, permission, order, sys_flag = msgspec.json.decode(settings)
+    return TopicConfig(name, reads, writes, Permission(permission), TopicOrder(order), sys_flag)

@@ -1,0 +1,220 @@
+"""`lanemq send`: messages from the command line or a file, in the order they are given."""
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import BinaryIO, NamedTuple
+
+import click
+
+from lanemq.cli.options import Failed, asks_server, told
+from lanemq.cli.output import Grid, plural, show, unlogged
+from lanemq.client.producer.producer import Producer
+from lanemq.client.receipt import Receipt
+from lanemq.model.errors import LaneError, TransportError, UsageError
+
+UNDER_WAY = 1000
+"""Messages sent ahead of their receipts: enough to fill batches, few enough to stop soon after a failure."""
+
+SHOWN = 20
+"""Receipts shown to people; `--json` has all."""
+
+NUMBER = b"{n}"
+
+
+class Line(NamedTuple):
+    """One message to be sent."""
+
+    number: int
+    body: bytes
+    key: str | None
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("value", required=False)
+@click.option("--key", "-k", help="What belongs together: messages with the same key stay in order.")
+@click.option("--tag", "-t", help="What consumers can filter by.")
+@click.option("--property", "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--file", "-f", "source", type=click.File("rb"), help="One message per line; - reads stdin.")
+@click.option("--key-separator", metavar="TEXT", help="With --file: each line is KEY, this text, VALUE.")
+@click.option("--count", type=click.IntRange(1), help="Send VALUE this often; {n} in it becomes the number.")
+@asks_server
+def send(
+    topic: str,
+    value: str | None,
+    key: str | None,
+    tag: str | None,
+    pairs: tuple[str, ...],
+    source: BinaryIO | None,
+    key_separator: str | None,
+    count: int | None,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Send VALUE, or the lines of a file, to TOPIC and print where each message is stored.
+
+    A failure ends the command; what is stored stays. The error says how much that is and where to go on; with
+    --json that is an object on stdout too, with "error", "stored", "go_on_from", "stored_after" and "receipts".
+    """
+    if (value is None) == (source is None):
+        raise click.UsageError("give either a VALUE or --file (use --file - to read stdin)")
+    if key_separator is not None and (source is None or key is not None or not key_separator):
+        raise click.UsageError("--key-separator goes with --file, without --key, and is not empty")
+    if count is not None and source is not None:
+        raise click.UsageError("--count repeats a VALUE and has no meaning with --file")
+    properties = dict(map(_pair, pairs))
+    lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
+    noun = "line" if source else "message"
+    try:
+        with unlogged("lanemq.client.producer.answers"), Producer(server, codec="bytes") as producer:
+            receipts = Sending(producer, topic, noun).send(lines, tag, properties)
+    except Stopped as stopped:
+        if not source and not count:
+            raise told(stopped.error) from stopped
+        if as_json:
+            show(as_json, stopped.document)
+        raise stopped.told() from stopped
+    _show(receipts, as_json)
+
+
+class BadLine(UsageError):
+    """A line of the file that is no message."""
+
+    def __init__(self, number: int, problem: str) -> None:
+        self.number = number
+        super().__init__(problem)
+
+
+class Stopped(LaneError):
+    """Sending ended early. What is stored is told, so that a second call neither repeats nor leaves out anything."""
+
+    def __init__(self, noun: str, number: int, error: LaneError, stored: dict[int, Receipt]) -> None:
+        super().__init__(number)
+        self.error = error
+        self._noun = noun
+        self._number = number
+        self._stored = stored
+        self._after = [each for each in stored if each > number]
+
+    def told(self) -> Failed:
+        """In one line: what is wrong, what is stored, where to go on."""
+        here = f"{self._noun} {self._number}"
+        plain = told(self.error, f"{here}: ")
+        stored = f"{plural(len(self._stored), self._noun)} stored"
+        perhaps = f", perhaps {here} too" if isinstance(self.error, TransportError) else ""
+        behind = f"{plural(len(self._after), self._noun)} stored behind it (--json names them)"
+        skip = f", but leave out {behind}" if self._after else ""
+        return type(plain)(f"{plain.message.rstrip('.')}; {stored}{perhaps}: go on from {here}{skip}")
+
+    def document(self) -> dict[str, object]:
+        return {
+            "error": told(self.error).message,
+            "stored": len(self._stored),
+            "go_on_from": self._number,
+            "stored_after": self._after,
+            "receipts": [{"number": number, **_document(each)} for number, each in self._stored.items()],
+        }
+
+
+class Sending:
+    """Messages go out in order without waiting for each other; receipts come back in the same order."""
+
+    def __init__(self, producer: Producer, topic: str, noun: str) -> None:
+        self._stored: dict[int, Receipt] = {}
+        self._noun = noun
+        self._submit = partial(producer.submit, topic)
+        self._under_way: deque[tuple[Line, Future[Receipt]]] = deque()
+
+    def send(self, lines: Iterator[Line], tag: str | None, properties: dict[str, str]) -> list[Receipt]:
+        number = 1
+        try:
+            for line in lines:
+                number = line.number
+                future = self._submit(line.body, key=line.key, tag=tag, properties=properties)
+                self._under_way.append((line, future))
+                self._settle(keep=UNDER_WAY)
+        except Stopped:
+            raise
+        except LaneError as error:
+            self._settle(keep=0)
+            raise self._stopped(error.number if isinstance(error, BadLine) else number, error) from error
+        self._settle(keep=0)
+        return list(self._stored.values())
+
+    def _settle(self, keep: int) -> None:
+        """Takes receipts that are there, and waits for more while over `keep` are under way."""
+        while self._under_way and (len(self._under_way) > keep or self._under_way[0][1].done()):
+            line, future = self._under_way.popleft()
+            try:
+                self._stored[line.number] = future.result()
+            except LaneError as error:
+                self._take_the_rest()
+                raise self._stopped(line.number, error) from error
+
+    def _take_the_rest(self) -> None:
+        """Other keys do not wait for the one that failed: what is under way may still be stored, and must be told."""
+        for line, future in self._under_way:
+            with contextlib.suppress(LaneError):
+                self._stored[line.number] = future.result()
+        self._under_way.clear()
+
+    def _stopped(self, number: int, error: LaneError) -> Stopped:
+        return Stopped(self._noun, number, error, self._stored)
+
+
+def _show(receipts: list[Receipt], as_json: bool) -> None:
+    rows = [
+        (receipt.queue.queue_id, receipt.offset, receipt.key, receipt.stored.value, receipt.message_id)
+        for receipt in receipts[:SHOWN]
+    ]
+    queues = Counter(receipt.queue for receipt in receipts)
+    show(
+        as_json,
+        lambda: list(map(_document, receipts)),
+        Grid(("queue", "offset", "key", "stored", "message id"), rows, "nothing to send: the file has no lines"),
+        *([f"… {plural(len(receipts), 'message')} in {plural(len(queues), 'queue')}"] if len(receipts) > SHOWN else []),
+    )
+
+
+def _document(receipt: Receipt) -> dict[str, object]:
+    return {
+        "topic": receipt.topic,
+        "broker": receipt.queue.broker,
+        "queue": receipt.queue.queue_id,
+        "offset": receipt.offset,
+        "key": receipt.key,
+        "message_id": receipt.message_id,
+        "stored": receipt.stored.value,
+        "repeat": receipt.repeat,
+    }
+
+
+def _repeated(value: str, key: str | None, count: int | None) -> Iterator[Line]:
+    body = value.encode("utf-8", "surrogateescape")
+    for number in range(1, (count or 1) + 1):
+        yield Line(number, body if count is None else body.replace(NUMBER, str(number).encode()), key)
+
+
+def _file_lines(source: BinaryIO, key: str | None, separator: str | None) -> Iterator[Line]:
+    """Lines as they are, without their end; empty ones are passed over."""
+    for number, raw in enumerate(source, 1):
+        body = raw.rstrip(b"\r\n")
+        if not body:
+            continue
+        if separator is None:
+            yield Line(number, body, key)
+            continue
+        head, found, body = body.partition(separator.encode())
+        if not found or not head:
+            raise BadLine(number, f"there is no key: every line must be KEY{separator}VALUE")
+        yield Line(number, body, head.decode("utf-8", "backslashreplace"))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--property {text!r} cannot be read: write NAME=VALUE")
+    return name, value

@@ -1,0 +1,130 @@
+"""`lanemq tail`: looks at messages without being a consumer.
+
+Nothing is committed and no group is joined, so looking never takes a message away from those who work on it.
+"""
+
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import click
+
+from lanemq.cli.options import FIRST, LAST, asks_server, moment
+from lanemq.cli.output import body_for_json, cell, harmless, to_json
+from lanemq.cli.reading import Reader
+from lanemq.client.consumer.tag_filter import tag_filter
+from lanemq.client.message import Message
+from lanemq.model.queue import MessageQueue
+
+LOOK_BACK = 10
+POLL_SECONDS = 0.2
+
+Wanted = Callable[[Message], bool]
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--key", "-k", help="Only messages of this key.")
+@click.option("--tag", "-t", default="*", help="Only messages with this tag; several joined by '||'.")
+@click.option(
+    "--from",
+    "start",
+    default="last",
+    metavar="first|last|TIME",
+    help="Where to begin, also earliest|latest; TIME is ISO 8601, or 10m for ten minutes ago.",
+)
+@click.option("--count", "-n", type=click.IntRange(1), help="End after so many; with --from last: the newest ones.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with new messages until Ctrl-C.")
+@asks_server
+def tail(
+    topic: str, key: str | None, tag: str, start: str, count: int | None, follow: bool, server: str, as_json: bool
+) -> None:
+    """Show messages of TOPIC: queue, offset, time, key, value.
+
+    Without --follow it ends with the newest message; by default it shows the last ten. With --json each message
+    is one line of JSON. Messages of a queue come in its order, those of different queues by the time they were
+    stored.
+    """
+    wanted = _wanted(key, tag)
+    since = None if start in FIRST | LAST else moment(start, "--from")
+    with Reader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
+        ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
+        if start in LAST:
+            messages = _newest(reader, ends, wanted, LOOK_BACK if follow or count is None else count)
+        else:
+            messages = filter(wanted, _between(reader, _starts(reader, since), ends))
+        if follow:
+            messages = itertools.chain(messages, filter(wanted, _arriving(reader, ends)))
+        for message in itertools.islice(messages, count):
+            click.echo(_json_line(message) if as_json else _line(message))
+
+
+def _wanted(key: str | None, tags: str) -> Wanted:
+    tagged = tag_filter(tags)
+    return lambda message: (key is None or message.key == key) and tagged.wants(message.tag)
+
+
+def _starts(reader: Reader, since: int | None) -> dict[MessageQueue, int]:
+    if since is None:
+        return {queue: reader.bounds(queue)[0] for queue in reader.queues}
+    return {queue: reader.offset_at(queue, since) for queue in reader.queues}
+
+
+def _between(reader: Reader, starts: dict[MessageQueue, int], ends: dict[MessageQueue, int]) -> Iterator[Message]:
+    runs = [reader.read(queue, start, ends[queue]) for queue, start in starts.items()]
+    return heapq.merge(*runs, key=_stored)
+
+
+def _newest(reader: Reader, ends: dict[MessageQueue, int], wanted: Wanted, count: int) -> Iterator[Message]:
+    runs = [_last_of(reader, queue, end, wanted, count) for queue, end in ends.items()]
+    return iter(list(heapq.merge(*runs, key=_stored))[-count:])
+
+
+def _last_of(reader: Reader, queue: MessageQueue, end: int, wanted: Wanted, count: int) -> list[Message]:
+    """Goes back in growing steps until there are enough, since few messages may be wanted ones."""
+    low, step, found = reader.bounds(queue)[0], count, list[Message]()
+    while end > low and len(found) < count:
+        begin = max(low, end - step)
+        found = [*filter(wanted, reader.read(queue, begin, end)), *found]
+        end, step = begin, step * 4
+    return found[-count:]
+
+
+def _arriving(reader: Reader, ends: dict[MessageQueue, int]) -> Iterator[Message]:
+    at = dict(ends)
+    while True:
+        fresh = {queue: end for queue in at if (end := reader.bounds(queue)[1]) > at[queue]}
+        yield from _between(reader, {queue: at[queue] for queue in fresh}, fresh)
+        at.update(fresh)
+        if not fresh:
+            time.sleep(POLL_SECONDS)
+
+
+def _stored(message: Message) -> tuple[int, int]:
+    """Time, and within one millisecond the place in the log: the order in which a broker stored them."""
+    return message.record.store_timestamp, message.record.position
+
+
+def _line(message: Message) -> str:
+    place = f"{message.queue.queue_id}@{message.queue_offset}"
+    tag = f" [{harmless(message.tag)}]" if message.tag else ""
+    return f"{cell(message.stored_at)}  {place:>10}  {cell(message.key)}{tag}  {cell(message.body)}"
+
+
+def _json_line(message: Message) -> str:
+    return to_json(
+        {
+            "topic": message.queue.topic,
+            "broker": message.queue.broker,
+            "queue": message.queue.queue_id,
+            "offset": message.queue_offset,
+            "key": message.key,
+            "tag": message.tag,
+            "keys": message.keys,
+            "stored_at": message.stored_at,
+            "message_id": message.message_id,
+            "value": body_for_json(message.body),
+        }
+    )

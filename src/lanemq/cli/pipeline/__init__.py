@@ -1,0 +1,1 @@
+"""`lanemq pipeline`: run, check, status, parked keys and dead letters."""

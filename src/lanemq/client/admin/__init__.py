@@ -1,0 +1,1 @@
+"""Creates, inspects and repairs: topics, groups, locks, parked lanes."""

@@ -1,0 +1,399 @@
+"""Administration: topics, groups, offsets, locks, finding messages.
+
+RocketMQ's own request codes wherever they exist, so the same calls work on an Apache cluster. What only a LaneMQ
+broker knows (owners with epochs) is simply absent there, and the answer says so.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Literal, Self, TypeAlias, Unpack
+
+import msgspec
+
+from lanemq.client.admin.calls import AdminCalls
+from lanemq.client.admin.views import (
+    AtOffset,
+    AtTime,
+    GroupDescription,
+    GroupMember,
+    GroupQueue,
+    LeaseView,
+    OffsetChange,
+    QueueBounds,
+    TopicDescription,
+)
+from lanemq.client.security import Protection, security_of
+from lanemq.clock import Clock
+from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
+from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.wire.admin_headers import (
+    ConsumeStatsHeader,
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    KvHeader,
+    QueryMessageHeader,
+    ResetOffsetHeader,
+    TopicHeader,
+    ViewMessageHeader,
+)
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import (
+    ConsumerListHeader,
+    OffsetResponse,
+    QueryOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateOffsetHeader,
+)
+from lanemq.wire.lane_fields import GLOBAL_ORDER, LANE_CLIENT
+from lanemq.wire.message_id import decode_offset_id
+from lanemq.wire.properties import PropertyName
+from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
+from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+"""Where RocketMQ's name servers keep the order configuration of topics (NamesrvUtil)."""
+
+FOREVER = Millis(2**62)
+DEFAULT_QUEUES = 8
+
+_AS_LANE = {LANE_CLIENT: "admin"}
+"""With it a LaneMQ broker says what it has, and not where RocketMQ would let a new group begin."""
+
+Place: TypeAlias = Literal["earliest", "latest"] | AtTime | AtOffset
+"""Where a group is put by a reset."""
+
+
+class _Lease(msgspec.Struct, rename="camel"):
+    """One entry of the answer to LANE_LOCKS."""
+
+    group: str = ""
+    topic: str = ""
+    broker_name: str = ""
+    queue_id: int = 0
+    owner: str = ""
+    epoch: int = 0
+    remaining_millis: int = 0
+    stock: bool = False
+
+
+class _LeaseTable(msgspec.Struct):
+    leases: list[_Lease] = []
+
+
+class Admin:
+    """Looks at brokers and changes them. Blocking; for one thread."""
+
+    def __init__(
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[Protection]
+    ) -> None:
+        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._calls.close()
+
+    # topics
+
+    def create_topic(self, name: str, queues: int | None = None, *, ordered: bool | Literal["global"] = False) -> None:
+        """Creates the topic on every broker, or changes it. `queues` is the number per broker, 8 if not given.
+
+        A LaneMQ broker refuses to change the number of queues of an ordered topic. An Apache broker does it, and
+        keys move to other queues, past messages that wait in the old ones.
+
+        With `ordered="global"` all messages stay in line, not only those of a key: one queue on one broker.
+        """
+        check_topic(name)
+        queues = _queue_count(queues, ordered)
+        masters = self._calls.masters()
+        if ordered == "global" and len(masters) > 1:
+            raise UsageError(f"topic {name!r} cannot be globally ordered on {len(masters)} brokers: order it by key")
+        header = CreateTopicHeader(topic=name, read_queue_nums=queues, write_queue_nums=queues, order=bool(ordered))
+        for address, is_lane in masters.values():
+            as_a_whole = {"attributes": GLOBAL_ORDER} if is_lane and ordered == "global" else None
+            self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, lane=as_a_whole)
+        if ordered:
+            conf = ";".join(f"{broker}:{queues}" for broker in masters)
+            kv = KvHeader(namespace=ORDER_NAMESPACE, key=name, value=conf)
+            self._calls.ask_name_server(RequestCode.PUT_KV_CONFIG, kv)
+        self._calls.routes.stale(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes the topic and every message in it, on every broker."""
+        header = DeleteTopicHeader(topic=check_topic(name))
+        for address, _ in self._calls.masters().values():
+            self._calls.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        self._calls.ask_name_server(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+        kv = KvHeader(namespace=ORDER_NAMESPACE, key=name)
+        self._calls.ask_name_server(RequestCode.DELETE_KV_CONFIG, kv)
+        self._calls.routes.stale(name)
+
+    def topics(self, *, internal: bool = False) -> list[str]:
+        """All topics by name; those of the brokers themselves and of retries only with `internal`."""
+        names = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
+        if internal:
+            return sorted(names.topic_list)
+        system = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
+        hidden = {*system.topic_list, DEFAULT_TOPIC}
+        return sorted(each for each in names.topic_list if each not in hidden and not each.startswith(RETRY_PREFIX))
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """The topic's queues and what is in them."""
+        bounds: list[QueueBounds] = []
+        for _, address in self._calls.masters_of(check_topic(name)):
+            reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
+            for queue, each in TopicStatsTable.decode(reply.body).offset_table.items():
+                first, end = QueueOffset(max(0, each.min_offset)), QueueOffset(each.max_offset)
+                bounds.append(QueueBounds(queue, first, end, Millis(each.last_update_timestamp)))
+        route = self._calls.routes.get(name)
+        return TopicDescription(name, route.ordered, tuple(sorted(bounds, key=lambda each: each.queue)))
+
+    # offsets
+
+    def min_offset(self, queue: MessageQueue) -> QueueOffset:
+        """The oldest offset that can still be read."""
+        return self._offset(queue, RequestCode.GET_MIN_OFFSET)
+
+    def max_offset(self, queue: MessageQueue) -> QueueOffset:
+        """The offset that the next message will get."""
+        return self._offset(queue, RequestCode.GET_MAX_OFFSET)
+
+    def offset_at(self, queue: MessageQueue, wall: Millis) -> QueueOffset:
+        """The first message stored at or after the wall time. RocketMQ 4 gives the nearest instead."""
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=wall)
+        reply = self._calls.ask(self._master(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    def committed(self, group: str, queue: MessageQueue) -> QueueOffset | None:
+        """Where the group stands, or None if it has never been there. Apache brokers may say 0 for a new group."""
+        header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
+        try:
+            reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
+        except OffsetNotFound:
+            return None
+        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    def reset_offsets(
+        self, group: str, topic: str, *, to: Place, queues: Collection[int] | None = None, dry_run: bool = False
+    ) -> tuple[OffsetChange, ...]:
+        """Puts a group at another place, in all queues of a topic or in those with the given numbers.
+
+        With `dry_run` it only says what would change.
+
+        Going back repeats messages, going forward skips them. Members that are online go on from the new place.
+        """
+        check_group(group)
+        changes: list[OffsetChange] = []
+        for name, address in self._calls.masters_of(check_topic(topic)):
+            here = [
+                OffsetChange(queue, self.committed(group, queue), self._place(queue, to))
+                for queue in self._calls.routes.get(topic).subscribe
+                if queue.broker == name and (queues is None or queue.queue_id in queues)
+            ]
+            changes += here
+            if here and not dry_run:
+                self._move(address, group, here, to, all_queues=queues is None)
+        return tuple(changes)
+
+    # groups
+
+    def groups(self) -> list[str]:
+        """All groups that brokers know of."""
+        names: set[str] = set()
+        for address, _ in self._calls.masters().values():
+            reply = self._calls.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            names |= SubscriptionGroupTable.decode(reply.body).subscription_group_table.keys()
+        return sorted(names)
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """Members, queues, offsets, lag and owners of a group."""
+        check_group(group)
+        members: dict[str, GroupMember] = {}
+        subscriptions: dict[str, str] = {}
+        offsets: dict[MessageQueue, tuple[int, int]] = {}
+        for address, _ in self._calls.masters().values():
+            online = self._connections(address, group)
+            for each in online.connection_set:
+                members[each.client_id] = GroupMember(each.client_id, each.client_addr, each.language, each.version)
+            subscriptions |= {topic: each.sub_string for topic, each in online.subscription_table.items()}
+            header = ConsumeStatsHeader(consumer_group=group)
+            reply = self._calls.ask(address, RequestCode.GET_CONSUME_STATS, header)
+            for queue, at in ConsumeStats.decode(reply.body).offset_table.items():
+                offsets[queue] = (at.consumer_offset, at.broker_offset)
+        leases, note = self._leases(group)
+        owners = {lease.queue: lease for lease in leases}
+        queues = tuple(_group_queue(queue, *offsets[queue], owners.get(queue)) for queue in sorted(offsets))
+        return GroupDescription(group, tuple(members.values()), subscriptions, queues, note)
+
+    def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:
+        """Who owns which queue. Apache brokers do not tell: there it is empty."""
+        return self._leases(group)[0]
+
+    # messages
+
+    def find_key(self, topic: str, key: str, *, limit: int = 64) -> list[RecordView]:
+        """Messages with this as their key or among their `keys`, oldest first. Apache brokers know only `keys`."""
+        return self._query(topic, key, limit, by_unique_id=False)
+
+    def find_id(self, topic: str, message_id: str) -> list[RecordView]:
+        """Messages with this unique id, the one that a receipt names. More than one means a repetition."""
+        return self._query(topic, message_id, 32, by_unique_id=True)
+
+    def view(self, offset_id: str) -> RecordView:
+        """The message at an offset message id, asked of the broker that the id names."""
+        where = decode_offset_id(offset_id)
+        header = ViewMessageHeader(offset=where.position)
+        reply = self._calls.ask(Address(where.ip, where.port), RequestCode.VIEW_MESSAGE_BY_ID, header)
+        return RecordView(reply.body)
+
+    # inside
+
+    def _master(self, queue: MessageQueue) -> Address:
+        return self._calls.routes.get(queue.topic).master(queue.broker)
+
+    def _offset(self, queue: MessageQueue, code: RequestCode) -> QueueOffset:
+        reply = self._calls.ask(self._master(queue), code, QueueHeader(topic=queue.topic, queue_id=queue.queue_id))
+        return QueueOffset(max(0, OffsetResponse.from_ext(reply.ext).offset))
+
+    def _place(self, queue: MessageQueue, to: Place) -> QueueOffset:
+        match to:
+            case "earliest":
+                return self.min_offset(queue)
+            case "latest":
+                return self.max_offset(queue)
+            case AtTime(millis):
+                return self.offset_at(queue, millis)
+            case AtOffset(offset):
+                return max(self.min_offset(queue), min(offset, self.max_offset(queue)))
+            case _:
+                raise InvalidOption(f"to={to!r} is no place: use 'earliest', 'latest', AtTime(...) or AtOffset(...)")
+
+    def _move(self, address: Address, group: str, changes: list[OffsetChange], to: Place, *, all_queues: bool) -> None:
+        """All queues of one broker. Members that are online are moved too; an Apache broker does that only by time."""
+        first = changes[0].queue
+        if self._is_lane(first):
+            for change in changes:
+                self._reset(address, group, first.topic, -1, change)
+        elif self._connections(address, group).connection_set:
+            self._reset(address, group, first.topic, _time_of(to, group, all_queues=all_queues))
+        else:
+            for change in changes:
+                update = UpdateOffsetHeader(
+                    consumer_group=group,
+                    topic=first.topic,
+                    queue_id=change.queue.queue_id,
+                    commit_offset=change.after,
+                )
+                self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+
+    def _reset(
+        self, address: Address, group: str, topic: str, timestamp: int, change: OffsetChange | None = None
+    ) -> None:
+        queue_id, offset = (None, None) if change is None else (change.queue.queue_id, change.after)
+        header = ResetOffsetHeader(topic=topic, group=group, timestamp=timestamp, queue_id=queue_id, offset=offset)
+        self._calls.ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+
+    def _is_lane(self, queue: MessageQueue) -> bool:
+        return self._calls.routes.get(queue.topic).is_lane(queue.broker)
+
+    def _connections(self, address: Address, group: str) -> ConsumerConnection:
+        header = ConsumerListHeader(consumer_group=group)
+        try:
+            reply = self._calls.ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        except GroupNotFound:
+            return ConsumerConnection()
+        return ConsumerConnection.decode(reply.body)
+
+    def _leases(self, group: str | None) -> tuple[tuple[LeaseView, ...], str]:
+        leases: list[LeaseView] = []
+        silent: list[str] = []
+        for name, (address, _) in self._calls.masters().items():
+            ext = {} if group is None else {"consumerGroup": group}
+            reply = self._calls.ask_anyway(address, Command(RequestCode.LANE_LOCKS, 0, ext=ext))
+            if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                silent.append(name)
+                continue
+            _check(reply)
+            leases += map(_lease_view, msgspec.json.decode(reply.body, type=_LeaseTable).leases)
+        note = f"owners are not known: {', '.join(silent)} is no LaneMQ broker" if silent else ""
+        return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), note
+
+    def _query(self, topic: str, key: str, limit: int, *, by_unique_id: bool) -> list[RecordView]:
+        header = QueryMessageHeader(
+            topic=topic, key=key, max_num=limit, begin_timestamp=0, end_timestamp=FOREVER, by_unique_id=by_unique_id
+        )
+        found: list[RecordView] = []
+        for _, address in self._calls.masters_of(topic):
+            try:
+                reply = self._calls.ask(address, RequestCode.QUERY_MESSAGE, header)
+            except OffsetNotFound:
+                continue
+            found += [RecordView(reply.body, start) for start in record_starts(reply.body)]
+        # The index goes by hash: other keys may be among the answers, and clients sort them out.
+        matches = _has_id if by_unique_id else _has_key
+        matching = [each for each in found if matches(each.properties, key)]
+        return sorted(matching, key=lambda each: (each.store_timestamp, each.position))[:limit]
+
+
+def _queue_count(queues: int | None, ordered: bool | str) -> int:
+    """The number to ask for. Between two queues there is no order, so a globally ordered topic has one."""
+    count = (1 if ordered == "global" else DEFAULT_QUEUES) if queues is None else queues
+    if count < 1:
+        raise InvalidOption(f"queues is {count}, a topic needs at least 1")
+    if ordered == "global" and count > 1:
+        raise InvalidOption(f"queues is {count}, a globally ordered topic has 1: leave it out, or use ordered=True")
+    return count
+
+
+def _time_of(to: Place, group: str, *, all_queues: bool) -> int:
+    """The place as a time, RocketMQ's way to reset; -1 is its word for the end (Broker2Client.resetOffset)."""
+    match to:
+        case _ if not all_queues:
+            raise UsageError(
+                f"group {group!r} is online, and this broker moves single queues only while it is not: "
+                f"stop its members first, or reset all queues"
+            )
+        case AtTime(millis):
+            return millis
+        case "latest":
+            return -1
+        case "earliest":
+            return 0
+        case _:
+            raise UsageError(
+                f"group {group!r} is online, and this broker moves it to an offset only while it is not: "
+                f"stop its members first, or reset by time"
+            )
+
+
+def _has_id(properties: Mapping[str, str], wanted: str) -> bool:
+    return properties.get(PropertyName.UNIQUE_ID) == wanted
+
+
+def _has_key(properties: Mapping[str, str], wanted: str) -> bool:
+    return properties.get(PropertyName.KEY) == wanted or wanted in properties.get(PropertyName.KEYS, "").split()
+
+
+def _check(reply: Command) -> None:
+    if reply.code != ResponseCode.SUCCESS:
+        raise error_for(reply.code, reply.remark)
+
+
+def _group_queue(queue: MessageQueue, offset: int, end: int, lease: LeaseView | None) -> GroupQueue:
+    owner, epoch = (lease.owner, lease.epoch) if lease is not None else (None, None)
+    return GroupQueue(queue, QueueOffset(max(0, offset)), QueueOffset(end), owner, epoch)
+
+
+def _lease_view(lease: _Lease) -> LeaseView:
+    queue = MessageQueue(lease.topic, lease.broker_name, lease.queue_id)
+    remaining = Millis(lease.remaining_millis)
+    return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), remaining, lease.stock)

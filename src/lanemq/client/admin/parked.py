@@ -1,0 +1,152 @@
+"""Administration of parked lanes: which there are, what is in them, another try, or giving up.
+
+Parked lanes are kept by LaneMQ brokers only. On an Apache cluster they stay in the members' memory, and the answer
+here is empty.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Self, Unpack
+
+from lanemq.client.admin.calls import AdminCalls
+from lanemq.client.security import Protection, security_of
+from lanemq.clock import Clock
+from lanemq.core.parked_lane import LaneStatus
+from lanemq.model.errors import ConnectFailed, OffsetNotFound
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.parked_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.record import RecordView, record_starts
+
+
+class AnyKey:
+    """Every lane, also the one without a key; None means that one alone."""
+
+
+ANY_KEY: Final = AnyKey()
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedLaneView:
+    """One parked lane."""
+
+    group: str
+    queue: MessageQueue
+    key: str | None
+    status: LaneStatus
+    reason: str
+    attempts: int
+    since: Millis
+    """Wall time of the newest failure."""
+    messages: int
+    size: int
+    first: QueueOffset
+    last: QueueOffset
+
+
+class ParkedAdmin:
+    """Looks at parked lanes and decides about them. Blocking; for one thread."""
+
+    def __init__(
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[Protection]
+    ) -> None:
+        self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
+        self._masters: dict[str, Address] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def lanes(
+        self, group: str | None = None, topic: str | None = None, key: str | AnyKey | None = ANY_KEY
+    ) -> list[ParkedLaneView]:
+        """The parked lanes of all brokers, by group, topic, queue and key."""
+        wanted = LaneBody(group=group or "", topic=topic or "", any_key=isinstance(key, AnyKey))
+        if not isinstance(key, AnyKey):
+            wanted.key = key
+        self._masters = {name: address for name, (address, lane) in self._calls.masters().items() if lane}
+        found = [view for name in self._masters for view in self._of_broker(name, wanted)]
+        return sorted(found, key=lambda each: (each.group, each.queue, each.key or ""))
+
+    def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[RecordView]:
+        """What is in a lane, in the order in which it will run."""
+        found: list[RecordView] = []
+        wanted = self._named(lane)
+        while limit is None or len(found) < limit:
+            try:
+                body = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_SHOW, wanted).body
+            except OffsetNotFound:
+                break  # emptied meanwhile
+            page = [RecordView(body, start) for start in record_starts(body)]
+            if not page:
+                break
+            found += page
+            wanted.start = page[-1].queue_offset + 1
+        return found[:limit]
+
+    def redrive(self, lane: ParkedLaneView) -> bool:
+        """Lets the lane run again, in order, before newer messages of its key; false if it does already.
+
+        Raises:
+            OffsetNotFound: the lane is not parked any more.
+        """
+        reply = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_REDRIVE, self._named(lane))
+        return ParkedResult.decode(reply.body).changed > 0
+
+    def discard(self, lane: ParkedLaneView, through: QueueOffset) -> int:
+        """Gives up the lane's messages up to and including an offset; how many that were.
+
+        With the offset of the last message seen, nothing is lost that nobody looked at. The message that is being
+        redriven at this moment may still run to its end.
+        """
+        wanted = self._named(lane)
+        wanted.through = through
+        reply = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_DISCARD, wanted)
+        return ParkedResult.decode(reply.body).changed
+
+    def _of_broker(self, name: str, wanted: LaneBody) -> Iterator[ParkedLaneView]:
+        wanted.after = ""
+        while True:
+            table = ParkedTable.decode(self._ask(name, RequestCode.LANE_PARKED, wanted).body)
+            for each in table.lanes:
+                yield _view(name, each)
+            wanted.after = table.more
+            if not table.more:
+                return
+
+    def _named(self, lane: ParkedLaneView) -> LaneBody:
+        queue = lane.queue
+        return LaneBody(group=lane.group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=lane.key)
+
+    def _ask(self, broker: str, code: RequestCode, body: LaneBody) -> Command:
+        address = self._masters.get(broker) or self._calls.masters().get(broker, (None, False))[0]
+        if address is None:
+            raise ConnectFailed(f"where broker {broker!r} is, is not known")
+        reply = self._calls.ask_anyway(address, Command(code, 0, body=body.encode()))
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_for(reply.code, reply.remark)
+        return reply
+
+
+def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
+    return ParkedLaneView(
+        group=body.group,
+        queue=MessageQueue(body.topic, broker, body.queue_id),
+        key=body.key,
+        status=LaneStatus(body.status),
+        reason=body.reason,
+        attempts=body.attempts,
+        since=Millis(body.since),
+        messages=body.messages,
+        size=body.size,
+        first=QueueOffset(body.first),
+        last=QueueOffset(body.last),
+    )

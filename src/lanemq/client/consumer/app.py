@@ -1,0 +1,150 @@
+"""Handlers by decorator: the way most programs consume.
+
+    app = App("localhost:9876", group="billing")
+
+    @app.ordered("orders")
+    def on_order(event: dict, message: Message) -> None: ...
+
+    app.run()
+
+Messages of one key reach the handler in order and one at a time; different keys run side by side. Return means
+done, raise means again. SIGTERM finishes what runs, commits, hands the queues over and ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from lanemq.client.consumer.attempts import async_attempt_of, attempt_of
+from lanemq.client.consumer.engine import ConsumerEngine
+from lanemq.client.consumer.engine_thread import EngineThread
+from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.options import consumer_options
+from lanemq.client.consumer.signals import stop_on_signals
+from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.subscription import DEFAULT_WORKERS, StationPlan
+from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
+from lanemq.core.consuming.turns import Order
+from lanemq.model.errors import Closed, InvalidOption
+
+log = logging.getLogger(__name__)
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class App:
+    """One member of a group, with a handler per topic. Options are those of `ConsumerOptions`: docs/options.md."""
+
+    def __init__(self, servers: str, *, group: str, **options: Any) -> None:
+        self.options = consumer_options(servers, group, options)
+        self._plans: list[StationPlan] = []
+        self._thread: EngineThread | None = None
+        self._engine: ConsumerEngine | None = None
+
+    def ordered(
+        self,
+        topic: str,
+        *,
+        tags: str = "*",
+        on_fail: FailurePolicy | None = None,
+        lanes: int = DEFAULT_WORKERS,
+        batch_size: int = 1,
+    ) -> Callable[[H], H]:
+        """Registers a handler that gets the messages of each key in order, one at a time.
+
+        `on_fail` says who waits after a failure: `HoldKey` (default) the key, which is parked in the end with all
+        behind it; `HoldQueue` the whole queue, as in RocketMQ; `DeadLetter(skip=True)` sets the message aside in
+        the end and lets its successors pass.
+        `lanes` is how many keys are worked on at once. With `batch_size` above 1 the handler gets lists.
+        """
+        policy = on_fail or HoldKey()
+        if isinstance(policy, SendBack):
+            raise InvalidOption("SendBack gives up the order of the key: use @app.concurrent for that")
+        hold = policy.hold if isinstance(policy, DeadLetter) else policy
+        order = Order.QUEUE if isinstance(hold, HoldQueue) else Order.KEY
+        return self._register(topic, tags, order, policy, lanes, batch_size)
+
+    def concurrent(
+        self, topic: str, *, tags: str = "*", workers: int = DEFAULT_WORKERS, batch_size: int = 1
+    ) -> Callable[[H], H]:
+        """Registers a handler without any order: failures go back to the broker and return later."""
+        return self._register(topic, tags, Order.NONE, SendBack(), workers, batch_size)
+
+    def run(self) -> None:
+        """Works until SIGINT or SIGTERM; a second one ends at once."""
+        asyncio.run(self.run_async())
+
+    async def run_async(self) -> None:
+        """The same inside an event loop of yours; cancel it, or call `stop`, to end."""
+        if self._engine is not None or self._thread is not None:
+            raise Closed("this app was started before: make a new one")
+        self._engine = engine = ConsumerEngine(self.options, self._plans)
+        with stop_on_signals(engine.stop, engine.stop_now):
+            try:
+                await engine.run()
+            finally:
+                self._engine = None
+
+    def start(self) -> None:
+        """Works in the background; for programs that have their own life cycle."""
+        if self._engine is not None or self._thread is not None:
+            raise Closed("this app was started before: make a new one")
+        thread = EngineThread(self.options, self._plans)
+        thread.start()
+        self._thread = thread
+
+    def stop(self, *, now: bool = False) -> None:
+        """Finishes what runs, hands over, ends; `now` does not wait for handlers."""
+        if self._thread is not None:
+            self._thread.stop(now=now)
+        elif self._engine is not None:
+            (self._engine.stop_now if now else self._engine.stop)()
+
+    def snapshot(self) -> ConsumerSnapshot:
+        """What this member holds and has done, for people and dashboards."""
+        engine = self._thread.engine if self._thread is not None else self._engine
+        if engine is None:
+            raise Closed("this app is not running")
+        return take_snapshot(engine)
+
+    def resume(self, topic: str, key: str | None = None) -> bool:
+        """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; whether there was one here.
+
+        A lane that the broker keeps is redriven, as `lanemq parked redrive` would: this call does not wait for it.
+        """
+        engine = self._thread.engine if self._thread is not None else self._engine
+        if engine is None or topic not in engine.stations:
+            raise Closed(f"this app does not consume {topic!r} at the moment")
+        board = engine.stations[topic].board
+        return any([board.resume(holding.queue, key) for holding in engine.holdings.of_topic(topic)])
+
+    def __enter__(self) -> "App":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _register(
+        self, topic: str, tags: str, order: Order, policy: FailurePolicy, workers: int, batch_size: int
+    ) -> Callable[[H], H]:
+        def register(handler: H) -> H:
+            if any(plan.topic == topic for plan in self._plans):
+                raise InvalidOption(f"topic {topic!r} has a handler in this app already")
+            batched = batch_size > 1
+            call = handler_call(handler, batched=batched)
+            plan = StationPlan(
+                topic=topic,
+                tags=tags,
+                order=order,
+                policy=policy,
+                workers=workers,
+                batch_size=batch_size,
+                attempt=None if call.is_async else attempt_of(call, batched=batched),
+                async_attempt=async_attempt_of(call, batched=batched) if call.is_async else None,
+            )
+            self._plans.append(plan)
+            return handler
+
+        return register

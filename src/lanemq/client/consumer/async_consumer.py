@@ -1,0 +1,134 @@
+"""`Consumer` for programs with an event loop: the same names, with `await`.
+
+async with AsyncConsumer("localhost:9876", group="audit", topics=["orders"]) as consumer:
+    async for message in consumer:
+        ...
+        await consumer.done(message)
+
+SIGTERM ends the iteration after the present message, and leaving the block commits and unlocks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from lanemq.client.consumer.async_scheduler import LoopBoard
+from lanemq.client.consumer.engine import ConsumerEngine
+from lanemq.client.consumer.engine_thread import ended_by
+from lanemq.client.consumer.open_turns import OpenTurns, plans_for
+from lanemq.client.consumer.options import consumer_options
+from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.termination import TERMINATION
+from lanemq.client.message import Message
+from lanemq.core.consuming.retry_policy import FailurePolicy
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import Why
+from lanemq.model.errors import Closed
+
+
+class AsyncConsumer:
+    """One member of a group, on the running event loop."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        group: str,
+        topics: str | Sequence[str],
+        tags: str = "*",
+        on_fail: FailurePolicy | None = None,
+        **options: Any,
+    ) -> None:
+        self.options = consumer_options(servers, group, options)
+        self._plans = plans_for(topics, tags, on_fail)
+        first = self._plans[0]
+        self._board = LoopBoard(LaneScheduler(first.lanes), first.order, self.options.clock)
+        self._turns = OpenTurns(self._board, group, self.options.history, self.options.clock)
+        self._engine: ConsumerEngine | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._term: object | None = None
+        self._ending = False
+
+    async def start(self) -> None:
+        """Returns when the first queues were asked for; raises what made that impossible."""
+        if self._running is not None:
+            raise Closed("this consumer was started before: make a new one")
+        self._engine = engine = ConsumerEngine(self.options, self._plans, self._board)
+        self._running = asyncio.create_task(engine.run())
+        started = asyncio.create_task(_started(engine))
+        await asyncio.wait({self._running, started}, return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if self._running.done():
+            await self._running
+
+    async def close(self, *, now: bool = False) -> None:
+        """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
+        self._turns.abandon()
+        if self._engine is not None and self._running is not None:
+            (self._engine.stop_now if now else self._engine.stop)()
+            try:
+                await self._running
+            finally:
+                TERMINATION.forget(self._term)
+
+    async def poll(self, timeout: float | None = None) -> Message | None:
+        """The next message; None if none came in `timeout` seconds, or the consumer was closed.
+
+        Raises what ended the consumer, if nobody asked it to end.
+        """
+        turn = await self._board.take_async(timeout)
+        if turn is None and self._engine is not None and self._engine.failure is not None:
+            raise ended_by(self._engine.failure)
+        return None if turn is None else self._turns.give_out(turn)
+
+    async def done(self, message: Message) -> bool:
+        """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
+        return self._turns.done(message)
+
+    async def retry(self, message: Message, after: float | None = None) -> None:
+        """The same message again, after `after` seconds or as the failure policy says."""
+        self._turns.retry(message, after)
+
+    async def dead(self, message: Message, why: str = "") -> bool:
+        """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
+        turn, end = self._turns.buried(message, why)
+        engine = self._require_engine()
+        finished = await engine.aftermath.settle(engine.stations[turn.queue.topic], turn, end)
+        return finished.why is Why.STOPPED
+
+    def snapshot(self) -> ConsumerSnapshot:
+        return take_snapshot(self._require_engine())
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        if self._term is None:
+            self._loop = asyncio.get_running_loop()
+            self._term = TERMINATION.listen(self._end_iteration, again=False)
+        return self
+
+    def _end_iteration(self) -> None:
+        self._ending = True
+        self._loop.call_soon_threadsafe(self._board.close)
+
+    async def __anext__(self) -> Message:
+        message = None if self._ending else await self.poll()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def __aenter__(self) -> "AsyncConsumer":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _require_engine(self) -> ConsumerEngine:
+        if self._engine is None:
+            raise Closed("this consumer is not running: start it first")
+        if self._engine.failure is not None:
+            raise ended_by(self._engine.failure)
+        return self._engine
+
+
+async def _started(engine: ConsumerEngine) -> None:
+    await engine.started.wait()

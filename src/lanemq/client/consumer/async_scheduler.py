@@ -1,0 +1,90 @@
+"""The board for workers that are tasks of the event loop; all calls then come from the loop."""
+
+import asyncio
+
+from lanemq.client.consumer.scheduler import LaneBoard, pause_of, watching
+from lanemq.client.consumer.turn_desk import MessageTurn
+from lanemq.client.consumer.visits import Visit
+from lanemq.client.message import Message
+from lanemq.clock import Clock
+from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.turns import Order, Turn
+
+
+class LoopBoard(LaneBoard):
+    """As `LaneBoard`, and nobody who waits blocks the loop."""
+
+    def __init__(self, scheduler: LaneScheduler[Message], order: Order, clock: Clock) -> None:
+        super().__init__(scheduler, order, clock)
+        self._sleepers: list[asyncio.Future[None]] = []
+
+    async def visit_async(self, visit: Visit) -> bool:
+        """As `visit`, without blocking the loop."""
+        with self._told:
+            self._desk.end(visit, self._clock.now())
+        while not self._closed:
+            with self._told:
+                now = self._clock.now()
+                filled = self._fill(visit, now)
+            if filled:
+                return True
+            await self._rest(pause_of(self._scheduler.wait(), None, now))
+        return False
+
+    async def take_async(self, timeout: float | None = None) -> MessageTurn | None:
+        """As `take`, without blocking the loop."""
+        slept = False
+        deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
+        while not self._closed:
+            now = self._clock.now()
+            with self._mutex:
+                found = self._desk.take(now)
+                if isinstance(found, Turn):
+                    if slept:
+                        self._wake(1)
+                    return found
+            if deadline is not None and now >= deadline:
+                return None
+            slept = True
+            await self._sleep(pause_of(found, deadline, now))
+        return None
+
+    async def _rest(self, pause: float | None) -> None:
+        """A sleep, with an eye on the visits of the others if nobody else has one."""
+        if not self._must_watch():
+            await self._sleep(pause)
+            return
+        self._watched = True
+        try:
+            await self._sleep(watching(pause))
+        except asyncio.CancelledError:
+            self._wake(1)  # somebody else must look after the visits
+            raise
+        finally:
+            self._watched = False
+
+    async def _sleep(self, pause: float | None) -> None:
+        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append(sleeper)
+        try:
+            # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the call.
+            async with asyncio.timeout(pause):
+                await sleeper
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if sleeper not in self._sleepers:  # called already: somebody else must look (A115)
+                self._wake(1)
+            raise
+        finally:
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
+
+    def _wake(self, most: int) -> None:
+        for _ in range(min(most, len(self._sleepers))):
+            sleeper = self._sleepers.pop(0)
+            if not sleeper.done():
+                sleeper.set_result(None)
+
+    def _wake_all(self) -> None:
+        self._wake(len(self._sleepers))

@@ -1,0 +1,241 @@
+"""Every question a consumer asks a broker: values in, values or errors out.
+
+The only place of the consumer that knows commands. What it adds for LaneMQ brokers (lease length, epoch, client
+id) travels in extra fields that others ignore.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.model.errors import ConnectFailed, OffsetNotFound
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.net.pool import ConnectionPool
+from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import (
+    ConsumerListHeader,
+    Header,
+    LockHeader,
+    OffsetResponse,
+    PullHeader,
+    PullResponse,
+    QueryOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UnregisterHeader,
+    UpdateOffsetHeader,
+)
+from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
+
+PULL_MARGIN_MS = 15_000
+"""A held pull may be answered this much later than asked (RocketMQ: suspend 15 s, time-out 30 s)."""
+
+_PULL_ANSWERS = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+
+
+class Granted(NamedTuple):
+    """One queue that the broker gave us."""
+
+    epoch: Epoch
+    offset: QueueOffset | None
+    """Where the group stands, read under the lease; None if the broker did not say."""
+    gaps: GapMap = NO_GAPS
+    """What former owners finished above that; told only when asked."""
+    parked: int = 0
+    """Changes when people change parked lanes of the queue; 0: there are none."""
+    serial: int = 0
+    """Names the grant in signs of life; 0: the broker knows of no trust."""
+
+
+class Pulled(NamedTuple):
+    """The answer to a pull."""
+
+    code: int
+    next_offset: QueueOffset
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+    body: bytes
+
+
+class ConsumerCalls:
+    """Asks the master of a queue's broker."""
+
+    def __init__(self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes) -> None:
+        self.client_id = client_id
+        self._group = options.group
+        self._timeout = options.request_timeout_ms / 1000
+        self._lock_timeout = options.lock_timeout_ms / 1000
+        self._pool = pool
+        self._routes = routes
+
+    def address(self, topic: str, broker: str) -> Address:
+        """Where the broker's master is, as far as known; locks and offsets live nowhere else."""
+        route = self._routes.known(topic)
+        if route is None:
+            raise ConnectFailed(f"where broker {broker!r} of topic {topic!r} is, is not known yet")
+        return route.master(broker)
+
+    async def members(self, topic: str, broker: str) -> list[str]:
+        """The group's members, each once; an error if the broker knows none."""
+        header = ConsumerListHeader(consumer_group=self._group)
+        reply = await self._ask(topic, broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
+
+    async def lock(
+        self,
+        broker: str,
+        queues: Sequence[MessageQueue],
+        *,
+        lease: Millis | None,
+        trust: Millis | None = None,
+        gaps: bool | None = None,
+    ) -> dict[MessageQueue, Granted]:
+        """Those of the queues that are ours now. `lease`, `trust` and `gaps` are asked of LaneMQ brokers only.
+
+        With `gaps=None` we will work from the offset on, and the broker forgets what is finished above it.
+        """
+        header = LockHeader(lane_lease_millis=lease)
+        if lease is not None:
+            header = LockHeader(lane_lease_millis=lease, lane_gaps=gaps, lane_trust_millis=trust)
+        ext = header.to_ext()
+        body = self._lock_request(queues).encode()
+        command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
+        reply = await self._request(self.address(queues[0].topic, broker), command, self._lock_timeout)
+        answer = LockResponse.decode(reply.body)
+        leases = {each.queue: each for each in answer.lane_leases}
+        serial = _serial(reply)
+        return {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
+
+    async def alive(self, topic: str, broker: str, serial: int) -> bool:
+        """A sign of life for all leases that were granted under the serial; whether the broker goes by it."""
+        ext = LockHeader(lane_trusted=serial).to_ext()
+        command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
+        return _serial(await self._request(self.address(topic, broker), command, self._lock_timeout)) == serial
+
+    async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
+        """Gives a queue back, naming the lease: a late unlock must not free a newer one."""
+        ext = {LANE_EPOCH: str(epoch)} if epoch else {}
+        command = Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request([queue]).encode())
+        await self._request(self.address(queue.topic, queue.broker), command, self._lock_timeout)
+
+    async def committed(self, queue: MessageQueue) -> QueueOffset | None:
+        """Where the group stands; None if it has never been there. Any other trouble is an error (A51)."""
+        header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        ext = header.to_ext() | {LANE_CLIENT: self.client_id}
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
+        try:
+            reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+            return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+        except OffsetNotFound:
+            return None
+
+    async def first_offset(self, queue: MessageQueue) -> QueueOffset:
+        return await self._offset(queue, RequestCode.GET_MIN_OFFSET, _queue_header(queue))
+
+    async def last_offset(self, queue: MessageQueue) -> QueueOffset:
+        """Where the next message will be stored."""
+        return await self._offset(queue, RequestCode.GET_MAX_OFFSET, _queue_header(queue))
+
+    async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        """The first message stored at that wall time or later."""
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
+        return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def commit(self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> bool:
+        """Reports progress and waits for the answer; `LeaseLost` if the queue is not ours any more.
+
+        False if the broker took no notice, because a person has sent the group elsewhere: the next pull will say where.
+        Gaps go only where epochs come from: another broker has no place for them.
+        """
+        header = UpdateOffsetHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+            lane_client=self.client_id if epoch else None,
+            lane_epoch=epoch or None,
+        )
+        body = LaneProgress(lane_gaps=gaps.encode(offset)).encode() if gaps and epoch else b""
+        command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
+        reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
+        return LANE_IGNORED not in reply.ext
+
+    async def pull(self, header: PullHeader, broker: str) -> Pulled:
+        """Messages, or why there are none; the broker may hold the request as the header allows."""
+        address = self.address(header.topic, broker)
+        timeout = (header.suspend_timeout_millis + PULL_MARGIN_MS) / 1000
+        command = Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext())
+        reply = await (await self._pool.get(address)).request(command, timeout)
+        if reply.code not in _PULL_ANSWERS:
+            raise error_for(reply.code, reply.remark)
+        answer = PullResponse.from_ext(reply.ext)
+        return Pulled(
+            reply.code,
+            QueueOffset(answer.next_begin_offset),
+            QueueOffset(answer.min_offset),
+            QueueOffset(answer.max_offset),
+            reply.body,
+        )
+
+    async def heartbeat(self, address: Address, body: bytes) -> None:
+        await self._request(address, Command(RequestCode.HEART_BEAT, 0, body=body), self._timeout)
+
+    async def unregister(self, address: Address) -> None:
+        header = UnregisterHeader(client_id=self.client_id, consumer_group=self._group)
+        command = Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext())
+        await self._request(address, command, self._timeout)
+
+    async def ask(self, address: Address, command: Command, timeout: float | None = None) -> Command:
+        """Any other question; an answer that is no success is raised."""
+        return await self._request(address, command, timeout or self._timeout)
+
+    async def post(self, address: Address, command: Command, timeout: float) -> Command:
+        """The same, but every answer is returned, whatever its code."""
+        return await (await self._pool.get(address)).request(command, timeout)
+
+    async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> QueueOffset:
+        reply = await self._ask(queue.topic, queue.broker, code, header)
+        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    async def _ask(self, topic: str, broker: str, code: RequestCode, header: Header) -> Command:
+        return await self._request(self.address(topic, broker), Command(code, 0, ext=header.to_ext()), self._timeout)
+
+    async def _request(self, address: Address, command: Command, timeout: float) -> Command:
+        reply = await (await self._pool.get(address)).request(command, timeout)
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_for(reply.code, reply.remark)
+        return reply
+
+    def _lock_request(self, queues: Iterable[MessageQueue]) -> LockRequest:
+        bodies = [QueueBody.of(queue) for queue in queues]
+        return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies)
+
+
+def _granted(lease: LaneLease | None, serial: int) -> Granted:
+    if lease is None:
+        return Granted(Epoch(0), None)
+    if lease.offset < 0:
+        return Granted(Epoch(lease.epoch), None, parked=lease.parked, serial=serial)
+    gaps = GapMap.decode(lease.gaps, lease.offset)
+    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), gaps, lease.parked, serial)
+
+
+def _serial(reply: Command) -> int:
+    return LockHeader.from_ext(reply.ext).lane_trusted or 0
+
+
+def _queue_header(queue: MessageQueue) -> QueueHeader:
+    return QueueHeader(topic=queue.topic, queue_id=queue.queue_id)

@@ -1,0 +1,96 @@
+"""Attempts that write down when a handler was called and how it ended, for the checker.
+
+Only wrapped around when a history is asked for; without one, turns cost nothing more.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+from lanemq.client.consumer.attempts import AsyncAttempt, Attempt, Batch, Stop
+from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.subscription import StationPlan
+from lanemq.client.consumer.turn_desk import MessageTurn
+from lanemq.client.message import Message
+from lanemq.clock import Clock
+from lanemq.core.consuming.turns import COMMIT, STOPPED, Order
+from lanemq.history import History, Outcome, Place
+
+
+def told_group(options: ConsumerOptions, client_id: str) -> str:
+    """The group's name in a history. Members that share nothing are groups of their own to whoever judges."""
+    return f"{options.group} of {client_id}" if options.broadcasting else options.group
+
+
+def recorded_plan(plan: StationPlan, group: str, history: History, clock: Clock) -> StationPlan:
+    """The same plan, recorded. Where no order was asked for, turns are written down without their keys."""
+    recorder = TurnRecorder(group, history, clock, keyed=plan.order is not Order.NONE)
+    return replace(
+        plan,
+        attempt=None if plan.attempt is None else recorder.around(plan.attempt),
+        async_attempt=None if plan.async_attempt is None else recorder.around_async(plan.async_attempt),
+    )
+
+
+class TurnRecorder:
+    """Writes begins and ends of one group's turns; `clock` is the one by which the member trusts its leases."""
+
+    def __init__(self, group: str, history: History, clock: Clock, *, keyed: bool = True) -> None:
+        self._keyed = keyed
+        self._group = group
+        self._history = history
+        self._clock = clock
+        self._numbers: Iterator[int] = count(1)
+
+    def around(self, attempt: Attempt) -> Attempt:
+        def recorded(batch: Batch, turn: MessageTurn) -> Stop | None:
+            self.begin(batch, turn)
+            stop = attempt(batch, turn)
+            self.end(batch, turn, stop)
+            return stop
+
+        return recorded
+
+    def around_async(self, attempt: AsyncAttempt) -> AsyncAttempt:
+        async def recorded(batch: Batch, turn: MessageTurn) -> Stop | None:
+            self.begin(batch, turn)
+            stop = await attempt(batch, turn)
+            self.end(batch, turn, stop)
+            return stop
+
+        return recorded
+
+    def begin(self, batch: Batch, turn: MessageTurn) -> None:
+        number = next(self._numbers) if len(batch) > 1 else 0
+        for message in batch:
+            self._history.turn(
+                self._place(message),
+                self._key(message),
+                message.message_id,
+                epoch=message.epoch,
+                attempt=message.attempt,
+                batch=number,
+            )
+
+    def end(self, batch: Batch, turn: MessageTurn, stop: Stop | None) -> None:
+        late = self._clock.now() >= turn.usable_until
+        for at, message in enumerate(batch):
+            outcome = _outcome(at, turn, stop, late=late)
+            self._history.turn_end(self._place(message), self._key(message), outcome, epoch=message.epoch)
+
+    def _key(self, message: Message) -> str:
+        return (message.key or "") if self._keyed else ""
+
+    def _place(self, message: Message) -> Place:
+        queue = message.queue
+        return Place(self._group, queue.topic, queue.queue_id, message.queue_offset)
+
+
+def _outcome(at: int, turn: MessageTurn, stop: Stop | None, *, late: bool) -> Outcome:
+    """A handler that was frozen beyond its lease ends before anybody tells the member that the queue is lost."""
+    if turn.gate.closed and getattr(turn.gate, "dropped", False):
+        return "abandoned"
+    good = stop is None or at < stop.succeeded or stop.outcome is COMMIT or stop.outcome is STOPPED
+    if late:
+        return "late" if good else "abandoned"
+    return "ok" if good else "retry"

@@ -1,0 +1,50 @@
+"""Since when a lane is in trouble, and with what: what a person asks first, and what no count of attempts says.
+
+A lane is in trouble from its first failure until a turn of it goes well. Lanes without trouble cost nothing here.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lanemq.client.message import Message
+from lanemq.core.consuming.lane_view import LaneView
+from lanemq.core.consuming.turns import Turn, Why
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis
+
+REASON_CHARS = 500
+"""Of an error's text; some carry whole documents."""
+
+
+class Trouble(NamedTuple):
+    """`offset` is the message that failed."""
+
+    since: Millis
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLook:
+    """A lane at one moment of the member's clock; `began` is the begin of the turn that runs."""
+
+    view: LaneView
+    now: Millis
+    began: Millis | None
+    trouble: Trouble | None
+
+
+_GOES_ON = (Why.HELD, Why.GIVE, Why.ROLLED_BACK, Why.PARKED)
+
+
+def note_trouble(
+    troubles: dict[tuple[MessageQueue, str | None], Trouble], turn: Turn[Message], why: Why, reason: str, now: Millis
+) -> None:
+    """Called for turns that failed, and for every turn while there is trouble somewhere."""
+    place = turn.queue, turn.key
+    if why in _GOES_ON:
+        known = troubles.get(place)
+        offset = turn.messages[0].queue_offset
+        troubles[place] = Trouble(known.since if known else now, offset, reason[:REASON_CHARS])
+    elif why is not Why.STOPPED:
+        troubles.pop(place, None)

@@ -1,0 +1,83 @@
+"""Turns taken by hand: a message is given out, and its lane waits until somebody says what became of it.
+
+The common part of both iterators. Every message given out is remembered until decided; what is undecided at the
+end goes back to its lane, uncommitted, and will be delivered again.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.history import TurnRecorder
+from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.subscription import StationPlan
+from lanemq.client.consumer.turn_desk import MessageFinished, MessageTurn
+from lanemq.client.consumer.turn_run import TurnEnd
+from lanemq.client.message import Message
+from lanemq.clock import Clock
+from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
+from lanemq.core.consuming.turns import DONE, FAILED, STOPPED, Order, Suspend, Why
+from lanemq.history import History
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.units import Millis
+
+
+class OpenTurns:
+    """Messages in the user's hands."""
+
+    def __init__(self, board: LaneBoard, group: str, history: History, clock: Clock) -> None:
+        self.board = board
+        self._open: dict[Message, MessageTurn] = {}
+        self._recorder = TurnRecorder(group, history, clock) if history.on else None
+
+    def give_out(self, turn: MessageTurn) -> Message:
+        (message,) = turn.messages
+        message.retried_here = turn.attempt - 1
+        self._open[message] = turn
+        if self._recorder is not None:
+            self._recorder.begin(turn.messages, turn)
+        return message
+
+    def done(self, message: Message) -> bool:
+        """Whether it counts: a queue that was lost meanwhile delivers the message elsewhere."""
+        return self._finish(message, None).why is not Why.QUEUE_GONE
+
+    def retry(self, message: Message, after: float | None) -> MessageFinished:
+        delay = None if after is None else Millis(int(after * 1000))
+        return self._finish(message, Stop(FAILED if delay is None else Suspend(delay)))
+
+    def buried(self, message: Message, why: str) -> tuple[MessageTurn, TurnEnd]:
+        """The turn, and the end that sends its message to the dead letters; the caller settles it."""
+        stop = Stop(Suspend(None), bury=why)
+        return self._take_back(message, stop), TurnEnd(stop, 0)
+
+    def abandon(self) -> None:
+        """Everything undecided goes back to its lane; other threads may be deciding meanwhile, each turn ends once."""
+        with contextlib.suppress(KeyError):  # empty
+            while True:
+                _, turn = self._open.popitem()
+                self.board.finish(turn, STOPPED)
+
+    def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
+        turn = self._take_back(message, stop)
+        if stop is None:
+            return self.board.finish(turn, DONE)
+        return self.board.finish(turn, stop.outcome, reason="its consumer asked for a retry")
+
+    def _take_back(self, message: Message, stop: Stop | None) -> MessageTurn:
+        turn = self._open.pop(message, None)
+        if turn is None:
+            raise UsageError(f"{message} is not waiting for a decision: decide about each message once")
+        if self._recorder is not None:
+            self._recorder.end(turn.messages, turn, stop)
+        return turn
+
+
+def plans_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[StationPlan]:
+    """Plans without handlers, one per topic; one message of a lane at a time."""
+    policy = policy or HoldKey()
+    if not isinstance(policy, (HoldKey, HoldQueue)):
+        raise InvalidOption("an iterator holds failed messages: use HoldKey or HoldQueue, and dead() to set one aside")
+    order = Order.QUEUE if isinstance(policy, HoldQueue) else Order.KEY
+    names = [topics] if isinstance(topics, str) else list(topics)
+    return [StationPlan(topic=name, tags=tags, order=order, policy=policy, run_limit=1) for name in names]

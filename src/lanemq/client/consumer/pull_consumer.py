@@ -1,0 +1,224 @@
+"""Reading queues by hand: choose them, choose where to start, poll, commit when it suits.
+
+    with PullConsumer("localhost:9876", group="export") as consumer:
+        consumer.assign(consumer.queues("orders"))
+        consumer.seek_to_begin()
+        for message in consumer.poll(timeout=1.0):
+            ...
+        consumer.commit()
+
+No group membership and no leases: two pull consumers that are assigned the same queue both read it. No threads
+either; everything happens inside the calls.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Unpack
+
+from lanemq.client.codec import Codec, codec_named
+from lanemq.client.consumer.tag_filter import tag_filter
+from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.security import Protection, security_of
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
+from lanemq.model.names import check_group
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, QueueOffset
+from lanemq.net.address import Address, parse_addresses
+from lanemq.net.blocking import BlockingConnection
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import (
+    Header,
+    OffsetResponse,
+    PullHeader,
+    PullResponse,
+    QueryOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateOffsetHeader,
+)
+from lanemq.wire.lane_fields import LANE_CLIENT
+from lanemq.wire.sysflag import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
+
+_NOT_NEW = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+
+
+class PullConsumer:
+    """Reads assigned queues in turn. For one thread."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        group: str,
+        tags: str = "*",
+        codec: str | Codec = "json",
+        batch: int = 1_000,
+        request_timeout: float = 3.0,
+        clock: Clock | None = None,
+        **protection: Unpack[Protection],
+    ) -> None:
+        self._group = check_group(group)
+        self._tags = tag_filter(tags)
+        self._codec = codec_named(codec)
+        self._batch = batch
+        self._timeout = request_timeout
+        self._clock = clock or SystemClock()
+        self._security = security_of(**protection)
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
+        self._connections: dict[Address, BlockingConnection] = {}
+        # Where the next poll reads of each assigned queue; what `commit` reports.
+        self._positions: dict[MessageQueue, QueueOffset] = {}
+        self._order: list[MessageQueue] = []
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """All queues of a topic, sorted."""
+        return list(self._routes.get(topic).subscribe)
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Reads these from now on, each from where the group stands, or from its first message."""
+        self._order = list(queues)
+        self._positions = {
+            queue: self._positions[queue] if queue in self._positions else self._start_of(queue)
+            for queue in self._order
+        }
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """The next message read from the queue is the one at `offset`."""
+        self._known(queue)
+        self._positions[queue] = QueueOffset(offset)
+
+    def seek_to_begin(self) -> None:
+        for queue in self._order:
+            self._positions[queue] = self._offset(queue, RequestCode.GET_MIN_OFFSET, _of(queue))
+
+    def seek_to_end(self) -> None:
+        for queue in self._order:
+            self._positions[queue] = self._offset(queue, RequestCode.GET_MAX_OFFSET, _of(queue))
+
+    def seek_to_time(self, timestamp_ms: int) -> None:
+        """The first messages stored at that wall time or later."""
+        for queue in self._order:
+            header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
+            self._positions[queue] = self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    def position(self, queue: MessageQueue) -> QueueOffset:
+        """The next offset a poll reads."""
+        return self._known(queue)
+
+    def poll(self, timeout: float = 1.0) -> list[Message]:
+        """Messages of one queue, in order; the queues take turns. Empty if nothing came in time."""
+        deadline = self._clock.now() + int(timeout * 1000)
+        while self._order:
+            for queue in tuple(self._order):
+                messages = self._pull(queue, hold_ms=0)
+                if messages:
+                    self._order.remove(queue)
+                    self._order.append(queue)
+                    return messages
+            left = deadline - self._clock.now()
+            if left <= 0:
+                break
+            # Nothing anywhere: wait at the first queue, shortly if others might get something meanwhile.
+            messages = self._pull(self._order[0], hold_ms=left if len(self._order) == 1 else min(left, 50))
+            if messages:
+                return messages
+        return []
+
+    def commit(self) -> None:
+        """Reports the positions of all assigned queues as the group's, and waits until the brokers have them."""
+        for queue in self._order:
+            header = UpdateOffsetHeader(
+                consumer_group=self._group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                commit_offset=self._positions[queue],
+            )
+            self._ask(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
+
+    def committed(self, queue: MessageQueue) -> QueueOffset | None:
+        """Where the group stands; None if it has never been there."""
+        header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        ext = header.to_ext() | {LANE_CLIENT: self._group}
+        try:
+            reply = self._ask(queue, Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext))
+        except OffsetNotFound:
+            return None
+        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._routes.close()
+
+    def __enter__(self) -> "PullConsumer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start_of(self, queue: MessageQueue) -> QueueOffset:
+        known = self.committed(queue)
+        return known if known is not None else self._offset(queue, RequestCode.GET_MIN_OFFSET, _of(queue))
+
+    def _pull(self, queue: MessageQueue, hold_ms: int) -> list[Message]:
+        header = PullHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=self._positions[queue],
+            max_msg_nums=self._batch,
+            sys_flag=PULL_SUBSCRIPTION | PULL_LITE | (PULL_SUSPEND if hold_ms else 0),
+            commit_offset=0,
+            suspend_timeout_millis=hold_ms,
+            subscription=self._tags.text,
+            expression_type="TAG",
+        )
+        reply = self._request(queue, Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()), hold_ms / 1000)
+        if reply.code == ResponseCode.PULL_NOT_FOUND:
+            return []
+        if reply.code not in _NOT_NEW:
+            raise error_for(reply.code, reply.remark)
+        self._positions[queue] = QueueOffset(PullResponse.from_ext(reply.ext).next_begin_offset)
+        messages = read_messages(Source(queue, self._codec, Epoch(0)), reply.body)
+        return [message for message in messages if self._tags.wants(message.tag)]
+
+    def _known(self, queue: MessageQueue) -> QueueOffset:
+        if queue not in self._positions:
+            raise UsageError(f"{queue} is not assigned: call assign first")
+        return self._positions[queue]
+
+    def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> QueueOffset:
+        reply = self._ask(queue, Command(code, 0, ext=header.to_ext()))
+        return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
+
+    def _ask(self, queue: MessageQueue, command: Command) -> Command:
+        reply = self._request(queue, command, 0.0)
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_for(reply.code, reply.remark)
+        return reply
+
+    def _request(self, queue: MessageQueue, command: Command, extra: float) -> Command:
+        """Over the kept connection; once more over a new one, since brokers close idle ones."""
+        address = self._routes.get(queue.topic).master(queue.broker)
+        kept = self._connections.pop(address, None)
+        if kept is not None:
+            with contextlib.suppress(TransportError):
+                reply = kept.request(command, self._timeout + extra)
+                self._connections[address] = kept
+                return reply
+        fresh = BlockingConnection(address, security=self._security)
+        try:
+            reply = fresh.request(command, self._timeout + extra)
+        except BaseException:
+            fresh.close()
+            raise
+        self._connections[address] = fresh
+        return reply
+
+
+def _of(queue: MessageQueue) -> QueueHeader:
+    return QueueHeader(topic=queue.topic, queue_id=queue.queue_id)

@@ -1,0 +1,137 @@
+"""Handing a message back to the broker: for another attempt later, or to the group's dead letters.
+
+A message handed back must not be lost on the way: only the broker's "stored" counts, anything else is a no, and
+the caller keeps the message. The copy holds all that the original held; what was between the original producer
+and its broker (the stamp) stays behind, or the copy would be taken for a repeat.
+"""
+
+import logging
+
+from lanemq.client.consumer.calls import ConsumerCalls
+from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.message import Message
+from lanemq.core.consuming.retry_policy import delay_level
+from lanemq.model.errors import LaneError
+from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, retry_topic
+from lanemq.wire.codes import STORED_CODES, RequestCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import SendBackHeader, SendHeader
+from lanemq.wire.properties import PropertyName, encode_properties
+from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
+
+log = logging.getLogger(__name__)
+
+SEND_BACK_SECONDS = 5.0
+"""RocketMQ's time-out for CONSUMER_SEND_MSG_BACK (DefaultMQPushConsumerImpl)."""
+
+STRAIGHT_TO_DEAD_LETTERS = -1
+"""As a delay level of CONSUMER_SEND_MSG_BACK."""
+
+MAX_RECONSUME = 16
+"""RocketMQ's default number of attempts (SubscriptionGroupConfig.retryMaxTimes)."""
+
+WHY_PROPERTY = "LANE_WHY"
+_LONGEST_WHY = 200
+
+_NOT_COPIED = frozenset(
+    {
+        LANE_STAMP,
+        PropertyName.TRANSACTION,
+        PropertyName.DELAY,
+        PropertyName.RECONSUME_TIMES,
+        PropertyName.MAX_RECONSUME_TIMES,
+    }
+)
+_NOT_COPIED_BITS = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
+
+
+class DeadLetters:
+    """Sends messages back; every method answers whether the broker has the message now."""
+
+    def __init__(self, options: ConsumerOptions, calls: ConsumerCalls) -> None:
+        self._group = options.group
+        self._delayed = options.compat == "rocketmq"
+        self._clock = options.clock
+        self._calls = calls
+
+    async def bury(self, message: Message, why: str) -> bool:
+        """To the dead letters. Sent through the retry topic with its attempts used up, as RocketMQ's orderly
+        consumer does (ConsumeMessageOrderlyService.sendMessageBack); every broker version then diverts it."""
+        times = message.reconsume_times
+        # A delay would only make the dead letter appear late; RocketMQ's own client sets one nevertheless.
+        level = delay_level(times) if self._delayed else 0
+        command = self._copy(message, times=times + 1, most=times, level=level, why=why)
+        if not await self._sent(message, command):
+            return False
+        log.warning("%s is a dead letter of group %s now: %s", message, self._group, why or "no reason given")
+        return True
+
+    async def send_back(self, message: Message, level: int = 0, most: int = MAX_RECONSUME) -> bool:
+        """For another attempt later; the broker chooses when (0) or is told a delay level.
+
+        A broker that cannot find the original gets a copy instead, as RocketMQ's client does.
+        """
+        header = SendBackHeader(
+            offset=message.record.position,
+            group=self._group,
+            delay_level=level,
+            origin_msg_id=message.message_id,
+            origin_topic=message.queue.topic,
+            max_reconsume_times=most,
+            broker_name=message.queue.broker,
+        )
+        command = Command(RequestCode.CONSUMER_SEND_MSG_BACK, 0, ext=header.to_ext())
+        address = self._calls.address(message.queue.topic, message.queue.broker)
+        try:
+            await self._calls.ask(address, command, SEND_BACK_SECONDS)
+        except LaneError as error:
+            log.warning("%s could not be sent back, sending a copy: %s", message, error)
+        else:
+            return True
+        times = message.reconsume_times
+        if level == STRAIGHT_TO_DEAD_LETTERS or times >= most:
+            return await self._sent(message, self._copy(message, times=times + 1, most=times, level=0, why=""))
+        copy = self._copy(message, times=times + 1, most=most, level=level or delay_level(times), why="")
+        return await self._sent(message, copy)
+
+    async def _sent(self, message: Message, command: Command) -> bool:
+        try:
+            address = self._calls.address(message.queue.topic, message.queue.broker)
+            reply = await self._calls.post(address, command, SEND_BACK_SECONDS)
+            if reply.code in STORED_CODES:
+                return True
+            raise error_for(reply.code, reply.remark)
+        except LaneError as error:
+            log.warning("%s could not be handed to the broker and stays here: %s", message, error)
+            return False
+
+    def _copy(self, message: Message, *, times: int, most: int, level: int, why: str) -> Command:
+        record = message.record
+        properties = {name: value for name, value in record.properties.items() if name not in _NOT_COPIED}
+        properties.setdefault(PropertyName.ORIGIN_ID, message.message_id)
+        properties[PropertyName.RETRY_TOPIC] = message.topic
+        if level:
+            properties[PropertyName.DELAY] = str(level)
+        if why:
+            properties[WHY_PROPERTY] = _one_line(why)
+        header = SendHeader(
+            producer_group=INNER_PRODUCER_GROUP,
+            topic=retry_topic(self._group),
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=1,
+            queue_id=0,
+            sys_flag=record.sys_flag & ~_NOT_COPIED_BITS,
+            born_timestamp=self._clock.wall(),
+            flag=record.flag,
+            properties=encode_properties(properties),
+            reconsume_times=times,
+            max_reconsume_times=most,
+            broker_name=message.queue.broker,
+        )
+        return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=header.to_ext_v2(), body=message.stored_body)
+
+
+def _one_line(why: str) -> str:
+    """The reason as a property can hold it: short, and without the separators."""
+    return " ".join(why.replace("\x01", " ").replace("\x02", " ").split())[:_LONGEST_WHY] or "?"

@@ -1,0 +1,1 @@
+"""Sends messages: producers, blocking and asyncio, over one engine."""

@@ -1,0 +1,1 @@
+"""The broker's rules: locks, members, offsets, duplicates, long polls, delays, parked lanes."""

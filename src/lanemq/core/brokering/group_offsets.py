@@ -1,0 +1,279 @@
+"""How far each group has come in each queue.
+
+The rule guarded here: an offset moves forward only, except by a named reset, or by a stock client that owns
+the queue (or where nobody does): RocketMQ lets any client set any offset and only logs it, and its clients
+rely on going back where they alone are responsible. What a stale owner sends never undoes the progress of
+the new one.
+
+A reset can be left pending: pulls of that queue are answered "offset moved" with the reset offset until one
+comes from there, since any of these answers may be lost. Commits are ignored meanwhile, because they stem from
+before the reset; the first at the reset offset itself ends the waiting too.
+
+Offsets are the next one to read. This table does not know who owns what: `kind_of` translates the lock
+table's verdict.
+
+Beside an offset are its gaps (`gap_map`): what is finished above it. They belong to that offset and to nobody
+else's: they come with a commit and are replaced by the next one; a reset, or the commit of somebody who knows
+nothing of them and names another offset, forgets them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from lanemq.core.brokering.lock_table import Stale, Verdict
+from lanemq.core.finished_ranges import MAX_GAPS, GapMap
+from lanemq.model.errors import InvalidOption
+from lanemq.model.units import QueueOffset
+
+
+class CommitKind(Enum):
+    """What a commit may do, by who sent it."""
+
+    FORWARD = "forward"
+    """Move forward only: LaneMQ clients, and stock clients while another member owns the queue."""
+    ANY_WAY = "any way"
+    """Also move back: a stock client that owns the queue, or where nobody does."""
+    FENCED = "fenced"
+    """Nothing: a LaneMQ client whose lease is not the current one."""
+
+
+class WhyIgnored(Enum):
+    NEGATIVE = "negative offset"
+    """Java sends -1 for "none yet", ali-ons also for 0. Not an error, and nothing to store."""
+    RESET_PENDING = "a reset waits for the group's next pull"
+    FENCED = "the queue was granted to another member"
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Stored. `before` is None for the group's first commit in this queue."""
+
+    before: QueueOffset | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Not stored: it lies before what is stored."""
+
+    stored: QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    why: WhyIgnored
+
+
+Commit: TypeAlias = Committed | Backward | Ignored
+OffsetKey: TypeAlias = tuple[str, str, int]
+"""Group, topic, queue id."""
+
+
+class OffsetRow(NamedTuple):
+    """What must survive a restart."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: QueueOffset
+    reset_pending: bool
+    gaps: str = ""
+    """As `GapMap.encode(offset)` writes them."""
+
+
+def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
+    """What a committer with this standing may do."""
+    if isinstance(verdict, Stale):
+        return CommitKind.FORWARD if stock else CommitKind.FENCED
+    return CommitKind.ANY_WAY if stock else CommitKind.FORWARD
+
+
+class GroupOffsets:
+    """The committed offsets of all groups of one broker."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
+        # Only keys that have an offset, in all three. Gaps as text above that offset, never an empty one.
+        self._gaps: dict[OffsetKey, str] = {}
+        self._pending: dict[OffsetKey, bool] = {}  # whether anybody was told of it
+        self._dirty: set[OffsetKey] = set()
+
+    def commit(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: QueueOffset,
+        *,
+        kind: CommitKind,
+        gaps: GapMap | None = None,
+    ) -> Commit:
+        """`gaps` is None from somebody who knows nothing of them."""
+        key = (group, topic, queue_id)
+        if offset < 0:
+            return Ignored(WhyIgnored.NEGATIVE)
+        if kind is CommitKind.FENCED:
+            return Ignored(WhyIgnored.FENCED)
+        stored = self.committed(group, topic, queue_id)
+        if key in self._pending and not self._has_arrived(key, offset):
+            return Ignored(WhyIgnored.RESET_PENDING)
+        if stored is not None and offset < stored and kind is CommitKind.FORWARD:
+            return Backward(stored)
+        before = self._gaps.get(key, "")
+        kept = before if offset == stored else ""
+        after = kept if gaps is None else gaps.lowest(MAX_GAPS).encode(offset)
+        if offset != stored or after != before:
+            self._put(key, offset, after)
+        return Committed(stored)
+
+    def committed(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
+        """Where the group goes on; None if it never committed here."""
+        return self._groups.get(group, {}).get((topic, queue_id))
+
+    def gaps(self, group: str, topic: str, queue_id: int) -> str:
+        """What is finished above the committed offset, as `GapMap.encode` writes it."""
+        return self._gaps.get((group, topic, queue_id), "")
+
+    def forget_gaps(self, group: str, topic: str, queue_id: int) -> None:
+        """The queue's owner works from the offset on without knowing them, and will repeat what they cover.
+
+        Kept, they would let the owner after it pass a repeat that was begun and not ended.
+        """
+        if self._gaps.pop((group, topic, queue_id), None) is not None:
+            self._dirty.add((group, topic, queue_id))
+
+    def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
+        """After a crash: offsets beyond a queue's end will be given to other messages, which must not be skipped.
+
+        Only a power cut without durable writes moves an end back.
+        """
+        for group, held in self._groups.items():
+            for (topic, queue_id), offset in list(held.items()):
+                end = QueueOffset(end_of(topic, queue_id))
+                if offset > end:
+                    self._put((group, topic, queue_id), end)
+
+    def cut_gaps(self, end_of: Callable[[str, int], int]) -> None:
+        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut."""
+        for key, text in list(self._gaps.items()):
+            group, topic, queue_id = key
+            offset = self._groups[group][topic, queue_id]
+            gaps = GapMap.decode(text, offset)
+            left = gaps.below(end_of(topic, queue_id))
+            if left != gaps:
+                self._put(key, offset, left.encode(offset))
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """Set the offset, in either direction, for a group whose members are away or told by other means."""
+        self._refuse_negative(offset)
+        self._pending.pop((group, topic, queue_id), None)
+        self._put((group, topic, queue_id), offset)
+
+    def reset_at_next_pull(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
+        """Set the offset and ignore commits until the running members have learned of it by a pull."""
+        self._refuse_negative(offset)
+        self._pending[group, topic, queue_id] = False
+        self._put((group, topic, queue_id), offset)
+
+    def pending_reset(
+        self, group: str, topic: str, queue_id: int, pulled_from: QueueOffset, *, decides: bool = False
+    ) -> QueueOffset | None:
+        """Called by every pull: the offset to answer "moved" with; None in the normal case.
+
+        Whoever `decides` for itself where it reads is told once, and may go on elsewhere.
+        """
+        key = (group, topic, queue_id)
+        if key not in self._pending or self._has_arrived(key, pulled_from, decides=decides):
+            return None
+        self._pending[key] = True
+        return self.committed(*key)
+
+    def is_pending(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a reset waits for the group's next pull."""
+        return (group, topic, queue_id) in self._pending
+
+    def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
+        """A copy: (topic, queue id) → offset."""
+        return dict(self._groups.get(group, {}))
+
+    def groups(self) -> tuple[str, ...]:
+        """The groups that ever committed anything, sorted."""
+        return tuple(sorted(self._groups))
+
+    def groups_of(self, topic: str) -> tuple[str, ...]:
+        """The groups that ever committed in the topic, sorted."""
+        return tuple(sorted(group for group, held in self._groups.items() if any(t == topic for t, _ in held)))
+
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
+        """Drop the offsets of a deleted group, a deleted topic, or both; the keys to delete on disk."""
+        gone = [
+            (name, held_topic, queue_id)
+            for name, held in self._groups.items()
+            for held_topic, queue_id in held
+            if group in (None, name) and topic in (None, held_topic)
+        ]
+        for name, held_topic, queue_id in gone:
+            del self._groups[name][held_topic, queue_id]
+            if not self._groups[name]:
+                del self._groups[name]
+        self._dirty.difference_update(gone)
+        for key in gone:
+            self._pending.pop(key, None)
+            self._gaps.pop(key, None)
+        return tuple(gone)
+
+    def dirty(self) -> tuple[OffsetRow, ...]:
+        """What changed since it was last `saved`."""
+        return tuple(map(self._row, self._dirty))
+
+    def saved(self, rows: Iterable[OffsetRow]) -> None:
+        """These rows are on disk. What changed again while they were written stays dirty."""
+        for row in rows:
+            key = row[:3]
+            if key in self._dirty and self._row(key) == row:
+                self._dirty.discard(key)
+
+    def restore(self, rows: Iterable[OffsetRow]) -> None:
+        for row in rows:
+            self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
+            if row.reset_pending:
+                self._pending[row[:3]] = False
+            if row.gaps:
+                self._gaps[row[:3]] = row.gaps
+
+    def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
+        """Ends a pending reset once a member that was told of it is where it should be.
+
+        One that was not told may stand there by chance, with messages from before in its hands.
+        """
+        if not self._pending[key] or not (decides or offset == self.committed(*key)):
+            return False
+        del self._pending[key]
+        self._dirty.add(key)
+        return True
+
+    def _put(self, key: OffsetKey, offset: QueueOffset, gaps: str = "") -> None:
+        group, topic, queue_id = key
+        self._groups.setdefault(group, {})[topic, queue_id] = offset
+        self._dirty.add(key)
+        if gaps:
+            self._gaps[key] = gaps
+        else:
+            self._gaps.pop(key, None)
+
+    def _row(self, key: OffsetKey) -> OffsetRow:
+        group, topic, queue_id = key
+        gaps = self._gaps.get(key, "")
+        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending, gaps)
+
+    @staticmethod
+    def _refuse_negative(offset: QueueOffset) -> None:
+        if offset < 0:
+            raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
+
+    def _check(self) -> None:
+        for group, topic, queue_id in self._pending.keys() | self._dirty | self._gaps.keys():
+            assert self.committed(group, topic, queue_id) is not None
+        assert all(self._gaps.values())
+        assert all(self._groups.values())

@@ -1,0 +1,206 @@
+"""A queue with a lane per key, inside the lane scheduler; without order, every batch is a lane of its own.
+
+Its messages finish out of offset order. So it remembers the finished offsets above the first unfinished one (the
+gaps), singly while they are few and as ranges beyond that; the committable offset is the first unfinished one.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
+
+from lanemq.core.consuming.flow_control import Cached
+from lanemq.core.consuming.lane_queue import LaneQueue
+from lanemq.core.consuming.lane_turns import Place, cut_turns, end_turns, grow, lay_in_lanes, pass_finished
+from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
+from lanemq.core.consuming.turns import Lane, M, Order, Turn
+from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.parked_lane import Failure
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+
+_offset_of = attrgetter("queue_offset")
+_size_of = attrgetter("size")
+
+FOLD_AT = 1_024
+"""Finished offsets above an unfinished one that are kept singly, before they become ranges."""
+
+
+class KeyedQueue(LaneQueue[M]):
+    """A lane per key, or none at all: `chunk` messages at a time, each chunk its own lane."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        start: QueueOffset,
+        usable_until: Millis,
+        order: Order,
+        chunk: int,
+        done: GapMap = NO_GAPS,
+        kept: Iterable[KeptLane] = (),
+    ) -> None:
+        super().__init__(queue, order, usable_until)
+        self._chunk = chunk
+        # What former owners finished above the first unfinished offset: treated as if a filter left it out. What
+        # this one finished joins it by and by (`_fold`).
+        self._done = done
+        # Every lane with a message waiting or running, by key, or the turn that stands for it. Unused without order.
+        self._lanes: dict[str | None, Place[M]] = {}
+        self._next = done.past(start)
+        # Offsets from the first unfinished one on, ascending; and which of them are finished.
+        self._offsets: deque[QueueOffset] = deque()
+        self._finished: set[int] = set()
+        self._bytes = 0
+        if order is Order.KEY:
+            self.shut = ShutLanes(self)
+            for each in kept:
+                lane = self._lanes[each.key] = Lane(each.key, [])
+                self.shut.keep(lane, each)
+
+    @property
+    def next_offset(self) -> QueueOffset:
+        return self._next
+
+    @property
+    def committable(self) -> QueueOffset:
+        return self._offsets[0] if self._offsets else self._next
+
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
+        if self._done:
+            messages, next_offset = self._left_to_do(messages, next_offset)
+        self._offsets.extend(map(_offset_of, messages))
+        self._bytes += sum(map(_size_of, messages))
+        self._next = max(self._next, next_offset)
+        if self.order is Order.NONE:
+            self.ready.extend(cut_turns(messages, self._chunk, self.queue, self))
+            return
+        if self.shut:
+            messages = self._without_settled(self.shut, messages)
+        lay_in_lanes(self._lanes, self.ready, messages, self.queue, self)
+        if self.shut:
+            self.shut.arrived({message.key for message in messages})
+
+    def take(self, lane: Lane[M], limit: int) -> list[M]:
+        if lane.redriven is not None:
+            return [lane.redriven]
+        pending = lane.pending
+        if len(pending) <= limit:
+            lane.pending = []
+            return pending
+        taken = pending[:limit]
+        del pending[:limit]
+        return taken
+
+    def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
+        assert lane.turn is not None
+        if lane.redriven is not None:
+            return self._settle_redriven(lane, upto)
+        messages = lane.turn.messages
+        done: Sequence[M] = messages
+        if upto < len(messages):
+            done = [*messages[:upto], *(m for m in messages[upto:] if m.queue_offset in gone)]
+            lane.pending[:0] = [m for m in messages[upto:] if m.queue_offset not in gone]
+        self._finish(done)
+        if lane.pending:
+            return True
+        if self.order is Order.KEY:
+            del self._lanes[lane.key]
+        return False
+
+    def settle_done(self, turns: Sequence[Turn[M]], *, commit: bool) -> list[Lane[M]]:
+        """All their messages at once; only redriven ones, which were passed long ago, go one by one."""
+        done, more, redriven = end_turns(turns, self._lanes if self.order is Order.KEY else None)
+        for lane in redriven:
+            self._settle_redriven(lane, 1)
+        self.running -= len(turns)
+        self._finish(done)
+        return more
+
+    def _settle_redriven(self, lane: Lane[M], upto: int) -> bool:
+        """A parked message was passed long ago: what becomes of it concerns the broker's list, not the offsets."""
+        assert lane.redriven is not None
+        if not upto:
+            return True
+        self.failures.pop(lane.redriven.queue_offset, None)
+        assert self.shut is not None
+        self.shut.finished(lane)
+        return False
+
+    def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
+        if self.shut is None:
+            super().park(lane, failure, at_broker=at_broker)
+            return
+        if lane.redriven is not None:
+            self.failures.pop(lane.redriven.queue_offset, None)
+        self.shut.shut(lane, failure, at_broker=at_broker)
+
+    def resume(self, key: str | None) -> bool:
+        return self.shut.resume(key) if self.shut is not None else super().resume(key)
+
+    def lane(self, key: str | None) -> Lane[M] | None:
+        place = self._lanes.get(key)
+        return self.lane_of(place) if isinstance(place, Turn) else place
+
+    def lane_of(self, turn: Turn[M]) -> Lane[M]:
+        lane = turn.lane
+        if lane is None:
+            lane = grow(turn)
+            if self.order is Order.KEY:
+                self._lanes[turn.key] = lane
+        return lane
+
+    def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
+        messages = [*(lane.turn.messages if lane.turn is not None else ()), *lane.pending]
+        return (QueueOffset(messages[0].queue_offset) if messages else None), len(messages)
+
+    def set_aside(self, messages: Sequence[M]) -> None:
+        self._finish(messages)
+
+    def close_lane(self, lane: Lane[M]) -> None:
+        del self._lanes[lane.key]
+
+    def forgive(self, lane: Lane[M]) -> None:
+        for message in lane.pending:
+            self.failures.pop(message.queue_offset, None)
+
+    def cached(self) -> Cached:
+        count = len(self._offsets) - len(self._finished)
+        return Cached(count, self._bytes, self._next - self.committable)
+
+    def gaps(self) -> GapMap:
+        if not self._finished and not self._done:
+            return NO_GAPS
+        return GapMap.of_offsets(sorted(self._finished)).joined(self._done.above(self.committable))
+
+    def forget(self) -> None:
+        super().forget()
+        self._lanes.clear()
+
+    def _without_settled(self, shut: ShutLanes[M], messages: Sequence[M]) -> Sequence[M]:
+        """Those of parked lanes that are at the broker already become gaps, like everything that is finished: the
+        next owner must leave them out together with what runs behind them."""
+        settled = [message for message in messages if shut.settled(message)]
+        if not settled:
+            return messages
+        self._finish(settled)
+        return [message for message in messages if not shut.settled(message)]
+
+    def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
+        """Without what former owners finished; ranges of it right behind the pull need not be pulled at all."""
+        done = self._done = self._done.above(self.committable)
+        if messages and not (done and messages[0].queue_offset < done.bounds[-1]):
+            return messages, done.past(next_offset)
+        return [m for m in messages if m.queue_offset not in done], done.past(next_offset)
+
+    def _finish(self, done: Sequence[M]) -> None:
+        self._bytes -= pass_finished(self._offsets, self._finished, done)
+        if self.failures:
+            for message in done:
+                self.failures.pop(message.queue_offset, None)
+        if len(self._finished) > FOLD_AT:
+            self._fold()
+
+    def _fold(self) -> None:
+        """As ranges: a key that is stuck for hours must not cost memory for every message that passes it."""
+        self._done = self.gaps()
+        self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
+        self._finished = set()

@@ -1,0 +1,204 @@
+"""The messages of one queue that were pulled and are not finished, in offset order.
+
+Two parts: ready (not given to a handler) and in flight (given, not committed). Offsets in flight are always
+below those ready, so a take, a roll-back and a put-back only move the border between them, and a pulled
+batch stays one list that is sliced, not a thousand entries of a sorted map.
+
+Rules: messages leave in offset order; none is lost or in both parts; the committable offset never passes an
+unfinished message, and does pass offsets that a filter left out.
+
+A new assignment of a queue gets a new object, so nothing of an earlier one can leak into it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+from lanemq.core.consuming.flow_control import Cached
+from lanemq.model.errors import UsageError
+from lanemq.model.units import QueueOffset
+
+
+class Stored(Protocol):
+    """What this module needs to know of a message."""
+
+    @property
+    def queue_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+M = TypeVar("M", bound=Stored)
+_offset_of = attrgetter("queue_offset")
+_size_of = attrgetter("size")
+
+
+class ProcessQueue(Generic[M]):
+    """One assignment of one queue."""
+
+    def __init__(self, start_offset: QueueOffset) -> None:
+        # Lists of ready messages, ascending; the first `_cursor` of the first list are taken already.
+        self._ready: deque[list[M]] = deque()
+        self._cursor = 0
+        # What was taken and not committed, oldest first; every offset below every ready one.
+        self._in_flight: list[list[M]] = []
+        self._next = start_offset
+        self._count = 0
+        self._bytes = 0
+        self._consuming = False
+        self._dropped = False
+
+    @property
+    def next_offset(self) -> QueueOffset:
+        """Where the next pull starts."""
+        return self._next
+
+    @property
+    def dropped(self) -> bool:
+        return self._dropped
+
+    @property
+    def consuming(self) -> bool:
+        """Whether somebody is in charge of taking: since a `put` answered True, until a take is empty."""
+        return self._consuming
+
+    @property
+    def in_flight(self) -> int:
+        return sum(map(len, self._in_flight))
+
+    @property
+    def committable(self) -> QueueOffset:
+        """The first unfinished offset; everything below it is done or was filtered out."""
+        if self._in_flight:
+            return QueueOffset(self._in_flight[0][0].queue_offset)
+        if self._ready:
+            return QueueOffset(self._ready[0][self._cursor].queue_offset)
+        return self._next
+
+    def cached(self) -> Cached:
+        return Cached(self._count, self._bytes, self._next - self.committable)
+
+    def put(self, messages: Sequence[M], next_offset: QueueOffset) -> bool:
+        """Add what a pull brought; True if the caller must now see to it that somebody takes.
+
+        `next_offset` is where the pull ended. It lies beyond the last message when a filter left out the rest,
+        and an entirely filtered pull brings no message at all. Offsets known already are ignored: a pull that
+        was answered twice changes nothing.
+        """
+        if self._dropped:
+            return False
+        fresh = self._fresh(messages, next_offset)
+        self._next = max(self._next, next_offset)
+        if not fresh:
+            return False
+        self._ready.append(fresh)
+        self._count += len(fresh)
+        self._bytes += sum(map(_size_of, fresh))
+        first_to_dispatch, self._consuming = not self._consuming, True
+        return first_to_dispatch
+
+    def take(self, limit: int) -> list[M]:
+        """Up to `limit` of the lowest ready messages, now in flight; empty if there is none."""
+        if not self._ready:
+            self._consuming = False
+            return []
+        head, start = self._ready[0], self._cursor
+        taken = head[start : start + limit]
+        self._cursor = start + len(taken)
+        if self._cursor == len(head):
+            self._ready.popleft()
+            self._cursor = 0
+            if len(taken) < limit:
+                self._take_more(taken, limit)
+        self._in_flight.append(taken)
+        return taken
+
+    def commit(self) -> QueueOffset | None:
+        """Finish everything in flight: the highest of these offsets plus one, or None if nothing is."""
+        if not self._in_flight:
+            return None
+        last = self._in_flight[-1][-1].queue_offset
+        for part in self._in_flight:
+            self._count -= len(part)
+            self._bytes -= sum(map(_size_of, part))
+        self._in_flight.clear()
+        return QueueOffset(last + 1)
+
+    def roll_back(self) -> None:
+        """Everything in flight is ready again, in its old place; the caller is in charge of taking it."""
+        self._detach_head()
+        while self._in_flight:
+            self._ready.appendleft(self._in_flight.pop())
+        self._consuming = self._consuming or bool(self._ready)
+
+    def put_back(self, batch: Sequence[M]) -> None:
+        """The newest messages in flight are ready again; what was taken before them stays in flight.
+
+        Raises:
+            UsageError: `batch` is not the end of what is in flight; nothing was changed.
+        """
+        newest = [message for part in self._in_flight for message in part][-len(batch) :] if batch else []
+        if list(map(_offset_of, newest)) != list(map(_offset_of, batch)):
+            raise UsageError("only the messages taken last can be put back; finish or roll back the others")
+        if batch:
+            self.put_back_from(batch[0].queue_offset)
+
+    def put_back_from(self, offset: int) -> None:
+        """Everything in flight at `offset` and above is ready again."""
+        self._detach_head()
+        while self._in_flight and self._in_flight[-1][-1].queue_offset >= offset:
+            part = self._in_flight.pop()
+            keep = sum(1 for message in part if message.queue_offset < offset)
+            if keep:
+                self._in_flight.append(part[:keep])
+            self._ready.appendleft(part[keep:])
+        self._consuming = self._consuming or bool(self._ready)
+
+    def drop(self) -> None:
+        """The queue was given up: forget everything, ignore whatever still arrives, commit nothing more."""
+        self._next = self.committable
+        self._dropped = True
+        self._consuming = False
+        self._ready.clear()
+        self._in_flight.clear()
+        self._cursor = self._count = self._bytes = 0
+
+    def _fresh(self, messages: Sequence[M], next_offset: QueueOffset) -> list[M]:
+        if not messages:
+            return []
+        if messages[-1].queue_offset >= next_offset:
+            raise UsageError(
+                f"a pull that brought offset {messages[-1].queue_offset} cannot end at {next_offset}: "
+                f"pass the offset after the last message, or a later one"
+            )
+        if messages[0].queue_offset >= self._next:
+            return list(messages)
+        return [message for message in messages if message.queue_offset >= self._next]
+
+    def _take_more(self, taken: list[M], limit: int) -> None:
+        while self._ready and len(taken) < limit:
+            part = self._ready[0][: limit - len(taken)]
+            taken += part
+            if len(part) == len(self._ready[0]):
+                self._ready.popleft()
+            else:
+                self._cursor = len(part)
+
+    def _detach_head(self) -> None:
+        if self._cursor:
+            self._ready[0] = self._ready[0][self._cursor :]
+            self._cursor = 0
+
+    def _check(self) -> None:
+        parts = [*self._in_flight, *(part for part in self._ready)]
+        assert all(parts), "an empty part hides the first unfinished offset"
+        offsets = [m.queue_offset for p in self._in_flight for m in p]
+        offsets += [m.queue_offset for m in self._ready_messages()]
+        assert offsets == sorted(set(offsets)), "ascending, and nothing in both parts"
+        assert self._count == len(offsets)
+        assert not offsets or offsets[-1] < self._next
+        assert not self._ready or self._consuming, "ready messages with nobody in charge of them"
+
+    def _ready_messages(self) -> list[M]:
+        return [message for part in self._ready for message in part][self._cursor :]

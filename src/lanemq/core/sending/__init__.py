@@ -1,0 +1,1 @@
+"""The rules of a send: which queue, in which order, what a failure freezes."""

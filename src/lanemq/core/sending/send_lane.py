@@ -1,0 +1,359 @@
+"""The messages of one producer for one queue, on their way to the broker.
+
+Rule: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and
+nothing of a key is stored behind a message of it that failed.
+
+- Every message gets a sequence number, and what is sent again has the number it had (`send_batch`), so a broker
+  that knows it answers "stored".
+- At most `window` batches are unanswered. With window 1 a later batch cannot pass an unanswered earlier one:
+  that is the setting for a broker that does not check sequences (Apache RocketMQ). A LaneMQ broker refuses
+  gaps, which makes larger windows safe, on one connection: batches behind a failed one are refused, and all
+  of them are sent again in order.
+- A refused batch is taken apart by halves, and those that are refused again, until the guilty message is alone: only
+  that one fails. Behind it batches begin with one message, and with every answer twice as many may go together: where
+  one is illegal there may be more, and neither one nor many of them cost a request for every message.
+- What fails leaves a hole in the epoch's numbers. Its key is given up with everything of it that waits. Other keys
+  wait until every batch is accounted for: what came before the hole is stored, and what was sent behind it is
+  refused as a gap, which proves that it is not stored. Then they go on under a new epoch, with numbers from 0;
+  it fences the old one, so a straggler in some buffer can no longer be stored behind newer messages.
+- A failure that concerns the whole queue freezes the lane until `resume`.
+
+It does not know connections or answers' encodings; the shell translates those to the calls below.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
+
+from lanemq.core.backoff import Backoff
+from lanemq.core.sending.batch import Failed, SendBatch, SendError, SentBatch
+from lanemq.core.sending.in_flight import SentWindow
+from lanemq.core.sending.open_span import LeftOut
+from lanemq.core.sending.pending import PendingLine
+from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
+from lanemq.model.units import Epoch, Millis
+
+M = TypeVar("M")
+
+DELIVERY_TIMEOUT: Final = Millis(120_000)
+SEND_BACKOFF: Final = Backoff(Millis(50), 2.0, Millis(5_000))
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How far a lane may run ahead of the broker's answers, and how long it tries."""
+
+    window: int = 1
+    delivery_timeout: Millis = DELIVERY_TIMEOUT
+    backoff: Backoff = SEND_BACKOFF
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.delivery_timeout < 1:
+            raise InvalidOption(
+                f"window={self.window} and delivery_timeout={self.delivery_timeout} must both be at least 1"
+            )
+
+
+class SendLane(Generic[M]):
+    """One queue's lane of one producer. Messages whose `key_of` is None have no order among them to keep."""
+
+    def __init__(self, options: SendOptions, *, epoch: Epoch, key_of: Callable[[M], str | None]) -> None:
+        self._options = options
+        self._epoch = epoch
+        self._key_of = key_of
+        self._next_sequence = 0
+        # In the order of their sequences.
+        self._pending: PendingLine[M] = PendingLine()
+        # All of it before `_pending`.
+        self._sent: SentWindow[M] = SentWindow(options.window, key_of)
+        self._left_out = LeftOut()
+        self._failures = 0
+        self._retry_at: Millis | None = None
+        self._frozen: SendError | None = None
+        # After an illegal message: how many may go together.
+        self._few: int | None = None
+
+    @property
+    def epoch(self) -> Epoch:
+        return self._epoch
+
+    @property
+    def frozen(self) -> SendError | None:
+        """Why nothing at all may be offered; frozen keys are not known here."""
+        return self._frozen
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is unanswered."""
+        return not self._pending and not self._sent
+
+    @property
+    def open_span(self) -> int:
+        """How many were offered since the oldest that is neither acknowledged nor given up, itself included.
+
+        It may be larger for a while after messages were given up, never smaller.
+        """
+        oldest = self._oldest()
+        return self._next_sequence - oldest + self._left_out.since(oldest)
+
+    @property
+    def must_renew(self) -> bool:
+        """Every batch is accounted for after a failure: `renew`, and go on."""
+        return self._sent.has_hole and self._frozen is None and self._sent.all_clear
+
+    @property
+    def must_repeat(self) -> bool:
+        """A batch waits to be sent again."""
+        return self._sent.to_repeat() is not None
+
+    def set_window(self, window: int) -> None:
+        """From now on; what is under way beyond it is waited for."""
+        self._options = replace(self._options, window=window)
+        self._sent.most_in_flight = window
+
+    def waiting(self) -> list[M]:
+        """What was never sent, or goes out again under a new epoch."""
+        return self._pending.messages()
+
+    def in_flight(self) -> set[int]:
+        """First sequences of the batches that an answer is expected for."""
+        return {batch.first_sequence for batch in self._sent.in_flight()}
+
+    def offer(self, message: M, size: int, *, now: Millis) -> int:
+        """Queue a message; its sequence number in the present epoch, as long as nothing before it fails.
+
+        Raises:
+            LaneFrozen: the lane is frozen; nothing may be sent before `resume`.
+        """
+        if self._frozen is not None:
+            raise self._refusal(self._frozen)
+        self._pending.add((message,), (size,), Millis(now + self._options.delivery_timeout))
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+    def offer_all(self, messages: Sequence[M], sizes: Sequence[int], *, now: Millis) -> int:
+        """As `offer` for each of them; the first one's sequence number. Nothing is created per message."""
+        if self._frozen is not None:
+            raise self._refusal(self._frozen)
+        first = self._next_sequence
+        self._pending.add(messages, sizes, Millis(now + self._options.delivery_timeout))
+        self._next_sequence = first + len(messages)
+        return first
+
+    def take_batch(self, *, max_count: int, max_bytes: int, now: Millis) -> SendBatch[M] | None:
+        """The next request to send, or None: nothing to send, window full, or waiting after a failure.
+
+        What failed is sent again first, cut exactly as before. A message over `max_bytes` travels alone.
+        """
+        if self._retry_at is not None and now < self._retry_at:
+            return None
+        self._retry_at = None
+        sent = self._sent
+        again = sent.to_repeat() if sent else None
+        if again is not None:
+            return self._send(again) if sent.may_go(again) else None
+        if not self._pending or len(sent) >= self._options.window or sent.has_hole or sent.searches:
+            return None
+        fresh = self._cut(max_count, max_bytes)
+        sent.append(fresh)
+        return self._send(fresh)
+
+    def acknowledged(self, batch: SendBatch[M]) -> bool:
+        """The broker has stored it; False if that was known, or the batch was given up meanwhile.
+
+        An answer to an earlier attempt counts: it is the same batch.
+        """
+        found = self._find(batch)
+        if found is None:
+            return False
+        self._sent.remove(found)
+        self._failures = 0
+        if self._few is not None:
+            self._few *= 2
+        return True
+
+    def failed(self, batch: SendBatch[M], error: SendError, *, now: Millis) -> Failed[M] | None:
+        """The batch was not acknowledged; what is given up for that, or None when all of it will be sent again."""
+        found = self._find(batch)
+        if found is None or found.attempt != batch.attempt or not found.in_flight:
+            return None  # an answer to an attempt that was already counted as lost
+        match error:
+            case SendError.RETRY:
+                self._back_off(now)
+                return None
+            case SendError.GAP | SendError.FORGOTTEN:
+                return self._missing(found, error, now)
+            case SendError.REFUSED:
+                return self._refused(found)
+        return self._freeze(found, error)
+
+    def expire(self, *, now: Millis) -> Failed[M] | None:
+        """Give up what has waited longer than the delivery timeout.
+
+        What is younger and under way is neither lost nor late: its answer tells whether it is stored, or was refused
+        for the hole before it and goes on in the next epoch. A lane that is frozen has no next one.
+        """
+        deadline = self._deadline()
+        if deadline is None or now < deadline:
+            return None
+        unknown, clear = self._sent.lose_late(now if self._frozen is None else None)
+        lost = self._give_up(SendError.TOO_LATE, unknown=unknown, unsent=clear)
+        late = tuple(self._pending.take_late(now))
+        self._shorten(len(late))
+        left = self._give_up(SendError.TOO_LATE, unsent=late)
+        return replace(lost, unsent=(*clear, *late), blocked=(*lost.blocked, *left.blocked))
+
+    def next_deadline(self) -> Millis | None:
+        """When to call `expire` and `take_batch` again, if nothing happens before."""
+        times = [time for time in (self._deadline(), self._retry_at) if time is not None]
+        return min(times, default=None)
+
+    def renew(self) -> int:
+        """Goes on behind a hole, in a new epoch; how many messages go out again."""
+        oldest, before = self._oldest(), self._next_sequence
+        again = self._sent.start_anew()
+        self._pending.put_back(again)
+        self._left_out.renumbered(oldest)
+        self._begin_epoch()
+        gone = before - oldest - self._next_sequence
+        self._left_out.leave(gone, oldest=0, next_sequence=self._next_sequence)
+        return len(again)
+
+    def withdraw(self, key: str) -> tuple[M, ...]:
+        """Give up everything of the key that waits; what is under way is settled as if nothing had happened."""
+        return (*self._sent.withdraw(key), *self._take_from_line({key}))
+
+    def resume(self) -> Epoch:
+        """Go on after a freeze of the whole lane, in a new epoch with sequences from 0.
+
+        Raises:
+            UsageError: batches from before the failure are unanswered; the new epoch would fence them out.
+        """
+        if self._frozen is None:
+            return self._epoch
+        if self._sent:
+            raise UsageError("earlier batches are unanswered: resume after they were acknowledged or given up")
+        self._frozen = None
+        self._left_out.clear()
+        self._sent.start_anew()
+        return self._begin_epoch()
+
+    # inside: what goes out
+
+    def _refusal(self, frozen: SendError) -> LaneFrozen:
+        return LaneFrozen(
+            f"an earlier message of this queue failed ({frozen.value}): "
+            f"decide what to do about it, then resume the lane"
+        )
+
+    def _send(self, batch: SentBatch[M]) -> SendBatch[M]:
+        batch.attempt += 1
+        batch.in_flight = True
+        batch.sent_first = self._sent.first is batch
+        return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt, batch.given_up)
+
+    def _cut(self, max_count: int, max_bytes: int) -> SentBatch[M]:
+        most = self._few or max_count
+        if most >= max_count:
+            most, self._few = max_count, None
+        first, deadline = self._next_sequence - len(self._pending), self._pending.deadline
+        assert deadline is not None
+        messages, sizes = self._pending.cut(most, max_bytes)
+        return SentBatch(first, tuple(messages), sizes, deadline)
+
+    def _find(self, batch: SendBatch[M]) -> SentBatch[M] | None:
+        return self._sent.find(batch) if batch.epoch == self._epoch else None
+
+    # inside: what went wrong
+
+    def _back_off(self, now: Millis) -> None:
+        self._sent.land()
+        self._failures += 1
+        self._retry_at = Millis(now + self._options.backoff.delay(self._failures))
+
+    def _missing(self, found: SentBatch[M], error: SendError, now: Millis) -> Failed[M] | None:
+        sent = self._sent
+        if sent.is_behind_hole(found):
+            found.in_flight = found.doubt = False
+        elif sent.waits_before(found):
+            found.in_flight = False
+        elif not found.sent_first:
+            self._back_off(now)
+        elif error is SendError.GAP:
+            return self._freeze(found, error)
+        elif not found.doubt:
+            # Sent once and refused, and with it all behind it: nothing of them is stored.
+            found.in_flight = False
+            sent.tear_at(found.first_sequence)
+        else:
+            unknown = sent.lose(lambda batch: batch.doubt)
+            return self._give_up(error, unknown=unknown, after=found.first_sequence)
+        return None
+
+    def _refused(self, found: SentBatch[M]) -> Failed[M] | None:
+        found.in_flight = False
+        if len(found.messages) > 1:
+            self._sent.take_apart(found)
+            return None
+        guilty = self._sent.lose(lambda batch: batch is found)
+        self._few = 1
+        if not guilty:
+            return None
+        refused, unknown = ((), guilty) if found.doubt else (guilty, ())
+        return self._give_up(SendError.REFUSED, refused=refused, unknown=unknown, after=found.first_sequence)
+
+    def _give_up(
+        self,
+        error: SendError,
+        *,
+        refused: tuple[M, ...] = (),
+        unknown: tuple[M, ...] = (),
+        unsent: tuple[M, ...] = (),
+        after: int = -1,
+    ) -> Failed[M]:
+        """With them goes everything of their keys that was offered behind them."""
+        keys = {key for message in (*refused, *unknown, *unsent) if (key := self._key_of(message)) is not None}
+        behind, clear = self._sent.bar(keys, after)
+        return Failed(error, refused, unknown, unsent, behind, (*clear, *self._take_from_line(keys)))
+
+    def _take_from_line(self, keys: set[str]) -> list[M]:
+        gone = self._pending.take_keys(keys, self._key_of)
+        if gone:
+            self._shorten(len(gone))
+        return gone
+
+    def _freeze(self, refused: SentBatch[M], error: SendError) -> Failed[M]:
+        """Nothing may be sent any more. Batches before the refused one are innocent and stay."""
+        unknown, clear = self._sent.stop_at(refused)
+        blocked = (*clear, *self.waiting())
+        self._pending.clear()
+        self._frozen = error
+        if refused.doubt and error is not SendError.GAP:  # a gap is refused before anything else is looked at
+            return Failed(error, unknown=(*refused.left(), *unknown), blocked=blocked)
+        return Failed(error, refused.left(), unknown, blocked=blocked)
+
+    def _begin_epoch(self) -> Epoch:
+        self._epoch = Epoch(self._epoch + 1)
+        self._next_sequence = len(self._pending)
+        self._failures = 0
+        self._retry_at = None
+        return self._epoch
+
+    # inside: who stands where
+
+    def _oldest(self) -> int:
+        """The number of the oldest open message, or of the next one."""
+        if self._sent:
+            return self._sent.first.first_sequence
+        return self._next_sequence - len(self._pending)
+
+    def _shorten(self, count: int) -> None:
+        """So many that waited have left; nothing of them was sent, so their numbers are free."""
+        self._next_sequence -= count
+        self._left_out.leave(count, oldest=self._oldest(), next_sequence=self._next_sequence)
+
+    def _deadline(self) -> Millis | None:
+        """Of the oldest message."""
+        if self._sent:
+            return self._sent.first.deadline
+        return self._pending.deadline

@@ -1,5 +1,0 @@
-"""Change data capture: a table that follows its source, one row per key."""
-
-from lanemq.pipelines.cdc.last_state import LastState
-
-__all__ = ["LastState"]

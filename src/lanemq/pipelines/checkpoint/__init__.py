@@ -1,0 +1,1 @@
+"""What a pipeline keeps on disk between batches and between runs."""

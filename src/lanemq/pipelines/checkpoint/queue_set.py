@@ -1,0 +1,85 @@
+"""The queues that a pipeline's state belongs to, written down in its checkpoint.
+
+The rule guarded here: a key that moves to another queue does not begin anew without a word. Producers choose the queue
+by the number of queues, so a topic that got more of them sends its keys elsewhere; where state is kept by queue, or
+offsets of one queue say what is newer, the pipeline stops before it has read a message of the new queues.
+"""
+
+import logging
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.pipelines.atomic_files import read_json, write_json
+from lanemq.spark.offsets import Positions
+
+log = logging.getLogger(__name__)
+
+OnQueueChange: TypeAlias = Literal["fail", "continue"]
+_CHOICES: Final = ("fail", "continue")
+
+
+class _Queues(msgspec.Struct, frozen=True):
+    topics: dict[str, list[str]]
+    """By topic, `broker/number` of each queue."""
+
+
+class QueueSet:
+    """Of one checkpoint."""
+
+    def __init__(self, path: Path, on_change: OnQueueChange) -> None:
+        self._path = path
+        self._on_change = on_change
+        self._known: dict[str, list[str]] | None = None
+
+    def check(self, positions: Positions) -> None:
+        """`OrderError` if a topic has queues that it did not have before; a topic that is new is welcome."""
+        known, found = self._read(), _by_topic(positions)
+        more = {
+            topic: [name for name in names if name not in known[topic]]
+            for topic, names in found.items()
+            if topic in known
+        }
+        grown = {topic: names for topic, names in more.items() if names}
+        if grown:
+            self._tell(known, grown)
+        if grown or not found.keys() <= known.keys():
+            self._known = known | {topic: sorted({*names, *known.get(topic, ())}) for topic, names in found.items()}
+            write_json(self._path, _Queues(self._known))
+
+    def _tell(self, known: dict[str, list[str]], grown: dict[str, list[str]]) -> None:
+        topic, names = next(iter(sorted(grown.items())))
+        what = (
+            f"topic {topic} had {len(known[topic])} queues and now has {', '.join(names)} too (more queues, or a "
+            f"broker that is new or was away): keys that moved there have no state"
+        )
+        if self._on_change == "continue":
+            log.warning("%s; going on, as on_queue_change says", what)
+            return
+        raise OrderError(
+            f"{what}. Take the new queues away again, or begin with an empty checkpoint and table; if no key has "
+            f"moved, or a moved key may begin anew, say on_queue_change='continue'"
+        )
+
+    def _read(self) -> dict[str, list[str]]:
+        if self._known is None:
+            found = read_json(self._path, _Queues) if self._path.exists() else _Queues({})
+            assert isinstance(found, _Queues)
+            self._known = found.topics
+        return self._known
+
+
+def check_choice(value: str) -> OnQueueChange:
+    """`InvalidOption` for what is none of the choices."""
+    if value not in _CHOICES:
+        raise InvalidOption(f"on_queue_change={value!r}: use 'fail' or 'continue'")
+    return value  # type: ignore[return-value]
+
+
+def _by_topic(positions: Positions) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for queue in sorted(positions):
+        found.setdefault(queue.topic, []).append(f"{queue.broker}/{queue.queue_id}")
+    return found

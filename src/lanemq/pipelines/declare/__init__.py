@@ -1,0 +1,1 @@
+"""Declares pipelines in Python or TOML files and checks their options."""

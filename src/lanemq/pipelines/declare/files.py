@@ -1,0 +1,98 @@
+"""Pipelines from files: `FILE.py` with `Pipeline` objects in it, or `FILE.toml` (see `declare_toml`).
+
+The rule guarded here: whatever is wrong is told with the file's name, before Spark starts.
+"""
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from lanemq.model.errors import InvalidOption, LaneError, UsageError
+from lanemq.pipelines.declare.options import retold
+from lanemq.pipelines.declare.references import beside
+from lanemq.pipelines.declare.toml import ChangeSource, read_toml
+from lanemq.pipelines.pipeline import Pipeline
+
+
+def load(path: Path, name: str | None = None, change_source: ChangeSource = dict) -> Pipeline:
+    """The pipeline that a file declares; `name` chooses when there are several. `change_source`: see `load_all`."""
+    found = load_all(path, change_source)
+    if name is not None:
+        if name not in found:
+            raise UsageError(f"{path}: there is no pipeline {name!r}, only {', '.join(sorted(found))}")
+        return found[name]
+    if len(found) > 1:
+        raise UsageError(f"{path} declares {', '.join(sorted(found))}: say which one with --name")
+    return next(iter(found.values()))
+
+
+def load_all(path: Path, change_source: ChangeSource = dict) -> Mapping[str, Pipeline]:
+    """Every pipeline of a file, by name.
+
+    `change_source` is given the source's options of a TOML file before they are checked: what is replaced, such as a
+    certificate that is elsewhere on this machine, need not be right. Python files make their sources themselves.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file; give a .toml or .py file that declares a pipeline")
+    with _naming(path), beside(path.parent):
+        if path.suffix == ".toml":
+            declared = read_toml(path, change_source)
+            return {declared.name: declared}
+        if path.suffix == ".py":
+            return _of_module(path)
+    raise UsageError(f"{path}: pipelines are declared in .toml or .py files")
+
+
+def _of_module(path: Path) -> Mapping[str, Pipeline]:
+    module = _imported(path)
+    found: dict[str, Pipeline] = {}
+    for value in vars(module).values():
+        if isinstance(value, Pipeline) and found.setdefault(value.name, value) is not value:
+            raise UsageError(f"two pipelines are called {value.name!r}: give one another name")
+    if not found:
+        raise UsageError("no pipeline is declared: write pipeline = Pipeline(...) at the top level")
+    return found
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError("it cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except LaneError:
+        raise
+    except TypeError as error:
+        told = retold(error)
+        if told is None:
+            raise UsageError(f"{_line_in(path, error)}TypeError: {error}") from error
+        raise InvalidOption(f"{_line_in(path, error)}{told}") from error
+    except Exception as error:
+        raise UsageError(f"{_line_in(path, error)}{type(error).__name__}: {error}") from error
+    return module
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """The last line of the file itself that led to an error."""
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = f"line {trace.tb_lineno}: "
+        trace = trace.tb_next
+    return line
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of what is declared begin with the file."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        kind = InvalidOption if isinstance(error, InvalidOption) else UsageError
+        raise kind(text if text.startswith(str(path)) else f"{path}: {text}") from error

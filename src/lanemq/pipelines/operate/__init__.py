@@ -1,0 +1,1 @@
+"""What an operator does with parked keys and dead letters."""

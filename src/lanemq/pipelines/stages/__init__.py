@@ -1,0 +1,1 @@
+"""Stages turn the messages of a batch into rows."""

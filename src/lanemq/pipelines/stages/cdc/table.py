@@ -1,0 +1,71 @@
+"""The replicated table: its columns, its key, and what a row of it looks like on the way to a sink.
+
+The rule guarded here: a key is made of columns that can be compared exactly, and is never null.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.declare.ddl import parse_columns
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
+
+_NO_KEYS = (DoubleType, FloatType, ArrayType, MapType, StructType)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is replicated. Every column but the keys may be null: that is what deletions have there."""
+
+    schema: StructType
+    keys: tuple[str, ...]
+    keeps: bool = False
+    """Whether a row may leave columns as they are."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.schema.fields)
+
+    def arrow(self) -> pa.Schema:
+        return to_arrow_schema(self.schema, timezone="UTC")
+
+    def merged(self, sequence: DataType) -> StructType:
+        """The columns that a sink's merge gets."""
+        more = [StructField(SEQUENCE, sequence, False), StructField(DELETED, BooleanType(), False)]
+        kept = [StructField(KEPT, StringType())] if self.keeps else []
+        return StructType([*self.schema.fields, *more, *kept])
+
+
+def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool = False) -> Table:
+    """The table as declared, or `InvalidOption` saying what cannot be."""
+    fields = (parse_columns(schema) if isinstance(schema, str) else schema).fields
+    names = [field.name for field in fields]
+    twice = sorted({name for name in names if names.count(name) > 1} | ({SEQUENCE, DELETED, KEPT} & set(names)))
+    if twice:
+        raise InvalidOption(
+            f"schema: column {', '.join(twice)} exists already; {SEQUENCE}, {DELETED} and {KEPT} are ours"
+        )
+    wanted = (keys,) if isinstance(keys, str) else tuple(keys)
+    if not wanted or set(wanted) - set(names) or len(set(wanted)) < len(wanted):
+        raise InvalidOption(f"keys {wanted}: name the columns of the row's key, each once, out of {', '.join(names)}")
+    for field in fields:
+        if field.name in wanted and isinstance(field.dataType, _NO_KEYS):
+            raise InvalidOption(
+                f"keys: {field.name} is {field.dataType.simpleString()}, which cannot be compared exactly"
+            )
+    columns = [StructField(field.name, field.dataType, field.name not in wanted) for field in fields]
+    return Table(StructType(columns), wanted, keeps)

@@ -1,0 +1,241 @@
+"""`Project`: rows as they are, through expressions of Spark SQL. For landing topics in files and tables.
+
+    Project(["key", "cast(value as string) as event", "queue_id", "queue_offset"])
+
+The rule guarded here: the rows of a queue stay in the order of their offsets, and are written to files once, so that
+a sink may read them as often as it likes; a message that an expression cannot be computed of is set aside, and keeps
+no other message back. No state, nothing waits.
+"""
+
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.model.units import Millis
+from lanemq.pipelines import dead_letter_rows as dead_letters
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.ports import Append, Merge, Results
+from lanemq.pipelines.rows import FileRows, RowFile
+from lanemq.pipelines.sink_positions import NEEDED, Reach
+from lanemq.pipelines.stages import row_attempts
+from lanemq.spark.columns.schema import COLUMNS
+
+log = logging.getLogger(__name__)
+
+QUEUE: Final = ("topic", "broker", "queue_id")
+_HIDDEN: Final = tuple(f"__lanemq_{name}" for name in QUEUE)
+_REACHED: Final = {"__lanemq_next": "queue_offset + 1", "__lanemq_stored": "unix_millis(store_timestamp)"}
+"""How far a queue was read, where the messages say it."""
+_KINDS: Final = [
+    ("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64()),
+    ("next", pa.int64()), ("stored", pa.int64()),
+]  # fmt: skip
+_SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
+
+
+class Project:
+    """A stage that appends expressions over the columns of a message.
+
+    Args:
+        select: Expressions, or one text with expressions separated by line breaks; default is every column.
+        where: A condition; rows that do not fulfil it are left out.
+        on_poison: `dead_letter`: messages that an expression fails for are set aside and the query lives; `fail`: it
+            ends, at every start, until the expression is another one.
+    """
+
+    how: Append | Merge = Append()
+
+    def __init__(
+        self,
+        select: Sequence[str] | str = ("*",),
+        where: str | None = None,
+        on_poison: Literal["dead_letter", "fail"] = "dead_letter",
+    ) -> None:
+        wanted = select.strip().splitlines() if isinstance(select, str) else list(select)
+        self._select = [text.strip().rstrip(",") for text in wanted if text.strip()]
+        if not self._select:
+            raise InvalidOption("select: empty; give expressions such as 'key' or 'cast(value as string) as event'")
+        if on_poison not in ("dead_letter", "fail"):
+            raise InvalidOption(f"on_poison: {on_poison!r} is not one of dead_letter, fail")
+        self._where = where
+        self._fails = on_poison == "fail"
+        self.columns: tuple[str, ...] = ()
+        self.schema = StructType()
+        self._place = Path()
+
+    def open(self, spark: SparkSession, place: Path) -> None:
+        """Only Spark knows what an expression gives, and which columns it needs."""
+        self._place = place
+        shutil.rmtree(place / "work", ignore_errors=True)  # rows of batches that will be made again
+        try:
+            frame = self._projected(spark.createDataFrame([], COLUMNS))
+        except Exception as error:
+            if type(error).__name__ not in ("AnalysisException", "ParseException"):
+                raise
+            raise InvalidOption(f"select: {str(error).splitlines()[0]}") from error
+        self.schema = frame.schema
+        needed = _references(frame._jdf.queryExecution().analyzed()) | {*NEEDED}  # noqa: SLF001
+        self.columns = tuple(name for name in COLUMNS.names if name in needed)
+
+    def run(self, messages: DataFrame, batch: Batch) -> Results:
+        folder = self._place / "work" / str(batch.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
+        if all(name in messages.columns for name in NEEDED):
+            hidden += [f"{text} as {alias}" for alias, text in _REACHED.items()]
+        try:
+            lines = _written(self._projected(messages, *hidden), self.schema, folder)
+        except Exception as error:
+            if self._fails or not row_attempts.is_about_a_value(error):
+                raise
+            log.warning("%s: %s; each message is computed by itself", batch, str(error).splitlines()[0])
+            return self._run_by_message(messages, batch, hidden, folder, error)
+        files = FileRows(self.schema, _files(lines))
+        return Results(files, counts={"events": files.count()}, reached=_reached(lines))
+
+    def _run_by_message(
+        self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: Path, reason: Exception
+    ) -> Results:
+        """For a batch in which a message fails: takes longer, and reads the messages again."""
+        try:
+            with row_attempts.each_by_itself(messages.sparkSession):
+                tried = row_attempts.attempted(messages, self._select, self._where)
+                good = row_attempts.computed(tried, self.schema.names, hidden)
+                lines = _written(good, self.schema, folder)
+                poison = row_attempts.set_aside(tried, self._select, self._where, batch, hidden)
+                dead_lines = _written(poison, dead_letters.SCHEMA, folder)
+        except Exception as error:
+            log.warning("%s: messages cannot be computed one by one: %s", batch, str(error).splitlines()[0])
+            raise reason from error
+        rows, dead = FileRows(self.schema, _files(lines)), FileRows(dead_letters.SCHEMA, _files(dead_lines))
+        counts = {"events": rows.count() + dead.count(), "poison": dead.count()}
+        return Results(rows, dead, counts, reached=_reached([*lines, *dead_lines]))
+
+    def settle(self, batch: Batch, state: str) -> None:
+        """There is no state."""
+
+    def due(self, wall: Millis) -> Millis | None:
+        return None
+
+    def run_pass(self, batch: Batch) -> Results | None:
+        return None
+
+    def unfinished_pass(self) -> int | None:
+        return None
+
+    def finished(self, batch: Batch) -> None:
+        shutil.rmtree(self._place / "work" / str(batch.number), ignore_errors=True)
+
+    def _projected(self, messages: DataFrame, *more: str) -> DataFrame:
+        missing = [name for name in QUEUE if name not in messages.columns]
+        if missing:
+            raise UsageError(f"messages have no column {', '.join(missing)}: prepare must keep what names the queue")
+        chosen = messages if self._where is None else messages.where(self._where)
+        return chosen.selectExpr(*self._select, *more)
+
+
+def _written(frame: DataFrame, schema: StructType, folder: Path) -> list["_Line"]:
+    writer = _Writer(folder, to_arrow_schema(schema, timezone="UTC"))
+    return [_Line(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
+
+
+class _Line(NamedTuple):
+    """What a task says about one queue."""
+
+    shard: str
+    task: int
+    path: str
+    rows: int
+    next: int | None
+    stored: int | None
+
+    def with_more(self, part: pa.Table) -> "_Line":
+        if not set(_REACHED) <= set(part.column_names):
+            return self._replace(rows=self.rows + part.num_rows)
+        ends = [pc.max(part[name]).as_py() for name in _REACHED]
+        known = (self.next or 0, self.stored or 0)
+        return self._replace(rows=self.rows + part.num_rows, next=max(ends[0], known[0]), stored=max(ends[1], known[1]))
+
+
+class _Writer:
+    """In a task: the rows of each queue into a file of its own, and one line about it."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._schema = schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = context.partitionId() if context is not None else 0
+        writers: dict[str, tuple[pq.ParquetWriter, Path]] = {}
+        lines: dict[str, _Line] = {}
+        for batch in batches:
+            for shard, part in _by_queue(pa.table(batch)):
+                if shard not in writers:
+                    path = self._folder / f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
+                    writers[shard] = (pq.ParquetWriter(path, self._schema), path)
+                writers[shard][0].write_table(part.select(self._schema.names).cast(self._schema))
+                known = lines.get(shard) or _Line(shard, task, str(writers[shard][1]), 0, None, None)
+                lines[shard] = known.with_more(part)
+        for writer, _ in writers.values():
+            writer.close()
+        columns = [[line[at] for line in lines.values()] for at in range(len(_KINDS))]
+        arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, _KINDS, strict=True)]
+        yield pa.record_batch(arrays, schema=pa.schema(_KINDS))
+
+
+def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Runs of rows of one queue; nearly always there is one."""
+    if table.num_rows and all(pc.all(pc.equal(table[name], table[name][0])).as_py() for name in _HIDDEN):
+        yield "/".join(str(table[name][0].as_py()) for name in _HIDDEN), table
+        return
+    topics, brokers, ids = (table.column(name).to_pylist() for name in _HIDDEN)
+    names = list(zip(topics, brokers, ids, strict=True))
+    start = 0
+    while start < len(names):
+        end = start + 1
+        while end < len(names) and names[end] == names[start]:
+            end += 1
+        yield "/".join(map(str, names[start])), table.slice(start, end - start)
+        start = end
+
+
+def _reached(lines: list[_Line]) -> dict[str, Reach]:
+    found: dict[str, Reach] = {}
+    for line in lines:
+        if line.next is not None and line.stored is not None:
+            found[line.shard] = Reach(line.next, line.stored).with_more(found.get(line.shard))
+    return found
+
+
+def _files(lines: list[_Line]) -> list[RowFile]:
+    """One file per queue. A queue that several tasks read (`ordered=false`) is several shards, numbered."""
+    found: list[RowFile] = []
+    seen: dict[str, int] = {}
+    for shard, _, path, rows, _, _ in sorted(lines, key=lambda line: line[:3]):
+        share = seen.get(shard, 0)
+        seen[shard] = share + 1
+        found.append(RowFile(shard if share == 0 else f"{shard}#{share}", Path(path), rows))
+    return found
+
+
+def _references(plan: Any) -> set[str]:
+    """Names of all attributes that a plan's nodes use, without the numbers Spark gives them."""
+    found = re.findall(r"([^,]+)#\d+L?", plan.references().toSeq().mkString(","))
+    children = plan.children()
+    for at in range(children.size()):
+        found += _references(children.apply(at))
+    return set(found)

@@ -1,0 +1,1 @@
+"""Turns the bytes of a pull into Arrow columns."""

@@ -1,0 +1,1 @@
+"""The driver as a fenced member of a consumer group."""

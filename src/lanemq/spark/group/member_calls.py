@@ -1,0 +1,203 @@
+"""The questions of a group member over blocking sockets: heartbeats, members, leases, offsets.
+
+Connections stay open: a LaneMQ broker frees the leases of a member whose connection is gone.
+
+What a query leaves to others is noted as the offset of a second group, `%LEFT%` and the name of the first: a place
+that every broker keeps over restarts, and that the next run of the query can read without its checkpoint.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from lanemq.client.consumer.tag_filter import TagFilter
+from lanemq.client.identity import new_client_id
+from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.routing import TopicRoute
+from lanemq.clock import Clock
+from lanemq.model.errors import LaneError, OffsetNotFound, TopicNotFound
+from lanemq.model.names import MAX_GROUP_CHARS
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.net.address import Address, parse_addresses
+from lanemq.net.blocking import BlockingConnection
+from lanemq.net.security import OPEN, Security
+from lanemq.wire.bodies import (
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+    LockRequest,
+    LockResponse,
+    QueueBody,
+    Subscription,
+)
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import (
+    ConsumerListHeader,
+    LockHeader,
+    OffsetResponse,
+    QueryOffsetHeader,
+    UnregisterHeader,
+    UpdateOffsetHeader,
+)
+from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH
+from lanemq.wire.route_bodies import ClusterInfo
+
+ASK_SECONDS = 3.0
+LEFT_PREFIX = "%LEFT%"
+
+
+class Granted(NamedTuple):
+    """A queue that the broker gave us; the offset is None where the broker does not say it with the lease."""
+
+    epoch: Epoch
+    offset: QueueOffset | None
+
+
+class MemberCalls:
+    """One member of one group. Not for use by two threads at once."""
+
+    def __init__(self, servers: str, group: str, tags: TagFilter, clock: Clock, *, security: Security = OPEN) -> None:
+        self.client_id = new_client_id()
+        self._group = group
+        # Long names that become alike share notes, which makes queries repeat more and lose nothing.
+        self._left_group = LEFT_PREFIX + group[len(LEFT_PREFIX) - MAX_GROUP_CHARS :]
+        self._tags = tags
+        self._version = clock.wall()
+        self._security = security
+        self._routes = BlockingRoutes(parse_addresses(servers), clock, security=security)
+        self._links: dict[Address, BlockingConnection] = {}
+
+    def close(self) -> None:
+        self._routes.close()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def route(self, topic: str) -> TopicRoute:
+        return self._routes.get(topic)
+
+    def is_gone(self, topic: str, brokers: Collection[str]) -> bool:
+        """Whether a topic of these brokers was deleted, asked anew. In doubt it was not.
+
+        A name server forgets the topics of a broker that is away, so the brokers must be there to know.
+        """
+        self._routes.stale(topic)
+        try:
+            self._routes.get(topic)
+        except TopicNotFound:
+            return not brokers or set(brokers) <= self._registered()
+        except LaneError:
+            return False
+        return False
+
+    def connected(self, address: Address) -> bool:
+        """Whether the broker knows us on an open connection."""
+        return address in self._links
+
+    def heartbeat(self, address: Address, topics: Sequence[str]) -> None:
+        subscriptions = [
+            Subscription(
+                topic=topic,
+                sub_string=self._tags.text,
+                tags_set=sorted(self._tags.tags),
+                code_set=self._tags.codes,
+                sub_version=self._version,
+            )
+            for topic in topics
+        ]
+        consumer = ConsumerData(
+            group_name=self._group,
+            consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+            subscription_data_set=subscriptions,
+        )
+        body = HeartbeatData(client_id=self.client_id, consumer_data_set=[consumer]).encode()
+        self._ask(address, Command(RequestCode.HEART_BEAT, 0, body=body))
+
+    def members(self, address: Address) -> list[str]:
+        header = ConsumerListHeader(consumer_group=self._group)
+        reply = self._ask(address, Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, ext=header.to_ext()))
+        return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
+
+    def lock(
+        self, address: Address, queues: Sequence[MessageQueue], lease: Millis | None, trust: Millis | None = None
+    ) -> dict[MessageQueue, Granted]:
+        """Those of the queues that are ours now; the broker is told how long we trust the lease without asking."""
+        ext = LockHeader(lane_lease_millis=lease, lane_trust_millis=trust).to_ext()
+        reply = self._ask(address, Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._locking(queues)))
+        answer = LockResponse.decode(reply.body)
+        leases = {each.queue: Granted(Epoch(each.epoch), _offset(each.offset)) for each in answer.lane_leases}
+        return {each.queue: leases.get(each.queue, Granted(Epoch(0), None)) for each in answer.lock_ok_mq_set}
+
+    def unlock(self, address: Address, queue: MessageQueue, epoch: Epoch) -> None:
+        ext = {LANE_EPOCH: str(epoch)} if epoch else {}
+        self._ask(address, Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._locking([queue])))
+
+    def committed(self, address: Address, queue: MessageQueue) -> QueueOffset:
+        """Where the group stands; 0 where it has never been."""
+        return self._stored(address, queue, self._group)
+
+    def left_until(self, address: Address, queue: MessageQueue) -> QueueOffset:
+        """The end of what a query of this group left to others; 0 if it never did."""
+        return self._stored(address, queue, self._left_group)
+
+    def note_left(self, address: Address, queue: MessageQueue, until: QueueOffset) -> None:
+        header = UpdateOffsetHeader(
+            consumer_group=self._left_group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=until
+        )
+        self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
+
+    def commit(self, address: Address, queue: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
+        """Stores the group's progress; `LeaseLost` if the queue is another member's now."""
+        header = UpdateOffsetHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+            lane_client=self.client_id if epoch else None,
+            lane_epoch=epoch or None,
+        )
+        self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
+
+    def unregister(self) -> None:
+        header = UnregisterHeader(client_id=self.client_id, consumer_group=self._group)
+        for address in list(self._links):
+            self._ask(address, Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext()))
+
+    def _registered(self) -> set[str]:
+        try:
+            reply = self._routes.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0))
+        except LaneError:
+            return set()
+        found = ClusterInfo.decode(reply.body).broker_addr_table if reply.code == ResponseCode.SUCCESS else {}
+        return set(found)
+
+    def _stored(self, address: Address, queue: MessageQueue, group: str) -> QueueOffset:
+        header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
+        command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=header.to_ext() | {LANE_CLIENT: self.client_id})
+        try:
+            return QueueOffset(max(0, OffsetResponse.from_ext(self._ask(address, command).ext).offset))
+        except OffsetNotFound:
+            return QueueOffset(0)
+
+    def _locking(self, queues: Sequence[MessageQueue]) -> bytes:
+        bodies = [QueueBody.of(queue) for queue in queues]
+        return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies).encode()
+
+    def _ask(self, address: Address, command: Command) -> Command:
+        link = self._links.get(address) or BlockingConnection(address, security=self._security)
+        self._links[address] = link
+        try:
+            reply = link.request(command, ASK_SECONDS)
+        except LaneError:
+            link.close()
+            self._links.pop(address, None)
+            raise
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_for(reply.code, reply.remark)
+        return reply
+
+
+def _offset(number: int) -> QueueOffset:
+    """LaneMQ says -1 for a group that has never been in the queue."""
+    return QueueOffset(max(0, number))

@@ -1,0 +1,1 @@
+"""Reads ranges of queues: batch and streaming readers, planning, offsets, pulls."""

@@ -1,0 +1,1 @@
+"""Writes data frames to topics."""
