@@ -172,7 +172,7 @@ def consume(settings: dict[str, Any]) -> None:
     sink = Sink(Path(settings["sink"]), history) if "sink" in settings else None
 
     broken = Path(settings["broken"]) if "broken" in settings else None
-    hold = HoldKey(retries=1, backoff=Backoff(Millis(10), 1.0, Millis(10))) if broken else HoldKey()
+    hold = HoldKey(retries=1, backoff=Backoff(0.01, 1.0, 0.01)) if broken else HoldKey()
     policy = HoldQueue() if settings["whole_queue"] else hold
 
     @app.ordered(TOPIC, on_fail=policy, lanes=settings["lanes"])

@@ -31,7 +31,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.lane_state_bodies import LaneStateAnswer
 
-LONG = Backoff(Millis(60_000), 1.0, Millis(60_000))
+LONG = Backoff(60, 1.0, 60)
 Handle = Callable[[Message], None]
 
 
@@ -112,7 +112,7 @@ def test_a_key_in_back_off_names_attempts_next_try_and_the_last_error(street: St
 
 def test_blocked_since_counts_from_the_first_failure_not_from_the_last(street: Street) -> None:
     street.send("a")
-    street.member(fails, HoldKey(retries=100, backoff=Backoff(Millis(20), 1.0, Millis(20))))
+    street.member(fails, HoldKey(retries=100, backoff=Backoff(0.02, 1.0, 0.02)))
     seen: list[dict[str, Any]] = []
 
     def failed_often() -> bool:
@@ -134,7 +134,7 @@ def test_a_success_ends_the_trouble(street: Street) -> None:
         if message.queue_offset == 1:
             gate(message)
 
-    street.member(second_time_lucky, HoldKey(backoff=Backoff(Millis(10), 1.0, Millis(10))), lanes=1)
+    street.member(second_time_lucky, HoldKey(backoff=Backoff(0.01, 1.0, 0.01)), lanes=1)
     assert gate.inside.wait(PATIENCE)
     street.send("a")
     gate.open.set()

@@ -22,7 +22,7 @@ from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = 60.0
-QUICK = HoldKey(backoff=Backoff(first=Millis(10), most=Millis(20)))
+QUICK = HoldKey(backoff=Backoff(first=0.01, max=0.02))
 
 
 @pytest.fixture(scope="module")

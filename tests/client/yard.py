@@ -22,13 +22,13 @@ from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.history import open_history
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 
 TOPIC, GROUP = "orders", "billing"
 QUEUE = MessageQueue(TOPIC, "lanemq", 0)
-QUICK = HoldKey(retries=1, backoff=Backoff(Millis(5), 1.0, Millis(5)))
+QUICK = HoldKey(retries=1, backoff=Backoff(0.005, 1.0, 0.005))
 SOON = {"rebalance_soon_ms": 50, "commit_every_ms": 50}
 
 

@@ -118,7 +118,7 @@ class Owners(RuleBasedStateMachine):
         """A new owner, with what the lock's answer says."""
         start = self.table.committed("g", "orders", 0) or QueueOffset(0)
         done = GapMap.decode(self.table.gaps("g", "orders", 0), start)
-        options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(Millis(5))), run_limit=3)
+        options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(0.005)), run_limit=3)
         self.owner = Owner(LaneScheduler(options))
         self.owner.scheduler.add(Q, start, Order.KEY, usable_until=NO_LEASE_NEEDED, done=done)
         assert self.owner.scheduler.gaps(Q) == done, "an owner that did nothing has nothing to report"

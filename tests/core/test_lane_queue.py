@@ -32,7 +32,7 @@ class Promises(RuleBasedStateMachine):
     """Random pulls, outcomes, leases, drops and re-gains over two queues and three keys."""
 
     order = Order.KEY
-    policy: FailurePolicy = HoldKey(retries=3, backoff=Backoff(Millis(5)))
+    policy: FailurePolicy = HoldKey(retries=3, backoff=Backoff(0.005))
 
     def __init__(self) -> None:
         super().__init__()

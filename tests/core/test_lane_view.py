@@ -12,7 +12,7 @@ from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASE
 from lanemq.model.units import Millis, QueueOffset
 
 NOW = Millis(1_000)
-SLOW = HoldKey(backoff=Backoff(Millis(500)))
+SLOW = HoldKey(backoff=Backoff(0.5))
 
 
 def laid(policy: FailurePolicy = SLOW, order: Order = Order.KEY, keys: str = "aab") -> LaneScheduler[Msg]:

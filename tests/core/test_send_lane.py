@@ -22,7 +22,7 @@ def key_of(message: str) -> str | None:
 
 
 def lane(window: int = 1, timeout: int = 120_000) -> SendLane[str]:
-    options = SendOptions(window, Millis(timeout), Backoff(Millis(50), 2, Millis(400)))
+    options = SendOptions(window, Millis(timeout), Backoff(0.05, 2, 0.4))
     return SendLane(options, epoch=Epoch(1), key_of=key_of)
 
 

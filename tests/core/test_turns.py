@@ -264,7 +264,7 @@ def test_concurrent_failure_is_sent_back_and_retried_here_only_if_that_fails() -
 
 
 def test_failing_key_holds_only_itself() -> None:
-    bench = Bench(HoldKey(backoff=Backoff(Millis(100))), Order.KEY)
+    bench = Bench(HoldKey(backoff=Backoff(0.1)), Order.KEY)
     bench.hold(Q, "bad", "good", "bad", "good")
     bad, good = bench.turn(), bench.turn()
     assert (offsets(bad), offsets(good)) == ([0, 2], [1, 3])
@@ -278,7 +278,7 @@ def test_failing_key_holds_only_itself() -> None:
 
 
 def test_key_hold_backs_off_longer_each_time() -> None:
-    bench = Bench(HoldKey(backoff=Backoff(Millis(100))), Order.KEY)
+    bench = Bench(HoldKey(backoff=Backoff(0.1)), Order.KEY)
     bench.hold(Q, "bad")
     waits = []
     for _ in range(4):

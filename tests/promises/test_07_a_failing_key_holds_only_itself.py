@@ -17,7 +17,7 @@ from lanemq.model.units import Millis
 
 BAD = key_in(0)
 GOOD = next(f"g{n}" for n in range(1000) if f"g{n}" != BAD)
-QUICK = Backoff(Millis(10), 1.0, Millis(10))
+QUICK = Backoff(0.01, 1.0, 0.01)
 
 
 class Broken:

@@ -24,11 +24,10 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.rebalance import Event, Stage, Step
 from lanemq.history import Lease
 from lanemq.model.errors import LaneError, LeaseLost
-from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
 
-LAST_COMMIT_BACKOFF = Backoff(Millis(100), 2.0, Millis(1_000))
+LAST_COMMIT_BACKOFF = Backoff(0.1, 2.0, 1)
 """Between attempts to report a last offset; a broker that restarts is back within a few seconds."""
 
 _UNFINISHED = {Stage.DRAINING: Step.DRAIN, Stage.COMMITTING: Step.COMMIT}

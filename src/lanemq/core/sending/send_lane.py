@@ -36,7 +36,7 @@ from lanemq.model.units import Epoch, Millis
 M = TypeVar("M")
 
 DELIVERY_TIMEOUT: Final = Millis(120_000)
-SEND_BACKOFF: Final = Backoff(Millis(50), 2.0, Millis(5_000))
+SEND_BACKOFF: Final = Backoff(0.05, 2.0, 5)
 
 
 @dataclass(frozen=True, slots=True)

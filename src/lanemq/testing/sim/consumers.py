@@ -20,7 +20,7 @@ from lanemq.testing.sim.producers import AUDIT, ORDERS
 from lanemq.testing.sim.world import SERVERS, World
 
 LANES, HANDS, CROWD, EVERYBODY = "lanes", "hands", "crowd", "everybody"
-_BACKOFF = Backoff(Millis(50), 2.0, Millis(1_000))
+_BACKOFF = Backoff(0.05, 2.0, 1)
 
 
 class ConsumerProgram(ABC):

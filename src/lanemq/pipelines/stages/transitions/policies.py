@@ -32,7 +32,7 @@ class Hold:
 
     def backoff(self) -> Backoff:
         """The same arithmetic as a consumer's."""
-        return Backoff(Millis(self.first_ms), self.factor, Millis(self.most_ms))
+        return Backoff(self.first_ms / 1000, self.factor, self.most_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)
