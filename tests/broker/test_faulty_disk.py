@@ -155,7 +155,7 @@ def test_epoch_that_cannot_be_saved_is_not_given_out(broker: Running) -> None:
 def test_relaxed_broker_syncs_within_its_time(start: Start) -> None:
     """The last message of a burst has no successor whose write would sync it."""
     disk = FaultyDisk()
-    running = start(disk=disk, clock=HandClock(), durable=False, relaxed_sync_ms=500)
+    running = start(disk=disk, clock=HandClock(), durable=False, relaxed_sync=0.5)
     talk = running.talk()
     reply = talk.send("T")
     assert reply.ext["laneStored"] == "relaxed"
@@ -168,7 +168,7 @@ def test_relaxed_broker_syncs_within_its_time(start: Start) -> None:
 
 def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
     disk = FaultyDisk()
-    running = start(disk=disk, clock=HandClock(), durable=False, relaxed_sync_ms=500)
+    running = start(disk=disk, clock=HandClock(), durable=False, relaxed_sync=0.5)
     talk = running.talk()
     assert talk.send("T").code == 0
     disk.failing_sync = 1

@@ -104,7 +104,9 @@ def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(hand: Running, 
         if len(lines(folder, "e")) > 1:
             break
         threading.Event().wait(0.01)
-    assert lines(folder, "e", "epoch", "until")[1:] == [("lease_renewed", 1, ns(hand.options.disconnect_grace_ms))]
+    assert lines(folder, "e", "epoch", "until")[1:] == [
+        ("lease_renewed", 1, ns(round(hand.options.disconnect_grace * 1000)))
+    ]
 
 
 def test_commits_are_written_down_as_they_were_judged(hand: Running, folder: Path) -> None:

@@ -14,7 +14,7 @@ class Ticking:
         self.log_end = 0
         self.slices = 0
         self.keys_indexed = False
-        never = SimpleNamespace(offset_flush_ms=10**9, checkpoint_ms=10**9)
+        never = SimpleNamespace(save_offsets_every=1e9, checkpoint_every=1e9)
         parts: Any = SimpleNamespace(
             options=never,
             clock=SimpleNamespace(now=lambda: Millis(0)),

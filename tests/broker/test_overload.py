@@ -114,7 +114,7 @@ def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
 
 
 def test_silent_connection_is_closed(start: Start) -> None:
-    running = start(idle_seconds=1.0)
+    running = start(idle_timeout=1.0)
     talk = running.talk()
     talk.send("T")
     running.call(lambda: running.broker._server.close_idle(-1.0))

@@ -187,7 +187,7 @@ def test_statistics_tell_bounds_and_lag(hand: Running) -> None:
 
 
 def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> None:
-    running = start(clock=HandClock(), segment_bytes=64 * 1024, retention_hours=1.0)
+    running = start(clock=HandClock(), segment_bytes=64 * 1024, retention=3600.0)
     talk = running.talk()
     for _ in range(20):
         talk.send("T", bytes(10_000))

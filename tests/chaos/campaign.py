@@ -20,7 +20,7 @@ from lanemq.checker.verdict import Report
 QUEUES = 4
 LEASE = (200, 1_500, 2_000)
 """Milliseconds: renewed every, trusted for, kept by the broker for. Short, so that freezing beyond it is."""
-BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry_ms": 1_000, "recorded": True}
+BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry": 1.0, "recorded": True}
 CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every_ms": 300, "commit_every_ms": 100}}
 PATIENCE = 60.0
 """Seconds that a round may take to get going again on a machine that is busy with other things."""

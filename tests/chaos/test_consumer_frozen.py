@@ -22,7 +22,7 @@ QUICK = {"heartbeat_every_ms": 300, "commit_every_ms": 20}
 
 def freeze_and_thaw(stage: Stage, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Part:
     """`a` is frozen until `b` works on all its queues, then goes on; returns `a`, thawed, under load."""
-    stage.broker(broker, default_queues=4, member_expiry_ms=1_000)
+    stage.broker(broker, default_queues=4, member_expiry=1.0)
     stage.producer(pause_ms=3, keys=10)
     stage.until("something is stored", lambda: stage.seen("acked"))
     settings = {"lease": LEASE, "work_ms": 10, "sink": str(stage.folder / "sink.db"), "options": QUICK}

@@ -59,7 +59,7 @@ class Member:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[ProxiedBroker]:
-    broker = ProxiedBroker(tmp_path / "data", member_expiry_ms=1_000)
+    broker = ProxiedBroker(tmp_path / "data", member_expiry=1.0)
     yield broker
     broker.close()
 

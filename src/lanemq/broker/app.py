@@ -58,7 +58,7 @@ from lanemq.log.state import OffsetRow, ProducerRow, Sync
 from lanemq.log.store import Store
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.stamp import Stamp
-from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
 from lanemq.net.server_tls import Door
@@ -155,7 +155,7 @@ class Broker:
         client_id = parts.members.client_of(ConnectionId(peer.number))
         changes = parts.members.disconnected(ConnectionId(peer.number))
         if client_id is not None and not parts.members.connected(client_id):
-            grace = Millis(self.options.disconnect_grace_ms)
+            grace = to_millis(self.options.disconnect_grace)
             shortened = parts.locks.disconnected(client_id, grace=grace, now=self._clock.now())
             if self._recording.on:
                 for group, lease in shortened:
@@ -166,7 +166,7 @@ class Broker:
 
     def _assemble(self, store: Store) -> Parts:
         options, clock = self.options, self._clock
-        members = Membership(expiry_ms=options.member_expiry_ms)
+        members = Membership(expiry_ms=to_millis(options.member_expiry))
         table = TopicTable(
             auto_create=options.auto_create_topics,
             template_queues=options.default_queues,
@@ -184,7 +184,7 @@ class Broker:
             advertised=options.listen,
             topics=TopicKeeper(table, store.state, self._thread, appender.stop_writing),
             members=members,
-            locks=LockTable(options.stock_lease_ms, first_serial=clock.wall()),
+            locks=LockTable(to_millis(options.stock_lease), first_serial=clock.wall()),
             offsets=GroupOffsets(),
             producers=ProducerTable(),
             polls=LongPolls(capacity=options.max_held_pulls),
@@ -328,7 +328,7 @@ def _store_options(options: BrokerOptions) -> StoreOptions:
     return StoreOptions(
         segment_bytes=options.segment_bytes,
         durable=options.durable,
-        relaxed_sync_ms=options.relaxed_sync_ms,
-        retention_ms=max(1, int(options.retention_hours * 3_600_000)),
+        relaxed_sync_ms=to_millis(options.relaxed_sync),
+        retention_ms=max(1, to_millis(options.retention)),
         retention_bytes=options.retention_bytes or None,
     )

@@ -17,7 +17,7 @@ from lanemq.log import state
 from lanemq.log.checkpoint import IndexWork
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +41,17 @@ class Checkpoints:
         self._mark_deletions = 0
         self._keys_not_before = Millis(0)
         self._keys_put_off = 0
+        self._offsets_every = to_millis(parts.options.save_offsets_every)
+        self._index_every = to_millis(parts.options.checkpoint_every)
         self._last_end = parts.store.log_end
         self._last_index = parts.clock.now()
         self._last_offsets = parts.clock.now()
 
     def tick(self, now: Millis) -> None:
-        options = self._parts.options
-        if now - self._last_offsets >= options.offset_flush_ms and not self._offsets_under_way:
+        if now - self._last_offsets >= self._offsets_every and not self._offsets_under_way:
             self._last_offsets = now
             self._save_offsets()
-        if now - self._last_index >= options.checkpoint_ms and not self._index_under_way:
+        if now - self._last_index >= self._index_every and not self._index_under_way:
             self._last_index = now
             self._take_mark()
         if self._mark is not None:

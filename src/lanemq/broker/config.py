@@ -40,8 +40,9 @@ class BrokerOptions:
     """Acknowledge after fdatasync. False: after write; a power cut may lose the last moments, a crash of the
     broker process does not."""
 
-    relaxed_sync_ms: int = 500
-    """With durable off: at most this long until written records are synced anyway."""
+    relaxed_sync: float = 0.5
+    """Seconds until written records are synced at the latest when `durable` is off. Long: a power cut loses more.
+    Short: costs as much as `durable`."""
 
     auto_create_topics: bool = True
     """Create a topic on first use, as RocketMQ does. Off: a mistyped topic is an error."""
@@ -52,8 +53,8 @@ class BrokerOptions:
     segment_bytes: int = 256 * MEBIBYTE
     """Size of one log file. Small: many files. Large: retention frees space in coarse steps."""
 
-    retention_hours: float = 72.0
-    """Log files older than this are deleted (RocketMQ: fileReservedTime). Too small loses unread messages."""
+    retention: float = 72 * 3600.0
+    """Seconds after which log files are deleted (RocketMQ: fileReservedTime). Too small loses unread messages."""
 
     retention_bytes: int = 0
     """Log size above which the oldest files are deleted; 0 = no limit but the disk."""
@@ -89,35 +90,32 @@ class BrokerOptions:
     max_parked_bytes: int = 1024 * MEBIBYTE
     """Bytes parked by one group. They lie in state.db, which does not shrink by itself when they leave."""
 
-    stock_lease_ms: int = 60_000
-    """Queue lock of a client that does not ask for a lease (RocketMQ: RebalanceLockManager). Below 30 s a
-    stock client could still trust its lock when another already has it."""
+    stock_lease: float = 60.0
+    """Seconds of a queue lock of a client that asks for no lease (RocketMQ: RebalanceLockManager). Below 30 s a
+    stock client could still rely on its lock when another client already has it."""
 
-    min_lane_lease_ms: int = 500
-    """Shortest lease a LaneMQ client may ask for."""
+    min_lane_lease: float = 0.5
+    """Seconds of the shortest lease that a LaneMQ client may ask for."""
 
-    disconnect_grace_ms: int = 500
-    """How long a LaneMQ client's leases outlive its connection at least; longer while the client may still start turns
-    (`core/brokering/keep_alive`). Long enough for a reconnect to renew and for a short turn to end; short enough for a
-    take-over in about a second."""
+    disconnect_grace: float = 0.5
+    """Seconds that a LaneMQ client's leases outlive its connection at least; longer while the client may still start
+    turns (`core/brokering/keep_alive`). Short: a reconnecting client loses its queues. Long: take-overs after a crash
+    are slow."""
 
-    member_expiry_ms: int = 120_000
-    """A member without heartbeat is removed after this (RocketMQ: ConsumerManager)."""
+    member_expiry: float = 120.0
+    """Seconds without a heartbeat after which a member is removed (RocketMQ: ConsumerManager)."""
 
-    idle_seconds: float = 120.0
-    """A silent connection is closed after this (RocketMQ: NettyServerConfig)."""
+    idle_timeout: float = 120.0
+    """Seconds of silence after which a connection is closed (RocketMQ: NettyServerConfig)."""
 
-    checkpoint_ms: int = 5_000
-    """How often indexes and producer stamps are written out; bounds the log scan after a crash."""
+    checkpoint_every: float = 5.0
+    """Seconds between two writes of indexes and producer stamps. Long: more of the log is scanned after a crash."""
 
-    offset_flush_ms: int = 200
-    """How often committed offsets are written out; what a crash forgets is delivered again."""
+    save_offsets_every: float = 0.2
+    """Seconds between two writes of committed offsets. Long: a crash forgets, and so redelivers, more."""
 
     history: Path | None = None
     """Folder for what happened to leases and offsets, for `lanemq check`; None writes nothing."""
-
-    key_search_days: float = 36_500.0
-    """How far back a search by key looks when the request names no begin."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -141,10 +139,10 @@ class BrokerOptions:
 
 
 _LEAST = {
-    "relaxed_sync_ms": 1,
+    "relaxed_sync": 0.001,
     "default_queues": 1,
     "segment_bytes": 64 * 1024,
-    "retention_hours": 0.0,
+    "retention": 0.0,
     "retention_bytes": 0,
     "max_body_bytes": 1,
     "max_properties_bytes": 1,
@@ -156,11 +154,11 @@ _LEAST = {
     "max_parked_lane": 0,
     "max_parked_messages": 0,
     "max_parked_bytes": 0,
-    "stock_lease_ms": 30_000,
-    "min_lane_lease_ms": 100,
-    "disconnect_grace_ms": 0,
-    "member_expiry_ms": 1_000,
-    "idle_seconds": 1.0,
-    "checkpoint_ms": 100,
-    "offset_flush_ms": 1,
+    "stock_lease": 30.0,
+    "min_lane_lease": 0.1,
+    "disconnect_grace": 0.0,
+    "member_expiry": 1.0,
+    "idle_timeout": 1.0,
+    "checkpoint_every": 0.1,
+    "save_offsets_every": 0.001,
 }

@@ -40,11 +40,11 @@ class Housekeeping:
         if self._is_time("delays", DELAY_MS, now) and self._parts.appender.failure is None:
             self._step(self._delays.tick)
         if self._is_time("idle", IDLE_CHECK_MS, now):
-            self._step(lambda: server.close_idle(self._parts.options.idle_seconds))
+            self._step(lambda: server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_MS, now):
             self._step(self._retire)
         if not self._parts.options.durable:
-            self._step(lambda: self._parts.appender.sync_if_due(now, self._parts.options.relaxed_sync_ms))
+            self._step(lambda: self._parts.appender.sync_if_due(now))
 
     def _step(self, step: Callable[[], None]) -> None:
         try:

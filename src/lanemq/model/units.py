@@ -13,3 +13,8 @@ LogPosition = NewType("LogPosition", int)
 
 Epoch = NewType("Epoch", int)
 """Grows with every change of a queue's owner; a stale owner is known by its smaller one. 0 means none."""
+
+
+def to_millis(seconds: float) -> Millis:
+    """A duration as users give it, in the unit that the code counts in; rounded to the nearest millisecond."""
+    return Millis(round(seconds * 1000))

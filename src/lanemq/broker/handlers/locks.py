@@ -22,7 +22,7 @@ from lanemq.core.brokering.lock_table import Lease, LeaseRow, LockGrant, Refusal
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis
+from lanemq.model.units import Epoch, Millis, to_millis
 from lanemq.net.server import Peer
 from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -122,7 +122,7 @@ class LockHandler:
         return 0 <= queue.queue_id < max(topic.read_queues, topic.write_queues)
 
     def _lease(self, wish: int | None) -> Millis | None:
-        return None if wish is None else Millis(max(wish, self._parts.options.min_lane_lease_ms))
+        return None if wish is None else Millis(max(wish, to_millis(self._parts.options.min_lane_lease)))
 
     def _stock_reply(self, grant: LockGrant) -> bytes:
         return LockResponse(lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted]).encode()

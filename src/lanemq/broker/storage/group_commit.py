@@ -109,8 +109,9 @@ class Appender:
         """Waits until nothing waits for the disk."""
         await self._idle.wait()
 
-    def sync_if_due(self, now: Millis, relaxed_sync_ms: int) -> None:
+    def sync_if_due(self, now: Millis) -> None:
         """Relaxed mode: what was written last must not wait for the next append to be synced."""
+        relaxed_sync_ms = self._store.options.relaxed_sync_ms
         if self._unsynced_since is None or now - self._unsynced_since < relaxed_sync_ms or self.failure is not None:
             return
         self._unsynced_since = None

@@ -52,7 +52,9 @@ UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
     show_default=True,
     help="Most queues of a topic made by a send; senders ask for 4.",
 )
-@click.option("--retention-hours", type=float, default=72.0, show_default=True, help="Keep messages this long.")
+@click.option(
+    "--retention-hours", type=click.FloatRange(min=0), default=72.0, show_default=True, help="Keep messages this long."
+)
 @click.option("--retention-bytes", type=int, default=0, help="Keep at most this much log; 0 = no limit.")
 @click.option("--max-parked-lane", type=int, default=10_000, show_default=True, help="Most messages in a parked lane.")
 @click.option("--max-parked-messages", type=int, default=200_000, show_default=True, help="Most parked by one group.")
@@ -66,7 +68,15 @@ UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="What to say on stderr.",
 )
-def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_level: str, **settings: Any) -> None:
+def broker(
+    listen: str,
+    data: Path,
+    relaxed: bool,
+    no_auto_create: bool,
+    log_level: str,
+    retention_hours: float,
+    **settings: Any,
+) -> None:
     """Run a broker: name server and broker on one port.
 
     Stops cleanly on SIGTERM or Ctrl-C; a second one ends it at once.
@@ -79,6 +89,7 @@ def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_lev
         listen=parse_address(listen),
         durable=not relaxed,
         auto_create_topics=not no_auto_create,
+        retention=retention_hours * 3600,
         **settings,
     )
     _warn(options)

@@ -86,9 +86,9 @@ class World:
             durable=self.plan.durable,
             auto_create_topics=False,
             segment_bytes=self.plan.segment_bytes,
-            member_expiry_ms=10_000,
-            idle_seconds=20.0,
-            checkpoint_ms=1_000,
+            member_expiry=10.0,
+            idle_timeout=20.0,
+            checkpoint_every=1.0,
         )
 
 
