@@ -1,7 +1,7 @@
 """Source, group, sink and a pipeline on Spark, against the broker that `--backend` names.
 
 The client is always ours, so these are no cases of the matrix. What differs at an Apache cluster is said in
-docs/compatibility.md: it grants no epochs and drops no repeats; order and offsets are the same.
+docs/reference/compatibility.md: it grants no epochs and drops no repeats; order and offsets are the same.
 """
 
 import json

@@ -150,8 +150,8 @@ POSITIONAL = {"Consumers": {"servers", "group"}, "Producers": set[str]()}
 
 
 def documented(title: str) -> dict[str, str]:
-    """Options and their defaults in a section of docs/options.md."""
-    text = (Path(__file__).parents[2] / "docs" / "options.md").read_text("utf-8")
+    """Options and their defaults in a section of docs/reference/options.md."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "options.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (.*?) \|", text.split(f"## {title}\n")[1].split("\n## ")[0], re.M)
     return dict(rows)
 

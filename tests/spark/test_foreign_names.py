@@ -10,7 +10,7 @@ from lanemq.spark.columns.schema import COLUMNS, some_columns
 from lanemq.spark.foreign_names import FOREIGN, column_in_our_words, in_our_words
 from lanemq.spark.options import parse_read_options
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md").read_text("utf-8")
 TABLE = [
     [re.findall(r"`([^`]+)`", cell) or [cell.strip()] for cell in row.split(" | ")[:2]]
     for row in re.findall(r"^\| (.*) \|$", DOCUMENT.split("## Options for reading")[1].split("\n## ")[0], re.MULTILINE)

@@ -28,7 +28,7 @@ class BrokerOptions:
     """Encrypted connections on the same port; None: plain ones only."""
 
     users: Path | None = None
-    """File of those who may use the broker (docs/security.md), read again when it changes; None: everybody may."""
+    """File of users and rights (docs/guides/security.md), read again when it changes; None: no access control."""
 
     name: str = "lanemq"
     """Broker name in routes. Part of a queue's identity for RocketMQ clients: renaming moves every queue."""

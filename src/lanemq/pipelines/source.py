@@ -24,7 +24,7 @@ class Topic:
         servers: Name servers, or the LaneMQ broker.
         topic: One topic, or several joined by commas; None if the option `topicPattern` says which.
         group: Makes the pipeline a member of a consumer group. Without it the checkpoint alone knows the position.
-        options: Any option of docs/spark.md, such as `maxOffsetsPerTrigger=100_000`. A first start reads from the
+        options: Any reader option (docs/reference/spark.md): `maxOffsetsPerTrigger=1_000`. A first start reads from the
             earliest message unless `startingOffsets` says otherwise: a pipeline that silently left out what was
             there already would look like loss.
     """

@@ -1,7 +1,7 @@
 """Options and columns of other sources in our words, for people who bring a query along.
 
 The rule guarded here: whoever writes an option or a column of Spark's Kafka source, or a setting of RocketMQ's clients,
-is told its name here, or why there is none. The tables in docs/spark.md say the same.
+is told its name here, or why there is none. The tables in docs/reference/spark.md say the same.
 """
 
 from typing import Final

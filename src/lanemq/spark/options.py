@@ -139,7 +139,7 @@ def _instead(name: str) -> str:
     if told is not None:
         return told
     near = get_close_matches(name, _KNOWN, 1)
-    return f"did you mean {_KNOWN[near[0]]}?" if near else "docs/spark.md lists all of them"
+    return f"did you mean {_KNOWN[near[0]]}?" if near else "docs/reference/spark.md lists all of them"
 
 
 def _refuse_for_batch(options: Mapping[str, str], streaming: bool | None) -> None:

@@ -34,7 +34,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class App:
-    """One member of a group, with a handler per topic. Options are those of `ConsumerOptions`: docs/options.md."""
+    """One member of a group, with a handler per topic. Options: `ConsumerOptions`, docs/reference/options.md."""
 
     def __init__(self, servers: str, *, group: str, **options: Any) -> None:
         self.options = consumer_options(servers, group, options)

@@ -128,7 +128,7 @@ class ConsumerOptions:
     """Who this member is; None makes an id that no other process has."""
 
     tls: TlsOptions | None = None
-    """Encrypted connections; None: as the environment says (docs/security.md), else plain ones."""
+    """Encrypted connections; None: as the environment says (docs/guides/security.md), else plain ones."""
     credentials: Credentials | None = None
     """Signs every request, for brokers with access control; None: as the environment says, else nothing."""
     clock: Clock = field(default_factory=SystemClock)

@@ -49,7 +49,7 @@ class ProducerOptions:
     """Single bodies of this size or more are sent as zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: int = MAX_BODY_BYTES
     tls: TlsOptions | None = None
-    """Encrypted connections; None: as the environment says (docs/security.md), else plain ones."""
+    """Encrypted connections; None: as the environment says (docs/guides/security.md), else plain ones."""
     credentials: Credentials | None = None
     """Signs every request, for brokers with access control; None: as the environment says, else nothing."""
     history: History = NO_HISTORY

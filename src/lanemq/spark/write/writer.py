@@ -63,7 +63,7 @@ def parse_write_options(given: Mapping[str, str], schema: StructType) -> WriteOp
     options = {name.lower(): value for name, value in given.items()}
     secure = {name.lower() for name in SECURITY_OPTIONS}
     for name in options.keys() - {"servers", "topic", "brokerwait"} - secure - SPARKS_OWN:
-        told = in_our_words(name) or "docs/spark.md lists all of them"
+        told = in_our_words(name) or "docs/reference/spark.md lists all of them"
         raise InvalidOption(f"{name}: there is no such option for writing; {told}")
     if "servers" not in options:
         raise InvalidOption("servers: missing; give the broker's or name servers' addresses, such as localhost:9876")
