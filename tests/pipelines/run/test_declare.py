@@ -80,7 +80,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def test_a_toml_file_names_who_has_the_last_word_about_a_state(write: Write) -> None:
-    limits = 'on_expire = "steps_beside:count"\nlimits = { expire_after_ms = 5, forget_numbers_after_ms = 9 }'
+    limits = 'on_expire = "steps_beside:count"\nlimits = { expire_after = 0.005, forget_numbers_after = 0.009 }'
     stage = load(write(WHOLE.replace("limits = { snapshot_every = 8 }", limits))).stage
     assert isinstance(stage, Transitions)
     assert stage._spec.on_expire is sys.modules["steps_beside"].count

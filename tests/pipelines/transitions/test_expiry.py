@@ -20,7 +20,7 @@ from lanemq.pipelines.stages.transitions.requests import list_parked, request_re
 from lanemq.pipelines.stages.transitions.shard_cache import CACHE
 
 HOUR = 3_600_000
-LIMITS = StateLimits(expire_after_ms=HOUR)
+LIMITS = StateLimits(expire_after=HOUR / 1000)
 
 
 def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -70,7 +70,7 @@ def test_missing_numbers_are_still_missing_behind_an_expiry(tmp_path: Path) -> N
 
 
 def test_numbers_are_forgotten_when_their_own_time_is_over(tmp_path: Path) -> None:
-    limits = StateLimits(expire_after_ms=HOUR, forget_numbers_after_ms=10 * HOUR)
+    limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 100)
     running = numbered(tmp_path, "report", limits=limits)
     running.run(sent(0, "k", 1, 0))
     counts = running.run(sent(1, "other", 1, 5))
@@ -84,7 +84,7 @@ def test_numbers_of_keys_that_ended_can_be_forgotten_while_states_stay(tmp_path:
     def ending(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return (None if event.key == "ended" else 1), []
 
-    running = numbered(tmp_path, "report", step=ending, limits=StateLimits(forget_numbers_after_ms=HOUR))
+    running = numbered(tmp_path, "report", step=ending, limits=StateLimits(forget_numbers_after=HOUR / 1000))
     running.run(sent(0, "ended", 1, 0), sent(1, "lives", 1, 0))
     counts = running.run(sent(2, "other", 1, 50))
     assert (counts["forgotten_numbers"], counts["keys"]) == (1, 2)
@@ -92,7 +92,7 @@ def test_numbers_of_keys_that_ended_can_be_forgotten_while_states_stay(tmp_path:
 
 def test_the_first_event_that_is_skipped_leaves_its_number(tmp_path: Path) -> None:
     """Its key was taken for one that was silent since 1970, and forgotten in the batch that brought it."""
-    limits = StateLimits(expire_after_ms=HOUR, forget_numbers_after_ms=HOUR)
+    limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 1000)
     running = numbered(tmp_path, "hold", on_failure=DeadLetter(skip=True), limits=limits)
     running.run(sent(0, "k", 1, 0, fails=1))
     running.run(sent(1, "k", 2, 0.1))
@@ -127,7 +127,7 @@ def test_a_state_is_expired_for_the_event_that_comes_too_late_wherever_batches_e
 
 
 def test_last_words_are_said_once_when_the_event_behind_them_fails(tmp_path: Path) -> None:
-    running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first_ms=10))
+    running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
     assert [row["n"] for row in running.sink.rows()] == [1, -1]
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_a_late_number_takes_no_state_from_what_waits_for_it(tmp_path: Path) -> 
 
 
 def test_a_number_is_not_settled_by_the_last_words_before_its_event_failed(tmp_path: Path) -> None:
-    running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first_ms=10))
+    running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
     running.clock.time += 100
     running.run_pass()
@@ -182,7 +182,7 @@ def test_an_event_that_waits_for_a_number_lets_no_state_go_before_its_turn(tmp_p
 
 def test_an_event_whose_key_cannot_say_its_last_words_follows_the_policy(tmp_path: Path) -> None:
     """Given to the step with the old state, the old session would go on; without, its last words were lost."""
-    running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first_ms=10))
+    running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "a", 1, 0))
     counts = running.run(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
     assert (counts["expire_failed"], counts["lanes_stopped"]) == (1, 1)
@@ -262,7 +262,7 @@ def test_keys_that_stand_still_do_not_expire(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"on_expire": closing}, "expire_after_ms"),
+        ({"on_expire": closing}, "expire_after"),
         ({"on_expire": "close", "limits": LIMITS}, "on_expire='close'"),
     ],
 )
@@ -272,10 +272,10 @@ def test_last_words_that_are_never_said_are_refused(options: dict[str, Any], nam
 
 
 @pytest.mark.parametrize(
-    "limits", [{"forget_numbers_after_ms": 0}, {"expire_after_ms": 5, "forget_numbers_after_ms": 4}]
+    "limits", [{"forget_numbers_after": 0.0}, {"expire_after": 0.005, "forget_numbers_after": 0.004}]
 )
 def test_numbers_go_with_the_state_or_behind_it(limits: dict[str, int]) -> None:
-    with pytest.raises(InvalidOption, match=f"forget_numbers_after_ms={limits['forget_numbers_after_ms']}"):
+    with pytest.raises(InvalidOption, match=f"forget_numbers_after={limits['forget_numbers_after']}"):
         StateLimits(**limits)
 
 

@@ -12,7 +12,7 @@ from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.stages.transitions.lane import Why
 from lanemq.pipelines.stages.transitions.requests import list_parked, request_discard, request_redrive, show
 
-HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
+HOLD = Hold(retries=2, first=0.1, max=1.0)
 
 
 def test_a_failed_step_changes_neither_state_nor_rows_and_holds_its_key_only(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_held_key_is_tried_again_in_passes_and_then_goes_on(tmp_path: Path) ->
 
 
 def test_a_key_whose_retries_are_used_up_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first_ms=1))
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.001))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
     pipeline.clock.time += 1_000
     assert (pipeline.run_pass() or {})["parked"] == 1
@@ -92,7 +92,7 @@ def test_a_request_outlives_a_pipeline_that_is_down_and_a_pass_that_crashed(tmp_
 
 
 def test_a_redriven_key_has_its_retries_again(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first_ms=10))
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.01))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}))
     pipeline.clock.time += 10
     pipeline.run_pass()

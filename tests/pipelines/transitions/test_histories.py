@@ -49,7 +49,7 @@ class World:
 
     def __init__(self, place: Path) -> None:
         limits = StateLimits(snapshot_every=3, max_waiting_per_lane=1_000)
-        self.pipeline = Pipeline(place, on_failure=Hold(retries=RETRIES, first_ms=10, most_ms=20), limits=limits)
+        self.pipeline = Pipeline(place, on_failure=Hold(retries=RETRIES, first=0.01, max=0.02), limits=limits)
         self.sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.offsets = [0, 0]
         self.sequences = [0, 0]

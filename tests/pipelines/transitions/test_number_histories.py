@@ -70,7 +70,7 @@ def queues_of(history: History) -> tuple[list[list[tuple[str, bytes]]], dict[str
 @settings(max_examples=150, deadline=None)
 @given(histories)
 def test_every_number_has_its_turn_once_wherever_and_whenever_it_is_read(history: History) -> None:
-    limits = StateLimits(expire_after_ms=SPAN)
+    limits = StateLimits(expire_after=SPAN / 1000)
     stage = Transitions(
         step=step, outputs="key string, n long", sequence="n", first_number=history.first, shards=1,
         on_failure=DeadLetter(skip=True), limits=limits,

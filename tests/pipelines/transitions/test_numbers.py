@@ -57,7 +57,7 @@ def test_a_number_that_comes_late_is_a_dead_letter_and_its_repeat_is_a_repeat(tm
 
 def test_a_late_number_does_not_stop_its_key(tmp_path: Path) -> None:
     """Neither as it comes nor when it waited behind a failure."""
-    running = pipeline(tmp_path, "report", on_failure=Hold(retries=3, first_ms=10))
+    running = pipeline(tmp_path, "report", on_failure=Hold(retries=3, first=0.01))
     running.run(*numbered(1, 3), *numbered(4, first=2, fails=1), *numbered(2, 5, first=3))
     running.clock.time += 10
     counts = running.run_pass()
@@ -92,7 +92,7 @@ def test_missing_numbers_are_remembered_with_a_typed_state(tmp_path: Path) -> No
 def test_the_limit_of_keys_advises_only_what_helps(tmp_path: Path) -> None:
     """The number of a key that ended stays, so giving back None makes no room here."""
     running = pipeline(tmp_path, "report", limits=StateLimits(max_keys_per_shard=1))
-    with pytest.raises(InvalidOption, match=r"go with expire_after_ms and .* forget_numbers_after_ms$"):
+    with pytest.raises(InvalidOption, match=r"go with expire_after and .* forget_numbers_after$"):
         running.run(*(Sent(0, at, f"key-{at}", {"seq": 1, "end": True}) for at in range(2)))
 
 
@@ -172,7 +172,7 @@ def test_a_dead_letter_is_not_missed_as_a_number(tmp_path: Path) -> None:
 
 
 def test_a_held_key_is_tried_in_the_order_of_its_numbers(tmp_path: Path) -> None:
-    running = pipeline(tmp_path, "hold", on_failure=Hold(retries=3, first_ms=10))
+    running = pipeline(tmp_path, "hold", on_failure=Hold(retries=3, first=0.01))
     running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(4, 3, first=2))
     running.clock.time += 10
     running.run_pass()

@@ -80,7 +80,7 @@ class Stream:
 
 @pytest.fixture
 def stream(spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Stream:
-    return Stream(spark, broker, topic, tmp_path, on_failure=Hold(retries=1, first_ms=1))
+    return Stream(spark, broker, topic, tmp_path, on_failure=Hold(retries=1, first=0.001))
 
 
 def test_a_stream_applies_every_event_once_whatever_is_repeated(stream: Stream) -> None:

@@ -201,7 +201,7 @@ def failing_late(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]
 
 def test_a_letter_that_fails_again_follows_the_policy_of_now(tmp_path: Path) -> None:
     pipeline = with_a_letter(tmp_path)
-    pipeline.restart(step=failing_late, on_failure=Hold(retries=1, first_ms=10))
+    pipeline.restart(step=failing_late, on_failure=Hold(retries=1, first=0.01))
     pipeline.letters.redrive(LETTER)
     pipeline.run_pass()
     pipeline.run(Sent(0, 4, "a", 4))
@@ -228,7 +228,7 @@ def test_a_message_that_its_key_kept_is_not_redriven_as_a_letter(tmp_path: Path)
         pipeline.letters.redrive(LETTER)
 
 
-@pytest.mark.parametrize("policy", [SKIP, DeadLetter(skip=True, hold=Hold(retries=1, first_ms=1))])
+@pytest.mark.parametrize("policy", [SKIP, DeadLetter(skip=True, hold=Hold(retries=1, first=0.001))])
 def test_poison_that_was_given_up_can_be_redriven(tmp_path: Path, policy: DeadLetter) -> None:
     """With retries it is told of at first, and given up later: two letters, of which the second counts."""
     pipeline = Kept(tmp_path, on_failure=policy)
@@ -334,7 +334,7 @@ def test_a_letter_that_told_no_number_has_its_turn_once_it_does(tmp_path: Path) 
 
 def test_a_letter_of_a_key_whose_number_was_forgotten_is_not_waited_for(tmp_path: Path) -> None:
     pipeline = Kept(
-        tmp_path, sequence="n", on_gap="hold", on_failure=SKIP, limits=StateLimits(forget_numbers_after_ms=1)
+        tmp_path, sequence="n", on_gap="hold", on_failure=SKIP, limits=StateLimits(forget_numbers_after=0.001)
     )
     end = {"n": 2, "end": True}
     pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", end), Sent(0, 2, "a", {"n": 3, "fails": 9}))
@@ -346,7 +346,7 @@ def test_a_letter_of_a_key_whose_number_was_forgotten_is_not_waited_for(tmp_path
     assert pipeline.outputs("a") == [1, 3, 1], "it begins anew, as without the letter"
 
 
-@pytest.mark.parametrize("options", [{}, {"state_type": dict[str, int]}, {"limits": StateLimits(expire_after_ms=1)}])
+@pytest.mark.parametrize("options", [{}, {"state_type": dict[str, int]}, {"limits": StateLimits(expire_after=0.001)}])
 def test_a_repeat_among_too_many_missed_numbers_is_redriven_only_by_its_name(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -21,7 +21,7 @@ from lanemq.pipelines.stages.transitions.rules import UnfitState
 from lanemq.pipelines.stages.transitions.shard import Shard
 from lanemq.pipelines.stages.transitions.shard_cache import CACHE
 
-HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
+HOLD = Hold(retries=2, first=0.1, max=1.0)
 
 
 def test_every_event_of_a_key_is_applied_in_order(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_key_that_ended_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_silent_keys_expire_by_store_time_and_stopped_ones_do_not(tmp_path: Path) -> None:
-    limits = StateLimits(expire_after_ms=1_000)
+    limits = StateLimits(expire_after=1.0)
     pipeline = Pipeline(tmp_path, limits=limits, on_failure=Park())
     pipeline.run(
         Sent(0, 0, "old", 0, stored=10_000),
@@ -232,7 +232,7 @@ def test_the_bytes_of_a_shard_are_what_its_lanes_take(tmp_path: Path) -> None:
             raise ValueError("not this one")
         return (None if event.value % 7 == 6 else (state or "") + "x" * event.value), []
 
-    limits = StateLimits(expire_after_ms=20)
+    limits = StateLimits(expire_after=0.02)
     rules = Transitions(step=step, outputs=OUTPUTS, on_failure=Park(), limits=limits)._spec.rules()
     shard, expired = Shard(), 0
     for first in range(0, 200, 20):

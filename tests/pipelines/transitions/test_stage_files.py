@@ -16,7 +16,7 @@ from lanemq.pipelines.stages.transitions.shard_cache import CACHE, KEPT_BATCHES
 from lanemq.pipelines.stages.transitions.state_files import ShardFiles
 from lanemq.pipelines.stages.transitions.unit_log import Books
 
-HOLD = Hold(retries=2, first_ms=100, most_ms=1_000)
+HOLD = Hold(retries=2, first=0.1, max=1.0)
 
 
 def test_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -
 
 
 def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first_ms=1, most_ms=1))
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first=0.001, max=0.001))
     pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
     for _ in range(199):
         pipeline.clock.time += 10
@@ -87,7 +87,7 @@ def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
 ) -> None:
     """Its intent is there still, so what it started from must be there, too."""
     pipeline = Pipeline(
-        tmp_path, on_failure=Hold(retries=9, first_ms=1, most_ms=1), limits=StateLimits(snapshot_every=1)
+        tmp_path, on_failure=Hold(retries=9, first=0.001, max=0.001), limits=StateLimits(snapshot_every=1)
     )
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 5}))
     for _ in range(4):

@@ -80,7 +80,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 Row: TypeAlias = Mapping[str, object]
 Step: TypeAlias = Callable[[Any, Event], tuple[Any, Iterable[Row]]]
 """`step(state, event) -> (state, rows)`. The state is None for a new key; None given back forgets the key.
-With `sequence=` it forgets the state only: the number recognises repeats, see `StateLimits(forget_numbers_after_ms)`.
+With `sequence=` it forgets the state only: the number recognises repeats, see `StateLimits(forget_numbers_after)`.
 
 Depends on its arguments only: a repeated batch calls it again.
 """

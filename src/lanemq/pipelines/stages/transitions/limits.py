@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lanemq.model.errors import InvalidOption
+from lanemq.model.units import to_millis
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +17,10 @@ class StateLimits:
     max_bytes_per_shard: int = 2 * 1024**3
     """States of a shard, with what waits in stopped lanes. Too low: states that grow stop the pipeline; too high: the
     worker is killed for its memory instead."""
-    expire_after_ms: int | None = None
-    """The state of a key without messages for this long is forgotten, by the store times that its shard has seen.
+    expire_after: float | None = None
+    """Seconds without a message after which a key's state is forgotten, by the store times that its shard has seen.
     None: never. Too short: a key that comes back starts with no state."""
-    forget_numbers_after_ms: int | None = None
+    forget_numbers_after: float | None = None
     """With `sequence=`, the number of a key that has no state any more stays for this long, at about 200 bytes. None:
     for ever. Too short: a key that comes back begins at `first_number` again, so its events count as gaps, or wait
     with `on_gap="hold"`, and its old repeats pass."""
@@ -51,14 +52,27 @@ class StateLimits:
         ):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"StateLimits({name}={getattr(self, name)}) leaves room for nothing: use 1 or more")
-        if self.expire_after_ms is not None and self.expire_after_ms < 1:
-            raise InvalidOption(f"StateLimits(expire_after_ms={self.expire_after_ms}): use 1 or more, None for never")
-        if self.forget_numbers_after_ms is not None and self.forget_numbers_after_ms < (self.expire_after_ms or 1):
+        shortest = 0.001
+        if self.expire_after is not None and self.expire_after < shortest:
             raise InvalidOption(
-                f"StateLimits(forget_numbers_after_ms={self.forget_numbers_after_ms}): use {self.expire_after_ms or 1} "
-                f"or more (a number goes with the state or behind it), None for never"
+                f"StateLimits(expire_after={self.expire_after}): use {shortest} seconds or more, None for never"
+            )
+        if self.forget_numbers_after is not None and self.forget_numbers_after < (self.expire_after or shortest):
+            raise InvalidOption(
+                f"StateLimits(forget_numbers_after={self.forget_numbers_after}): use {self.expire_after or shortest} "
+                f"seconds or more (a number goes with the state or after it), None for never"
             )
         if self.when_lane_is_full not in ("stop", "dead_letter"):
             raise InvalidOption(
                 f"StateLimits(when_lane_is_full={self.when_lane_is_full!r}): use 'stop' or 'dead_letter'"
             )
+
+    @property
+    def expire_after_ms(self) -> int | None:
+        """`expire_after` in milliseconds, as store times are."""
+        return None if self.expire_after is None else to_millis(self.expire_after)
+
+    @property
+    def forget_numbers_after_ms(self) -> int | None:
+        """`forget_numbers_after` in milliseconds, as store times are."""
+        return None if self.forget_numbers_after is None else to_millis(self.forget_numbers_after)

@@ -149,11 +149,11 @@ class ShardMachine:
         for found, name in ((keys, "max_keys_per_shard"), (size, "max_bytes_per_shard")):
             most = getattr(limits, name)
             if found > most:
-                numbered = " and their numbers with forget_numbers_after_ms"
+                numbered = " and their numbers with forget_numbers_after"
                 ended = ", or give back None from the step when a key has ended"
                 raise InvalidOption(
                     f"a shard has {found} {name.split('_')[1]}, more than StateLimits({name}={most}): raise it, or let "
-                    f"old keys go with expire_after_ms{numbered if self._rules.number else ended}"
+                    f"old keys go with expire_after{numbered if self._rules.number else ended}"
                 )
 
     def _fresh(self, run: Run) -> Run:

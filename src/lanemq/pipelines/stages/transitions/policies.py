@@ -19,10 +19,10 @@ class Hold:
 
     retries: int = 16
     """How often, after the first failure; -1: for ever. Few park on a short outage, many hide a bug."""
-    first_ms: int = 1_000
-    """The first wait, in milliseconds. A pass is a job of Spark: below 100 it works mostly on passes."""
-    most_ms: int = 300_000
-    """The longest wait. Long ones let a mended key wait for nothing."""
+    first: float = 1.0
+    """The first wait, in seconds. Every retry is a Spark job: below 0.1 Spark does little else."""
+    max: float = 300.0
+    """The longest wait, in seconds. If it is long, a key whose cause is mended still waits."""
     factor: float = 2.0
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class Hold:
 
     def backoff(self) -> Backoff:
         """The same arithmetic as a consumer's."""
-        return Backoff(self.first_ms / 1000, self.factor, self.most_ms / 1000)
+        return Backoff(self.first, self.factor, self.max)
 
 
 @dataclass(frozen=True, slots=True)

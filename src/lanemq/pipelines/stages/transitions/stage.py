@@ -85,7 +85,7 @@ class Transitions:
         - `on_queue_change`: what is done when the topic has more queues than the state was made with, or, with
           `shards=<number>` and without `sequence`, when a key is found in two queues: "fail", or "continue" where no
           key has moved or a moved key may begin anew (then nobody tells when that is not so).
-        - `on_expire(state, key) -> rows`: called for a state that `StateLimits(expire_after_ms)` forgets; its rows
+        - `on_expire(state, key) -> rows`: called for a state that `StateLimits(expire_after)` forgets; its rows
           are written with the batch that does so. If it fails, the state stays and is asked again; if it does so for
           the state that an event of the key found expired, `on_failure` decides about the event.
         """
@@ -285,8 +285,8 @@ class Transitions:
             raise InvalidOption(f"shards={self._shards!r}: use 'queue', or a number of 1 or more")
         if self._spec.on_expire is not None and not callable(self._spec.on_expire):
             raise InvalidOption(f"on_expire={self._spec.on_expire!r} cannot be called: give a function of (state, key)")
-        if self._spec.on_expire is not None and self._spec.limits.expire_after_ms is None:
-            raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after_ms=...): say both")
+        if self._spec.on_expire is not None and self._spec.limits.expire_after is None:
+            raise InvalidOption("on_expire is never called without limits=StateLimits(expire_after=...): say both")
         self._spec.rules()
 
 
