@@ -36,7 +36,7 @@ class Owner:
         self.lease: LaneLease = self.renew()
 
     def renew(self) -> LaneLease:
-        (self.lease,) = self.talk.lane_lock(self.client, laneGaps="true").lane_leases
+        (self.lease,) = self.talk.lane_lock(self.client, laneFinished="true").lane_leases
         return self.lease
 
     def _ext(self) -> dict[str, str]:

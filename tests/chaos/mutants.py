@@ -26,7 +26,7 @@ from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.sending import sharding
 from lanemq.log import reading, rebuild, record_bytes
 from lanemq.log.commit_log import CommitLog
@@ -108,18 +108,20 @@ def lease_news(patch: Patch) -> None:
     lease_end(patch)
 
 
-def gap_map(patch: Patch) -> None:
+def finished_ranges(patch: Patch) -> None:
     """Member: takes a queue over at its offset, whatever former owners finished above it."""
     real = LaneBoard.add
     patch(LaneBoard, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
 
 
-def gap_span(patch: Patch) -> None:
+def finished_span(patch: Patch) -> None:
     """Member: takes everything up to the last message that a former owner finished for finished."""
     real = LaneBoard.add
 
-    def add(self: Any, queue: Any, start: Any, usable_until: Any, done: GapMap = NO_GAPS, *more: Any) -> None:
-        span = GapMap.of([(start, done.bounds[-1])]) if done else done
+    def add(
+        self: Any, queue: Any, start: Any, usable_until: Any, done: FinishedRanges = NOTHING_FINISHED, *more: Any
+    ) -> None:
+        span = FinishedRanges.of([(start, done.bounds[-1])]) if done else done
         real(self, queue, start, usable_until, span, *more)
 
     patch(LaneBoard, "add", add)
@@ -205,7 +207,7 @@ def stamp_check(patch: Patch) -> None:
 def first_unfinished(patch: Patch) -> None:
     """Member: commits what it has fetched instead of what it has finished."""
     patch(KeyedQueue, "committable", property(lambda self: self._next))
-    patch(KeyedQueue, "gaps", lambda self: NO_GAPS)
+    patch(KeyedQueue, "finished_ranges", lambda self: NOTHING_FINISHED)
 
 
 def off_by_one(patch: Patch) -> None:
@@ -214,14 +216,14 @@ def off_by_one(patch: Patch) -> None:
     patch(KeyedQueue, "committable", property(lambda self: min(real(self) + 1, self._next)))
 
 
-def wide_gaps(patch: Patch) -> None:
+def wide_ranges(patch: Patch) -> None:
     """Member: reports as finished, above its offset, everything that it has fetched."""
 
-    def gaps(self: Any) -> GapMap:
+    def finished_ranges(self: Any) -> FinishedRanges:
         first = self.committable + 1
-        return GapMap.of([(first, self._next)]) if first < self._next else NO_GAPS
+        return FinishedRanges.of([(first, self._next)]) if first < self._next else NOTHING_FINISHED
 
-    patch(KeyedQueue, "gaps", gaps)
+    patch(KeyedQueue, "finished_ranges", finished_ranges)
 
 
 def hold(patch: Patch) -> None:
@@ -304,8 +306,8 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         start_trust,
         trust_waited_for,
         lease_news,
-        gap_map,
-        gap_span,
+        finished_ranges,
+        finished_span,
         saved_offsets,
         offsets_at_stop,
         flush_before_ack,
@@ -317,7 +319,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         stamp_check,
         first_unfinished,
         off_by_one,
-        wide_gaps,
+        wide_ranges,
         hold,
         sequence_check,
         saved_epochs,

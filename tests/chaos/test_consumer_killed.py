@@ -111,8 +111,8 @@ def test_a_stuck_key_does_not_make_the_next_owner_repeat_the_others(stage: Stage
     assert len(finished) > 400
 
 
-def test_without_the_gap_map_everything_behind_a_stuck_key_is_repeated(stage: Stage) -> None:
+def test_without_finished_ranges_everything_behind_a_stuck_key_is_repeated(stage: Stage) -> None:
     """Negative control: still in order, and still nothing lost, but all of it twice."""
-    finished, late, again = killed_with_a_stuck_key(stage, without=("gap_map",))
+    finished, late, again = killed_with_a_stuck_key(stage, without=("finished_ranges",))
     assert len(again) > len(finished) - 20, "all but what was before the stuck key's first message"
     assert not again <= late

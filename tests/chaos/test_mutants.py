@@ -31,7 +31,7 @@ CALM = BUSY | {"slow": 0.0, "calm_ms": 300}
 KILLED_WHILE_SENDING = CALM | {"window": 8, "producers": 4, "messages": 120, "concurrent": 0, "broadcasting": 0}
 CASES = {
     "off_by_one": (0, Case(mutants.off_by_one, ("consumer killed",), ("D2",), BUSY)),
-    "wide_gaps": (0, Case(mutants.wide_gaps, ("consumer killed", "member leaves"), ("D2", "A1"), BUSY)),
+    "wide_ranges": (0, Case(mutants.wide_ranges, ("consumer killed", "member leaves"), ("D2", "A1"), BUSY)),
     "hold": (0, Case(mutants.hold, (), ("B3",), BUSY | {"failing": 0.15})),
     "saved_epochs": (0, Case(mutants.saved_epochs, ("broker killed", "member leaves"), ("C2",), BUSY)),
     "restored_leases": (0, Case(mutants.restored_leases, ("broker killed", "member joins"), ("C1", "B5"), BUSY)),
@@ -57,8 +57,8 @@ GUARDS = {
     "start_trust": "sim/test_mutants.py::turns start within the trust",
     "trust_waited_for": "sim/test_mutants.py::the broker waits for the trust",
     "lease_news": "chaos/test_consumer_frozen.py",
-    "gap_map": "sim/test_mutants.py::gap map, chaos/test_consumer_killed.py",
-    "gap_span": "sim/test_mutants.py::gap map as it is",
+    "finished_ranges": "sim/test_mutants.py::finished ranges, chaos/test_consumer_killed.py",
+    "finished_span": "sim/test_mutants.py::finished ranges, not their span",
     "saved_offsets": "sim/test_mutants.py::offsets saved every moment",
     "offsets_at_stop": "sim/test_mutants.py::offsets saved at the end",
     "flush_before_ack": "sim/test_mutants.py::flushed before acknowledged, chaos/test_broker_killed.py",

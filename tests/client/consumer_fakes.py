@@ -17,7 +17,7 @@ from lanemq.client.consumer.subscription import StationPlan
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.brokering.lock_table import LockTable
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
@@ -61,7 +61,7 @@ class FakeBroker:
         self.trusts = True
         """False: a broker of an earlier version, which knows of no trust."""
         self.offsets: dict[MessageQueue, int] = {}
-        self.gaps: dict[MessageQueue, GapMap] = {}
+        self.finished: dict[MessageQueue, FinishedRanges] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
         self.members: list[str] = []
         self.last_pull: PullHeader | None = None
@@ -118,7 +118,7 @@ class FakeCalls:
         return self.broker.locks.alive(self.client_id, serial, now=self.broker.clock.now())
 
     async def lock(
-        self, broker: str, queues: Any, *, lease: Any, trust: Any = None, gaps: bool | None = None
+        self, broker: str, queues: Any, *, lease: Any, trust: Any = None, finished: bool | None = None
     ) -> dict[MessageQueue, Granted]:
         self.broker.note(self.client_id, "lock", (broker, tuple(queues)))
         now = self.broker.clock.now()
@@ -127,7 +127,9 @@ class FakeCalls:
             each.queue: Granted(
                 Epoch(each.epoch if self.epochs else 0),
                 self._offset(each.queue) if self.epochs else None,
-                self.broker.gaps.get(each.queue, NO_GAPS) if self.epochs and gaps else NO_GAPS,
+                self.broker.finished.get(each.queue, NOTHING_FINISHED)
+                if self.epochs and finished
+                else NOTHING_FINISHED,
                 serial=grant.serial if self.epochs and self.broker.trusts else 0,
             )
             for each in grant.granted
@@ -154,10 +156,12 @@ class FakeCalls:
     async def offset_at(self, where: MessageQueue, timestamp_ms: int) -> QueueOffset:
         return QueueOffset(1)
 
-    async def commit(self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> bool:
+    async def commit(
+        self, where: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED
+    ) -> bool:
         self.broker.note(self.client_id, "commit", (where, offset))
         self.broker.offsets[where] = offset
-        self.broker.gaps[where] = gaps
+        self.broker.finished[where] = finished
         return True
 
     async def pull(self, header: Any, broker: str) -> Pulled:

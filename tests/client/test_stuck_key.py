@@ -13,7 +13,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 TOPIC, OTHERS, SPAN = "orders", 300, 20
 
 
-def test_others_run_ahead_of_a_stuck_key_further_than_the_span_where_the_broker_keeps_gaps() -> None:
+def test_others_run_ahead_of_a_stuck_key_further_than_the_span_where_the_broker_keeps_finished_ranges_ranges() -> None:
     """A limit on the distance would stop the whole queue behind one order; a crash repeats nothing here anyway."""
     done: list[int] = []
     with EmbeddedBroker() as broker:

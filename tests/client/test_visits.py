@@ -21,7 +21,7 @@ from lanemq.clock import SystemClock
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
-from lanemq.core.finished_ranges import GapMap
+from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.history import NO_HISTORY
 from lanemq.model.units import Millis, QueueOffset
 
@@ -190,7 +190,7 @@ def test_what_a_late_worker_did_not_begin_goes_to_another(gets_on: bool) -> None
     hands.run(lambda batch, _: seen.append(batch[0].queue_offset), other)
     assert seen == list(range(begun, KEYS))
     hands.board.leave(other)
-    assert hands.board.progress(queue(0)) == (begun - 1, GapMap((begun, KEYS)))
+    assert hands.board.progress(queue(0)) == (begun - 1, FinishedRanges((begun, KEYS)))
 
 
 def test_a_worker_in_time_keeps_what_it_took() -> None:

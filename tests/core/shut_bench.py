@@ -6,7 +6,7 @@ from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, ShutLanes, Work
 from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, LaneOptions, Order, Turn
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -23,7 +23,10 @@ class M(NamedTuple):
 
 
 def member(
-    start: int = 0, done: GapMap = NO_GAPS, kept: tuple[KeptLane, ...] = (), policy: HoldKey | None = None
+    start: int = 0,
+    done: FinishedRanges = NOTHING_FINISHED,
+    kept: tuple[KeptLane, ...] = (),
+    policy: HoldKey | None = None,
 ) -> LaneScheduler[M]:
     scheduler: LaneScheduler[M] = LaneScheduler(LaneOptions(policy=policy or HoldKey(retries=0), run_limit=2))
     scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, done=done, kept=kept)

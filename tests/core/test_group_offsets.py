@@ -16,15 +16,15 @@ from lanemq.core.brokering.group_offsets import (
     kind_of,
 )
 from lanemq.core.brokering.lock_table import Current, Stale, Unowned, Verdict
-from lanemq.core.finished_ranges import MAX_GAPS, GapMap
+from lanemq.core.finished_ranges import MAX_RANGES, FinishedRanges
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import Epoch, QueueOffset
 
 
 def commit(
-    offsets: GroupOffsets, offset: int, kind: CommitKind = CommitKind.FORWARD, gaps: GapMap | None = None
+    offsets: GroupOffsets, offset: int, kind: CommitKind = CommitKind.FORWARD, finished: FinishedRanges | None = None
 ) -> Commit:
-    return offsets.commit("g", "t", 0, QueueOffset(offset), kind=kind, gaps=gaps)
+    return offsets.commit("g", "t", 0, QueueOffset(offset), kind=kind, finished=finished)
 
 
 def pull(offsets: GroupOffsets, pulled_from: int, *, decides: bool = False) -> QueueOffset | None:
@@ -37,15 +37,15 @@ def at_ten() -> GroupOffsets:
     return offsets
 
 
-def at_ten_with_gaps() -> GroupOffsets:
+def at_ten_with_finished() -> GroupOffsets:
     offsets = GroupOffsets()
-    commit(offsets, 10, gaps=GapMap.of([(12, 15), (20, 21)]))
+    commit(offsets, 10, finished=FinishedRanges.of([(12, 15), (20, 21)]))
     return offsets
 
 
-def gaps(offsets: GroupOffsets) -> list[tuple[QueueOffset, QueueOffset]]:
+def finished(offsets: GroupOffsets) -> list[tuple[QueueOffset, QueueOffset]]:
     offsets._check()
-    return GapMap.decode(offsets.gaps("g", "t", 0), offsets.committed("g", "t", 0) or 0).ranges()
+    return FinishedRanges.decode(offsets.finished_ranges("g", "t", 0), offsets.committed("g", "t", 0) or 0).ranges()
 
 
 def test_first_commit_is_stored() -> None:
@@ -209,87 +209,87 @@ def test_views_and_forgetting() -> None:
 @pytest.mark.parametrize(
     ("kind", "offset", "brought", "left"),
     [
-        (CommitKind.FORWARD, 10, GapMap.of([(12, 21)]), [(12, 21)]),
-        (CommitKind.FORWARD, 13, GapMap.of([(12, 21)]), [(14, 21)]),
-        (CommitKind.FORWARD, 13, GapMap(), []),
-        (CommitKind.FORWARD, 9, GapMap.of([(11, 12)]), [(12, 15), (20, 21)]),
-        (CommitKind.FENCED, 11, GapMap.of([(13, 14)]), [(12, 15), (20, 21)]),
-        (CommitKind.ANY_WAY, -1, GapMap.of([(13, 14)]), [(12, 15), (20, 21)]),
+        (CommitKind.FORWARD, 10, FinishedRanges.of([(12, 21)]), [(12, 21)]),
+        (CommitKind.FORWARD, 13, FinishedRanges.of([(12, 21)]), [(14, 21)]),
+        (CommitKind.FORWARD, 13, FinishedRanges(), []),
+        (CommitKind.FORWARD, 9, FinishedRanges.of([(11, 12)]), [(12, 15), (20, 21)]),
+        (CommitKind.FENCED, 11, FinishedRanges.of([(13, 14)]), [(12, 15), (20, 21)]),
+        (CommitKind.ANY_WAY, -1, FinishedRanges.of([(13, 14)]), [(12, 15), (20, 21)]),
     ],
 )
-def test_gaps_come_and_go_with_the_offset_they_belong_to(
-    kind: CommitKind, offset: int, brought: GapMap, left: list[tuple[int, int]]
+def test_finished_ranges_come_and_go_with_the_offset_they_belong_to(
+    kind: CommitKind, offset: int, brought: FinishedRanges, left: list[tuple[int, int]]
 ) -> None:
-    offsets = at_ten_with_gaps()
+    offsets = at_ten_with_finished()
     commit(offsets, offset, kind, brought)
-    assert gaps(offsets) == left
+    assert finished(offsets) == left
 
 
 @pytest.mark.parametrize(
     ("kind", "offset"), [(CommitKind.ANY_WAY, 9), (CommitKind.ANY_WAY, 11), (CommitKind.FORWARD, 11)]
 )
-def test_commit_of_somebody_who_knows_no_gaps_forgets_them(kind: CommitKind, offset: int) -> None:
+def test_commit_of_somebody_who_knows_no_finished_ranges_forgets_them(kind: CommitKind, offset: int) -> None:
     """Gone back, the lane would repeat an earlier message and leave out a later one."""
-    offsets = at_ten_with_gaps()
+    offsets = at_ten_with_finished()
     commit(offsets, 10, kind)
-    assert gaps(offsets) == [(12, 15), (20, 21)], "the same offset says nothing new"
+    assert finished(offsets) == [(12, 15), (20, 21)], "the same offset says nothing new"
     commit(offsets, offset, kind)
-    assert gaps(offsets) == []
+    assert finished(offsets) == []
 
 
-def test_reset_forgets_the_gaps_and_a_late_commit_does_not_bring_them_back() -> None:
-    offsets = at_ten_with_gaps()
+def test_reset_forgets_the_finished_ranges_and_a_late_commit_does_not_bring_them_back() -> None:
+    offsets = at_ten_with_finished()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(10))
-    assert gaps(offsets) == []
-    commit(offsets, 10, gaps=GapMap.of([(12, 15)]))
-    assert gaps(offsets) == []
-    offsets = at_ten_with_gaps()
+    assert finished(offsets) == []
+    commit(offsets, 10, finished=FinishedRanges.of([(12, 15)]))
+    assert finished(offsets) == []
+    offsets = at_ten_with_finished()
     offsets.reset("g", "t", 0, QueueOffset(10))
-    assert gaps(offsets) == []
+    assert finished(offsets) == []
 
 
-def test_too_many_gaps_are_cut_at_the_upper_end() -> None:
+def test_too_many_finished_ranges_are_cut_at_the_upper_end() -> None:
     offsets = GroupOffsets()
-    commit(offsets, 0, gaps=GapMap(tuple(range(1, 2 * MAX_GAPS + 3))))
-    assert gaps(offsets)[-1] == (2 * MAX_GAPS - 1, 2 * MAX_GAPS)
+    commit(offsets, 0, finished=FinishedRanges(tuple(range(1, 2 * MAX_RANGES + 3))))
+    assert finished(offsets)[-1] == (2 * MAX_RANGES - 1, 2 * MAX_RANGES)
 
 
-def test_gaps_are_one_row_with_their_offset_and_survive_a_restart() -> None:
-    offsets = at_ten_with_gaps()
+def test_finished_ranges_are_one_row_with_their_offset_and_survive_a_restart() -> None:
+    offsets = at_ten_with_finished()
     rows = offsets.dirty()
     assert rows == (OffsetRow("g", "t", 0, QueueOffset(10), False, "2,3,5,1"),)
-    commit(offsets, 10, gaps=GapMap.of([(12, 15)]))
+    commit(offsets, 10, finished=FinishedRanges.of([(12, 15)]))
     offsets.saved(rows)
-    assert [row.gaps for row in offsets.dirty()] == ["2,3"], "changed while it was written"
+    assert [row.finished for row in offsets.dirty()] == ["2,3"], "changed while it was written"
     offsets.saved(offsets.dirty())
-    commit(offsets, 10, gaps=GapMap.of([(12, 15)]))
+    commit(offsets, 10, finished=FinishedRanges.of([(12, 15)]))
     assert offsets.dirty() == ()
     restarted = GroupOffsets()
     restarted.restore(rows)
-    assert gaps(restarted) == [(12, 15), (20, 21)]
+    assert finished(restarted) == [(12, 15), (20, 21)]
 
 
 def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished() -> None:
     """A power cut may take messages back that were consumed; others get their offsets."""
-    offsets = at_ten_with_gaps()
+    offsets = at_ten_with_finished()
     offsets.saved(offsets.dirty())
-    offsets.cut_gaps(lambda topic, queue_id: 21)
+    offsets.cut_finished(lambda topic, queue_id: 21)
     assert offsets.dirty() == ()
-    offsets.cut_gaps(lambda topic, queue_id: 13)
-    assert gaps(offsets) == [(12, 13)]
+    offsets.cut_finished(lambda topic, queue_id: 13)
+    assert finished(offsets) == [(12, 13)]
     assert len(offsets.dirty()) == 1
 
 
-def test_forgotten_gaps_are_forgotten_on_disk_too() -> None:
-    offsets = at_ten_with_gaps()
+def test_forgotten_finished_ranges_are_forgotten_on_disk_too() -> None:
+    offsets = at_ten_with_finished()
     offsets.saved(offsets.dirty())
-    offsets.forget_gaps("g", "t", 0)
-    assert gaps(offsets) == []
-    assert [row.gaps for row in offsets.dirty()] == [""]
-    offsets = at_ten_with_gaps()
+    offsets.forget_finished("g", "t", 0)
+    assert finished(offsets) == []
+    assert [row.finished for row in offsets.dirty()] == [""]
+    offsets = at_ten_with_finished()
     offsets.forget(topic="t")
     commit(offsets, 10)
-    assert gaps(offsets) == []
+    assert finished(offsets) == []
 
 
 actions = st.tuples(

@@ -64,7 +64,7 @@ def test_turns_reported_together_leave_what_turns_reported_singly_leave(
     together.scheduler.finish_done([turns[at] for at in chosen], now=together.now)
     for at in chosen:
         singly.finish(same[at], DONE)
-    for ask in ("committable", "gaps", "cached", "next_offset"):
+    for ask in ("committable", "finished_ranges", "cached", "next_offset"):
         assert getattr(together.scheduler, ask)(Q) == getattr(singly.scheduler, ask)(Q)
     assert together.scheduler.snapshot() == singly.scheduler.snapshot()
 

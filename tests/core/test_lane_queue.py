@@ -163,7 +163,7 @@ class Promises(RuleBasedStateMachine):
             assert at is not None
             assert set(range(self.committed[queue], at)) <= self.ended[queue]
             assert at not in self.ended[queue] or at == self.pulled[queue]
-            finished = {o for start, end in self.scheduler.gaps(queue).ranges() for o in range(start, end)}
+            finished = {o for start, end in self.scheduler.finished_ranges(queue).ranges() for o in range(start, end)}
             assert finished <= self.ended[queue]
 
     def teardown(self) -> None:

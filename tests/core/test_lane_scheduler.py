@@ -271,14 +271,14 @@ def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
     assert bench.scheduler.committable(Q) == 9
 
 
-def test_gaps_are_the_finished_offsets_above_the_first_unfinished() -> None:
+def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -> None:
     bench = Bench(HoldKey(), Order.KEY)
     bench.hold(Q, "stuck", "b", "c", "late", "e")
     turns = {bench_turn.key: bench_turn for bench_turn in [bench.turn() for _ in range(5)]}
     for key in ("b", "c", "e"):
         bench.finish(turns[key], DONE)
     assert bench.scheduler.committable(Q) == 0
-    assert bench.scheduler.gaps(Q).ranges() == [(1, 3), (4, 5)]
+    assert bench.scheduler.finished_ranges(Q).ranges() == [(1, 3), (4, 5)]
     assert bench.scheduler.cached(Q).count == 2
     assert bench.scheduler.cached(Q).span == 5
     bench.finish(turns["stuck"], DONE)

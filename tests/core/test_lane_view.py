@@ -83,7 +83,7 @@ def test_a_queue_that_is_not_held_has_no_view() -> None:
 
 
 def test_a_stuck_key_costs_ranges_not_every_message_that_passes_it() -> None:
-    """The gaps stay exact, and so does the count, however often finished offsets were folded."""
+    """The finished ranges stay exact, and so does the count, however often finished offsets were folded."""
     scheduler = laid(keys="s")
     stuck = begin(scheduler)
     count, at = 5 * FOLD_AT, 1
@@ -93,7 +93,7 @@ def test_a_stuck_key_costs_ranges_not_every_message_that_passes_it() -> None:
         at += 500
         while isinstance(turn := scheduler.next_turn(now=NOW), Turn):
             scheduler.finish(turn, DONE, now=NOW)
-    assert scheduler.gaps(Q).ranges() == [(1, at)]
+    assert scheduler.finished_ranges(Q).ranges() == [(1, at)]
     assert scheduler.cached(Q).count == 1
     assert scheduler.committable(Q) == 0
     kept = scheduler._queues[Q]
@@ -101,4 +101,4 @@ def test_a_stuck_key_costs_ranges_not_every_message_that_passes_it() -> None:
     assert len(kept._offsets) <= FOLD_AT + 1  # type: ignore[attr-defined]
     scheduler.finish(stuck, DONE, now=NOW)
     assert scheduler.committable(Q) == at
-    assert not scheduler.gaps(Q)
+    assert not scheduler.finished_ranges(Q)

@@ -229,9 +229,9 @@ def test_a_new_owner_keeps_shut_what_was_parked() -> None:
     assert work(scheduler) == [ParkWork("k", (M(2, "k"),), None), NextWork("j", -1)]
 
 
-def test_what_is_pulled_again_of_a_parked_lane_is_a_gap_like_everything_finished() -> None:
+def test_what_is_pulled_again_of_a_parked_lane_is_a_finished_range_like_everything_else() -> None:
     """Else a later owner would run it again, behind successors of its key that it leaves out."""
     scheduler = member(0, kept=(KeptLane("k", False, 2),))
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
-    assert (scheduler.committable(Q), scheduler.gaps(Q).ranges()) == (0, [(1, 3)])
+    assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])
     assert work(scheduler) == []

@@ -20,7 +20,7 @@ from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLanes
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, Work
 from lanemq.core.consuming.turns import FAILED, Turn
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.units import Millis
 
@@ -33,7 +33,7 @@ class World:
     scheduler: LaneScheduler[M]
     log: list[str]
     committed: int = 0
-    gaps: GapMap = NO_GAPS
+    finished: FinishedRanges = NOTHING_FINISHED
     now: int = 0
 
     def __post_init__(self) -> None:
@@ -151,15 +151,15 @@ class World:
     def commit(self) -> None:
         committable = self.scheduler.committable(Q)
         assert committable is not None
-        self.committed, self.gaps = committable, self.scheduler.gaps(Q)
+        self.committed, self.finished = committable, self.scheduler.finished_ranges(Q)
         kept = {offset for lane in self.lanes for offset in lane.messages}
-        passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.gaps)}
+        passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.finished)}
         assert passed <= self.done | self.discarded | kept, "a commit passes only what is done, or kept"
 
     def crash(self) -> None:
         lanes = self.lanes.of_queue(PLACE)
         kept = tuple(KeptLane(lane.name.key, lane.status is LaneStatus.REDRIVING, lane.through) for lane in lanes)
-        self.scheduler = member(self.committed, self.gaps, kept)
+        self.scheduler = member(self.committed, self.finished, kept)
         self.on_the_way.clear()
         self.answers.clear()
         self.begun.clear()

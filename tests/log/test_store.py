@@ -309,7 +309,7 @@ def test_a_database_of_the_version_before_parked_lanes_is_taken_over(tmp_path: P
     db.close()
     for _ in range(2):
         state = State(tmp_path / "state.db")
-        assert state.offsets() == [OffsetRow("g", "t", 0, 5, gaps="3,2")]
+        assert state.offsets() == [OffsetRow("g", "t", 0, 5, finished="3,2")]
         assert ParkedRows(state).lanes() == []
         state.close()
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from tests.chaos.members import PATIENCE, Town, key_in, until
-from tests.chaos.mutants import first_unfinished, gap_map
+from tests.chaos.mutants import finished_ranges, first_unfinished
 from tests.chaos.stage import TOPIC, complaint
 
 from lanemq.checker.verdict import Report, Verdict
@@ -71,7 +71,7 @@ def crash_among_other_keys(town: Town) -> list[tuple[str, int]]:
 def told(app: App) -> list[object]:
     """What the broker knows to be finished above the offsets."""
     assert app._thread is not None
-    return [each.gaps_told.ranges() for each in app._thread.engine.holdings if each.queue[0::2] == (TOPIC, 0)]
+    return [each.finished_reported.ranges() for each in app._thread.engine.holdings if each.queue[0::2] == (TOPIC, 0)]
 
 
 def commits(app: App) -> list[int | None]:
@@ -101,5 +101,5 @@ def test_what_other_keys_finished_is_not_delivered_again(town: Town) -> None:
 
 def test_an_offset_alone_repeats_everything_behind_it(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same crash, and a next owner that goes by the committed offset."""
-    gap_map(monkeypatch.setattr)
+    finished_ranges(monkeypatch.setattr)
     assert [offset for _, offset in crash_among_other_keys(town)] == list(range(2 + QUICK))

@@ -266,7 +266,7 @@ class Broker:
         report = parts.store.recover(self._replay, self._stamps_to_save)
         if not report.clean:
             parts.offsets.cut_offsets(self._end_of)
-        parts.offsets.cut_gaps(self._end_of)
+        parts.offsets.cut_finished(self._end_of)
         parts.parking.recover(self._end_of)
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())

@@ -168,4 +168,4 @@ def restored_lease(row: state.LeaseRow) -> LeaseRow:
 
 
 def restored_offset(row: state.OffsetRow) -> OffsetRow:
-    return OffsetRow(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.gaps)
+    return OffsetRow(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.finished)

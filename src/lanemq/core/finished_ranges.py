@@ -28,12 +28,12 @@ from lanemq.model.errors import RemoteProtocolError
 from lanemq.model.java_hash import LONG_MAX
 from lanemq.model.units import QueueOffset
 
-MAX_GAPS = 20_000
+MAX_RANGES = 20_000
 """Ranges of one queue that are kept. As text they stay below 1 MB, whatever the offsets are."""
 
 
 @dataclass(frozen=True, slots=True)
-class GapMap:
+class FinishedRanges:
     """Ranges [start, end), as one ascending row of their bounds: start, end, start, end, ..."""
 
     bounds: tuple[int, ...] = ()
@@ -75,28 +75,28 @@ class GapMap:
         at = bisect_right(self.bounds, offset)
         return QueueOffset(self.bounds[at]) if at % 2 else offset
 
-    def above(self, offset: int) -> "GapMap":
+    def above(self, offset: int) -> "FinishedRanges":
         """What of it lies above the offset, the offset itself not included."""
         at = bisect_right(self.bounds, offset + 1)
         if at % 2:
-            return GapMap((offset + 1, *self.bounds[at:]))
-        return GapMap(self.bounds[at:]) if at else self
+            return FinishedRanges((offset + 1, *self.bounds[at:]))
+        return FinishedRanges(self.bounds[at:]) if at else self
 
-    def below(self, end: int) -> "GapMap":
+    def below(self, end: int) -> "FinishedRanges":
         """What of it lies below the end."""
         at = bisect_left(self.bounds, end)
         if at % 2:
-            return GapMap((*self.bounds[:at], end))
-        return GapMap(self.bounds[:at]) if at < len(self.bounds) else self
+            return FinishedRanges((*self.bounds[:at], end))
+        return FinishedRanges(self.bounds[:at]) if at < len(self.bounds) else self
 
-    def lowest(self, most: int) -> "GapMap":
+    def lowest(self, most: int) -> "FinishedRanges":
         """Its first ranges; leaving out later ones costs repeats and nothing else."""
-        return GapMap(self.bounds[: 2 * most]) if len(self.bounds) > 2 * most else self
+        return FinishedRanges(self.bounds[: 2 * most]) if len(self.bounds) > 2 * most else self
 
-    def joined(self, other: "GapMap") -> "GapMap":
+    def joined(self, other: "FinishedRanges") -> "FinishedRanges":
         if not (self and other):
             return self or other
-        return GapMap.of([*self.ranges(), *other.ranges()])
+        return FinishedRanges.of([*self.ranges(), *other.ranges()])
 
     def encode(self, offset: int) -> str:
         """What of it lies above the offset, as text."""
@@ -108,15 +108,19 @@ class GapMap:
         if not text:
             return cls()
         numbers = text.count(",") + 1
-        if numbers % 2 or numbers > 2 * MAX_GAPS:
-            raise RemoteProtocolError(f"gaps of {numbers} numbers: they come in pairs, at most {MAX_GAPS} of them")
+        if numbers % 2 or numbers > 2 * MAX_RANGES:
+            raise RemoteProtocolError(
+                f"finished ranges of {numbers} numbers: they come in pairs, at most {MAX_RANGES} of them"
+            )
         try:
             steps = list(map(int, text.split(",")))
         except ValueError:
-            raise RemoteProtocolError(f"gaps {text[:40]!r} are not numbers with commas between them") from None
+            raise RemoteProtocolError(
+                f"finished ranges {text[:40]!r} are not numbers with commas between them"
+            ) from None
         if min(steps) < 1 or offset + sum(steps) > LONG_MAX:
-            raise RemoteProtocolError(f"gaps above offset {offset} do not ascend, or end beyond any offset")
+            raise RemoteProtocolError(f"finished ranges above offset {offset} do not ascend, or end beyond any offset")
         return cls(tuple(accumulate(steps, initial=offset))[1:])
 
 
-NO_GAPS = GapMap()
+NOTHING_FINISHED = FinishedRanges()

@@ -35,7 +35,7 @@ class OffsetRow(NamedTuple):
     queue_id: int
     offset: int
     reset_pending: bool = False
-    gaps: str = ""
+    finished: str = ""
 
 
 class LeaseRow(NamedTuple):

@@ -131,7 +131,7 @@ class LaneLease(Body):
 
     broker_name: str = ""
     epoch: int = 0
-    gaps: str = ""
+    finished: str = ""
     """What is finished above the offset, as `core/finished_ranges` writes it."""
     lease_millis: int = 0
     offset: int = -1
@@ -148,7 +148,7 @@ class LaneLease(Body):
 class LaneProgress(Body):
     """With UPDATE_CONSUMER_OFFSET (15), which has no body in RocketMQ: what is finished above the offset."""
 
-    lane_gaps: str = ""
+    lane_finished: str = ""
 
 
 class LaneRefusal(Body):

@@ -174,7 +174,7 @@ class QueryOffsetHeader(Header, frozen=True, kw_only=True):
 
 
 class UpdateOffsetHeader(Header, frozen=True, kw_only=True):
-    """UPDATE_CONSUMER_OFFSET (15); Node clients send -1 for "none". LaneMQ's may bring gaps in the body."""
+    """UPDATE_CONSUMER_OFFSET (15); Node clients send -1 for "none". LaneMQ's may bring finished ranges in the body."""
 
     consumer_group: str
     topic: str
@@ -250,7 +250,7 @@ class LockHeader(Header, frozen=True, kw_only=True):
     """LOCK_BATCH_MQ (41). Everything RocketMQ says is in the body; these are LaneMQ's wishes."""
 
     lane_lease_millis: Int64 | None = None
-    lane_gaps: bool | None = None
+    lane_finished: bool | None = None
     lane_trust_millis: Int64 | None = None
     lane_trusted: Int64 | None = None
 

@@ -37,10 +37,10 @@ GLOBAL_ORDER: Final = "+lane.order=global"
 LANE_FEATURES: Final = "laneFeatures"
 """Bits of a broker in a route: what it understands beyond RocketMQ."""
 LANE_LEASES: Final = "laneLeases"
-LANE_GAPS: Final = "laneGaps"
-"""In a lock request: whether the gaps of newly granted queues are wanted with the answer; without it the sender
-knows nothing of gaps, and those of a queue that becomes its own are void. In the body of an offset update: what is
-finished above the offset."""
+LANE_FINISHED: Final = "laneFinished"
+"""In a lock request: whether the answer shall carry the finished ranges of newly granted queues. Without it the sender
+keeps no finished ranges, and the broker forgets those of a queue that becomes its own. In the body of an offset update:
+the ranges finished above the offset."""
 LANE_REFUSED: Final = "laneRefused"
 """Members of the lock response: the granted leases with epochs, and who holds the refused queues."""
 LANE_PARKED: Final = "laneParked"

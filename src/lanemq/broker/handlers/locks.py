@@ -37,8 +37,8 @@ MAX_QUEUES = 100_000
 MAX_NAME_CHARS = 255
 """Of a client id or broker name: they go into every row on disk."""
 MAX_QUEUE_ID = 2**31 - 1
-MAX_GAPS_CHARS = 4 * 1024 * 1024
-"""Gaps in one answer: together with the queues' names it must stay within a frame."""
+MAX_FINISHED_CHARS = 4 * 1024 * 1024
+"""Characters of finished ranges in one answer: together with the queues' names it must stay within a frame."""
 EARLIER_LEASE, EARLIER_TRUST = Millis(5_000), Millis(3_000)
 """Of LaneMQ members that do not say how long they trust their leases: their usual times."""
 _NO_QUEUES = LockResponse().encode()
@@ -80,10 +80,10 @@ class LockHandler:
         for lease in grant.granted:
             if lease.changed:
                 log.info("group %s: %s owns %s, epoch %s", group, lease.owner, lease.queue, lease.epoch)
-                if wish is None or header.lane_gaps is None:
-                    self._parts.offsets.forget_gaps(group, lease.queue.topic, lease.queue.queue_id)
-        gaps = self._gaps(group, grant) if header.lane_gaps else {}
-        reply = self._stock_reply(grant) if wish is None else self._lane_reply(group, grant, gaps)
+                if wish is None or header.lane_finished is None:
+                    self._parts.offsets.forget_finished(group, lease.queue.topic, lease.queue.queue_id)
+        finished = self._finished(group, grant) if header.lane_finished else {}
+        reply = self._stock_reply(grant) if wish is None else self._lane_reply(group, grant, finished)
         self._unsaved.update(((group, row.queue), row) for row in grant.changes)
         keys = [(group, lease.queue) for lease in grant.granted]
         rows = [self._unsaved[key] for key in keys if key in self._unsaved] if self._unsaved else []
@@ -127,30 +127,30 @@ class LockHandler:
     def _stock_reply(self, grant: LockGrant) -> bytes:
         return LockResponse(lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted]).encode()
 
-    def _gaps(self, group: str, grant: LockGrant) -> dict[MessageQueue, str]:
-        """As much as an answer can carry; whoever is not told repeats, and the gaps are void."""
+    def _finished(self, group: str, grant: LockGrant) -> dict[MessageQueue, str]:
+        """As much as an answer can carry; the rest is forgotten, and its messages are delivered again."""
         told: dict[MessageQueue, str] = {}
-        left = MAX_GAPS_CHARS
+        left = MAX_FINISHED_CHARS
         for lease in grant.granted:
             queue = lease.queue
-            text = self._parts.offsets.gaps(group, queue.topic, queue.queue_id)
+            text = self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)
             if len(text) <= left:
                 told[queue] = text
                 left -= len(text)
             else:
-                self._parts.offsets.forget_gaps(group, queue.topic, queue.queue_id)
+                self._parts.offsets.forget_finished(group, queue.topic, queue.queue_id)
         return told
 
-    def _lane_reply(self, group: str, grant: LockGrant, gaps: Mapping[MessageQueue, str]) -> bytes:
+    def _lane_reply(self, group: str, grant: LockGrant, finished: Mapping[MessageQueue, str]) -> bytes:
         """One round trip instead of three: the grant, its epoch, and where the group stands in the queue."""
         now = self._parts.clock.now()
         return LockResponse(
             lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted],
-            lane_leases=[self._describe(group, lease, gaps.get(lease.queue, ""), now) for lease in grant.granted],
+            lane_leases=[self._describe(group, lease, finished.get(lease.queue, ""), now) for lease in grant.granted],
             lane_refused=[_refusal(refusal) for refusal in grant.refused],
         ).encode()
 
-    def _describe(self, group: str, lease: Lease, gaps: str, now: Millis) -> LaneLease:
+    def _describe(self, group: str, lease: Lease, finished: str, now: Millis) -> LaneLease:
         queue = lease.queue
         offset = self._parts.offsets.committed(group, queue.topic, queue.queue_id)
         return LaneLease(
@@ -160,7 +160,7 @@ class LockHandler:
             epoch=lease.epoch,
             lease_millis=lease.expires_at - now,
             offset=-1 if offset is None else offset,
-            gaps=gaps,
+            finished=finished,
             parked=self._parts.parking.lanes.serial((group, queue.topic, queue.queue_id)),
         )
 

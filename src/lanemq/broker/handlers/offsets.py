@@ -13,7 +13,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code
 from lanemq.core.brokering.group_offsets import Backward, Ignored, WhyIgnored, kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
-from lanemq.core.finished_ranges import GapMap
+from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.history import Place
 from lanemq.log.time_search import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound
@@ -88,9 +88,9 @@ class OffsetHandler:
         verdict = standing(self._parts, peer, group, topic, queue_id, header)
         stock = header.lane_epoch is None
         offset = QueueOffset(header.commit_offset)
-        gaps = self._gaps(request, header) if request.body and not stock else None
+        finished = self._finished(request, header) if request.body and not stock else None
         outcome = self._parts.offsets.commit(
-            group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), gaps=gaps
+            group, topic, queue_id, offset, kind=kind_of(verdict, stock=stock), finished=finished
         )
         if self._parts.recording.on:
             place, owned = Place(group, topic, queue_id, offset), not isinstance(verdict, Unowned)
@@ -113,11 +113,11 @@ class OffsetHandler:
             case _:
                 answer(peer, request)
 
-    def _gaps(self, request: Command, header: UpdateOffsetHeader) -> GapMap:
+    def _finished(self, request: Command, header: UpdateOffsetHeader) -> FinishedRanges:
         """Never beyond what is stored: it would hide messages that are yet to come."""
-        text = LaneProgress.decode(request.body).lane_gaps
+        text = LaneProgress.decode(request.body).lane_finished
         end = self._parts.store.bounds(header.topic, header.queue_id)[1]
-        return GapMap.decode(text, header.commit_offset).below(end)
+        return FinishedRanges.decode(text, header.commit_offset).below(end)
 
     def _check_queue(self, name: str, queue_id: int) -> None:
         """A commit for what does not exist is refused: a late one would outlive its deleted topic."""

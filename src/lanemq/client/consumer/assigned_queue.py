@@ -14,7 +14,7 @@ from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import Holding as Life
 from lanemq.core.consuming.shut_lanes import KeptLane
 from lanemq.core.consuming.turns import NO_LEASE_NEEDED, NOT_LEASED
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
@@ -23,7 +23,7 @@ class Start(NamedTuple):
     """Where a queue is taken up."""
 
     offset: QueueOffset
-    gaps: GapMap = NO_GAPS
+    finished: FinishedRanges = NOTHING_FINISHED
     """What former owners finished above the offset; it is not run again."""
     kept: tuple[KeptLane, ...] = ()
     """Lanes that the broker keeps parked."""
@@ -54,9 +54,9 @@ class Holding:
         self.last_pull: Millis = Millis(0)
         self.moving: QueueOffset | None = None
         """Where a reset sends it, until it has arrived; what it did at the old place is not reported any more."""
-        self.gaps = NO_GAPS
+        self.finished = NOTHING_FINISHED
         """What is finished above the committable offset, as of the last look."""
-        self.gaps_told = NO_GAPS
+        self.finished_reported = NOTHING_FINISHED
         """The same, as the broker knows it."""
         self.keeps_parked = False
         """The broker takes parked lanes."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.route_lookup import AsyncRoutes
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
@@ -52,7 +52,7 @@ class Granted(NamedTuple):
     epoch: Epoch
     offset: QueueOffset | None
     """Where the group stands, read under the lease; None if the broker did not say."""
-    gaps: GapMap = NO_GAPS
+    finished: FinishedRanges = NOTHING_FINISHED
     """What former owners finished above that; told only when asked."""
     parked: int = 0
     """Changes when people change parked lanes of the queue; 0: there are none."""
@@ -101,15 +101,15 @@ class ConsumerCalls:
         *,
         lease: Millis | None,
         trust: Millis | None = None,
-        gaps: bool | None = None,
+        finished: bool | None = None,
     ) -> dict[MessageQueue, Granted]:
-        """Those of the queues that are ours now. `lease`, `trust` and `gaps` are asked of LaneMQ brokers only.
+        """Those of the queues that are ours now. `lease`, `trust` and `finished` are asked of LaneMQ brokers only.
 
-        With `gaps=None` we will work from the offset on, and the broker forgets what is finished above it.
+        With `finished=None` we will work from the offset on, and the broker forgets what is finished above it.
         """
         header = LockHeader(lane_lease_millis=lease)
         if lease is not None:
-            header = LockHeader(lane_lease_millis=lease, lane_gaps=gaps, lane_trust_millis=trust)
+            header = LockHeader(lane_lease_millis=lease, lane_finished=finished, lane_trust_millis=trust)
         ext = header.to_ext()
         body = self._lock_request(queues).encode()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
@@ -154,11 +154,13 @@ class ConsumerCalls:
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
-    async def commit(self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, gaps: GapMap = NO_GAPS) -> bool:
+    async def commit(
+        self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED
+    ) -> bool:
         """Reports progress and waits for the answer; `LeaseLost` if the queue is not ours any more.
 
         False if the broker took no notice, because a person has sent the group elsewhere: the next pull will say where.
-        Gaps go only where epochs come from: another broker has no place for them.
+        Finished ranges go only to brokers that grant epochs: no other broker stores them.
         """
         header = UpdateOffsetHeader(
             consumer_group=self._group,
@@ -168,7 +170,7 @@ class ConsumerCalls:
             lane_client=self.client_id if epoch else None,
             lane_epoch=epoch or None,
         )
-        body = LaneProgress(lane_gaps=gaps.encode(offset)).encode() if gaps and epoch else b""
+        body = LaneProgress(lane_finished=finished.encode(offset)).encode() if finished and epoch else b""
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext(), body=body)
         reply = await self._request(self.address(queue.topic, queue.broker), command, self._timeout)
         return LANE_IGNORED not in reply.ext
@@ -229,8 +231,8 @@ def _granted(lease: LaneLease | None, serial: int) -> Granted:
         return Granted(Epoch(0), None)
     if lease.offset < 0:
         return Granted(Epoch(lease.epoch), None, parked=lease.parked, serial=serial)
-    gaps = GapMap.decode(lease.gaps, lease.offset)
-    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), gaps, lease.parked, serial)
+    finished = FinishedRanges.decode(lease.finished, lease.offset)
+    return Granted(Epoch(lease.epoch), QueueOffset(lease.offset), finished, lease.parked, serial)
 
 
 def _serial(reply: Command) -> int:

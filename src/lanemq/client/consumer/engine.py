@@ -207,7 +207,7 @@ class ConsumerEngine:
         holding.life.happened(Event.LOCATED, now=now)
         self.holdings.add(holding)
         self.offsets.begin(holding, start)
-        station.board.add(queue, start.offset, holding.usable_until, start.gaps, start.kept)
+        station.board.add(queue, start.offset, holding.usable_until, start.finished, start.kept)
         self._record_grant(holding)
         log.info("%s is ours from offset %d on, epoch %d", queue, start.offset, holding.epoch)
         self._start_pulling(holding)

@@ -98,14 +98,14 @@ class LockKeeper:
         await asyncio.gather(*(self._renew(broker, held) for broker, held in brokers.items()))
 
     async def acquire(
-        self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, gaps: bool = False
+        self, broker: str, queues: Sequence[MessageQueue], times: LeaseTimes, *, lane: bool, finished: bool = False
     ) -> dict[MessageQueue, tuple[QueueLease, Granted]]:
         """Leases of those queues that the broker gave us; the others are for a later round (A48).
 
-        `gaps`: whether we leave out what former owners finished above the offset; else the broker forgets it.
+        `finished`: whether we leave out what former owners finished above the offset; else the broker forgets it.
         """
         asked_at, trust = self._clock.now(), self._pace(broker).trust(times)
-        granted = await self._lock(broker, queues, times, trust, lane=lane, gaps=True if gaps else None)
+        granted = await self._lock(broker, queues, times, trust, lane=lane, finished=True if finished else None)
         leases = {}
         for queue in queues:
             answer = granted.get(queue)
@@ -193,10 +193,10 @@ class LockKeeper:
         trust: Millis,
         *,
         lane: bool,
-        gaps: bool | None,
+        finished: bool | None,
     ) -> dict[MessageQueue, Granted]:
         asked_at, lease, told = self._clock.now(), times.broker_lease if lane else None, trust if lane else None
-        granted = await self._calls.lock(broker, queues, lease=lease, trust=told, gaps=gaps)
+        granted = await self._calls.lock(broker, queues, lease=lease, trust=told, finished=finished)
         if granted:
             self._answered(broker, asked_at, times)
             show_every = times.show_every if any(each.serial for each in granted.values()) else None
@@ -218,8 +218,8 @@ class LockKeeper:
         queues, first = [each.queue for each in held], held[0]
         asked_at, trust = self._clock.now(), self._pace(broker).trust(first.times)
         try:
-            # The gaps are known here already; asking for none at all would make the broker forget them.
-            granted = await self._lock(broker, queues, first.times, trust, lane=first.lane, gaps=False)
+            # The finished ranges are known here already; asking for none at all would make the broker forget them.
+            granted = await self._lock(broker, queues, first.times, trust, lane=first.lane, finished=False)
         except LaneError as error:
             self._seldom.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
             return

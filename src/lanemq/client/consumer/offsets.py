@@ -17,7 +17,7 @@ from lanemq.client.consumer.leases import Lose
 from lanemq.client.consumer.offset_file import FileOffsets, LocalOffsets, MemoryOffsets
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.core.consuming.offset_table import OffsetTable
-from lanemq.core.finished_ranges import MAX_GAPS, NO_GAPS
+from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.names import RETRY_PREFIX
@@ -80,7 +80,7 @@ class OffsetKeeper:
     def begin(self, holding: Holding, start: Start) -> None:
         """A queue was taken over here; whatever was known of it before is forgotten (A49)."""
         self._table.start(holding.queue, start.offset)
-        holding.gaps = holding.gaps_told = start.gaps
+        holding.finished = holding.finished_reported = start.finished
 
     def forget(self, queue: MessageQueue) -> None:
         """A queue was given up or lost."""
@@ -108,7 +108,7 @@ class OffsetKeeper:
             self._save()
             return
         dirty = self._table.dirty()
-        changed = (each for each in self._holdings if each.queue in dirty or each.gaps != each.gaps_told)
+        changed = (each for each in self._holdings if each.queue in dirty or each.finished != each.finished_reported)
         await asyncio.gather(*map(self._try_commit, changed))
 
     async def commit(self, holding: Holding) -> None:
@@ -120,7 +120,7 @@ class OffsetKeeper:
         self._look(holding)
         if self._local is not None:
             self._save()
-        elif holding.queue in self._table.dirty() or holding.gaps != holding.gaps_told:
+        elif holding.queue in self._table.dirty() or holding.finished != holding.finished_reported:
             await self._commit(holding)
 
     async def move_to(self, holding: Holding, offset: QueueOffset) -> None:
@@ -144,9 +144,9 @@ class OffsetKeeper:
             return
         progress = holding.station.board.progress(holding.queue)
         if progress is not None:
-            offset, gaps = progress
+            offset, finished = progress
             self._table.advance(holding.queue, offset, increase_only=False)
-            holding.gaps = gaps.lowest(MAX_GAPS) if holding.epoch else NO_GAPS
+            holding.finished = finished.lowest(MAX_RANGES) if holding.epoch else NOTHING_FINISHED
 
     def _save(self) -> None:
         assert self._local is not None
@@ -167,14 +167,14 @@ class OffsetKeeper:
 
     async def _commit(self, holding: Holding) -> None:
         queue, offset, epoch = holding.queue, self._table.get(holding.queue), holding.epoch
-        gaps = holding.gaps
+        finished = holding.finished
         if offset is None:
             return
         history = self._options.history
         asked = history.now()
         place = Place(self._options.group, queue.topic, queue.queue_id, offset)
         try:
-            taken = await self._calls.commit(queue, offset, Epoch(epoch), gaps)
+            taken = await self._calls.commit(queue, offset, Epoch(epoch), finished)
         except LeaseLost as error:
             if history.on:
                 history.commit_refused(place, str(error), epoch=epoch, asked=asked)
@@ -183,7 +183,7 @@ class OffsetKeeper:
         if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
         self._table.persisted({queue: offset})
-        holding.gaps_told = gaps
+        holding.finished_reported = finished
 
 
 def _local_offsets(options: ConsumerOptions) -> LocalOffsets:

@@ -169,7 +169,9 @@ class Puller:
 
 
 def _span_counts(holding: Holding) -> bool:
-    """Whether messages that ran ahead of an unfinished one would run again after a crash. A broker that keeps gaps
-    remembers them: there, one stuck key must not stop the queue."""
+    """Whether messages that ran ahead of an unfinished one would run again after a crash.
+
+    A broker that keeps finished ranges remembers them: there, one stuck key must not stop the queue.
+    """
     order = holding.station.plan.order
     return order is Order.NONE or (order is Order.KEY and not (holding.lane and holding.epoch > 0))

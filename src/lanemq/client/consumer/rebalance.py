@@ -194,7 +194,7 @@ class Rebalancer:
         if station.plan.ordered and not self._options.broadcasting:
             try:
                 by_key = station.plan.order is Order.KEY
-                leases = dict(await self._keeper.acquire(broker, queues, times, lane=lane, gaps=by_key))
+                leases = dict(await self._keeper.acquire(broker, queues, times, lane=lane, finished=by_key))
             except LaneError as error:
                 self._warn(route.topic, f"queues of {route.topic} at {broker} cannot be taken yet: {error}")
                 return 0
@@ -205,7 +205,7 @@ class Rebalancer:
         messages, and a lease that nobody uses would keep the queue from every other member."""
         try:
             if granted is not None and granted.offset is not None:
-                start = Start(granted.offset, granted.gaps)
+                start = Start(granted.offset, granted.finished)
             else:
                 start = Start(await self._offsets.start_of(queue))
             if granted is not None and granted.parked:
@@ -224,7 +224,7 @@ class Rebalancer:
             self._warn(queue.topic, f"{queue} has parked lanes; without order by key their newer messages run")
             return start
         kept = await self.parker.kept(queue, asked=True)
-        return Start(start.offset, start.gaps, kept, serial)
+        return Start(start.offset, start.finished, kept, serial)
 
     async def _wait(self, most_ms: int) -> None:
         try:

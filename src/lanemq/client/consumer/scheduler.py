@@ -25,7 +25,7 @@ from lanemq.core.consuming.lane_queue import QueueView
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.consuming.turns import Order, Outcome, Turn, Wait
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -137,7 +137,7 @@ class LaneBoard:
         queue: MessageQueue,
         start: QueueOffset,
         usable_until: Millis,
-        done: GapMap = NO_GAPS,
+        done: FinishedRanges = NOTHING_FINISHED,
         kept: Iterable[KeptLane] = (),
     ) -> None:
         with self._mutex:
@@ -216,12 +216,12 @@ class LaneBoard:
             self._desk.catch_up(self._clock.now())
             return self._scheduler.committable(queue)
 
-    def progress(self, queue: MessageQueue) -> tuple[QueueOffset, GapMap] | None:
+    def progress(self, queue: MessageQueue) -> tuple[QueueOffset, FinishedRanges] | None:
         """The committable offset and what is finished above it, as of one moment; None if it is not held."""
         with self._told:
             self._desk.catch_up(self._clock.now())
             offset = self._scheduler.committable(queue)
-            return None if offset is None else (offset, self._scheduler.gaps(queue))
+            return None if offset is None else (offset, self._scheduler.finished_ranges(queue))
 
     def next_offset(self, queue: MessageQueue) -> QueueOffset | None:
         with self._mutex:

@@ -12,7 +12,7 @@ before the reset; the first at the reset offset itself ends the waiting too.
 Offsets are the next one to read. This table does not know who owns what: `kind_of` translates the lock
 table's verdict.
 
-Beside an offset are its gaps (`gap_map`): what is finished above it. They belong to that offset and to nobody
+Beside an offset are its finished ranges: what is finished above it. They belong to that offset and to nobody
 else's: they come with a commit and are replaced by the next one; a reset, or the commit of somebody who knows
 nothing of them and names another offset, forgets them.
 """
@@ -23,7 +23,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from lanemq.core.brokering.lock_table import Stale, Verdict
-from lanemq.core.finished_ranges import MAX_GAPS, GapMap
+from lanemq.core.finished_ranges import MAX_RANGES, FinishedRanges
 from lanemq.model.errors import InvalidOption
 from lanemq.model.units import QueueOffset
 
@@ -78,8 +78,8 @@ class OffsetRow(NamedTuple):
     queue_id: int
     offset: QueueOffset
     reset_pending: bool
-    gaps: str = ""
-    """As `GapMap.encode(offset)` writes them."""
+    finished: str = ""
+    """As `FinishedRanges.encode(offset)` writes them."""
 
 
 def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
@@ -94,8 +94,8 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
-        # Only keys that have an offset, in all three. Gaps as text above that offset, never an empty one.
-        self._gaps: dict[OffsetKey, str] = {}
+        # Only keys that have an offset, in all three. Finished ranges as text above that offset, never an empty one.
+        self._finished: dict[OffsetKey, str] = {}
         self._pending: dict[OffsetKey, bool] = {}  # whether anybody was told of it
         self._dirty: set[OffsetKey] = set()
 
@@ -107,9 +107,9 @@ class GroupOffsets:
         offset: QueueOffset,
         *,
         kind: CommitKind,
-        gaps: GapMap | None = None,
+        finished: FinishedRanges | None = None,
     ) -> Commit:
-        """`gaps` is None from somebody who knows nothing of them."""
+        """`finished` is None from a client that keeps no finished ranges."""
         key = (group, topic, queue_id)
         if offset < 0:
             return Ignored(WhyIgnored.NEGATIVE)
@@ -120,9 +120,9 @@ class GroupOffsets:
             return Ignored(WhyIgnored.RESET_PENDING)
         if stored is not None and offset < stored and kind is CommitKind.FORWARD:
             return Backward(stored)
-        before = self._gaps.get(key, "")
+        before = self._finished.get(key, "")
         kept = before if offset == stored else ""
-        after = kept if gaps is None else gaps.lowest(MAX_GAPS).encode(offset)
+        after = kept if finished is None else finished.lowest(MAX_RANGES).encode(offset)
         if offset != stored or after != before:
             self._put(key, offset, after)
         return Committed(stored)
@@ -131,16 +131,16 @@ class GroupOffsets:
         """Where the group goes on; None if it never committed here."""
         return self._groups.get(group, {}).get((topic, queue_id))
 
-    def gaps(self, group: str, topic: str, queue_id: int) -> str:
-        """What is finished above the committed offset, as `GapMap.encode` writes it."""
-        return self._gaps.get((group, topic, queue_id), "")
+    def finished_ranges(self, group: str, topic: str, queue_id: int) -> str:
+        """What is finished above the committed offset, as `FinishedRanges.encode` writes it."""
+        return self._finished.get((group, topic, queue_id), "")
 
-    def forget_gaps(self, group: str, topic: str, queue_id: int) -> None:
+    def forget_finished(self, group: str, topic: str, queue_id: int) -> None:
         """The queue's owner works from the offset on without knowing them, and will repeat what they cover.
 
         Kept, they would let the owner after it pass a repeat that was begun and not ended.
         """
-        if self._gaps.pop((group, topic, queue_id), None) is not None:
+        if self._finished.pop((group, topic, queue_id), None) is not None:
             self._dirty.add((group, topic, queue_id))
 
     def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
@@ -154,14 +154,14 @@ class GroupOffsets:
                 if offset > end:
                     self._put((group, topic, queue_id), end)
 
-    def cut_gaps(self, end_of: Callable[[str, int], int]) -> None:
+    def cut_finished(self, end_of: Callable[[str, int], int]) -> None:
         """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut."""
-        for key, text in list(self._gaps.items()):
+        for key, text in list(self._finished.items()):
             group, topic, queue_id = key
             offset = self._groups[group][topic, queue_id]
-            gaps = GapMap.decode(text, offset)
-            left = gaps.below(end_of(topic, queue_id))
-            if left != gaps:
+            finished = FinishedRanges.decode(text, offset)
+            left = finished.below(end_of(topic, queue_id))
+            if left != finished:
                 self._put(key, offset, left.encode(offset))
 
     def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
@@ -220,7 +220,7 @@ class GroupOffsets:
         self._dirty.difference_update(gone)
         for key in gone:
             self._pending.pop(key, None)
-            self._gaps.pop(key, None)
+            self._finished.pop(key, None)
         return tuple(gone)
 
     def dirty(self) -> tuple[OffsetRow, ...]:
@@ -239,8 +239,8 @@ class GroupOffsets:
             self._groups.setdefault(row.group, {})[row.topic, row.queue_id] = row.offset
             if row.reset_pending:
                 self._pending[row[:3]] = False
-            if row.gaps:
-                self._gaps[row[:3]] = row.gaps
+            if row.finished:
+                self._finished[row[:3]] = row.finished
 
     def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
         """Ends a pending reset once a member that was told of it is where it should be.
@@ -253,19 +253,19 @@ class GroupOffsets:
         self._dirty.add(key)
         return True
 
-    def _put(self, key: OffsetKey, offset: QueueOffset, gaps: str = "") -> None:
+    def _put(self, key: OffsetKey, offset: QueueOffset, finished: str = "") -> None:
         group, topic, queue_id = key
         self._groups.setdefault(group, {})[topic, queue_id] = offset
         self._dirty.add(key)
-        if gaps:
-            self._gaps[key] = gaps
+        if finished:
+            self._finished[key] = finished
         else:
-            self._gaps.pop(key, None)
+            self._finished.pop(key, None)
 
     def _row(self, key: OffsetKey) -> OffsetRow:
         group, topic, queue_id = key
-        gaps = self._gaps.get(key, "")
-        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending, gaps)
+        finished = self._finished.get(key, "")
+        return OffsetRow(*key, self._groups[group][topic, queue_id], key in self._pending, finished)
 
     @staticmethod
     def _refuse_negative(offset: QueueOffset) -> None:
@@ -273,7 +273,7 @@ class GroupOffsets:
             raise InvalidOption(f"offset {offset} cannot be reset to: use 0 or more")
 
     def _check(self) -> None:
-        for group, topic, queue_id in self._pending.keys() | self._dirty | self._gaps.keys():
+        for group, topic, queue_id in self._pending.keys() | self._dirty | self._finished.keys():
             assert self.committed(group, topic, queue_id) is not None
-        assert all(self._gaps.values())
+        assert all(self._finished.values())
         assert all(self._groups.values())

@@ -1,7 +1,7 @@
 """A queue with a lane per key, inside the lane scheduler; without order, every batch is a lane of its own.
 
-Its messages finish out of offset order. So it remembers the finished offsets above the first unfinished one (the
-gaps), singly while they are few and as ranges beyond that; the committable offset is the first unfinished one.
+Its messages finish out of offset order. So it remembers the finished offsets above the first unfinished one,
+singly while they are few and as ranges beyond that; the committable offset is the first unfinished one.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lane_turns import Place, cut_turns, end_turns, grow, lay_in_lanes, pass_finished
 from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.consuming.turns import Lane, M, Order, Turn
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -35,7 +35,7 @@ class KeyedQueue(LaneQueue[M]):
         usable_until: Millis,
         order: Order,
         chunk: int,
-        done: GapMap = NO_GAPS,
+        done: FinishedRanges = NOTHING_FINISHED,
         kept: Iterable[KeptLane] = (),
     ) -> None:
         super().__init__(queue, order, usable_until)
@@ -166,18 +166,20 @@ class KeyedQueue(LaneQueue[M]):
         count = len(self._offsets) - len(self._finished)
         return Cached(count, self._bytes, self._next - self.committable)
 
-    def gaps(self) -> GapMap:
+    def finished_ranges(self) -> FinishedRanges:
         if not self._finished and not self._done:
-            return NO_GAPS
-        return GapMap.of_offsets(sorted(self._finished)).joined(self._done.above(self.committable))
+            return NOTHING_FINISHED
+        return FinishedRanges.of_offsets(sorted(self._finished)).joined(self._done.above(self.committable))
 
     def forget(self) -> None:
         super().forget()
         self._lanes.clear()
 
     def _without_settled(self, shut: ShutLanes[M], messages: Sequence[M]) -> Sequence[M]:
-        """Those of parked lanes that are at the broker already become gaps, like everything that is finished: the
-        next owner must leave them out together with what runs behind them."""
+        """Adds messages of parked lanes that the broker already has to the finished ranges.
+
+        The next owner must leave them out together with what runs behind them.
+        """
         settled = [message for message in messages if shut.settled(message)]
         if not settled:
             return messages
@@ -201,6 +203,6 @@ class KeyedQueue(LaneQueue[M]):
 
     def _fold(self) -> None:
         """As ranges: a key that is stuck for hours must not cost memory for every message that passes it."""
-        self._done = self.gaps()
+        self._done = self.finished_ranges()
         self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
         self._finished = set()

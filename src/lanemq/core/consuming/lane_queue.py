@@ -19,7 +19,7 @@ from lanemq.core.consuming.lane_turns import Place
 from lanemq.core.consuming.process_queue import ProcessQueue
 from lanemq.core.consuming.shut_lanes import ShutLanes
 from lanemq.core.consuming.turns import Gate, Lane, M, Order, Turn
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
@@ -119,9 +119,9 @@ class LaneQueue(Gate, ABC, Generic[M]):
     def is_parked(self, lane: Lane[M]) -> bool:
         return lane in self.parked or (self.shut is not None and lane.key in self.shut)
 
-    def gaps(self) -> GapMap:
+    def finished_ranges(self) -> FinishedRanges:
         """Finished offsets above the committable one."""
-        return NO_GAPS
+        return NOTHING_FINISHED
 
     def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
         """The lane's retries are used up."""

@@ -48,7 +48,7 @@ from lanemq.core.consuming.turns import (
     Wait,
     Why,
 )
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
@@ -78,12 +78,12 @@ class LaneScheduler(Generic[M]):
         order: Order,
         *,
         usable_until: Millis = NOT_LEASED,
-        done: GapMap = NO_GAPS,
+        done: FinishedRanges = NOTHING_FINISHED,
         kept: Iterable[KeptLane] = (),
     ) -> None:
         """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`.
 
-        `done` is what former owners finished above the start; it is not run again, and stays among the gaps.
+        `done` is what former owners finished above the start; it is not run again, and stays among the finished ranges.
         With the whole queue in order nothing is ever finished above an unfinished message, and `done` is ignored.
         `kept` are the lanes that the broker keeps parked; they stay shut.
         """
@@ -270,9 +270,9 @@ class LaneScheduler(Generic[M]):
         home = self._queues.get(queue)
         return None if home is None else home.next_offset
 
-    def gaps(self, queue: MessageQueue) -> GapMap:
+    def finished_ranges(self, queue: MessageQueue) -> FinishedRanges:
         """Finished offsets above the committable one, by this holding or known from former ones."""
-        return self._home(queue).gaps()
+        return self._home(queue).finished_ranges()
 
     def cached(self, queue: MessageQueue) -> Cached:
         return self._home(queue).cached()

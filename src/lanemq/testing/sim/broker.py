@@ -15,7 +15,7 @@ from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.recording import Recording
 from lanemq.broker.storage.log_thread import LogThread, outcome_of
-from lanemq.core.finished_ranges import GapMap
+from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
@@ -150,8 +150,8 @@ class SimBroker(Broker):
         if newest is None or newest.epoch != epoch:
             return False
         offsets = self._parts.offsets
-        text = offsets.gaps(group, topic, queue_id)
-        return bool(text) and offset in GapMap.decode(text, offsets.committed(group, topic, queue_id) or 0)
+        text = offsets.finished_ranges(group, topic, queue_id)
+        return bool(text) and offset in FinishedRanges.decode(text, offsets.committed(group, topic, queue_id) or 0)
 
 
 class BrokerMachine:

@@ -12,7 +12,7 @@ from lanemq.core.brokering.group_offsets import CommitKind, Committed, GroupOffs
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order, Outcome, Turn
-from lanemq.core.finished_ranges import MAX_GAPS, NO_GAPS, GapMap
+from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -22,54 +22,56 @@ END = 40
 offset_sets = st.sets(st.integers(0, END - 1))
 
 
-def covered(gaps: GapMap) -> set[int]:
-    return {offset for start, end in gaps.ranges() for offset in range(start, end)}
+def covered(finished: FinishedRanges) -> set[int]:
+    return {offset for start, end in finished.ranges() for offset in range(start, end)}
 
 
 @settings(max_examples=200, deadline=None)
 @given(offset_sets, offset_sets, st.integers(0, END))
 def test_a_map_is_a_set_of_offsets(some: set[int], others: set[int], at: int) -> None:
-    gaps = GapMap.of_offsets(sorted(some))
-    assert covered(gaps) == {offset for offset in range(END) if offset in gaps} == some
-    assert covered(gaps.above(at)) == {offset for offset in some if offset > at}
-    assert covered(gaps.below(at)) == {offset for offset in some if offset < at}
-    assert gaps.past(QueueOffset(at)) == next(offset for offset in range(at, END + 2) if offset not in some)
-    both = gaps.joined(GapMap.of_offsets(sorted(others)))
-    assert both == GapMap.of_offsets(sorted(some | others)), "whatever touches is one range: equal sets, equal maps"
-    assert bool(gaps) == bool(some)
+    finished = FinishedRanges.of_offsets(sorted(some))
+    assert covered(finished) == {offset for offset in range(END) if offset in finished} == some
+    assert covered(finished.above(at)) == {offset for offset in some if offset > at}
+    assert covered(finished.below(at)) == {offset for offset in some if offset < at}
+    assert finished.past(QueueOffset(at)) == next(offset for offset in range(at, END + 2) if offset not in some)
+    both = finished.joined(FinishedRanges.of_offsets(sorted(others)))
+    assert both == FinishedRanges.of_offsets(sorted(some | others)), (
+        "whatever touches is one range: equal sets, equal maps"
+    )
+    assert bool(finished) == bool(some)
 
 
 @settings(max_examples=200, deadline=None)
 @given(offset_sets, st.integers(0, END), st.integers(0, 5))
 def test_a_map_comes_back_from_its_text_and_is_cut_at_its_upper_end(some: set[int], at: int, most: int) -> None:
-    gaps = GapMap.of_offsets(sorted(some)).above(at)
-    assert GapMap.decode(gaps.encode(at), at) == gaps
-    kept = gaps.lowest(most)
-    assert len(kept.ranges()) == min(most, len(gaps.ranges()))
-    dropped = covered(gaps) - covered(kept)
+    finished = FinishedRanges.of_offsets(sorted(some)).above(at)
+    assert FinishedRanges.decode(finished.encode(at), at) == finished
+    kept = finished.lowest(most)
+    assert len(kept.ranges()) == min(most, len(finished.ranges()))
+    dropped = covered(finished) - covered(kept)
     assert not dropped or max(covered(kept), default=-1) < min(dropped)
 
 
 def test_what_lies_at_or_below_the_offset_is_not_written() -> None:
-    assert GapMap.of([(1, 4), (6, 8)]).encode(2) == "1,1,2,2"
-    assert GapMap.of([(1, 4)]).encode(5) == ""
+    assert FinishedRanges.of([(1, 4), (6, 8)]).encode(2) == "1,1,2,2"
+    assert FinishedRanges.of([(1, 4)]).encode(5) == ""
 
 
 @pytest.mark.parametrize(
     "text",
-    ["1", "1,2,3", "0,1", "1,0", "2,-1", "1,x", "1,", ",", "1,2;3,4", f"1,{2**63}", "1," * 2 * MAX_GAPS + "1,1"],
+    ["1", "1,2,3", "0,1", "1,0", "2,-1", "1,x", "1,", ",", "1,2;3,4", f"1,{2**63}", "1," * 2 * MAX_RANGES + "1,1"],
     ids=lambda text: text[:12],
 )
 def test_what_is_no_map_is_refused(text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="gaps"):
-        GapMap.decode(text, 7)
+    with pytest.raises(RemoteProtocolError, match="finished ranges"):
+        FinishedRanges.decode(text, 7)
 
 
 def test_the_largest_map_fits_into_a_megabyte() -> None:
-    step = (2**63 - 1) // (2 * MAX_GAPS + 1)
-    gaps = GapMap(tuple(step * n for n in range(1, 2 * MAX_GAPS + 1)))
-    assert len(gaps.encode(0)) < 1_000_000
-    assert GapMap.decode(gaps.encode(0), 0) == gaps
+    step = (2**63 - 1) // (2 * MAX_RANGES + 1)
+    finished = FinishedRanges(tuple(step * n for n in range(1, 2 * MAX_RANGES + 1)))
+    assert len(finished.encode(0)) < 1_000_000
+    assert FinishedRanges.decode(finished.encode(0), 0) == finished
 
 
 # A queue through the hands of many owners
@@ -117,11 +119,11 @@ class Owners(RuleBasedStateMachine):
     def take_over(self) -> None:
         """A new owner, with what the lock's answer says."""
         start = self.table.committed("g", "orders", 0) or QueueOffset(0)
-        done = GapMap.decode(self.table.gaps("g", "orders", 0), start)
+        done = FinishedRanges.decode(self.table.finished_ranges("g", "orders", 0), start)
         options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(0.005)), run_limit=3)
         self.owner = Owner(LaneScheduler(options))
         self.owner.scheduler.add(Q, start, Order.KEY, usable_until=NO_LEASE_NEEDED, done=done)
-        assert self.owner.scheduler.gaps(Q) == done, "an owner that did nothing has nothing to report"
+        assert self.owner.scheduler.finished_ranges(Q) == done, "an owner that did nothing has nothing to report"
 
     @rule(count=st.integers(1, 8))
     def send(self, count: int) -> None:
@@ -171,16 +173,16 @@ class Owners(RuleBasedStateMachine):
     def wait(self) -> None:
         self.now = Millis(self.now + 50)
 
-    @rule(most=st.sampled_from([0, 1, 2, MAX_GAPS, MAX_GAPS]))
+    @rule(most=st.sampled_from([0, 1, 2, MAX_RANGES, MAX_RANGES]))
     def commit(self, most: int) -> None:
         """`most`: how many ranges the way to the broker has room for."""
         offset = self.owner.scheduler.committable(Q)
         assert offset is not None
-        gaps = self.owner.scheduler.gaps(Q).lowest(most)
-        outcome = self.table.commit("g", "orders", 0, offset, kind=CommitKind.FORWARD, gaps=gaps)
+        finished = self.owner.scheduler.finished_ranges(Q).lowest(most)
+        outcome = self.table.commit("g", "orders", 0, offset, kind=CommitKind.FORWARD, finished=finished)
         assert isinstance(outcome, Committed)
-        assert covered(gaps) <= self.finished
-        self.reported = covered(gaps) | set(wanted(0, offset))
+        assert covered(finished) <= self.finished
+        self.reported = covered(finished) | set(wanted(0, offset))
 
     @rule()
     def crash(self) -> None:
@@ -194,7 +196,7 @@ class Owners(RuleBasedStateMachine):
 
     @invariant()
     def finished_messages_of_a_key_are_its_first_ones(self) -> None:
-        done = covered(self.owner.scheduler.gaps(Q)) | set(range(self.owner.scheduler.committable(Q) or 0))
+        done = covered(self.owner.scheduler.finished_ranges(Q)) | set(range(self.owner.scheduler.committable(Q) or 0))
         for key in "abcde":
             line = [at in done for at in wanted(0, self.stored) if Msg(at).key == key]
             assert line == sorted(line, reverse=True), f"{key}: {line}"
@@ -216,21 +218,21 @@ class Owners(RuleBasedStateMachine):
                 self.finished |= {m.queue_offset for m in turn.messages}
         assert self.finished == set(wanted(0, self.stored))
         assert self.owner.scheduler.committable(Q) == self.stored
-        assert self.owner.scheduler.gaps(Q) == NO_GAPS
+        assert self.owner.scheduler.finished_ranges(Q) == NOTHING_FINISHED
 
 
 Owners.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestOwners = Owners.TestCase
 
 
-def keyed(start: int, done: GapMap) -> LaneScheduler[Msg]:
+def keyed(start: int, done: FinishedRanges) -> LaneScheduler[Msg]:
     scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=HoldKey(), run_limit=1))
     scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, done=done)
     return scheduler
 
 
 def test_what_former_owners_finished_inside_a_pull_is_not_run() -> None:
-    scheduler = keyed(0, GapMap.of([(1, 3), (4, 5)]))
+    scheduler = keyed(0, FinishedRanges.of([(1, 3), (4, 5)]))
     assert scheduler.put(Q, [Msg(at) for at in range(6)], QueueOffset(6), pulled_from=QueueOffset(0))
     seen = []
     while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
@@ -241,31 +243,31 @@ def test_what_former_owners_finished_inside_a_pull_is_not_run() -> None:
 
 
 def test_a_range_that_former_owners_finished_is_not_even_pulled() -> None:
-    scheduler = keyed(0, GapMap.of([(2, 30)]))
+    scheduler = keyed(0, FinishedRanges.of([(2, 30)]))
     assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
     assert scheduler.next_offset(Q) == 30
     assert scheduler.cached(Q).count == 2
-    assert scheduler.gaps(Q).ranges() == [(2, 30)]
+    assert scheduler.finished_ranges(Q).ranges() == [(2, 30)]
 
 
 def test_what_a_filter_left_out_between_finished_messages_is_no_gap() -> None:
     """Another filter may want it; an offset that nobody looked at is nobody's to skip."""
-    scheduler = keyed(0, NO_GAPS)
+    scheduler = keyed(0, NOTHING_FINISHED)
     assert scheduler.put(Q, [Msg(0), Msg(1), Msg(5)], QueueOffset(8), pulled_from=QueueOffset(0))
     unfinished = scheduler.next_turn(now=Millis(0))
     while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
         scheduler.finish(turn, DONE, now=Millis(0))
     assert isinstance(unfinished, Turn)
-    assert scheduler.gaps(Q).ranges() == [(1, 2), (5, 6)]
+    assert scheduler.finished_ranges(Q).ranges() == [(1, 2), (5, 6)]
 
 
-def test_with_the_whole_queue_in_order_there_are_no_gaps_and_none_are_taken_over() -> None:
+def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are_taken_over() -> None:
     scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(run_limit=1))
-    scheduler.add(Q, QueueOffset(0), Order.QUEUE, usable_until=NO_LEASE_NEEDED, done=GapMap.of([(1, 2)]))
+    scheduler.add(Q, QueueOffset(0), Order.QUEUE, usable_until=NO_LEASE_NEEDED, done=FinishedRanges.of([(1, 2)]))
     assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
     seen = []
     while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
         seen += [message.queue_offset for message in turn.messages]
-        assert scheduler.gaps(Q) == NO_GAPS
+        assert scheduler.finished_ranges(Q) == NOTHING_FINISHED
         scheduler.finish(turn, DONE, now=Millis(0))
     assert seen == [0, 1]

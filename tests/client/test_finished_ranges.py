@@ -11,12 +11,12 @@ from tests.client.virtual_time import run_virtual
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.turns import Order
-from lanemq.core.finished_ranges import NO_GAPS, GapMap
+from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.units import QueueOffset
 
 Q = queue(0)
 COUNT = 10
-BEHIND = GapMap.of([(1, COUNT)])
+BEHIND = FinishedRanges.of([(1, COUNT)])
 Handler = Callable[[Message], Coroutine[Any, Any, None]]
 
 
@@ -53,32 +53,32 @@ def failing_with_slow(seen: list[int]) -> Handler:
     return handler
 
 
-def asked_for_gaps(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
-    """What every lock request says about gaps, from now on."""
+def asked_for_finished(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
+    """What every lock request says about finished ranges, from now on."""
     asked: list[bool | None] = []
     real = FakeCalls.lock
 
-    async def lock(self: Any, broker: str, queues: Any, *, gaps: bool | None = None, **more: Any) -> Any:
-        asked.append(gaps)
-        return await real(self, broker, queues, gaps=gaps, **more)
+    async def lock(self: Any, broker: str, queues: Any, *, finished: bool | None = None, **more: Any) -> Any:
+        asked.append(finished)
+        return await real(self, broker, queues, finished=finished, **more)
 
     monkeypatch.setattr(FakeCalls, "lock", lock)
     return asked
 
 
-def test_gaps_are_reported_with_the_periodic_commit_and_only_when_they_changed() -> None:
-    async def main() -> tuple[GapMap, int, int]:
+def test_finished_ranges_are_reported_with_the_periodic_commit_and_only_when_they_changed() -> None:
+    async def main() -> tuple[FinishedRanges, int, int]:
         broker, seen = broker_with_messages(), list[int]()
         async with member(broker, "a", stuck_with_slow(seen), stop_ms=10) as engine:
-            await until(lambda: broker.gaps.get(Q) == BEHIND)
+            await until(lambda: broker.finished.get(Q) == BEHIND)
             reports = len(broker.what("commit"))
             await asyncio.sleep(20)
             later = len(broker.what("commit"))
             engine.stop_now()
-        return broker.gaps[Q], reports, later
+        return broker.finished[Q], reports, later
 
-    gaps, reports, later = run_virtual(main)
-    assert gaps == BEHIND
+    finished, reports, later = run_virtual(main)
+    assert finished == BEHIND
     assert reports == later <= 2
 
 
@@ -86,7 +86,7 @@ def test_after_a_crash_the_next_owner_runs_only_what_nobody_reported() -> None:
     async def main() -> list[int]:
         broker, seen = broker_with_messages(), list[int]()
         async with member(broker, "a", stuck_with_slow([])) as engine:
-            await until(lambda: broker.gaps.get(Q) == BEHIND)
+            await until(lambda: broker.finished.get(Q) == BEHIND)
             engine.stop_now()
         broker.members.remove("a")
         broker.store(Q, record(COUNT, key="quick"))
@@ -98,11 +98,11 @@ def test_after_a_crash_the_next_owner_runs_only_what_nobody_reported() -> None:
 
 
 def test_a_hand_over_tells_what_is_finished_behind_a_held_key() -> None:
-    async def main() -> tuple[GapMap, list[int]]:
+    async def main() -> tuple[FinishedRanges, list[int]]:
         broker, first, seen = broker_with_messages(), list[int](), list[int]()
         async with member(broker, "a", failing_with_slow(first), commit_every_ms=600_000):
             await until(lambda: len(first) == COUNT - 1)
-        told = broker.gaps[Q]
+        told = broker.finished[Q]
         async with member(broker, "b", noting(seen)):
             await until(lambda: broker.offsets[Q] == COUNT)
         return told, seen
@@ -110,49 +110,49 @@ def test_a_hand_over_tells_what_is_finished_behind_a_held_key() -> None:
     assert run_virtual(main) == (BEHIND, [0])
 
 
-def test_gaps_that_were_not_confirmed_are_reported_again() -> None:
-    async def main() -> GapMap:
+def test_finished_ranges_that_were_not_confirmed_are_reported_again() -> None:
+    async def main() -> FinishedRanges:
         broker = broker_with_messages()
         async with member(broker, "a", stuck_with_slow([])) as engine:
             broker.faults.append(lambda member, name, about: no_answer() if name == "commit" else None)
             await until(lambda: len(broker.what("commit")) > 2)
-            assert Q not in broker.gaps
+            assert Q not in broker.finished
             broker.faults.clear()
-            await until(lambda: broker.gaps.get(Q) == BEHIND)
+            await until(lambda: broker.finished.get(Q) == BEHIND)
             engine.stop_now()
-        return broker.gaps[Q]
+        return broker.finished[Q]
 
     assert run_virtual(main) == BEHIND
 
 
 def test_an_apache_broker_gets_offsets_only() -> None:
-    """It has no place for gaps; they stay in the member's memory and are repeated after a crash."""
+    """It has no place for finished ranges; they stay in the member's memory and are repeated after a crash."""
 
-    async def main() -> tuple[set[GapMap], list[int]]:
+    async def main() -> tuple[set[FinishedRanges], list[int]]:
         broker, first, seen = broker_with_messages(lane=False), list[int](), list[int]()
         async with member(broker, "a", stuck_with_slow(first)) as engine:
             await until(lambda: len(first) == COUNT - 1)
             await asyncio.sleep(5)
             engine.stop_now()
         broker.members.remove("a")
-        told = set(broker.gaps.values())
+        told = set(broker.finished.values())
         async with member(broker, "b", noting(seen)):
             await until(lambda: len(seen) == COUNT)
         return told, seen
 
     told, seen = run_virtual(main)
-    assert told <= {NO_GAPS}
+    assert told <= {NOTHING_FINISHED}
     assert sorted(seen) == list(range(COUNT))
 
 
 @pytest.mark.parametrize(
     ("plan", "first"), [({}, True), ({"order": Order.QUEUE, "policy": HoldQueue()}, None)], ids=["key", "queue"]
 )
-def test_gaps_are_asked_for_by_key_once_and_not_with_every_renewal(
+def test_finished_ranges_are_asked_for_by_key_once_and_not_with_every_renewal(
     monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], first: bool | None
 ) -> None:
-    """Who works through the whole queue repeats what gaps cover, and must not ask: the broker forgets them then."""
-    asked = asked_for_gaps(monkeypatch)
+    """Who works through the whole queue repeats what they cover, and must not ask: the broker forgets them then."""
+    asked = asked_for_finished(monkeypatch)
 
     async def main() -> None:
         async with member(broker_with_messages(), "a", noting([]), plan=plan):
@@ -163,18 +163,18 @@ def test_gaps_are_asked_for_by_key_once_and_not_with_every_renewal(
     assert set(asked[1:]) == {False}
 
 
-def test_a_queue_that_moves_elsewhere_leaves_its_gaps_behind() -> None:
+def test_a_queue_that_moves_elsewhere_leaves_its_finished_ranges_behind() -> None:
     """A reset is an order to repeat: what was finished before it is to be done again."""
 
     async def main() -> list[int]:
         broker, seen = broker_with_messages(), list[int]()
-        broker.gaps[Q] = BEHIND
+        broker.finished[Q] = BEHIND
         async with member(broker, "a", noting(seen)) as engine:
             await until(lambda: broker.offsets[Q] == COUNT)
             (holding,) = engine.holdings
             engine.move(holding, QueueOffset(3))
             await until(lambda: len(seen) == 1 + COUNT - 3)
-            assert holding.gaps == NO_GAPS
+            assert holding.finished == NOTHING_FINISHED
         return seen
 
     assert run_virtual(main) == [0, *range(3, COUNT)]
