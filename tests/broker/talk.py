@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
+from lanemq.model.java_hash import tag_code
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import connect
 from lanemq.wire.batch import encode_batch
@@ -14,7 +15,6 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, decode_command, encode_command
 from lanemq.wire.frame import FrameDecoder
 from lanemq.wire.headers import PullHeader, SendHeader
-from lanemq.wire.java_hash import tag_code
 from lanemq.wire.properties import encode_properties
 from lanemq.wire.record import RecordView, record_starts
 

@@ -9,12 +9,12 @@ from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, re
 from tests.client.virtual_time import ManualClock, run_virtual
 
 from lanemq.client.message import Message
-from lanemq.client.rate_limited_log import Seldom
 from lanemq.core.consuming.queue_lease import ROCKETMQ_TIMES
 from lanemq.core.consuming.retry_policy import HoldQueue
 from lanemq.core.consuming.turns import Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
 
@@ -565,9 +565,9 @@ def test_what_keeps_a_topic_away_is_told_once_a_minute(asked: str, caplog: pytes
 
 def test_another_reason_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    seldom = Seldom(logging.getLogger("lanemq"), clock)
+    rate_limited = RateLimitedLog(logging.getLogger("lanemq"), clock)
     for clock.at, about, text in ((0, "a", "x"), (1, "a", "x"), (2, "a", "y"), (3, "b", "x"), (60_000, "a", "x")):
-        seldom.warn(about, text)
+        rate_limited.warn(about, text)
     assert warnings(caplog) == ["x", "y", "x", "x"]
 
 

@@ -3,8 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.log.record_bytes import facts_of, size_at, tag_code_of
-from lanemq.wire.java_hash import tag_code
+from lanemq.log.record_bytes import facts_of, size_at
+from lanemq.model.java_hash import tag_code
+from lanemq.wire.properties import tag_code_of
 from lanemq.wire.record import RecordView, check_record, encode_record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanemq.model.java_hash import java_string_hash
-from lanemq.wire.java_hash import tag_code
+from lanemq.model.java_hash import java_string_hash, tag_code
 
 
 @pytest.mark.row("A15")

@@ -14,11 +14,10 @@ from lanemq.core.brokering.delay import MAX_LEVEL, due, due_at
 from lanemq.log.reading import ReadStatus
 from lanemq.log.staging import NewRecord
 from lanemq.model.errors import BrokerBusy, StorageError
-from lanemq.model.java_hash import java_string_hash
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.hosts import pack_host
-from lanemq.wire.properties import PropertyName, decode_properties, remove_property
+from lanemq.wire.properties import PropertyName, decode_properties, remove_property, tag_code_of
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.stamp import LANE_STAMP
 
@@ -98,12 +97,11 @@ class DelayDelivery:
             log.error("a delayed message is dropped: its topic %r was deleted", properties.get("REAL_TOPIC"))
             self._parts.appender.barrier(done)
             return
-        tag = properties.get(PropertyName.TAGS)
         # The stamp counted when the message was sent; in the copy it would count again.
         item = NewRecord(
             record.body,
             remove_property(record.properties_text, LANE_STAMP).encode(),
-            java_string_hash(tag) if tag else 0,
+            tag_code_of(record.properties_text),
             record.flag,
             record.sys_flag,
             record.born_timestamp,

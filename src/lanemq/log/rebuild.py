@@ -18,9 +18,10 @@ from typing import NamedTuple
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.queue_index import QueueIndex
 from lanemq.log.queue_table import QueueTable
-from lanemq.log.record_bytes import RecordFacts, facts_of, tag_code_of
+from lanemq.log.record_bytes import RecordFacts, facts_of
 from lanemq.log.recovery import Damaged, Found, scan, shows_synced
 from lanemq.log.state import DamageRow, QueueRow
+from lanemq.wire.properties import tag_code_of
 from lanemq.wire.record import PROOF, RecordView
 
 OnRecord = Callable[[RecordView], None]

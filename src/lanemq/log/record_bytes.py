@@ -8,8 +8,6 @@ Where things lie in a record is `wire/record`'s knowledge; here is the quick way
 from struct import Struct
 from typing import NamedTuple
 
-from lanemq.wire.java_hash import tag_code
-from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, STORE_TIME_AT, checksum_of, proves
 
 MAGIC_BYTES = MAGIC_V1.to_bytes(4, "big")
@@ -62,8 +60,3 @@ def facts_of(buffer: bytes, start: int) -> RecordFacts:
     topic = buffer[at + 1 : topic_end].decode()
     properties = buffer[topic_end + 2 : topic_end + 2 + length].decode(errors="replace")
     return RecordFacts(size, topic, queue_id, offset, store_time_at(buffer, start), properties)
-
-
-def tag_code_of(properties: str) -> int:
-    """Java's hash of the tag, 0 without one: what an index entry stores for filtering."""
-    return tag_code(find_property(properties, PropertyName.TAGS))

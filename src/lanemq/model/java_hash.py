@@ -28,6 +28,11 @@ def java_string_hash(text: str) -> int:
     return _signed(h)
 
 
+def tag_code(tag: str | None) -> int:
+    """The number by which brokers compare tags (RocketMQ's `tagsCode`); 0 for a message without a tag."""
+    return java_string_hash(tag) if tag else 0
+
+
 def java_int_hash(value: int) -> int:
     """`Integer.hashCode` where the value fits an int, else `Long.hashCode`.
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from lanemq.model.errors import MessageTooLarge, UsageError
+from lanemq.model.java_hash import tag_code
 
 NAME_END: Final = "\x01"
 ENTRY_END: Final = "\x02"
@@ -86,6 +87,11 @@ def find_property(text: str, name: str) -> str | None:
                 return value
         end = at + len(sought) - 1
     return None
+
+
+def tag_code_of(properties: str) -> int:
+    """The hash of a message's tag, as index entries keep it and pulls filter by it; 0 without a tag."""
+    return tag_code(find_property(properties, PropertyName.TAGS))
 
 
 def append_properties(text: str, extra: Mapping[str, str]) -> str:

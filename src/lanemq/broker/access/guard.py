@@ -13,17 +13,14 @@ from lanemq.broker.access.users import Users, read_users
 from lanemq.broker.reply import answer_code, answer_error
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
-from lanemq.model.units import Millis
 from lanemq.net.fresh_file import FreshFile
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.signing import ACCESS_KEY, is_signed
 
 log = logging.getLogger(__name__)
-
-TELL_EVERY = Millis(60_000)
-"""How often one and the same refusal is told in the log; its sender is told every time."""
 
 NOBODYS_SECRET = "nobody's"
 """For users that do not exist: refusing them must take as long as refusing a wrong signature."""
@@ -38,8 +35,7 @@ class Guard:
         self._users: FreshFile[Users] = FreshFile((file,), lambda: read_users(file), clock)
         self._following = following
         self._topic_at = topic_at
-        self._clock = clock
-        self._told: dict[str, Millis] = {}
+        self._rate_limited = RateLimitedLog(log, clock)
 
     def __call__(self, peer: Peer, request: Command) -> None:
         try:
@@ -53,7 +49,7 @@ class Guard:
         if refusal is None:
             self._following(peer, request)
         else:
-            self._tell(f"request {request.code} from {peer.remote.host} refused: {refusal}")
+            self._rate_limited.warn("", f"request {request.code} from {peer.remote.host} refused: {refusal}")
             answer_code(peer, request, ResponseCode.NO_PERMISSION, refusal)
 
     def _refusal(self, request: Command) -> str | None:
@@ -66,13 +62,6 @@ class Guard:
             return f"the access key {name[:64]!r} is unknown or the signature is wrong: check access key and secret key"
         missing = next((need for need in needs(request, self._topic_at) if not need.given_to(user)), None)
         return None if missing is None else _not_allowed(name, missing)
-
-    def _tell(self, text: str) -> None:
-        now = self._clock.now()
-        self._told = {told: at for told, at in self._told.items() if now - at < TELL_EVERY}
-        if text not in self._told and len(self._told) < 1_000:
-            self._told[text] = now
-            log.warning("%s", text)
 
 
 def _not_allowed(name: str, missing: Need) -> str:

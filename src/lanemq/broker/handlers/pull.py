@@ -21,7 +21,7 @@ from lanemq.history import Place
 from lanemq.log.reading import ReadResult, ReadStatus
 from lanemq.log.staging import Arrival
 from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, TopicNotFound
-from lanemq.model.java_hash import java_string_hash
+from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
@@ -285,4 +285,4 @@ def tag_codes(expression: str) -> frozenset[int] | None:
     tags = [tag.strip() for tag in expression.split("||")]
     if any(tag in ("*", "") for tag in tags):
         return None
-    return frozenset(java_string_hash(tag) for tag in tags)
+    return frozenset(tag_code(tag) for tag in tags)

@@ -9,7 +9,6 @@ from lanemq.broker.routing import Placed, place_delayed
 from lanemq.core.brokering.delay import ToDeadLetter, route_send_back
 from lanemq.log.staging import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord, StorageError
-from lanemq.model.java_hash import java_string_hash
 from lanemq.model.names import check_group
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -17,7 +16,7 @@ from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader
 from lanemq.wire.hosts import pack_host
 from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName, decode_properties, encode_properties
+from lanemq.wire.properties import PropertyName, decode_properties, encode_properties, tag_code_of
 from lanemq.wire.record import RecordView
 from lanemq.wire.stamp import LANE_STAMP
 
@@ -78,11 +77,10 @@ class RetryHandler:
 
 
 def _copy(record: RecordView, properties: str, reconsume_times: int) -> NewRecord:
-    tag = record.properties.get(PropertyName.TAGS)
     return NewRecord(
         record.body,
         properties.encode(),
-        java_string_hash(tag) if tag else 0,
+        tag_code_of(properties),
         record.flag,
         record.sys_flag,
         record.born_timestamp,

@@ -16,7 +16,6 @@ from lanemq.broker.routing import Placed, place, refuse_delay
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
 from lanemq.log.staging import NewRecords
 from lanemq.model.errors import MessageRefused, StorageError
-from lanemq.model.java_hash import java_string_hash
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
@@ -27,7 +26,7 @@ from lanemq.wire.headers import SendHeader
 from lanemq.wire.hosts import pack_host
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName, find_property, remove_property
+from lanemq.wire.properties import PropertyName, remove_property, tag_code_of
 from lanemq.wire.record_columns import RecordColumns
 from lanemq.wire.stamp import following_stamps, stamp_in
 from lanemq.wire.sysflag import TRANSACTION_MASK
@@ -71,7 +70,7 @@ class SendHandler:
     def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
         text = properties.encode()
         self._refuse_large(len(body), len(text))
-        tag_code = _tag_code(properties) if _TAG in text else 0
+        tag_code = tag_code_of(properties) if _TAG in text else 0
         first = stamp_in(text)
         same = header.sys_flag, header.born_timestamp, header.reconsume_times
         return first, [(body, text, tag_code, header.flag, *same)]
@@ -89,7 +88,7 @@ class SendHandler:
             longest = max(map(len, texts))
         self._refuse_large(largest, longest)
         tagged = found & TAGGED or _TAG in shared
-        tag_codes = [_tag_code(text.decode()) for text in texts] if tagged else [0] * len(texts)
+        tag_codes = [tag_code_of(text.decode()) for text in texts] if tagged else [0] * len(texts)
         first, following = following_stamps(texts)
         if following < len(texts):
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "the stamps of a batch must follow one another")
@@ -173,8 +172,3 @@ class SendHandler:
             case Fenced(epoch):
                 remark = f"a producer with epoch {epoch} has taken over in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
-
-
-def _tag_code(properties: str) -> int:
-    tag = find_property(properties, PropertyName.TAGS)
-    return java_string_hash(tag) if tag else 0

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.tag_filter import TagFilter
-from lanemq.client.rate_limited_log import Seldom
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
 from lanemq.net.pool import ConnectionPool
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Heartbeat:
         self.subscriptions: dict[str, TagFilter] = {}
         """What is wanted, by topic; the group's retry topic included."""
         self._options = options
-        self._seldom = Seldom(log, options.clock)
+        self._rate_limited = RateLimitedLog(log, options.clock)
         self._calls = calls
         self._pool = pool
         self._routes = routes
@@ -91,7 +91,7 @@ class Heartbeat:
         try:
             await self.tell(address)
         except LaneError as error:
-            self._seldom.warn(str(address), f"no heartbeat to {address}: {error}")
+            self._rate_limited.warn(str(address), f"no heartbeat to {address}: {error}")
 
     def _body(self) -> bytes:
         consumer = ConsumerData(

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from lanemq.client.consumer.assigned_queue import Holding, Holdings
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.rate_limited_log import Seldom
 from lanemq.core.consuming.queue_lease import Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class LockKeeper:
         self._lose = lose
         self._paces: dict[str, _Pace] = {}
         self._new_broker = asyncio.Event()
-        self._seldom = Seldom(log, options.clock)
+        self._rate_limited = RateLimitedLog(log, options.clock)
         self.parked: Callable[[Holding, int], None] = lambda holding, serial: None
         """Told with every renewal how the broker's parked lanes stand."""
 
@@ -221,7 +221,7 @@ class LockKeeper:
             # The finished ranges are known here already; asking for none at all would make the broker forget them.
             granted = await self._lock(broker, queues, first.times, trust, lane=first.lane, finished=False)
         except LaneError as error:
-            self._seldom.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
+            self._rate_limited.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
             return
         for holding in held:
             if not holding.released:

@@ -15,13 +15,13 @@ from lanemq.client.consumer.assigned_queue import Holding, Holdings
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.park_calls import ParkCalls, Stored
 from lanemq.client.message import Message
-from lanemq.client.rate_limited_log import Seldom
 from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, ShutLanes, Work
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.history import Place
 from lanemq.model.errors import BrokerRefused, LaneError, OffsetNotFound, ProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Parker:
         self._under_way: dict[MessageQueue, set[asyncio.Task[None]]] = {}
         # Queues whose parked lanes people changed, with the serial number that says so.
         self._changed: dict[MessageQueue, int] = {}
-        self._seldom = Seldom(log, options.clock)
+        self._rate_limited = RateLimitedLog(log, options.clock)
 
     def call(self) -> None:
         """From any thread: there is something to do."""
@@ -106,7 +106,7 @@ class Parker:
         try:
             lanes = {lane.key: lane.redriving for lane in await self._calls.kept(queue)}
         except (LaneError, ProtocolError) as error:  # the next renewal asks again
-            self._seldom.warn(str(holding), f"parked lanes of {holding} cannot be read, trying again: {error}")
+            self._rate_limited.warn(str(holding), f"parked lanes of {holding} cannot be read, trying again: {error}")
             return
         if not holding.released:
             holding.parked_serial = serial
@@ -131,7 +131,7 @@ class Parker:
         now = self._clock.now()
         if not holding.keeps_parked:
             if holding.station.board.shut(holding.queue, _take_news):
-                self._seldom.warn(str(holding), f"{holding}: {STAYS_HERE}")
+                self._rate_limited.warn(str(holding), f"{holding}: {STAYS_HERE}")
             return []
         return holding.station.board.shut(holding.queue, lambda shut: shut.work(now=now)) or []
 
@@ -163,7 +163,7 @@ class Parker:
         if answer.settled < len(work.messages) and answer.status is None and work.failure is None:
             pass  # the lane was emptied meanwhile: its newer messages run
         elif answer.settled < len(work.messages):
-            self._seldom.warn(
+            self._rate_limited.warn(
                 str(holding), f"key {work.key!r} of {holding} stays in memory and holds the commit: {answer.remark}"
             )
         elif work.failure is not None:
@@ -198,7 +198,7 @@ class Parker:
             holding.keeps_parked = False
             log.warning("%s: %s", holding, STAYS_HERE)
         else:
-            self._seldom.warn(str(holding), f"parked key {work.key!r} of {holding}: trying again, {error}")
+            self._rate_limited.warn(str(holding), f"parked key {work.key!r} of {holding}: trying again, {error}")
         now = self._clock.now()
         holding.station.board.shut(holding.queue, lambda shut: shut.failed(work, now=now, pause=NO_ANSWER_PAUSE))
 

@@ -17,12 +17,12 @@ from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.parking import Parker
 from lanemq.client.message import Message, read_messages
-from lanemq.client.rate_limited_log import Seldom
 from lanemq.core.consuming.flow_control import WaitFor, verdict
 from lanemq.core.consuming.turns import Order
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import QueueOffset
+from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
 from lanemq.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -54,7 +54,7 @@ class Puller:
         self._lose = lose
         self._clock = options.clock
         self._loop = asyncio.get_running_loop()
-        self._seldom = Seldom(log, options.clock)
+        self._rate_limited = RateLimitedLog(log, options.clock)
         self.parker: Parker
 
     async def run(self, holding: Holding) -> None:
@@ -65,7 +65,7 @@ class Puller:
             except LeaseLost as error:
                 self._lose(holding, f"the broker refused its pull: {error}")
             except LaneError as error:
-                self._seldom.warn(str(holding), f"pull of {holding} failed, trying again: {error}")
+                self._rate_limited.warn(str(holding), f"pull of {holding} failed, trying again: {error}")
                 await asyncio.sleep(self._options.pull_retry_ms / 1000)
 
     async def _once(self, holding: Holding) -> None:

@@ -19,7 +19,6 @@ from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.parking import Parker
 from lanemq.client.consumer.subscription import Station
-from lanemq.client.rate_limited_log import Seldom
 from lanemq.client.route_lookup import AsyncRoutes
 from lanemq.client.routing import TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
@@ -28,6 +27,7 @@ from lanemq.core.consuming.turns import Order
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
+from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Rebalancer:
         self._hand_over = hand_over
         self._holdings = holdings
         self._asked = asyncio.Event()
-        self._seldom = Seldom(log, options.clock)
+        self._rate_limited = RateLimitedLog(log, options.clock)
         # By topic: the division that was logged last, so that an unchanged one is not logged again (A54).
         self._told: dict[str, tuple[int, int, list[MessageQueue]]] = {}
 
@@ -109,7 +109,7 @@ class Rebalancer:
         if topic.startswith(RETRY_PREFIX):
             log.debug("%s", text)
         else:
-            self._seldom.warn(topic, text)
+            self._rate_limited.warn(topic, text)
 
     async def _topic(self, topic: str) -> bool:
         route = await self._routes.get(topic)

@@ -7,7 +7,7 @@ over what is not wanted, so the committed offset moves on (A17).
 from dataclasses import dataclass
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.java_hash import java_string_hash
+from lanemq.model.java_hash import tag_code
 
 EVERYTHING = "*"
 
@@ -22,7 +22,7 @@ class TagFilter:
     @property
     def codes(self) -> list[int]:
         """What the broker compares (RocketMQ's SubscriptionData.codeSet)."""
-        return sorted(java_string_hash(tag) for tag in self.tags)
+        return sorted(tag_code(tag) for tag in self.tags)
 
     def wants(self, tag: str | None) -> bool:
         return not self.tags or tag in self.tags
