@@ -267,7 +267,7 @@ class Town:
 
     def member(self, name: str, seen: list[int]) -> App:
         history = open_history(self.folder, name, SystemClock().now_ns, role="consumer")
-        settings = {"client_id": name, "history": history, "rebalance_soon_ms": 50, "commit_every_ms": 50}
+        settings = {"client_id": name, "history": history, "rebalance_soon": 0.05, "commit_every": 0.05}
         app = App(self.broker.address, group="g", **settings)
 
         @app.ordered("orders")

@@ -21,7 +21,7 @@ QUEUES = 4
 LEASE = (200, 1_500, 2_000)
 """Milliseconds: renewed every, trusted for, kept by the broker for. Short, so that freezing beyond it is."""
 BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry": 1.0, "recorded": True}
-CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every_ms": 300, "commit_every_ms": 100}}
+CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every": 0.3, "commit_every": 0.1}}
 PATIENCE = 60.0
 """Seconds that a round may take to get going again on a machine that is busy with other things."""
 ACKS, TURNS = 20, 5

@@ -24,7 +24,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 PATIENCE = 60.0
 """Seconds. Only a run that fails waits this long; a busy machine may need much of it."""
-SOON = {"rebalance_soon_ms": 50, "commit_every_ms": 50}
+SOON = {"rebalance_soon": 0.05, "commit_every": 0.05}
 Handle = Callable[[Message], None]
 
 

@@ -160,7 +160,7 @@ def test_a_handler_can_wait_for_what_must_come_first(town: Town) -> None:
 def test_after_a_close_the_rival_owns_everything_within_a_second(town: Town) -> None:
     """A second of work, that is, however long a busy machine takes for it: no lease and no timer ends in time."""
     town.producer.send(TOPIC, 0, key="k")
-    slow = {"lease_times": LeaseTimes(Millis(1_000), Millis(50_000), Millis(60_000)), "rebalance_every_ms": 600_000}
+    slow = {"lease_times": LeaseTimes(Millis(1_000), Millis(50_000), Millis(60_000)), "rebalance_every": 600}
     a, b = town.member("a", **slow), town.member("b", **slow)
     until("both have their share", lambda: owns(a, 0) and owns(b, 3))
     a.stop()
@@ -183,7 +183,7 @@ def test_after_a_crash_a_queue_is_replayed_from_its_committed_offset_without_a_g
         if len(seen["a"]) > 100:
             stop.wait(PATIENCE)
 
-    a = town.member("a", slow, on_fail=HoldQueue(), commit_every_ms=30)
+    a = town.member("a", slow, on_fail=HoldQueue(), commit_every=0.03)
     until("a hangs at the 101st", lambda: len(seen["a"]) == 101)
     a.stop(now=True)
     town.member("b", lambda message: seen["b"].append(message.queue_offset), on_fail=HoldQueue())

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 LEASE = (200, 1_500, 2_000)
 """Milliseconds: renewed every, trusted for, kept by the broker for."""
-QUICK = {"heartbeat_every_ms": 300, "commit_every_ms": 20}
+QUICK = {"heartbeat_every": 0.3, "commit_every": 0.02}
 
 
 def freeze_and_thaw(stage: Stage, *, broker: Sequence[str] = (), member: Sequence[str] = ()) -> Part:

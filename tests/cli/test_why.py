@@ -23,7 +23,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
@@ -50,7 +50,7 @@ class Street:
                 producer.send(self.name, {}, key=key)
 
     def member(self, handle: Handle, policy: FailurePolicy | None = None, lanes: int = 4) -> App:
-        app = App(self.broker.address, group=self.name, client_id=f"member-of-{self.name}", rebalance_soon_ms=50)
+        app = App(self.broker.address, group=self.name, client_id=f"member-of-{self.name}", rebalance_soon=0.05)
         app.ordered(self.name, on_fail=policy, lanes=lanes)(handle)
         app.start()
         self._apps.append(app)
@@ -164,7 +164,7 @@ def test_a_key_without_a_free_worker_is_told_so(street: Street) -> None:
 
 def test_in_queue_order_the_message_ahead_is_named(street: Street) -> None:
     street.send("a", "b")
-    street.member(fails, HoldQueue(suspend=Millis(30_000)))
+    street.member(fails, HoldQueue(suspend=30))
     found = street.until_it_waits_for("b", "offset 0 of the queue, 1 before its own, which waits for its next attempt")
     assert found["lane"]["last_error"] == "ValueError('no stock left')"
     street.until_it_waits_for("a", "its next attempt, in")

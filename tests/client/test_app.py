@@ -18,7 +18,6 @@ from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, SendBack
 from lanemq.model.errors import Closed, InvalidOption, LaneError
-from lanemq.model.units import Millis
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = 60.0
@@ -210,7 +209,7 @@ def test_used_up_retries_end_in_the_dead_letters_and_the_queue_goes_on(broker: E
     send(broker, topic, keys=1, each=2)
     group, inbox = f"g-{topic}", Inbox()
     app = App(broker.address, group=group)
-    policy = DeadLetter(skip=True, hold=HoldQueue(retries=2, suspend=Millis(10)))
+    policy = DeadLetter(skip=True, hold=HoldQueue(retries=2, suspend=0.01))
 
     @app.ordered(topic, on_fail=policy)
     def on_event(event: dict[str, int]) -> None:
@@ -402,7 +401,7 @@ def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_start_or_stop_
     """Not an ordinary failure: nothing is retried, the message stays uncommitted, and nobody is left hanging."""
     send(broker, topic, keys=1, each=1)
     called = threading.Event()
-    app = App(broker.address, group=f"g-{topic}", stop_ms=100)
+    app = App(broker.address, group=f"g-{topic}", stop_timeout=0.1)
 
     def has_died() -> bool:
         try:

@@ -114,7 +114,7 @@ def test_every_problem_of_the_options_is_told_at_once() -> None:
         ConsumerOptions(
             servers="h:1", group="g", compat="kafka", pull_batch=0, start=StartFrom.TIMESTAMP, allocation="dice"
         )
-    for problem in ("compat", "pull_batch", "start_timestamp_ms", "allocation"):
+    for problem in ("compat", "pull_batch", "start_timestamp", "allocation"):
         assert problem in str(caught.value)
 
 

@@ -12,7 +12,6 @@ from lanemq.client.consumer.listener import (
 )
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldKey, HoldQueue
-from lanemq.model.units import Millis
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
@@ -30,7 +29,7 @@ PLACE = "topic=orders queue=orders/a/0 offset=0 key='k'"
 def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture, **plan: Any) -> None:
     caplog.set_level("INFO")
     fields = {"body": plan.pop("body", b"{}")}
-    floor = Floor(handler, **{"policy": HoldQueue(suspend=Millis(10))} | plan)
+    floor = Floor(handler, **{"policy": HoldQueue(suspend=0.01)} | plan)
 
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))

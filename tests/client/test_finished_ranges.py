@@ -69,7 +69,7 @@ def asked_for_finished(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
 def test_finished_ranges_are_reported_with_the_periodic_commit_and_only_when_they_changed() -> None:
     async def main() -> tuple[FinishedRanges, int, int]:
         broker, seen = broker_with_messages(), list[int]()
-        async with member(broker, "a", stuck_with_slow(seen), stop_ms=10) as engine:
+        async with member(broker, "a", stuck_with_slow(seen), stop_timeout=0.01) as engine:
             await until(lambda: broker.finished.get(Q) == BEHIND)
             reports = len(broker.what("commit"))
             await asyncio.sleep(20)
@@ -100,7 +100,7 @@ def test_after_a_crash_the_next_owner_runs_only_what_nobody_reported() -> None:
 def test_a_hand_over_tells_what_is_finished_behind_a_held_key() -> None:
     async def main() -> tuple[FinishedRanges, list[int]]:
         broker, first, seen = broker_with_messages(), list[int](), list[int]()
-        async with member(broker, "a", failing_with_slow(first), commit_every_ms=600_000):
+        async with member(broker, "a", failing_with_slow(first), commit_every=600):
             await until(lambda: len(first) == COUNT - 1)
         told = broker.finished[Q]
         async with member(broker, "b", noting(seen)):

@@ -4,6 +4,7 @@ import gc
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from lanemq.client.consumer.app import App
 from lanemq.client.consumer.async_consumer import AsyncConsumer
 from lanemq.client.consumer.consumer import Consumer
-from lanemq.client.consumer.options import ConsumerOptions, consumer_options
+from lanemq.client.consumer.options import ConsumerOptions, ConsumerSettings, consumer_options
 from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.producer.async_producer import AsyncProducer
 from lanemq.client.producer.options import ProducerOptions, ProducerSettings
@@ -71,17 +72,17 @@ def test_a_producer_has_no_client_id_to_choose() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("commit_every_ms", "5"),
-        ("stop_ms", None),
+        ("commit_every", "5"),
+        ("stop_timeout", None),
         ("pull_batch", 1.5),
         ("start", "first"),
         ("sharing", "BROADCASTING"),
-        ("start_timestamp_ms", "now"),
+        ("start_timestamp", "now"),
     ],
 )
 def test_a_consumers_option_of_another_kind_is_refused_by_name(name: str, wrong: object) -> None:
     with pytest.raises(InvalidOption, match=f"{name}="):
-        consumer_options(NOBODY, "g", {name: wrong})
+        consumer_options(NOBODY, "g", **{name: wrong})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("linger_ms", "5"), ("timeout", None), ("window", True)])
@@ -90,8 +91,18 @@ def test_a_producers_option_of_another_kind_is_refused_by_name(name: str, wrong:
         ProducerOptions(**{name: wrong})
 
 
+def test_a_consumer_takes_durations_as_timedelta_and_the_start_as_datetime() -> None:
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    options = consumer_options(NOBODY, "g", commit_every=timedelta(minutes=1), start_timestamp=when)
+    assert (options.commit_every, options.start_timestamp_ms) == (60, int(when.timestamp() * 1000))
+
+
 def test_seconds_may_be_whole() -> None:
     assert ProducerOptions(timeout=3).timeout == 3
+
+
+def test_every_option_of_a_consumer_can_be_passed_as_a_keyword() -> None:
+    assert set(ConsumerSettings.__annotations__) == set(ConsumerOptions.__dataclass_fields__) - {"servers", "group"}
 
 
 def test_every_setting_of_a_producer_can_be_passed() -> None:
@@ -100,25 +111,25 @@ def test_every_setting_of_a_producer_can_be_passed() -> None:
 
 def test_wrong_options_leave_no_history_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption):
-        consumer_options(NOBODY, "g", {"history": tmp_path / "history", "pull_batch": 0})
+        consumer_options(NOBODY, "g", history=tmp_path / "history", pull_batch=0)
     assert not (tmp_path / "history").exists()
 
 
 def test_a_member_with_a_history_has_one_name_in_it_and_at_the_broker(tmp_path: Path) -> None:
-    options = consumer_options(NOBODY, "g", {"history": str(tmp_path)})
+    options = consumer_options(NOBODY, "g", history=str(tmp_path))
     (file,) = tmp_path.iterdir()
     assert options.client_id == file.stem
     options.history.close()
 
 
 def test_without_a_history_nothing_is_opened_and_the_id_is_left_to_the_member() -> None:
-    options = consumer_options(NOBODY, "g", {})
+    options = consumer_options(NOBODY, "g")
     assert options.history is NO_HISTORY
     assert options.client_id is None
 
 
 def test_the_folder_of_a_broadcasting_members_offsets_may_be_text() -> None:
-    assert consumer_options(NOBODY, "g", {"offsets_folder": "var/offsets"}).offsets_folder == Path("var/offsets")
+    assert consumer_options(NOBODY, "g", offsets_folder="var/offsets").offsets_folder == Path("var/offsets")
 
 
 def test_a_history_that_nobody_closes_ends_with_its_client(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_new_owner_parks_newer_messages_behind_and_runs_none(yard: Yard) -> No
 
 def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor_parked_twice(yard: Yard) -> None:
     """The broker has the lane, but neither offset nor gaps: the next owner pulls the messages once more."""
-    first = yard.member("a", commit_every_ms=600_000)
+    first = yard.member("a", commit_every=600)
     park_bad(yard)
     until("the good key is through", lambda: yard.of("good") == [1, 3, 5])
     first.stop(now=True)
@@ -162,7 +162,7 @@ def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor
 
 
 def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_most(yard: Yard) -> None:
-    first = yard.member("a", commit_every_ms=600_000)
+    first = yard.member("a", commit_every=600)
     park_bad(yard)
     until("the good key is through", lambda: yard.of("good") == [1, 3, 5])
     yard.failing.clear()

@@ -27,7 +27,7 @@ def test_a_queue_whose_lease_ran_out_is_not_pulled_until_it_is_renewed() -> None
     async def main() -> tuple[int, int]:
         broker = FakeBroker([queue(0)])
         seen = Seen()
-        async with member(broker, "me", seen, pull_suspend_ms=100):
+        async with member(broker, "me", seen, pull_suspend=0.1):
             await asyncio.sleep(0.5)
             broker.faults.append(lambda _, name, __: no_answer() if name == "lock" else None)
             await asyncio.sleep(5)
@@ -175,7 +175,7 @@ def test_pulls_of_an_unsupported_hold_do_not_spin() -> None:
 
     async def main() -> int:
         broker = FakeBroker([queue(0)])
-        async with member(broker, "me", Seen(), pull_suspend_ms=0):
+        async with member(broker, "me", Seen(), pull_suspend=0):
             await asyncio.sleep(1)
             return len(broker.what("pull"))
 
@@ -189,7 +189,7 @@ def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting()
     async def main() -> list[int]:
         broker = FakeBroker([queue(0)])
         seen = Seen()
-        async with member(broker, "me", seen, rebalance_soon_ms=60_000) as engine:
+        async with member(broker, "me", seen, rebalance_soon=60) as engine:
             (holding,) = engine.holdings
             holding.station.board.set_usable_until(queue(0), Millis(broker.clock.now()))
             broker.store(queue(0), record(0))

@@ -229,7 +229,7 @@ def test_a_queue_leaves_drained_committed_and_unlocked_in_that_order() -> None:
             await release.wait()
             order.append("handler ended")
 
-        async with member(broker, "a", slow, hand_over_ms=60_000):
+        async with member(broker, "a", slow, hand_over_timeout=60):
             broker.store(queue(1), record(0))
             await asyncio.sleep(0.1)
             async with member(broker, "b", nothing) as b:
@@ -288,7 +288,7 @@ def test_queues_that_stay_do_not_pause_while_another_is_handed_over() -> None:
             else:
                 done.append(message.queue_offset)
 
-        async with member(broker, "a", handler, hand_over_ms=10_000):
+        async with member(broker, "a", handler, hand_over_timeout=10):
             broker.store(queue(1), record(0))
             await asyncio.sleep(0.1)
             async with member(broker, "b", nothing):
@@ -352,7 +352,7 @@ def test_the_stop_commits_then_unlocks_then_leaves() -> None:
         async def note(message: Message) -> None:
             seen.append(message)
 
-        async with member(broker, "me", note, commit_every_ms=60_000):
+        async with member(broker, "me", note, commit_every=60):
             await until(lambda: seen)
         return [name for _, _, name, _ in broker.noted if name in ("commit", "unlock", "leave")]
 
@@ -368,7 +368,7 @@ def test_a_stop_gives_up_on_a_handler_after_its_time_and_never_unlocks_under_it(
         async def handler(message: Message) -> None:
             await stuck.wait()
 
-        async with member(broker, "me", handler, stop_ms=2_000):
+        async with member(broker, "me", handler, stop_timeout=2):
             await asyncio.sleep(0.1)
             began = broker.clock.now()
         return broker.clock.now() - began, len(broker.what("unlock"))
@@ -391,7 +391,7 @@ def test_a_lost_queue_starts_nothing_more_and_commits_nothing() -> None:
             started.append(message.queue_offset)
             await go_on.wait()
 
-        async with member(broker, "me", handler, rebalance_soon_ms=60_000, commit_every_ms=50) as engine:
+        async with member(broker, "me", handler, rebalance_soon=60, commit_every=0.05) as engine:
             await until(lambda: started)
             (holding,) = engine.holdings
             engine.hand_over.lose(holding, "a test says so")
@@ -409,7 +409,7 @@ def test_a_refused_commit_loses_the_queue() -> None:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), record(0))
         broker.faults.append(lambda _, name, __: refuse() if name == "commit" else None)
-        async with member(broker, "me", nothing, rebalance_soon_ms=60_000) as engine:
+        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
             await until(lambda: broker.what("commit"))
             await until(lambda: not len(engine.holdings), seconds=10)
             return True
@@ -421,7 +421,7 @@ def test_a_refused_pull_loses_the_queue() -> None:
     async def main() -> bool:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, __: refuse() if name == "pull" else None)
-        async with member(broker, "me", nothing, rebalance_soon_ms=60_000) as engine:
+        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
             await until(lambda: broker.what("pull"))
             await until(lambda: not len(engine.holdings), seconds=10)
             return True
@@ -472,7 +472,7 @@ def test_a_cut_off_member_starts_no_message_after_its_lease_and_the_rival_none_b
 
             return handle
 
-        times = {"lease_times": ROCKETMQ_TIMES, "stop_ms": 0}
+        times = {"lease_times": ROCKETMQ_TIMES, "stop_timeout": 0}
         async with member(broker, "a", handler("a"), plan=WHOLE_QUEUE, **times):
             await asyncio.sleep(0.5)
             broker.faults.append(lambda who, *_: no_answer() if who == "a" else None)
@@ -504,7 +504,7 @@ def test_a_queue_is_not_unlocked_before_its_offset_is_really_stored() -> None:
 
             return note
 
-        async with member(broker, "a", noting("a"), commit_every_ms=600_000):
+        async with member(broker, "a", noting("a"), commit_every=600):
             broker.store(queue(1), *(record(n) for n in range(3)))
             await until(lambda: len(seen["a"]) == 3)
             broker.faults.append(lambda _, name, __: no_answer() if name == "commit" else None)
@@ -528,7 +528,7 @@ def test_a_queue_wanted_again_while_its_offset_cannot_be_stored_is_put_back_to_w
         async def note(message: Message) -> None:
             seen.append(message.queue_offset)
 
-        async with member(broker, "a", note, commit_every_ms=600_000) as a:
+        async with member(broker, "a", note, commit_every=600) as a:
             broker.store(queue(1), record(0))
             await until(lambda: seen)
             broker.faults.append(lambda _, name, __: no_answer() if name == "commit" else None)

@@ -31,7 +31,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 async def stopped(broker: FakeBroker, handler: Any, away_ms: int, **changes: Any) -> int:
     """A member that consumed everything is stopped while nobody answers commits; how long its stop took."""
-    engine = SimEngine(broker, "a", [sim_plan(handler)], commit_every_ms=60_000, **changes)
+    engine = SimEngine(broker, "a", [sim_plan(handler)], commit_every=60, **changes)
     running = asyncio.create_task(engine.run())
     await engine.started.wait()
     await asyncio.sleep(1)
@@ -76,7 +76,7 @@ def test_a_stop_whose_offset_cannot_be_reported_ends_in_its_time_and_says_so(
 
     async def main() -> None:
         broker = filled()
-        took = await stopped(broker, nothing, away_ms=60_000, stop_ms=5_000)
+        took = await stopped(broker, nothing, away_ms=60_000, stop_timeout=5)
         assert took <= 5_000
         assert len(broker.what("commit")) >= 5
         assert broker.what("unlock") == []
@@ -96,7 +96,7 @@ def test_a_stop_that_leaves_a_handler_behind_says_that(caplog: pytest.LogCapture
             began.set()
             await asyncio.Event().wait()
 
-        took = await stopped(broker, forever, away_ms=0, stop_ms=3_000)
+        took = await stopped(broker, forever, away_ms=0, stop_timeout=3)
         await until(began.is_set)
         assert 3_000 <= took < 6_000
 
@@ -258,7 +258,7 @@ def broken() -> None:
 def test_a_consumer_that_dies_in_the_background_is_heard_of(
     real: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consumer = Consumer(real.address, group="g-dying", topics="empty", commit_every_ms=10)
+    consumer = Consumer(real.address, group="g-dying", topics="empty", commit_every=0.01)
     consumer.start()
     consumer._thread.engine.offsets.commit_all = broken  # type: ignore[assignment]
     with pytest.raises(LaneError, match="nobody expects this"):
@@ -276,7 +276,7 @@ def test_a_consumer_that_dies_in_the_background_is_heard_of(
 
 def test_an_async_consumer_that_dies_raises_where_it_is_asked(real: EmbeddedBroker) -> None:
     async def main() -> None:
-        consumer = AsyncConsumer(real.address, group="g-dying-too", topics="empty", commit_every_ms=10)
+        consumer = AsyncConsumer(real.address, group="g-dying-too", topics="empty", commit_every=0.01)
         await consumer.start()
         assert consumer._engine is not None
         consumer._engine.offsets.commit_all = broken  # type: ignore[assignment]

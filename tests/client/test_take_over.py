@@ -187,7 +187,7 @@ def test_a_queue_that_cannot_be_located_gives_its_lease_back_and_delays_no_other
     async def main() -> tuple[set[MessageQueue], list[MessageQueue], bool, set[MessageQueue]]:
         broker = FakeBroker([queue(0), queue(1), queue(2)])
         broker.faults.append(silent_about(queue(0)))
-        async with member(broker, "me", nothing, rebalance_soon_ms=60_000) as engine:
+        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
             first = held(engine)
             given_back = [about for *_, about in broker.what("unlock")]
             grant = broker.locks.acquire("g", [queue(0)], "rival", lease=Millis(1), now=broker.clock.now())
@@ -207,7 +207,7 @@ def test_a_lease_that_cannot_be_given_back_either_ends_by_itself() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, __: no_answer() if name in ("committed", "unlock") else None)
-        async with member(broker, "me", nothing, rebalance_soon_ms=60_000) as engine:
+        async with member(broker, "me", nothing, rebalance_soon=60) as engine:
             return len(engine.holdings)
 
     assert run_virtual(main) == 0
@@ -247,7 +247,7 @@ def test_a_regained_lease_lets_the_queue_go_on_at_once() -> None:
 def test_a_lost_queue_is_asked_for_again_after_a_moment_and_not_before() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
-        async with member(broker, "me", nothing, rebalance_soon_ms=500) as engine:
+        async with member(broker, "me", nothing, rebalance_soon=0.5) as engine:
             await asyncio.sleep(0.2)
             (holding,) = engine.holdings
             asked = len(broker.what("lock"))

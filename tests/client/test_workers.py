@@ -17,7 +17,7 @@ from lanemq.core.consuming.turns import (
     NOT_LEASED,
     Order,
 )
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import QueueOffset
 
 
 @pytest.mark.row("A64")
@@ -104,7 +104,7 @@ def test_a_failed_message_runs_again_before_any_later_one() -> None:
         if message.queue_offset == 1 and seen.count(1) < 3:
             raise ValueError("not yet")
 
-    floor = Floor(handler, order=Order.QUEUE, policy=HoldQueue(suspend=Millis(10)))
+    floor = Floor(handler, order=Order.QUEUE, policy=HoldQueue(suspend=0.01))
 
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
@@ -139,7 +139,7 @@ def test_counters_match_what_happened() -> None:
             failed_once.append(True)
             raise ValueError("once")
 
-    floor = Floor(handler, order=Order.QUEUE, policy=HoldQueue(suspend=Millis(10)))
+    floor = Floor(handler, order=Order.QUEUE, policy=HoldQueue(suspend=0.01))
 
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
@@ -162,7 +162,7 @@ def test_used_up_retries_bury_the_message_once_and_the_queue_goes_on() -> None:
         if message.queue_offset == 0:
             raise ValueError("never")
 
-    policy = DeadLetter(skip=True, hold=HoldQueue(retries=2, suspend=Millis(10)))
+    policy = DeadLetter(skip=True, hold=HoldQueue(retries=2, suspend=0.01))
     floor = Floor(handler, order=Order.QUEUE, policy=policy)
 
     def scenario(floor: Floor) -> None:
@@ -178,7 +178,7 @@ def test_used_up_retries_bury_the_message_once_and_the_queue_goes_on() -> None:
 @pytest.mark.row("A103")
 def test_a_dead_letter_the_broker_did_not_take_stays_at_the_head_of_its_lane() -> None:
     seen: list[int] = []
-    policy = DeadLetter(skip=True, hold=HoldQueue(retries=0, suspend=Millis(10)))
+    policy = DeadLetter(skip=True, hold=HoldQueue(retries=0, suspend=0.01))
 
     def handler(message: Message) -> None:
         seen.append(message.queue_offset)

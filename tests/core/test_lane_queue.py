@@ -190,7 +190,7 @@ class Promises(RuleBasedStateMachine):
 
 class QueuePromises(Promises):
     order = Order.QUEUE
-    policy = HoldQueue(suspend=Millis(10))
+    policy = HoldQueue(suspend=0.01)
 
 
 class NonePromises(Promises):

@@ -60,7 +60,7 @@ def test_a_parked_lane_says_so() -> None:
 
 
 def test_in_queue_order_every_key_sees_the_queues_one_lane() -> None:
-    scheduler = laid(HoldQueue(suspend=Millis(700)), Order.QUEUE)
+    scheduler = laid(HoldQueue(suspend=0.7), Order.QUEUE)
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
     view = seen(scheduler, "b")
     assert (view.state, view.head, view.until, view.waiting) == (LaneState.HELD, 0, 1_700, 3)

@@ -51,7 +51,7 @@ def test_suspension_is_clamped(asked: int, got: int) -> None:
 @pytest.mark.row("A100")
 def test_suspension_without_a_value_takes_the_consumers() -> None:
     assert after(HoldQueue(), 0) == Again(Millis(1_000), whole_queue=True)
-    assert after(HoldQueue(suspend=Millis(1)), 0) == Again(Millis(10), whole_queue=True)
+    assert after(HoldQueue(suspend=0.001), 0) == Again(Millis(10), whole_queue=True)
 
 
 @pytest.mark.row("A102")

@@ -28,9 +28,7 @@ class Member:
 
     def __init__(self, address: str, name: str) -> None:
         self.began: list[tuple[int, int, float]] = []
-        self.app = App(
-            address, group="g", client_id=name, lease_times=TIMES, heartbeat_every_ms=300, rebalance_soon_ms=50
-        )
+        self.app = App(address, group="g", client_id=name, lease_times=TIMES, heartbeat_every=0.3, rebalance_soon=0.05)
 
         @self.app.ordered(TOPIC, lanes=2)
         def on_message(message: Message) -> None:

@@ -13,7 +13,6 @@ from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis
 
 BAD = key_in(0)
 GOOD = next(f"g{n}" for n in range(1000) if f"g{n}" != BAD)
@@ -93,7 +92,7 @@ def test_hold_queue_holds_everything_behind_the_failure(town: Town) -> None:
     """ "HoldQueue is RocketMQ's suspend": what the default avoids."""
     send_both(town)
     broken = Broken()
-    town.member("a", broken.handle, on_fail=HoldQueue(retries=1_000, suspend=Millis(10)))
+    town.member("a", broken.handle, on_fail=HoldQueue(retries=1_000, suspend=0.01))
     until("it was tried often", lambda: broken.failures > 5)
     assert town.done == []
     broken.mended.set()

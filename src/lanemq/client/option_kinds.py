@@ -10,6 +10,7 @@ _WORDS: dict[object, str] = {
     int: "a whole number",
     int | None: "a whole number, or None",
     float: "a number of seconds",
+    float | None: "a datetime, a number of seconds since 1970, or None",
     TlsOptions | None: "TlsOptions(...), or None",
     Credentials | None: "Credentials(access_key, secret_key), or None",
 }
@@ -32,7 +33,7 @@ def wrong_kinds(options: object, kinds: Mapping[str, Any]) -> list[str]:
 def _is(value: object, kind: Any) -> bool:
     if isinstance(value, bool):
         return False
-    return isinstance(value, (int, float) if kind is float else kind)
+    return isinstance(value, kind | int if kind in (float, float | None) else kind)
 
 
 def _one_of(choices: Any) -> str:

@@ -14,13 +14,13 @@ done, raise means again. SIGTERM finishes what runs, commits, hands the queues o
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from lanemq.client.consumer.attempts import async_attempt_of, attempt_of
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.engine_thread import EngineThread
 from lanemq.client.consumer.handler import handler_call
-from lanemq.client.consumer.options import consumer_options
+from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import stop_on_signals
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.subscription import DEFAULT_WORKERS, StationPlan
@@ -36,8 +36,8 @@ H = TypeVar("H", bound=Callable[..., Any])
 class App:
     """One member of a group, with a handler per topic. Options: `ConsumerOptions`, docs/reference/options.md."""
 
-    def __init__(self, servers: str, *, group: str, **options: Any) -> None:
-        self.options = consumer_options(servers, group, options)
+    def __init__(self, servers: str, *, group: str, **settings: Unpack[ConsumerSettings]) -> None:
+        self.options = consumer_options(servers, group, **settings)
         self._plans: list[StationPlan] = []
         self._thread: EngineThread | None = None
         self._engine: ConsumerEngine | None = None

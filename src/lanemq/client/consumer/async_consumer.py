@@ -10,13 +10,13 @@ SIGTERM ends the iteration after the present message, and leaving the block comm
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Unpack
 
 from lanemq.client.consumer.async_scheduler import LoopBoard
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.engine_thread import ended_by
 from lanemq.client.consumer.open_turns import OpenTurns, plans_for
-from lanemq.client.consumer.options import consumer_options
+from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.client.message import Message
@@ -37,9 +37,9 @@ class AsyncConsumer:
         topics: str | Sequence[str],
         tags: str = "*",
         on_fail: FailurePolicy | None = None,
-        **options: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
-        self.options = consumer_options(servers, group, options)
+        self.options = consumer_options(servers, group, **settings)
         self._plans = plans_for(topics, tags, on_fail)
         first = self._plans[0]
         self._board = LoopBoard(LaneScheduler(first.lanes), first.order, self.options.clock)

@@ -76,8 +76,8 @@ class ConsumerCalls:
     def __init__(self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes) -> None:
         self.client_id = client_id
         self._group = options.group
-        self._timeout = options.request_timeout_ms / 1000
-        self._lock_timeout = options.lock_timeout_ms / 1000
+        self._timeout = options.request_timeout
+        self._lock_timeout = options.lock_timeout
         self._pool = pool
         self._routes = routes
 

@@ -13,11 +13,11 @@ and `close` commits and unlocks.
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Unpack
 
 from lanemq.client.consumer.engine_thread import EngineThread
 from lanemq.client.consumer.open_turns import OpenTurns, plans_for
-from lanemq.client.consumer.options import consumer_options
+from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.subscription import make_board
 from lanemq.client.consumer.termination import TERMINATION
@@ -38,9 +38,9 @@ class Consumer:
         topics: str | Sequence[str],
         tags: str = "*",
         on_fail: FailurePolicy | None = None,
-        **options: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
-        self.options = consumer_options(servers, group, options)
+        self.options = consumer_options(servers, group, **settings)
         plans = plans_for(topics, tags, on_fail)
         board = make_board(plans[0], self.options.clock)
         self._turns = OpenTurns(board, group, self.options.history, self.options.clock)

@@ -24,6 +24,7 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.rebalance import Event, Stage, Step
 from lanemq.history import Lease
 from lanemq.model.errors import LaneError, LeaseLost
+from lanemq.model.units import to_millis
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class HandOver:
 
     async def give_up_at_last(self, holding: Holding) -> bool:
         """As `give_up`, when everything ends: no later round will report the offset, so it is tried again here."""
-        deadline = self._clock.now() + self._options.stop_ms
+        deadline = self._clock.now() + to_millis(self._options.stop_timeout)
         for failures in itertools.count(1):
             if await self.give_up(holding, max(0, deadline - self._clock.now())):
                 break

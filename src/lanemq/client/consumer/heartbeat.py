@@ -52,7 +52,7 @@ class Heartbeat:
     async def run(self) -> None:
         """Never ends; a broker that cannot be told is told next time."""
         while True:
-            await asyncio.sleep(self._options.heartbeat_every_ms / 1000)
+            await asyncio.sleep(self._options.heartbeat_every)
             self._heard.clear()
             await self.everywhere()
 

@@ -46,7 +46,7 @@ class OffsetKeeper:
         """Never ends; what could not be reported is reported next time."""
         told = self._options.clock.now()
         while True:
-            await asyncio.sleep(self._options.commit_every_ms / 1000)
+            await asyncio.sleep(self._options.commit_every)
             if self._local is None and self._options.clock.now() - told >= TOLD_AGAIN_MS:
                 told = self._options.clock.now()
                 self._doubt(holding for holding in self._holdings if not holding.epoch)

@@ -1,10 +1,11 @@
-"""Everything that can be set on a consumer: unit, default, and what goes wrong at either end."""
+"""The options of a consumer: units, defaults, and what goes wrong when a value is too small or too large."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.identity import new_client_id
@@ -28,112 +29,150 @@ STRATEGIES: dict[str, Allocate] = {
     "averagely-by-circle": averagely_by_circle,
     "consistent-hash": consistent_hash(),
 }
-"""Strategies that need no settings, by name."""
+"""Allocation strategies that need no arguments, by name."""
+
+Seconds: TypeAlias = float | timedelta
 
 LANE_PULL_BATCH = 1_000
 ROCKETMQ_PULL_BATCH = 32
-"""RocketMQ's DefaultMQPushConsumer; its brokers give no more, whatever is asked."""
+"""The default of RocketMQ's DefaultMQPushConsumer; its brokers return no more, however many are requested."""
 
 
 class Sharing(Enum):
-    """Who gets a message of the group's topics."""
+    """How the members of a group divide the messages."""
 
     CLUSTERING = "CLUSTERING"
-    """One member of the group: queues are divided among them."""
+    """Each message goes to one member; the queues are divided among the members."""
     BROADCASTING = "BROADCASTING"
-    """Every member: each reads all queues and keeps its own offsets. No competition, so no leases."""
+    """Each message goes to every member: each reads all queues, keeps its own offsets and needs no leases."""
 
 
 class StartFrom(Enum):
-    """Where a group begins in a queue that it has never read."""
+    """Where a group starts in a queue that it has never read."""
 
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
     LAST = "CONSUME_FROM_LAST_OFFSET"
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
+class ConsumerSettings(TypedDict, total=False):
+    """The keyword arguments of `App`, `Consumer`, `AsyncConsumer` and `PushConsumer`.
+
+    Each is a field of `ConsumerOptions`. Durations are seconds or a `timedelta`.
+    """
+
+    sharing: Sharing
+    start: StartFrom
+    start_timestamp: datetime | float | None
+    compat: str
+    lease_times: LeaseTimes | None
+    allocation: str | Allocate
+    codec: str | Codec
+    pull_batch: int | None
+    pull_suspend: Seconds
+    flow: FlowLimits | None
+    request_timeout: Seconds
+    lock_timeout: Seconds
+    heartbeat_every: Seconds
+    rebalance_every: Seconds
+    rebalance_soon: Seconds
+    pull_retry: Seconds
+    commit_every: Seconds
+    hand_over_timeout: Seconds
+    stop_timeout: Seconds
+    consume_timeout: Seconds
+    offsets_folder: str | Path | None
+    client_id: str | None
+    tls: TlsOptions | None
+    credentials: Credentials | None
+    clock: Clock
+    history: History | str | Path
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """Checked as a whole when made; every problem found is reported at once."""
+    """Checked options of one member. All problems are reported in one error."""
 
     servers: str
-    """Name servers, or a LaneMQ broker: `host:port`, several joined by `;`."""
+    """Addresses of the name servers, or of a LaneMQ broker: `host:port`, several joined by `;`."""
 
     group: str
-    """Members with the same group share the work. Two applications need two groups."""
+    """Name of the group. Members with the same group share the work; two applications need two groups."""
 
     sharing: Sharing = Sharing.CLUSTERING
 
     start: StartFrom = StartFrom.FIRST
-    """FIRST reads what was sent before the group existed; LAST (RocketMQ's default) passes over it."""
+    """FIRST reads what was sent before the group existed; LAST (RocketMQ's default) skips it."""
 
-    start_timestamp_ms: int = 0
-    """With TIMESTAMP: wall time of the first message wanted."""
+    start_timestamp: float | None = None
+    """With TIMESTAMP: store time of the first message to read, in seconds since 1970; a `datetime` works too."""
 
     compat: str = "auto"
     """`auto`: short leases with epochs where the broker has them. `rocketmq`: RocketMQ's times everywhere."""
 
     lease_times: LeaseTimes | None = None
-    """Overrides both presets. Short: fast take-over after a crash, more renewals, sensitive to pauses."""
+    """Overrides both presets. Short leases: fast take-over after a crash, but more renewals and no long pauses."""
 
     allocation: str | Allocate = "averagely"
-    """Name of a strategy, or a function of `core/consuming/allocation`. All members must use the same one."""
+    """Name of a strategy, or a function as in `core/consuming/allocation`. All members must use the same one."""
 
     codec: str | Codec = "json"
 
     pull_batch: int | None = None
-    """Messages asked for in one pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""
+    """Maximum number of messages per pull; None: 1000 from a LaneMQ broker, 32 from an Apache one."""
 
-    pull_suspend_ms: int = 15_000
+    pull_suspend: float = 15.0
     """How long the broker may hold an empty pull (RocketMQ's DefaultMQPushConsumerImpl). Short: idle traffic."""
 
     flow: FlowLimits | None = None
-    """Most that is cached per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""
+    """Cache limits per queue; None: RocketMQ's 1000 messages, or four pulls where pulls are larger."""
 
-    request_timeout_ms: int = 3_000
-    """RocketMQ's ClientConfig.mqClientApiTimeout."""
+    request_timeout: float = 3.0
+    """How long a request waits for its answer (RocketMQ's ClientConfig.mqClientApiTimeout)."""
 
-    lock_timeout_ms: int = 1_000
-    """RocketMQ's RebalanceImpl. Longer than the renewal interval would let one slow broker eat the margin."""
+    lock_timeout: float = 1.0
+    """How long a lease request waits (RocketMQ's RebalanceImpl). Longer than the renewal interval, and one slow broker
+    uses up the safety margin of the leases."""
 
-    heartbeat_every_ms: int = 30_000
-    """RocketMQ's ClientConfig. A broker forgets a member after 120 s of silence."""
+    heartbeat_every: float = 30.0
+    """Interval of heartbeats (RocketMQ's ClientConfig). A broker forgets a member after 120 s of silence."""
 
-    rebalance_every_ms: int = 20_000
-    """RocketMQ's RebalanceService. Changes are announced at once; this catches announcements that were lost."""
+    rebalance_every: float = 20.0
+    """Interval of rebalance rounds (RocketMQ's RebalanceService). Brokers announce changes at once; this catches
+    announcements that were lost."""
 
-    rebalance_soon_ms: int = 500
-    """Until the next round when a queue could not be taken or given up (RocketMQ's RebalanceImpl)."""
+    rebalance_soon: float = 0.5
+    """Pause before the next round when a queue could not be taken or given up (RocketMQ's RebalanceImpl)."""
 
-    pull_retry_ms: int = 1_000
-    """After a failed pull (RocketMQ's ClientConfig.pullTimeDelayMillsWhenException)."""
+    pull_retry: float = 1.0
+    """Pause after a failed pull (RocketMQ's ClientConfig.pullTimeDelayMillsWhenException)."""
 
-    commit_every_ms: int = 1_000
-    """How often offsets are reported (RocketMQ: 5 s). What a crash leaves unreported is delivered again."""
+    commit_every: float = 1.0
+    """Interval of offset reports (RocketMQ: 5 s). Messages that a crash leaves unreported are delivered again."""
 
-    hand_over_ms: int = 5_000
-    """How long a queue that moves to another member waits for its running handlers. When they take longer
-    the queue stays here and is offered again in the next round: it is never taken from a running handler."""
+    hand_over_timeout: float = 5.0
+    """How long a queue that moves to another member waits for its running handlers. If they take longer, the queue
+    stays here until the next round: it is never taken away from a running handler."""
 
-    stop_ms: int = 30_000
-    """How long a stop waits for running handlers before it gives up on them and leaves their lease to expire."""
+    stop_timeout: float = 30.0
+    """How long a stop waits for running handlers before it leaves them behind and lets their leases expire."""
 
-    consume_timeout_ms: int = 15 * 60_000
+    consume_timeout: float = 15 * 60.0
     """Concurrent only: a message handled for longer is sent back to the broker (RocketMQ's consumeTimeout)."""
 
     offsets_folder: Path | None = None
-    """Broadcasting: where offsets are kept; None keeps them in memory, so a restart begins anew."""
+    """Broadcasting: folder for the offsets; None keeps them in memory, so that a restart begins anew."""
 
     client_id: str | None = None
-    """Who this member is; None makes an id that no other process has."""
+    """Identity of this member; None makes an id that no other process has."""
 
     tls: TlsOptions | None = None
-    """Encrypted connections; None: as the environment says (docs/guides/security.md), else plain ones."""
+    """Encrypts connections; None: as the environment says (docs/guides/security.md), else plain connections."""
     credentials: Credentials | None = None
-    """Signs every request, for brokers with access control; None: as the environment says, else nothing."""
+    """Signs every request, for brokers with access control; None: as the environment says, else unsigned."""
     clock: Clock = field(default_factory=SystemClock)
     history: History = NO_HISTORY
-    """Where to write down what happens, for the checker."""
+    """Records what happens, for the checker."""
 
     def __post_init__(self) -> None:
         problems = wrong_kinds(self, _KINDS) or self._problems()
@@ -153,8 +192,8 @@ class ConsumerOptions:
             problems.append(f"compat={self.compat!r} must be 'auto' or 'rocketmq'")
         if isinstance(self.allocation, str) and self.allocation not in STRATEGIES:
             problems.append(f"allocation={self.allocation!r} must be one of {', '.join(STRATEGIES)}, or a function")
-        if self.start is StartFrom.TIMESTAMP and self.start_timestamp_ms <= 0:
-            problems.append("start=TIMESTAMP needs start_timestamp_ms: milliseconds since 1970")
+        if self.start is StartFrom.TIMESTAMP and not (self.start_timestamp or 0) > 0:
+            problems.append("start=TIMESTAMP needs start_timestamp: a datetime, or seconds since 1970")
         return problems
 
     @property
@@ -163,7 +202,7 @@ class ConsumerOptions:
 
     @property
     def security(self) -> Security:
-        """How connections are protected."""
+        """TLS and credentials of all connections."""
         return security_of(self.tls, self.credentials)
 
     @property
@@ -172,7 +211,7 @@ class ConsumerOptions:
 
     @property
     def strategy(self) -> str:
-        """The allocation's name, for people."""
+        """The display name of the allocation."""
         chosen = self.allocation
         return chosen if isinstance(chosen, str) else getattr(chosen, "__qualname__", repr(chosen)).split(".")[0]
 
@@ -180,12 +219,16 @@ class ConsumerOptions:
     def broadcasting(self) -> bool:
         return self.sharing is Sharing.BROADCASTING
 
+    @property
+    def start_timestamp_ms(self) -> int:
+        return int((self.start_timestamp or 0) * 1000)
+
     def speaks_lane(self, broker_is_lane: bool) -> bool:
-        """Whether LaneMQ's additions are used with a broker."""
+        """Whether this member uses LaneMQ's protocol additions with a broker."""
         return broker_is_lane and self.compat == "auto"
 
     def times(self, lane: bool) -> LeaseTimes:
-        """How leases of a broker's queues are kept."""
+        """The lease times for the queues of a broker."""
         return self.lease_times or (LANE_TIMES if lane else ROCKETMQ_TIMES)
 
     def batch_from(self, lane: bool) -> int:
@@ -198,39 +241,54 @@ class ConsumerOptions:
         return FlowLimits(messages=messages, span=2 * messages)
 
 
+def consumer_options(servers: str, group: str, /, **settings: Unpack[ConsumerSettings]) -> ConsumerOptions:
+    """Checks the settings of a consumer. A history given as a folder is opened under the member's client id."""
+    known = tuple(each.name for each in fields(ConsumerOptions) if each.name not in ("servers", "group"))
+    refuse_unknown(settings, known, "consumer")
+    rest = _normal(settings)
+    history = rest.pop("history", NO_HISTORY)
+    options = ConsumerOptions(servers=servers, group=group, **rest)
+    client_id = options.client_id or new_client_id()
+    opened = opened_history(history, client_id, options.clock, "consumer")
+    return replace(options, client_id=client_id, history=opened) if opened.on else options
+
+
+def _normal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Durations and times as seconds, the offsets folder as a path."""
+    normal = {
+        name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in settings.items()
+    }
+    if isinstance(when := normal.get("start_timestamp"), datetime):
+        normal["start_timestamp"] = when.timestamp()
+    if isinstance(folder := normal.get("offsets_folder"), str):
+        normal["offsets_folder"] = Path(folder)
+    return normal
+
+
+_MIN_SECONDS = 0.001
+"""Shorter would be rounded to nothing, and a loop would never pause."""
+
 _LEAST = {
     "pull_batch": 1,
-    "pull_suspend_ms": 0,
-    "request_timeout_ms": 1,
-    "lock_timeout_ms": 1,
-    "heartbeat_every_ms": 1,
-    "rebalance_every_ms": 1,
-    "rebalance_soon_ms": 1,
-    "pull_retry_ms": 1,
-    "commit_every_ms": 1,
-    "hand_over_ms": 1,
-    "stop_ms": 0,
-    "consume_timeout_ms": 1,
+    "pull_suspend": 0,
+    "request_timeout": _MIN_SECONDS,
+    "lock_timeout": _MIN_SECONDS,
+    "heartbeat_every": _MIN_SECONDS,
+    "rebalance_every": _MIN_SECONDS,
+    "rebalance_soon": _MIN_SECONDS,
+    "pull_retry": _MIN_SECONDS,
+    "commit_every": _MIN_SECONDS,
+    "hand_over_timeout": _MIN_SECONDS,
+    "stop_timeout": 0,
+    "consume_timeout": _MIN_SECONDS,
 }
 
 _KINDS: dict[str, object] = {
-    **dict.fromkeys((*_LEAST, "start_timestamp_ms"), int),
+    **dict.fromkeys(_LEAST, float),
+    "start_timestamp": float | None,
     "pull_batch": int | None,
     "tls": TlsOptions | None,
     "credentials": Credentials | None,
     "sharing": Sharing,
     "start": StartFrom,
 }
-
-
-def consumer_options(servers: str, group: str, given: Mapping[str, Any]) -> ConsumerOptions:
-    """Checked options; a history named by its folder is opened under the member's client id."""
-    refuse_unknown(given, tuple(each.name for each in fields(ConsumerOptions)), "consumer")
-    rest = dict(given)
-    history = rest.pop("history", NO_HISTORY)
-    if isinstance(rest.get("offsets_folder"), str):
-        rest["offsets_folder"] = Path(rest["offsets_folder"])
-    options = ConsumerOptions(servers=servers, group=group, **rest)
-    client_id = options.client_id or new_client_id()
-    opened = opened_history(history, client_id, options.clock, "consumer")
-    return replace(options, client_id=client_id, history=opened) if opened.on else options

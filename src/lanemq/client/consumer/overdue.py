@@ -17,7 +17,7 @@ from lanemq.client.consumer.subscription import Station
 from lanemq.client.consumer.turn_desk import MessageTurn
 from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.model.errors import LaneError
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, to_millis
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class OverdueTurns:
     async def run(self) -> None:
         """Never ends."""
         while True:
-            await asyncio.sleep(self._options.consume_timeout_ms / 1000)
+            await asyncio.sleep(self._options.consume_timeout)
             try:
                 await self.look()
             except LaneError as error:
                 log.warning("looking for hanging handlers failed, trying again: %s", error)
 
     async def look(self) -> None:
-        before = Millis(self._options.clock.now() - self._options.consume_timeout_ms)
+        before = Millis(self._options.clock.now() - to_millis(self._options.consume_timeout))
         for station in self._stations.values():
             if isinstance(policy := station.plan.policy, SendBack):
                 await self._look_at(station, before, policy.retries)

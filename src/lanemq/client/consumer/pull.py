@@ -21,7 +21,7 @@ from lanemq.core.consuming.flow_control import WaitFor, verdict
 from lanemq.core.consuming.turns import Order
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
-from lanemq.model.units import QueueOffset
+from lanemq.model.units import QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
@@ -66,7 +66,7 @@ class Puller:
                 self._lose(holding, f"the broker refused its pull: {error}")
             except LaneError as error:
                 self._rate_limited.warn(str(holding), f"pull of {holding} failed, trying again: {error}")
-                await asyncio.sleep(self._options.pull_retry_ms / 1000)
+                await asyncio.sleep(self._options.pull_retry)
 
     async def _once(self, holding: Holding) -> None:
         """One pull, or one wait for the right to make it; a move that was begun comes first."""
@@ -74,7 +74,7 @@ class Puller:
             await self.move(holding, holding.moving)
             return
         if not holding.may_pull(now=self._clock.now()):
-            await self._wait(holding, self._options.pull_retry_ms)
+            await self._wait(holding, to_millis(self._options.pull_retry))
             return
         board, queue = holding.station.board, holding.queue
         limits = self._options.limits(holding.lane)
@@ -110,7 +110,7 @@ class Puller:
         holding.moving = offset
         log.warning("%s goes on at offset %d instead of %s", queue, offset, board.next_offset(queue))
         board.drain(queue)
-        while not await board.drained(queue, self._options.hand_over_ms):
+        while not await board.drained(queue, to_millis(self._options.hand_over_timeout)):
             log.warning("%s waits for its running handler before it moves to offset %d", queue, offset)
         if holding.released:
             return
@@ -145,7 +145,7 @@ class Puller:
             max_msg_nums=self._options.batch_from(lane),
             sys_flag=PULL_SUSPEND | PULL_SUBSCRIPTION,
             commit_offset=0,
-            suspend_timeout_millis=self._options.pull_suspend_ms,
+            suspend_timeout_millis=to_millis(self._options.pull_suspend),
             subscription=holding.station.plan.filter.text,
             sub_version=self._heartbeat.version,
             expression_type="TAG",

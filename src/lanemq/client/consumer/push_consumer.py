@@ -6,12 +6,12 @@ consumer.register_orderly(listener)
 consumer.start()
 """
 
-from typing import Any
+from typing import Unpack
 
 from lanemq.client.consumer.attempts import Attempt, ConcurrentAttempt, OrderlyAttempt
 from lanemq.client.consumer.engine_thread import EngineThread
 from lanemq.client.consumer.listener import ConcurrentListener, OrderlyListener
-from lanemq.client.consumer.options import StartFrom, consumer_options
+from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.subscription import DEFAULT_WORKERS, StationPlan
 from lanemq.core.consuming.retry_policy import (
@@ -24,7 +24,6 @@ from lanemq.core.consuming.retry_policy import (
 )
 from lanemq.core.consuming.turns import Order
 from lanemq.model.errors import Closed, InvalidOption
-from lanemq.model.units import Millis
 
 MAX_RECONSUME = 16
 
@@ -42,18 +41,18 @@ class PushConsumer:
         max_reconsume_times: int | None = None,
         suspend_current_queue_time_millis: int = SUSPEND_DEFAULT,
         manual_commit: bool = False,
-        **options: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         """`max_reconsume_times`: attempts before a message becomes a dead letter. -1, RocketMQ's own default, never
         gives up with an orderly listener and means 16 with a concurrent one; None is -1 with `compat="rocketmq"`
         and 16 otherwise.
         """
-        options.setdefault("start", StartFrom.LAST)
-        self.options = consumer_options(servers, group, options)
+        settings.setdefault("start", StartFrom.LAST)
+        self.options = consumer_options(servers, group, **settings)
         self._threads = consume_threads
         self._batch_size = consume_message_batch_max_size
         self._max_reconsume = max_reconsume_times
-        self._suspend = Millis(suspend_current_queue_time_millis)
+        self._suspend = suspend_current_queue_time_millis / 1000
         self._manual = manual_commit
         self._topics: dict[str, str] = {}
         self._attempt: Attempt | None = None

@@ -27,6 +27,7 @@ from lanemq.core.consuming.turns import Order
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
+from lanemq.model.units import to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Rebalancer:
 
     def ask_soon(self) -> None:
         """A queue was lost or a broker is away: a round follows in a moment, not in a tight circle."""
-        asyncio.get_running_loop().call_later(self._options.rebalance_soon_ms / 1000, self.ask)
+        asyncio.get_running_loop().call_later(self._options.rebalance_soon, self.ask)
 
     async def run(self, first_done: Callable[[], None]) -> None:
         """Never ends; `first_done` is called once, when everything was looked at for the first time."""
@@ -83,7 +84,7 @@ class Rebalancer:
         first_done()
         while True:
             options = self._options
-            await self._wait(options.rebalance_every_ms if settled else options.rebalance_soon_ms)
+            await self._wait(options.rebalance_every if settled else options.rebalance_soon)
             settled = await self.round()
 
     async def round(self) -> bool:
@@ -167,7 +168,7 @@ class Rebalancer:
             holding.hand_over = self.tasks.create_task(self._give_up(holding))
 
     async def _give_up(self, holding: Holding) -> None:
-        if await self._hand_over.give_up(holding, self._options.hand_over_ms):
+        if await self._hand_over.give_up(holding, to_millis(self._options.hand_over_timeout)):
             self.ask()
 
     def _keep(self, holding: Holding) -> None:
@@ -226,9 +227,9 @@ class Rebalancer:
         kept = await self.parker.kept(queue, asked=True)
         return Start(start.offset, start.finished, kept, serial)
 
-    async def _wait(self, most_ms: int) -> None:
+    async def _wait(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(most_ms / 1000):
+            async with asyncio.timeout(seconds):
                 await self._asked.wait()
         except TimeoutError:
             pass

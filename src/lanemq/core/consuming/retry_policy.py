@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from lanemq.core.backoff import Backoff
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, to_millis
 
 RETRY_FOREVER: Final = -1
 """RocketMQ's default for orderly listeners (ConsumeMessageOrderlyService: -1 means Integer.MAX_VALUE)."""
@@ -52,7 +52,7 @@ class HoldQueue:
     """RocketMQ's suspend: the whole queue waits, whatever the key of the failed message."""
 
     retries: int = RETRY_FOREVER
-    suspend: Millis = SUSPEND_DEFAULT
+    suspend: float = SUSPEND_DEFAULT / 1000
 
     def __post_init__(self) -> None:
         _check_retries(self.retries)
@@ -93,7 +93,7 @@ class DeadLetter:
 class SendBack:
     """RocketMQ's concurrent retry: the broker counts to `retries`, and delivers again later or dead-letters."""
 
-    retry_locally_after: Millis = SEND_BACK_RETRY
+    retry_locally_after: float = SEND_BACK_RETRY / 1000
     retries: int = ROCKETMQ_CONCURRENT_RETRIES
 
 
@@ -139,12 +139,12 @@ def again(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> 
     hold = policy.hold if isinstance(policy, DeadLetter) else policy
     match hold:
         case HoldQueue(suspend=suspend):
-            return Again(clamp_suspend(suspend if asked is None else asked), whole_queue=True)
+            return Again(clamp_suspend(to_millis(suspend) if asked is None else asked), whole_queue=True)
         case HoldKey(backoff=backoff):
             own = backoff.delay(count + 1) if asked is None else clamp_suspend(asked)
             return Again(own, whole_queue=False)
         case SendBack(retry_locally_after=delay):
-            return Again(delay, whole_queue=False)
+            return Again(to_millis(delay), whole_queue=False)
 
 
 def clamp_suspend(delay: int) -> Millis:

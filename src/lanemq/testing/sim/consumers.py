@@ -12,7 +12,6 @@ from lanemq.client.message import Message
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, DeadLetter, HoldKey, HoldQueue
 from lanemq.model.errors import LaneError
-from lanemq.model.units import Millis
 from lanemq.testing.sim.effects import Table
 from lanemq.testing.sim.histories import SimHistory
 from lanemq.testing.sim.host import Host
@@ -73,11 +72,11 @@ class ConsumerProgram(ABC):
             "clock": host.clock,
             "history": history,
             "client_id": history.process,
-            "heartbeat_every_ms": 3_000,
-            "rebalance_every_ms": 4_000,
-            "pull_suspend_ms": 5_000,
-            "request_timeout_ms": 1_500,
-            "stop_ms": 12_000,
+            "heartbeat_every": 3,
+            "rebalance_every": 4,
+            "pull_suspend": 5,
+            "request_timeout": 1.5,
+            "stop_timeout": 12,
         }
 
     async def work(self, message: Message, history: SimHistory) -> None:
@@ -119,7 +118,7 @@ class HandlerProgram(ConsumerProgram):
         async def on_order(message: Message) -> None:
             await self.work(message, history)
 
-        @app.ordered(AUDIT, on_fail=HoldQueue(suspend=Millis(200)), lanes=2)
+        @app.ordered(AUDIT, on_fail=HoldQueue(suspend=0.2), lanes=2)
         async def on_audit(message: Message) -> None:
             await self.work(message, history)
 
