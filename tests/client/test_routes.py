@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lanemq.client.routing import (
     REFRESH_MILLIS,
     RETRY_MILLIS,
-    RouteBook,
+    RouteCache,
     TopicRoute,
     provisional_route,
     topic_route,
@@ -117,7 +117,7 @@ def test_provisional_route_has_at_most_four_queues_per_broker() -> None:
 
 
 def test_route_is_fresh_for_thirty_seconds() -> None:
-    book, route = RouteBook(), TopicRoute("t", (), (), {})
+    book, route = RouteCache(), TopicRoute("t", (), (), {})
     assert book.put(route, now=Millis(1000))
     assert book.fresh("t", now=Millis(1000 + REFRESH_MILLIS - 1)) is route
     assert book.fresh("t", now=Millis(1000 + REFRESH_MILLIS)) is None
@@ -125,13 +125,13 @@ def test_route_is_fresh_for_thirty_seconds() -> None:
 
 
 def test_provisional_route_is_asked_again_soon() -> None:
-    book = RouteBook()
+    book = RouteCache()
     book.put(TopicRoute("t", (), (), {}, provisional=True), now=Millis(0))
     assert book.fresh("t", now=Millis(RETRY_MILLIS)) is None
 
 
 def test_contradicted_route_is_not_fresh_but_known() -> None:
-    book, route = RouteBook(), TopicRoute("t", (), (), {})
+    book, route = RouteCache(), TopicRoute("t", (), (), {})
     book.put(route, now=Millis(0))
     book.stale("t")
     assert book.fresh("t", now=Millis(1)) is None
@@ -139,7 +139,7 @@ def test_contradicted_route_is_not_fresh_but_known() -> None:
 
 
 def test_unanswered_refresh_keeps_the_known_route_in_use_for_a_moment() -> None:
-    book, route = RouteBook(), TopicRoute("t", (), (), {})
+    book, route = RouteCache(), TopicRoute("t", (), (), {})
     book.put(route, now=Millis(0))
     book.unanswered("t", now=Millis(REFRESH_MILLIS))
     assert book.fresh("t", now=Millis(REFRESH_MILLIS + RETRY_MILLIS - 1)) is route
@@ -147,7 +147,7 @@ def test_unanswered_refresh_keeps_the_known_route_in_use_for_a_moment() -> None:
 
 
 def test_same_route_again_is_no_change() -> None:
-    book = RouteBook()
+    book = RouteCache()
     assert book.put(TopicRoute("t", (), (), {}), now=Millis(0))
     assert not book.put(TopicRoute("t", (), (), {}), now=Millis(1))
     assert book.put(TopicRoute("t", (), (), {}, ordered=True), now=Millis(2))

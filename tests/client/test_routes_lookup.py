@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.client.fake_broker import FakeBroker
 
-from lanemq.client.route_lookup import AsyncRoutes, BlockingRoutes
-from lanemq.client.routing import REFRESH_MILLIS, TopicRoute
+from lanemq.client.routing import REFRESH_MILLIS, AsyncRoutes, BlockingRoutes, TopicRoute
 from lanemq.model.errors import ConnectFailed, TopicNotFound
 from lanemq.model.units import Millis
 from lanemq.net.address import Address

@@ -5,8 +5,7 @@ from typing import Self
 
 from lanemq.client.codec import BytesCodec
 from lanemq.client.message import Message, Source, read_messages
-from lanemq.client.route_lookup import BlockingRoutes
-from lanemq.client.routing import TopicRoute
+from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.client.security import security_of
 from lanemq.model.names import check_topic
 from lanemq.model.queue import MessageQueue

@@ -6,15 +6,31 @@ folder; its file is opened last, so that refused options leave no file behind.
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.history import History, Role, open_history
 from lanemq.model.errors import InvalidOption
+from lanemq.net.tls import TlsOptions
+from lanemq.wire.signing import Credentials
+
+_DESCRIPTIONS: dict[object, str] = {
+    int: "a whole number",
+    int | None: "a whole number, or None",
+    float: "a number of seconds",
+    float | None: "a datetime, a number of seconds since 1970, or None",
+    TlsOptions | None: "TlsOptions(...), or None",
+    Credentials | None: "Credentials(access_key, secret_key), or None",
+}
+
+_SECRET = (Credentials | None,)
+"""Kinds whose value must not appear in an error."""
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], whose: str) -> None:
+    """Raises `InvalidOption` for names that are no options, and suggests the nearest one."""
     wrong = [name for name in given if name not in set(known)]
     if not wrong:
         return
@@ -23,7 +39,19 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], whose: str) -> No
     raise InvalidOption(f"{', '.join(wrong)}: no such option of a {whose}; {hint}")
 
 
+def wrong_kinds(options: object, kinds: Mapping[str, Any]) -> list[str]:
+    """One sentence for each option whose value is not of its kind."""
+    given = {name: getattr(options, name) for name in kinds}
+    return [
+        f"{name}{'' if kinds[name] in _SECRET else f'={value!r}'} must be "
+        f"{_DESCRIPTIONS.get(kinds[name]) or _one_of(kinds[name])}"
+        for name, value in given.items()
+        if not _is(value, kinds[name])
+    ]
+
+
 def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> History:
+    """The history itself, or the one opened in the folder that is given."""
     if isinstance(given, History):
         return given
     if not isinstance(given, (str, os.PathLike)):
@@ -32,3 +60,13 @@ def opened_history(given: object, client_id: str, clock: Clock, role: Role) -> H
         return open_history(Path(given), client_id, nanoseconds_of(clock), role)
     except OSError as error:
         raise InvalidOption(f"history={str(given)!r} cannot be written to: {error}; give another folder") from None
+
+
+def _is(value: object, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, kind | int if kind in (float, float | None) else kind)
+
+
+def _one_of(choices: Any) -> str:
+    return " or ".join(f"{choices.__name__}.{each}" for each in choices.__members__)

@@ -1,49 +1,74 @@
-"""Where a topic's queues are, derived from what a name server says.
+"""Where a topic's queues are: asking name servers for routes, keeping them, and deriving queues from them.
 
-The rule guarded here: every producer derives the same list of publish queues in the same order, because
-`pick_queue` indexes into it. A list that is sorted differently, or that skips a queue others see, sends a key
-to two queues. So the derivation is RocketMQ's (MQClientInstance.topicRouteData2TopicPublishInfo), and pure.
-Asking name servers is `route_lookup`'s matter.
+Invariant: every producer derives the same list of publish queues in the same order, because `pick_queue` indexes into
+it. A list that is sorted differently, or that skips a queue, sends a key to two queues. The derivation is therefore
+RocketMQ's (MQClientInstance.topicRouteData2TopicPublishInfo), and pure.
+
+All name servers hold the same data. They are tried in turn, beginning with the one that answered last. If none
+answers, a known route stays in use: brokers keep working while every name server is down.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lanemq.model.errors import ConnectFailed, RemoteProtocolError
+from lanemq.clock import Clock, SystemClock
+from lanemq.model.errors import (
+    ConnectFailed,
+    LaneError,
+    RemoteProtocolError,
+    TlsFailed,
+    TopicNotFound,
+    TransportError,
+)
+from lanemq.model.names import DEFAULT_TOPIC
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_address
+from lanemq.net.blocking import BlockingConnection
+from lanemq.net.pool import ConnectionPool
+from lanemq.net.security import OPEN, Security
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
 from lanemq.wire.route_bodies import PERM_READ, PERM_WRITE, BrokerData, QueueData, TopicRouteData
 
+log = logging.getLogger(__name__)
+
 MASTER = 0
-"""The broker id that takes writes and locks (RocketMQ's MixAll.MASTER_ID)."""
+"""The id of the broker that takes writes and locks (RocketMQ's MixAll.MASTER_ID)."""
 
 DEFAULT_TOPIC_QUEUES = 4
-"""How many queues a topic gets that a send creates (RocketMQ's DefaultMQProducer)."""
+"""Queues of a topic that a send creates (RocketMQ's DefaultMQProducer)."""
 
 BROKER_PORT = 10911
-"""RocketMQ's broker port, where an address names none."""
+"""RocketMQ's broker port, used if an address has none."""
 
 REFRESH_MILLIS = 30_000
-"""How long a route is trusted (RocketMQ's ClientConfig.pollNameServerInterval)."""
+"""How long a route is used before it is asked for again (RocketMQ's ClientConfig.pollNameServerInterval)."""
 
 RETRY_MILLIS = 3_000
-"""How long a known route is used on after a refresh failed, before the next attempt."""
+"""How long a known route is used after a failed refresh before the next attempt."""
+
+REQUEST_SECONDS = 3.0
+"""RocketMQ's time-out for name servers (ClientConfig.mqClientApiTimeout)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRoute:
-    """One broker name: a master and perhaps copies of it."""
+    """One broker name: a master and its replicas."""
 
     name: str
     addresses: Mapping[int, Address]
     lane: bool
-    """It is a LaneMQ broker: it drops repeats by stamp, and its leases carry epochs."""
+    """Whether this is a LaneMQ broker: it drops repeats by their stamp, and its leases carry epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Everything a client needs to know about where one topic lives."""
+    """Where the queues of one topic are."""
 
     topic: str
     publish: tuple[MessageQueue, ...]
@@ -57,7 +82,7 @@ class TopicRoute:
     """The topic does not exist yet; the broker creates it with the first message."""
 
     def master(self, broker: str) -> Address:
-        """Where the broker's master listens, or `ConnectFailed` while it has none."""
+        """The address of the broker's master; raises `ConnectFailed` while it has none."""
         known = self.brokers.get(broker)
         address = known.addresses.get(MASTER) if known is not None else None
         if address is None:
@@ -65,12 +90,267 @@ class TopicRoute:
         return address
 
     def is_lane(self, broker: str) -> bool:
+        """Whether this is a LaneMQ broker."""
         known = self.brokers.get(broker)
         return known is not None and known.lane
 
 
+# asking name servers
+
+
+class _CachedRoutes:
+    """What both kinds of routes do without asking."""
+
+    def __init__(self, servers: Sequence[Address], clock: Clock | None) -> None:
+        self._servers = NameServers(servers)
+        self._clock = clock or SystemClock()
+        self._cache = RouteCache()
+
+    def cached(self, topic: str) -> TopicRoute | None:
+        """The route, or None if it is unknown or too old to be used without asking."""
+        return self._cache.fresh(topic, now=self._clock.now())
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """The last known route, however old."""
+        return self._cache.known(topic)
+
+    def stale(self, topic: str) -> None:
+        """A broker contradicted the route: the next `get` asks again."""
+        self._cache.stale(topic)
+
+    def topics(self) -> tuple[str, ...]:
+        return self._cache.topics()
+
+    def _refreshed(self, topic: str, route: TopicRoute | None) -> TopicRoute:
+        if route is None:
+            self._cache.gone(topic)
+            raise no_such_topic(topic)
+        before = self._cache.known(topic)
+        changed = self._cache.put(route, now=self._clock.now())
+        if changed and before is not None and before.publish != route.publish:
+            log.warning(
+                "the queues of topic %s changed from %d to %d: keys may have moved to other queues",
+                topic,
+                len(before.publish),
+                len(route.publish),
+            )
+        return route
+
+    def _not_refreshed(self, topic: str, error: TransportError) -> TopicRoute:
+        route = self._cache.known(topic)
+        if route is None:
+            raise error
+        log.warning("route of topic %s cannot be refreshed, using the known one: %s", topic, error)
+        self._cache.unanswered(topic, now=self._clock.now())
+        return route
+
+
+class AsyncRoutes(_CachedRoutes):
+    """Routes on an event loop. Tasks that ask for the same topic share one request."""
+
+    def __init__(self, servers: Sequence[Address], pool: ConnectionPool, clock: Clock | None = None) -> None:
+        super().__init__(servers, clock)
+        self._pool = pool
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, topic: str, *, provisional: bool = False) -> TopicRoute:
+        """The route of the topic.
+
+        If the topic does not exist, raises `TopicNotFound`, or with `provisional` returns the route that its first
+        message would create.
+        """
+        async with self._locks.setdefault(topic, asyncio.Lock()):
+            route = self.cached(topic)
+            if route is not None and (provisional or not route.provisional):
+                return route
+            try:
+                route = await self._request(topic, provisional)
+            except TransportError as error:
+                return self._not_refreshed(topic, error)
+            return self._refreshed(topic, route)
+
+    async def ask(self, command: Command) -> Command:
+        """Sends a request to the name servers in turn, and returns the first reply."""
+        failures: list[LaneError] = []
+        for address in self._servers.in_turn():
+            try:
+                connection = await self._pool.get(address)
+                reply = await connection.request(command, REQUEST_SECONDS)
+            except TransportError as error:
+                failures.append(error)
+                continue
+            self._servers.answered(address)
+            return reply
+        raise self._servers.none_answered(failures)
+
+    async def _request(self, topic: str, provisional: bool) -> TopicRoute | None:
+        data = read_route(await self.ask(route_request(topic)))
+        if data is not None:
+            return topic_route(topic, data)
+        default = read_route(await self.ask(route_request(DEFAULT_TOPIC))) if provisional else None
+        return provisional_route(topic, default) if default is not None else None
+
+
+class BlockingRoutes(_CachedRoutes):
+    """Routes without an event loop, for any number of threads. One thread asks, the others wait for its reply."""
+
+    def __init__(self, servers: Sequence[Address], clock: Clock | None = None, *, security: Security = OPEN) -> None:
+        super().__init__(servers, clock)
+        self._security = security
+        self._asking = threading.Lock()
+        self._connections: dict[Address, BlockingConnection] = {}
+        self._closed = False
+
+    def get(self, topic: str, *, provisional: bool = False) -> TopicRoute:
+        """As `AsyncRoutes.get`."""
+        with self._asking:
+            route = self.cached(topic)
+            if route is not None and (provisional or not route.provisional):
+                return route
+            try:
+                route = self._request(topic, provisional)
+            except TransportError as error:
+                return self._not_refreshed(topic, error)
+            return self._refreshed(topic, route)
+
+    def ask(self, command: Command) -> Command:
+        """As `AsyncRoutes.ask`."""
+        with self._asking:
+            return self._ask_in_turn(command)
+
+    def close(self) -> None:
+        """Waits for a request under way, then closes all connections."""
+        with self._asking:
+            self._closed = True
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    def _request(self, topic: str, provisional: bool) -> TopicRoute | None:
+        data = read_route(self._ask_in_turn(route_request(topic)))
+        if data is not None:
+            return topic_route(topic, data)
+        default = read_route(self._ask_in_turn(route_request(DEFAULT_TOPIC))) if provisional else None
+        return provisional_route(topic, default) if default is not None else None
+
+    def _ask_in_turn(self, command: Command) -> Command:
+        failures: list[LaneError] = []
+        for address in self._servers.in_turn():
+            try:
+                reply = self._ask_one(address, command)
+            except TransportError as error:
+                failures.append(error)
+                continue
+            self._servers.answered(address)
+            return reply
+        raise self._servers.none_answered(failures)
+
+    def _ask_one(self, address: Address, command: Command) -> Command:
+        """Uses the kept connection; if the server has closed it for being idle, a new one."""
+        kept = self._connections.pop(address, None)
+        if kept is not None:
+            with contextlib.suppress(TransportError):
+                reply = kept.request(command, REQUEST_SECONDS)
+                self._connections[address] = kept
+                return reply
+        connection = BlockingConnection(address, security=self._security)
+        try:
+            reply = connection.request(command, REQUEST_SECONDS)
+        except BaseException:
+            connection.close()
+            raise
+        if self._closed:
+            connection.close()
+        else:
+            self._connections[address] = connection
+        return reply
+
+
+class NameServers:
+    """The addresses of the name servers, beginning with the one that answered last."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = list(addresses)
+
+    def in_turn(self) -> tuple[Address, ...]:
+        return tuple(self._addresses)
+
+    def answered(self, address: Address) -> None:
+        at = self._addresses.index(address)
+        self._addresses = self._addresses[at:] + self._addresses[:at]
+
+    def none_answered(self, failures: Sequence[LaneError]) -> ConnectFailed:
+        tried = ", ".join(map(str, self._addresses))
+        kind = TlsFailed if isinstance(failures[-1], TlsFailed) else ConnectFailed
+        return kind(f"no name server answered (tried {tried}): {failures[-1]}")
+
+
+def route_request(topic: str) -> Command:
+    """The request for one topic's route."""
+    ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+    return Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, 0, ext=ext)
+
+
+def read_route(reply: Command) -> TopicRouteData | None:
+    """The route in a reply; None if the name server does not know the topic. Raises for any other refusal."""
+    if reply.code == ResponseCode.SUCCESS:
+        return TopicRouteData.decode(reply.body)
+    if reply.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    raise error_for(reply.code, reply.remark)
+
+
+def no_such_topic(topic: str) -> TopicNotFound:
+    return TopicNotFound(
+        ResponseCode.TOPIC_NOT_EXIST,
+        f"topic {topic!r} does not exist; create it with: lanemq topic create {topic} --ordered",
+    )
+
+
+class RouteCache:
+    """The routes known so far, and when each has to be asked for again."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, TopicRoute] = {}
+        self._due: dict[str, int] = {}
+
+    def fresh(self, topic: str, *, now: Millis) -> TopicRoute | None:
+        """The route, or None if it is unknown or too old."""
+        return self._routes.get(topic) if now < self._due.get(topic, 0) else None
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """The last known route, however old."""
+        return self._routes.get(topic)
+
+    def put(self, route: TopicRoute, *, now: Millis) -> bool:
+        """Keeps a route; true if it differs from the known one."""
+        changed = self._routes.get(route.topic) != route
+        self._routes[route.topic] = route
+        self._due[route.topic] = now + (RETRY_MILLIS if route.provisional else REFRESH_MILLIS)
+        return changed
+
+    def unanswered(self, topic: str, *, now: Millis) -> None:
+        """No name server answered: the known route stays in use for `RETRY_MILLIS`."""
+        self._due[topic] = now + RETRY_MILLIS
+
+    def stale(self, topic: str) -> None:
+        """A broker contradicted the route: it is not fresh any more."""
+        self._due.pop(topic, None)
+
+    def gone(self, topic: str) -> None:
+        """The name server says that the topic does not exist."""
+        self._routes.pop(topic, None)
+        self._due.pop(topic, None)
+
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._routes)
+
+
+# deriving queues from a route
+
+
 def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
-    """What the name server's answer means for one topic."""
+    """The route of a topic from a name server's reply."""
     brokers = {each.broker_name: _broker_route(each) for each in data.broker_datas}
     queue_datas = sorted(data.queue_datas, key=lambda each: each.broker_name)
     if data.order_topic_conf:
@@ -89,8 +369,8 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 def provisional_route(topic: str, default: TopicRouteData) -> TopicRoute:
     """The route of a topic that its first message will create, from the route of RocketMQ's TBW102.
 
-    Not for ordered sends: the topic appears only where a message landed, the list of queues then shrinks,
-    and keys move.
+    Not for ordered sends: the topic appears only on the broker that got the message, the list of queues shrinks, and
+    keys move.
     """
     brokers = {each.broker_name: _broker_route(each) for each in default.broker_datas}
     publish = tuple(
@@ -100,45 +380,6 @@ def provisional_route(topic: str, default: TopicRouteData) -> TopicRoute:
         for number in range(min(DEFAULT_TOPIC_QUEUES, each.read_queue_nums))
     )
     return TopicRoute(topic, publish, (), brokers, provisional=True)
-
-
-class RouteBook:
-    """The routes known so far, and which of them need asking again."""
-
-    def __init__(self) -> None:
-        self._routes: dict[str, TopicRoute] = {}
-        self._due: dict[str, int] = {}
-
-    def fresh(self, topic: str, *, now: Millis) -> TopicRoute | None:
-        """The route if it may be used without asking."""
-        return self._routes.get(topic) if now < self._due.get(topic, 0) else None
-
-    def known(self, topic: str) -> TopicRoute | None:
-        """The last route heard of, however old."""
-        return self._routes.get(topic)
-
-    def put(self, route: TopicRoute, *, now: Millis) -> bool:
-        """Remembers an answer; true if it differs from what was known."""
-        changed = self._routes.get(route.topic) != route
-        self._routes[route.topic] = route
-        self._due[route.topic] = now + (RETRY_MILLIS if route.provisional else REFRESH_MILLIS)
-        return changed
-
-    def unanswered(self, topic: str, *, now: Millis) -> None:
-        """No name server answered: what is known stays in use for a moment."""
-        self._due[topic] = now + RETRY_MILLIS
-
-    def stale(self, topic: str) -> None:
-        """A broker contradicted the route; the next use asks again."""
-        self._due.pop(topic, None)
-
-    def gone(self, topic: str) -> None:
-        """The name server says that there is no such topic."""
-        self._routes.pop(topic, None)
-        self._due.pop(topic, None)
-
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self._routes)
 
 
 def _broker_route(data: BrokerData) -> BrokerRoute:
@@ -165,7 +406,7 @@ def _read_queues(topic: str, datas: Iterable[QueueData]) -> Iterator[MessageQueu
 
 
 def _queues_of_order_conf(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """`brokerA:4;brokerB:4`, in text order, whether or not the brokers are up: keys must not move."""
+    """`brokerA:4;brokerB:4`, in the order of the text, whether or not the brokers are up: keys must not move."""
     queues: list[MessageQueue] = []
     for part in conf.split(";"):
         broker, _, count = part.strip().rpartition(":")

@@ -30,7 +30,7 @@ from lanemq.wire.signing import Credentials
 _YES, _NO = frozenset({"1", "true", "on", "yes"}), frozenset({"", "0", "false", "off", "no"})
 
 
-class Protection(TypedDict, total=False):
+class SecuritySettings(TypedDict, total=False):
     """What every client takes as keyword arguments."""
 
     tls: TlsOptions | None

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import LaneError

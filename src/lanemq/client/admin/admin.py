@@ -21,7 +21,7 @@ from lanemq.client.admin.views import (
     QueueBounds,
     TopicDescription,
 )
-from lanemq.client.security import Protection, security_of
+from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock
 from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
@@ -89,7 +89,7 @@ class Admin:
     """Looks at brokers and changes them. Blocking; for one thread."""
 
     def __init__(
-        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[Protection]
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[SecuritySettings]
     ) -> None:
         self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
 

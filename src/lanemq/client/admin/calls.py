@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.routing import BlockingRoutes
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import TransportError
 from lanemq.net.address import Address, parse_address, parse_addresses

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Unpack
 
 from lanemq.client.admin.calls import AdminCalls
-from lanemq.client.security import Protection, security_of
+from lanemq.client.security import SecuritySettings, security_of
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.net.blocking import BlockingConnection
@@ -32,7 +32,9 @@ class NoAnswer:
 class LaneAdmin:
     """Questions about lanes. Blocking; for one thread."""
 
-    def __init__(self, servers: str, *, patience: float = PATIENCE_SECONDS, **protection: Unpack[Protection]) -> None:
+    def __init__(
+        self, servers: str, *, patience: float = PATIENCE_SECONDS, **protection: Unpack[SecuritySettings]
+    ) -> None:
         self._calls = AdminCalls(servers, security=security_of(**protection))
         self._patience = patience
 

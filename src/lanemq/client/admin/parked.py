@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Self, Unpack
 
 from lanemq.client.admin.calls import AdminCalls
-from lanemq.client.security import Protection, security_of
+from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
@@ -51,7 +51,7 @@ class ParkedAdmin:
     """Looks at parked lanes and decides about them. Blocking; for one thread."""
 
     def __init__(
-        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[Protection]
+        self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[SecuritySettings]
     ) -> None:
         self._calls = AdminCalls(servers, timeout=timeout, clock=clock, security=security_of(**protection))
         self._masters: dict[str, Address] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.client.routing import AsyncRoutes
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue

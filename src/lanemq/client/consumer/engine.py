@@ -33,7 +33,7 @@ from lanemq.client.consumer.subscription import Station, StationPlan
 from lanemq.client.consumer.workers import Aftermath, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
 from lanemq.client.message import Source
-from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.client.routing import AsyncRoutes
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import Event
 from lanemq.history import Lease

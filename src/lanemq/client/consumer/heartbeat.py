@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.tag_filter import TagFilter
-from lanemq.client.route_lookup import AsyncRoutes
+from lanemq.client.routing import AsyncRoutes
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
 from lanemq.net.pool import ConnectionPool

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.identity import new_client_id
-from lanemq.client.keyword_options import opened_history, refuse_unknown
-from lanemq.client.option_kinds import wrong_kinds
+from lanemq.client.keyword_options import opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.consuming.allocation import Allocate, averagely, averagely_by_circle, consistent_hash

@@ -18,8 +18,8 @@ from typing import Unpack
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message, Source, read_messages
-from lanemq.client.route_lookup import BlockingRoutes
-from lanemq.client.security import Protection, security_of
+from lanemq.client.routing import BlockingRoutes
+from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import OffsetNotFound, TransportError, UsageError
 from lanemq.model.names import check_group
@@ -58,7 +58,7 @@ class PullConsumer:
         batch: int = 1_000,
         request_timeout: float = 3.0,
         clock: Clock | None = None,
-        **protection: Unpack[Protection],
+        **protection: Unpack[SecuritySettings],
     ) -> None:
         self._group = check_group(group)
         self._tags = tag_filter(tags)

@@ -19,8 +19,7 @@ from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.parking import Parker
 from lanemq.client.consumer.subscription import Station
-from lanemq.client.route_lookup import AsyncRoutes
-from lanemq.client.routing import TopicRoute
+from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import Stage, plan
 from lanemq.core.consuming.turns import Order

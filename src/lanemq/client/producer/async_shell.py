@@ -18,8 +18,7 @@ from lanemq.client.producer.packing import Choice, check_sendable
 from lanemq.client.producer.requests import Extras, Parcel
 from lanemq.client.producer.waiters import LoopFuture
 from lanemq.client.producer.work import TICK_SECONDS, EngineLane, SendRequest, Work, buffer_full, closed, not_reached
-from lanemq.client.route_lookup import AsyncRoutes
-from lanemq.client.routing import TopicRoute
+from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.net.address import parse_addresses

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from lanemq.client.codec import Codec
-from lanemq.client.keyword_options import opened_history, refuse_unknown
-from lanemq.client.option_kinds import wrong_kinds
+from lanemq.client.keyword_options import opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
 from lanemq.clock import Clock
 from lanemq.history import NO_HISTORY, History

@@ -20,8 +20,7 @@ from lanemq.client.producer.packing import Choice, check_sendable
 from lanemq.client.producer.requests import Extras, Parcel, total_size
 from lanemq.client.producer.waiters import SubmittedFuture
 from lanemq.client.producer.work import NO_WORK, TICK_SECONDS, SendRequest, Work, buffer_full, closed, not_reached
-from lanemq.client.route_lookup import BlockingRoutes
-from lanemq.client.routing import TopicRoute
+from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.net.address import parse_addresses

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import security_of
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, UsageError

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.calls import AdminCalls
-from lanemq.client.route_lookup import BlockingRoutes
+from lanemq.client.routing import BlockingRoutes
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, InvalidOption, TopicNotFound
 from lanemq.model.queue import MessageQueue

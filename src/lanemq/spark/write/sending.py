@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from lanemq.client.identity import new_client_id
 from lanemq.client.producer.requests import PARCEL_OVERHEAD, Extras, Parcel, RequestBuilder, properties_text
-from lanemq.client.route_lookup import BlockingRoutes
-from lanemq.client.routing import TopicRoute
+from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.sending.sharding import pick_queue
