@@ -39,13 +39,17 @@ EVENT = (
 )
 
 
-class ForgetfulSink:
+class ForgetfulSink(Sink):
     """Takes every batch and keeps nothing but how many rows it had."""
 
     all_at_once = True
+    _applied: int | None = None
+
+    def applied_before_open(self, query: str) -> int | None:
+        return self._applied
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        self._applied: int | None = None
+        self._applied = None
 
     def applied(self) -> int | None:
         return self._applied
@@ -54,9 +58,6 @@ class ForgetfulSink:
         rows.count()
         self._applied = batch.number
         return True
-
-    def close(self) -> None:
-        pass
 
 
 def events(keys: int, snapshot: int, updates: int) -> Iterator[tuple[str, bytes]]:

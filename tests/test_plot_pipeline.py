@@ -26,7 +26,15 @@ def script() -> ModuleType:
 
 def line(batch: int, **more: Any) -> str:
     second = f"2026-11-16T00:00:{batch * 2:02}Z"
-    given = {"time": second, "batch": batch, "pass": 0, "epoch": 1, "messages": 500, "seconds": 0.5, "rate": 1000.0}
+    given = {
+        "time": second,
+        "batch": batch,
+        "retry_pass": 0,
+        "epoch": 1,
+        "messages": 500,
+        "seconds": 0.5,
+        "rate": 1000.0,
+    }
     return json.dumps({**given, "lag": 900 - batch, "lag_seconds": 1.5, "repeated": False, "counts": {}, **more})
 
 
@@ -34,7 +42,7 @@ def test_a_run_becomes_a_picture(script: ModuleType, tmp_path: Path) -> None:
     """With all that a run may have: a pass, a restart, repeats, parked keys, a lag that nobody knows the age of."""
     lines = [
         line(0, counts={"repeats": 3, "lanes_stopped": 1, "parked": 1}),
-        line(1, **{"pass": 1, "messages": 0, "lag_seconds": None}),
+        line(1, **{"retry_pass": 1, "messages": 0, "lag_seconds": None}),
         line(2, epoch=2, repeated=True),
     ]
     (tmp_path / "progress.jsonl").write_text("\n".join(lines))

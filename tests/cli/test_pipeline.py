@@ -109,7 +109,7 @@ class SharedSession:
 @pytest.fixture
 def in_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands use the session that is there already; starting one has a test of its own below."""
-    monkeypatch.setattr("lanemq.pipelines.run.program.open_session", lambda *_: SharedSession(spark))
+    monkeypatch.setattr("lanemq.pipelines.running.program.open_session", lambda *_: SharedSession(spark))
 
 
 def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:

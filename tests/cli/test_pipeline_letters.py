@@ -42,7 +42,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_seen_until_it_is_done(run: Run
     place = str(tmp_path)
     dry = run("pipeline", "dead", "redrive", place, "--key", "a", "--dry-run").stdout
     assert dry.startswith("2 dead letters of 1 key would be given to the step again\nlate: behind everything")
-    assert kept.run_pass() is None, "only asked what would be done"
+    assert kept.run_retry_pass() is None, "only asked what would be done"
     said = run("pipeline", "dead", "redrive", place, LETTER)
     assert said.stdout.startswith("1 dead letter of 1 key will be given to the step again by the running pipeline, or")
     assert "late: behind everything that their keys have by then" in said.stdout
@@ -52,7 +52,7 @@ def test_a_redrive_says_that_it_comes_late_and_is_seen_until_it_is_done(run: Run
     assert (again.exit_code, "redriven already" in again.stderr) == (1, True)
     rest = json.loads(run("pipeline", "dead", "redrive", place, "--all", "--json").stdout)
     assert rest == {"letters": ["orders/broker-a/0/1", "orders/broker-a/0/2"], "asked": True}
-    kept.run_pass()
+    kept.run_retry_pass()
     states = [each["state"] for each in json.loads(run("pipeline", "dead", "list", place, "--all", "--json").stdout)]
     assert states == ["redriven"] * 3 + ["open"] * 3, "they failed once more"
     assert json.loads(run("pipeline", "status", place, "--json").stdout)["decided_letters"] == 0

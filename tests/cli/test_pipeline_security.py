@@ -14,7 +14,7 @@ from lanemq import Admin, Credentials, TlsOptions
 from lanemq.cli.main import main
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.run.preflight import need_topic
+from lanemq.pipelines.running.preflight import need_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
 OTHERS = 'accessKey = "nobody"\nsecretKey = "another-secret"\nsecurityToken = "t"\n'
@@ -40,7 +40,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
         Checkpoint(pipeline.folder, pipeline.name, pipeline.source.telling_options).close()
         ran.append(pipeline)
 
-    monkeypatch.setattr("lanemq.pipelines.run.program.run", asks_for_its_topic)
+    monkeypatch.setattr("lanemq.pipelines.running.program.run", asks_for_its_topic)
     return ran
 
 

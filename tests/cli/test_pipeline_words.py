@@ -16,7 +16,7 @@ from lanemq.cli.pipeline.dead import Tally, counted_by, kept_in
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_place
-from lanemq.pipelines.run.progress import Done, Progress
+from lanemq.pipelines.running.progress import Done, Progress
 
 FAILS = {"n": 1, "fails": 99}
 NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
@@ -45,7 +45,7 @@ def declared(folder: Path, **parts: Any) -> Pipeline:
 
 
 def told(messages: int, dead: int, number: int = 0, **counts: int) -> Progress:
-    return Progress("orders", Done(Batch("q", number, 1), dead=dead, counts=counts), messages)
+    return Progress("orders", Done(Batch("q", number, 1), dead_letters=dead, counts=counts), messages)
 
 
 @pytest.mark.usefixtures("stopped")
@@ -79,7 +79,7 @@ def test_a_decision_is_not_told_any_more_once_it_is_carried_out(
     run: Run, tmp_path: Path, stopped: driving.Pipeline
 ) -> None:
     run("pipeline", "parked", "redrive", str(tmp_path), "b")
-    stopped.run_pass()
+    stopped.run_retry_pass()
     found = json.loads(run("pipeline", "parked", "list", str(tmp_path), "--json").stdout)
     assert {each["key"]: each["decided"] for each in found} == {"a": None, "b": None}
 
@@ -164,7 +164,7 @@ def test_what_was_set_aside_may_fail_a_run(
         Checkpoint(pipeline.folder, pipeline.name, NOWHERE).close()
         report(told(3, dead))
 
-    monkeypatch.setattr("lanemq.pipelines.run.program.run", one_batch)
+    monkeypatch.setattr("lanemq.pipelines.running.program.run", one_batch)
     ended = run("pipeline", "run", str(declaration(tmp_path, "orders")), *flags)
     assert ended.exit_code == code, ended.output
     assert ("set aside (" in ended.stderr) is (dead > 0)
@@ -181,7 +181,7 @@ def test_a_new_sink_is_a_word_of_one_run(
         Checkpoint(pipeline.folder, pipeline.name, NOWHERE).close()
         said.append(new_sink)
 
-    monkeypatch.setattr("lanemq.pipelines.run.program.run", noted)
+    monkeypatch.setattr("lanemq.pipelines.running.program.run", noted)
     assert run("pipeline", "run", str(declaration(tmp_path, "orders")), *flags).exit_code == 0
     assert said == [bool(flags)]
 

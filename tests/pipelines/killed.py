@@ -34,7 +34,7 @@ pipeline = Pipeline(
         DEATH,
         FOLDER / "checkpoint",
     ),
-    sink=DyingSink(DeltaSink(FOLDER / "table"), DEATH, "sink"),  # type: ignore[arg-type]
-    dead_letters=DyingSink(ParquetSink(FOLDER / "dead"), DEATH, "dead"),  # type: ignore[arg-type]
+    sink=DyingSink(DeltaSink(FOLDER / "table"), DEATH, "sink"),
+    dead_letters=DyingSink(ParquetSink(FOLDER / "dead"), DEATH, "dead"),
     checkpoint=FOLDER / "checkpoint",
 )

@@ -12,7 +12,7 @@ from lanemq.wire.compression import ZLIB_SYS_FLAG
 
 def body_for(stage: object) -> bytes | None:
     """What the source hands to this stage."""
-    damaged = Damaged(getattr(stage, "on_damaged", Damaged.FAIL))
+    damaged = Damaged(stage.on_damaged or Damaged.FAIL)
     (body,) = unpack([Packed(0, ZLIB_SYS_FLAG, b"x\x9cno zlib")], damaged, str)
     return body
 
@@ -46,4 +46,4 @@ def test_the_options_of_a_topic_win_over_its_stage() -> None:
     assert said.with_damaged("raw") == said.options
     assert Topic("localhost:9876", "orders").with_damaged("raw")["onDamaged"] == "raw"
     nothing = Topic("localhost:9876", "orders")
-    assert nothing.with_damaged(getattr(Project(), "on_damaged", None)) == nothing.options
+    assert nothing.with_damaged(Project().on_damaged) == nothing.options

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 from tests.pipelines.cdc.following import Frame, messages
-from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
+from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
 from tests.pipelines.transitions.driving import FakeFrame, FakeSpark, Sent, arrow, never
 
 from lanemq.model.errors import OrderError, SinkFenced, StateLost, UsageError
@@ -27,14 +27,13 @@ from lanemq.pipelines import (
     SqliteSink,
     Transitions,
 )
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
-from lanemq.pipelines.rows import FileRows, RowFile
-from lanemq.pipelines.run.work import Work
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
+from lanemq.pipelines.running.work import Work
 from lanemq.pipelines.stages.transitions.requests import request_redrive, show
 
 NUMBER = batch_number(0)
@@ -149,7 +148,7 @@ def test_a_message_that_was_set_aside_stays_set_aside_when_the_service_is_back(r
     Service.up, run.sink.dies = True, None
     done = run.start().run_batch(run.frame(), 0)
     assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
-    assert (Service.calls, done.outputs, done.dead) == (asked, 2, 1)
+    assert (Service.calls, done.outputs, done.dead_letters) == (asked, 2, 1)
     assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a")[0].state == 1, "the state is the decided one"
 
 
@@ -328,16 +327,16 @@ def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: py
 
 def test_dead_letters_that_an_earlier_version_decided_can_be_written(tmp_path: Path) -> None:
     """It knew two columns less: the batch could never be completed."""
-    before = StructType([field for field in dead_letters.SCHEMA if field.name not in ("tags", "waits")])
+    before = StructType([field for field in DEAD_LETTER_SCHEMA if field.name not in ("tags", "waits")])
     letter = {"topic": "orders", "queue_offset": 7, "reason": "x", "attempts": 1, "batch": 0}
     path = tmp_path / "dead.parquet"
     pq.write_table(pa.Table.from_pylist([letter], schema=to_arrow_schema(before, timezone="UTC")), path)
     made = Results(results(tmp_path / "a", 1).outputs, FileRows(before, [RowFile("a", path, 1)]))
     found = Decisions(tmp_path / "decided").make(Batch("orders", NUMBER, 1), made, END)
-    assert found.dead is not None
+    assert found.dead_letters is not None
     sink = ParquetSink(tmp_path / "dead")
-    sink.open(None, "orders-dead", 1, dead_letters.SCHEMA, Append())  # type: ignore[arg-type]
-    assert sink.write(found.dead, Batch("orders-dead", NUMBER, 1))
+    sink.open(None, "orders-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
+    assert sink.write(found.dead_letters, Batch("orders-dead", NUMBER, 1))
     (written,) = (tmp_path / "dead").rglob("*.parquet")
     (row,) = pq.ParquetFile(written).read().to_pylist()
     assert (row["queue_offset"], row["tags"], row["waits"]) == (7, None, None)
@@ -362,9 +361,9 @@ def test_a_pass_that_moved_nothing_writes_nothing(run: Run) -> None:
     run.spark_noted(planned=0, done=0)
     work = run.start()
     stage.waiting += [Results(rows_of(), counts={"held": 1}), Results(rows_of(("t", 0, 1, "k")))]
-    assert work.run_pass(0) is not None
+    assert work.run_retry_pass(0) is not None
     assert (run.sink.numbers, run.decided()) == ([], [])
-    assert work.run_pass(0) is not None
+    assert work.run_retry_pass(0) is not None
     assert run.sink.numbers == [batch_number(0, 2)]
     assert stage.steps[1] == f"finished {batch_number(0, 1)}"
 

@@ -17,8 +17,8 @@ from lanemq.model.errors import UsageError
 from lanemq.pipelines import ForeachSink, LastState, ParquetSink, Project, SqliteSink
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
-from lanemq.pipelines.run.work import Work
-from lanemq.pipelines.sink_positions import Reach, SinkReach
+from lanemq.pipelines.running.work import Work
+from lanemq.pipelines.sink_positions import SinkPosition, SinkPositions
 from lanemq.spark.columns.schema import some_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -188,21 +188,23 @@ def test_last_state_says_how_far_it_read(tmp_path: Path) -> None:
     stage = LastState("id bigint", ["id"])
     stage.open(None, tmp_path)  # type: ignore[arg-type]
     frame: Any = Frame(messages([("7", {"id": 7})] * 5, first=5), messages([("7", {"id": 7})] * 2))
-    (reach,) = stage.run(frame, Batch("q", 0, 1)).reached.values()
+    (reach,) = stage.run(frame, Batch("q", 0, 1)).positions.values()
     assert reach.next == 10
     assert reach.stored > BEGAN.timestamp() * 1000
 
 
 def test_a_batch_without_messages_of_a_queue_forgets_nothing_of_it(tmp_path: Path) -> None:
-    reach = SinkReach(tmp_path / "reach.json")
-    for number, reached in enumerate([{"t/b/0": Reach(5, 50)}, {}, {"t/b/1": Reach(3, 10)}, {"t/b/0": Reach(4, 60)}]):
-        reach.note(number, reached)
+    reach = SinkPositions(tmp_path / "sink_positions.json")
+    for number, positions in enumerate(
+        [{"t/b/0": SinkPosition(5, 50)}, {}, {"t/b/1": SinkPosition(3, 10)}, {"t/b/0": SinkPosition(4, 60)}]
+    ):
+        reach.note(number, positions)
         reach.committed(number)
-    again = SinkReach(tmp_path / "reach.json")
+    again = SinkPositions(tmp_path / "sink_positions.json")
     again.open(lambda number: number == 3)
-    assert again._counts == {"t/b/0": Reach(5, 60), "t/b/1": Reach(3, 10)}
+    assert again._current == {"t/b/0": SinkPosition(5, 60), "t/b/1": SinkPosition(3, 10)}
     again.open(lambda number: False)
-    assert again._counts == {"t/b/0": Reach(5, 50), "t/b/1": Reach(3, 10)}
+    assert again._current == {"t/b/0": SinkPosition(5, 50), "t/b/1": SinkPosition(3, 10)}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 
 from lanemq import Producer
 from lanemq.pipelines import Event, Pipeline, SqliteSink, Topic, Transitions, start
-from lanemq.pipelines.run.progress import Progress
+from lanemq.pipelines.running.progress import Progress
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.timeout(900)

@@ -67,7 +67,7 @@ def test_numbers_keep_a_key_in_order_in_two_queues(tmp_path: Path, batches: list
     pipeline = ByKey(tmp_path, shards=1, sequence="n", on_gap="hold")
     for messages in batches:
         pipeline.run(*messages)
-    while pipeline.run_pass() is not None:
+    while pipeline.run_retry_pass() is not None:
         pass
     assert seen(pipeline) == [(n, n) for n in range(1, 7)]
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import ParkedLanes, parked
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
-    from lanemq.pipelines.run.failure import PipelineFailed
-    from lanemq.pipelines.run.program import run
-    from lanemq.pipelines.run.progress import Progress
-    from lanemq.pipelines.run.runner import RunningPipeline, start
+    from lanemq.pipelines.running.failure import PipelineFailed
+    from lanemq.pipelines.running.program import run
+    from lanemq.pipelines.running.progress import Progress
+    from lanemq.pipelines.running.runner import RunningPipeline, start
     from lanemq.pipelines.sinks.delta import DeltaSink, read_table
     from lanemq.pipelines.sinks.factory import open_sink
     from lanemq.pipelines.sinks.forward import ForeachSink
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
     "lanemq.pipelines.declare.files": ("load",),
-    "lanemq.pipelines.run.failure": ("PipelineFailed",),
+    "lanemq.pipelines.running.failure": ("PipelineFailed",),
     "lanemq.pipelines.operate.parked": (
         "ParkedLanes",
         "parked",
@@ -48,10 +48,10 @@ _HOMES = {
         "Sink",
         "Stage",
     ),
-    "lanemq.pipelines.run.program": ("run",),
-    "lanemq.pipelines.run.progress": ("Progress",),
+    "lanemq.pipelines.running.program": ("run",),
+    "lanemq.pipelines.running.progress": ("Progress",),
     "lanemq.pipelines.stages.project": ("Project",),
-    "lanemq.pipelines.run.runner": (
+    "lanemq.pipelines.running.runner": (
         "RunningPipeline",
         "start",
     ),

@@ -1,18 +1,21 @@
-"""Small files that are either there and whole, or not there."""
+"""Small files that exist completely or not at all."""
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from lanemq.model.errors import StateLost
 
+S = TypeVar("S", bound=msgspec.Struct)
+
 
 def write_durably(path: Path, content: bytes, through: Path | None = None) -> None:
-    """On disk under its name when this returns. Writing the same file again is harmless, also at the same time.
+    """Write a file and sync it before it gets its name. Concurrent writes of the same file are harmless.
 
-    `through`: the folder that the file is renamed from. Whoever moves it away makes every write that has not happened
-    yet fail with FileNotFoundError, without a lock.
+    `through`: the folder that the file is renamed from. Moving this folder away makes every later write fail with
+    FileNotFoundError, without a lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     own = (through or path.parent) / f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"
@@ -31,8 +34,8 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
     write_durably(path, msgspec.json.encode(value))
 
 
-def read_json(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """The struct; `StateLost` if the file is damaged. A missing file is the caller's `FileNotFoundError`."""
+def read_json(path: Path, kind: type[S]) -> S:
+    """Decode the file; `StateLost` if it is damaged. FileNotFoundError is left to the caller."""
     content = path.read_bytes()
     try:
         return msgspec.json.decode(content, type=kind)
@@ -41,7 +44,7 @@ def read_json(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def sync(path: Path) -> None:
-    """A file's bytes, or a folder's entries, are on the disk."""
+    """Write a file's bytes, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

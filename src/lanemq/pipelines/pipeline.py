@@ -74,12 +74,11 @@ class Pipeline:
 def _check_kinds(pipeline: Pipeline) -> None:
     if not isinstance(pipeline.source, Topic):
         raise InvalidOption(f"source: a Topic(...) is wanted, not {pipeline.source!r}")
-    for name in ("run", "finished", "due"):
-        if not callable(getattr(pipeline.stage, name, None)):
-            raise InvalidOption(f"stage: {pipeline.stage!r} is none: use Transitions, LastState or Project")
+    if not isinstance(pipeline.stage, Stage):
+        raise InvalidOption(f"stage: {pipeline.stage!r} is no stage: use Transitions, LastState, Project or your own")
     for option, sink in (("sink", pipeline.sink), ("dead_letters", pipeline.dead_letters)):
-        if sink is not None and not callable(getattr(sink, "applied", None)):
-            raise InvalidOption(f"{option}: {sink!r} is none: use one of lanemq.pipelines, such as ParquetSink")
+        if sink is not None and not isinstance(sink, Sink):
+            raise InvalidOption(f"{option}: {sink!r} is no sink: use one of lanemq.pipelines, such as ParquetSink")
     if pipeline.dead_letters is not None and pipeline.dead_letters is pipeline.sink:
         raise InvalidOption("dead_letters: the same object as sink; their columns differ, so make a sink of its own")
     if pipeline.sink is None:
@@ -88,7 +87,7 @@ def _check_kinds(pipeline: Pipeline) -> None:
 
 def _check_fit(pipeline: Pipeline) -> None:
     """A sink that only adds rows says so with `appends_only`; told here, since opening it needs Spark."""
-    if isinstance(getattr(pipeline.stage, "how", None), Merge) and getattr(pipeline.sink, "appends_only", False):
+    if isinstance(pipeline.stage.how, Merge) and pipeline.sink.appends_only:
         stage, sink = type(pipeline.stage).__name__, type(pipeline.sink).__name__
         raise InvalidOption(
             f"sink: {sink} only adds rows, and {stage} replaces them: use DeltaSink, SqliteSink, PostgresSink or "
@@ -98,7 +97,7 @@ def _check_fit(pipeline: Pipeline) -> None:
 
 def _check_evolution(pipeline: Pipeline) -> None:
     """New columns are added in the commit of their batch, which not every sink can do."""
-    if getattr(pipeline.stage, "evolves", False) and not getattr(pipeline.sink, "widens", False):
+    if pipeline.stage.evolves and not pipeline.sink.widens:
         raise InvalidOption(
             f"stage: evolve needs a table that may get columns, and {type(pipeline.sink).__name__} has none, or was "
             f"made with evolve=False: use DeltaSink, SqliteSink or PostgresSink with evolve=True, or leave it out"

@@ -1,38 +1,46 @@
-"""What a pipeline is made of: a stage turns messages into rows, a sink applies rows once.
+"""What a pipeline is made of: a stage turns messages into rows, a sink applies each batch of rows once.
 
-Order of events for a batch, guarded by the runner: the stage fixes the batch's rows; where more than one commit
-follows, they are decided (`decisions.py`); the stage makes its state durable; the dead-letter sink and the sink apply
-the rows under the batch's name; Spark notes the batch as done. A crash between any two of them repeats the batch:
-what was decided is only completed, and whoever has it already does nothing.
+The steps of a batch, in order: the stage computes the rows; if more than one commit will follow, the rows are decided
+on disk (`checkpoint/decisions.py`); the stage makes its state durable; the dead-letter sink and then the sink apply
+the rows under the batch's number; Spark records the batch as done. A crash between two steps repeats the batch: a
+decided batch is completed as it was decided, and a sink that already has the batch does nothing.
 """
+# ruff: noqa: B027  # the empty methods are defaults
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lanemq.model.units import Millis
-from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.batch import Batch, Runs
 from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sink_positions import Reach
+from lanemq.pipelines.sink_positions import SinkPosition
 
 SEQUENCE, DELETED = "_sequence", "_deleted"
-"""Columns of rows that are merged: what is newer (compared with >), and whether the newest is a deletion."""
+"""Columns of rows to merge: a value that grows with every change of a row, and whether the row was deleted."""
 KEPT = "_kept"
-"""A column that rows of a merge may have: the JSON of a list of the columns whose stored value stays as it is."""
+"""An optional column of rows to merge: a JSON list of the columns whose stored value must not change."""
+
+OnQueueChange: TypeAlias = Literal["fail", "continue"]
+OnDamaged: TypeAlias = Literal["null", "raw"]
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Every row is added, in the order of its shard."""
+    """The sink adds every row; rows of a shard keep their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """At most one row per key; it replaces an older one of the key. Rows have the columns SEQUENCE and DELETED."""
+    """The sink replaces the row with the same key if the new one is newer.
+
+    A batch has at most one row per key. Rows have the columns SEQUENCE and DELETED.
+    """
 
     keys: tuple[str, ...]
 
@@ -42,83 +50,109 @@ class Results:
     """What a stage made of one batch."""
 
     outputs: Rows
-    dead: Rows | None = None
-    """Messages set aside for good, with the columns of `dead_letters.SCHEMA`; None if there are none."""
+    dead_letters: Rows | None = None
+    """Messages that were given up, with the columns of `rows.DEAD_LETTER_SCHEMA`; None if there are none."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """For progress and summaries: events, repeats, gaps, held, parked, dead ..."""
+    """Numbers for progress reports: events, repeats, gaps, held, parked, dead ..."""
     state: str = ""
-    """What the stage has to remember of exactly this attempt, for its `settle`; empty: nothing."""
-    reached: Mapping[str, Reach] = field(default_factory=dict)
-    """How far the batch goes in every queue that it holds messages of, by `topic/broker/number`. In a group this is
-    what keeps messages that come again under another number from the sink; empty: the stage drops them itself."""
+    """What the stage needs to make the state of this attempt durable in `settle`; empty if there is nothing."""
+    positions: Mapping[str, SinkPosition] = field(default_factory=dict)
+    """How far the batch read each queue, by `topic/broker/number`. In a consumer group this keeps messages that come
+    again in a later batch from being applied twice. Empty if the stage drops repeats itself."""
     late: frozenset[tuple[str, int, int]] = frozenset()
-    """Messages among the rows that a person redrove from the dead letters (topic, queue, offset): their rows come out
-    of their key's order, which is no violation of anything."""
+    """Messages (topic, queue, offset) that an operator redrove from the dead letters. Their rows are out of their
+    key's order on purpose."""
 
 
-class Stage(Protocol):
-    """Turns the messages of a batch into rows; pure in (messages, own state before the batch).
+class Stage(ABC):
+    """Turns the messages of a batch into rows. Base class for your own stages; only `run` must be written.
 
-    A stage whose results depend on which queue a key is in has the attribute `on_queue_change`, "fail" or "continue":
-    what is done when its topic gets more queues. None, or no such attribute: it does not matter.
-    One that sets messages aside has `on_damaged`, "null" or "raw": how a body that cannot be unpacked reaches it so
-    that it is poison there. Without, such a message ends the query.
+    `run` must depend only on the messages and on the stage's state before the batch: a batch may be repeated.
     """
 
-    columns: tuple[str, ...]
-    """Columns of the source that are needed."""
+    columns: tuple[str, ...] = ()
+    """Columns of the source that the stage reads; empty for all."""
     schema: StructType
-    """Columns of the outputs."""
+    """Columns of the outputs. May be set in `open`."""
+    how: Append | Merge = Append()
+    """What the sink does with the outputs."""
+    on_queue_change: OnQueueChange | None = None
+    """What happens when the topic gets more queues. None if the results do not depend on a key's queue."""
+    on_damaged: OnDamaged | None = None
+    """What the stage receives for a body that cannot be decompressed, so that it becomes a dead letter: no body, or
+    the raw bytes. None: such a message ends the query."""
+    evolves: bool = False
+    """Whether outputs may have more columns than `schema` declares. Needs a sink with `widens`."""
 
-    @property
-    def how(self) -> Append | Merge:
-        """What a sink does with the outputs."""
+    def open(self, spark: SparkSession, folder: Path) -> None:
+        """Called before the first batch of a run. `folder` lies in the checkpoint and belongs to the stage."""
 
-    def open(self, spark: SparkSession, place: Path) -> None:
-        """Before the first batch of a run. `place` is a folder inside the checkpoint, the stage's own."""
-
+    @abstractmethod
     def run(self, messages: DataFrame, batch: Batch) -> Results:
-        """The rows of a batch. Nothing that a later batch could see has changed until `settle`."""
+        """Compute the rows of a batch. State that later batches see may change only in `settle`."""
 
     def settle(self, batch: Batch, state: str) -> None:
-        """This attempt counts: its state is what the next unit starts from. Called only if `Results.state` is set.
+        """Make the state of this attempt durable; the next batch starts from it.
 
-        Before any sink has the batch, and again for every repetition of it.
+        Called only if `Results.state` is set, before any sink has the batch, and again when the batch is repeated.
         """
 
     def due(self, wall: Millis) -> Millis | None:
-        """How long until a pass without new messages is wanted (0: now); None: nothing waits."""
+        """Milliseconds until a retry pass should run; 0 for now, None if nothing waits."""
+        return None
 
-    def run_pass(self, batch: Batch) -> Results | None:
-        """Tries again what waits. None: nothing was due."""
+    def run_retry_pass(self, batch: Batch) -> Results | None:
+        """Try held messages again and carry out operator requests. None if nothing was due."""
+        return None
 
-    def unfinished_pass(self) -> int | None:
-        """The number of a pass that a crash interrupted, to be run again before anything else."""
+    def unfinished_retry_pass(self) -> int | None:
+        """The number of a retry pass that a crash interrupted; it is run again before anything else."""
+        return None
 
     def finished(self, batch: Batch) -> None:
-        """The sinks have it: files that only they needed may go."""
+        """Called when the sinks have the batch: files that only the sinks needed may be removed."""
 
 
-class Sink(Protocol):
-    """Applies batches, each once, and refuses runs that were replaced.
+class Sink(ABC):
+    """Applies each batch once and refuses runs that were replaced. Base class for your own sinks."""
 
-    A sink with the attribute `all_at_once = True` promises that after a crash it has all of a batch or nothing, and
-    knows which: only then a batch without dead letters needs no decision on disk before it is written. One with the
-    method `follow(runs)` is told before `open` which epochs are this checkpoint's, so that it can refuse a copy of it.
-    One with the method `look(query)` says before `open` what `applied` would say, and changes nothing for it.
-    """
+    all_at_once: bool = False
+    """Whether after a crash the sink has all of a batch or nothing, and knows which. Only then a batch without dead
+    letters is written without a decision on disk first. Needs `applied_before_open`."""
+    appends_only: bool = False
+    """Whether the sink cannot merge rows."""
+    widens: bool = False
+    """Whether rows may have columns that the table does not have yet."""
+    last_stale: int = 0
+    """Rows of the last `write` that a merge left out because the table's rows were as new or newer."""
+    last_replaced: int = 0
+    """Texts of the last `write` that were stored with a replacement character."""
 
+    def __str__(self) -> str:
+        """How messages name the sink."""
+        return type(self).__name__
+
+    def accept_runs(self, runs: Runs) -> None:
+        """Called before `open` with the runs of this checkpoint, so that the sink can refuse a copied checkpoint."""
+
+    def applied_before_open(self, query: str) -> int | None:
+        """What `applied` would return for this query, without creating or changing anything. Called before `open`."""
+        raise NotImplementedError(f"{type(self).__name__} sets all_at_once, so it must implement applied_before_open")
+
+    @abstractmethod
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
-        """Before the first batch of a run. From now on lower epochs of this query are refused with `SinkFenced`.
+        """Called before the first batch of a run. From now on the sink refuses lower epochs with `SinkFenced`.
 
-        Refuses here what could only fail later: columns that do not fit the table, a table of another kind.
+        Refuse here what would fail later: columns that do not fit the table, a table that is written another way.
         """
 
+    @abstractmethod
     def applied(self) -> int | None:
-        """The highest number of a batch of this query that is in; None: none yet."""
+        """The highest batch number of this query that the sink has; None before the first."""
 
+    @abstractmethod
     def write(self, rows: Rows, batch: Batch) -> bool:
-        """Rows and the batch's name in one commit. False: the batch was there already, nothing was done."""
+        """Apply the rows and record the batch in one commit. False if the sink already had the batch."""
 
     def close(self) -> None:
-        """Connections end; what was applied stays."""
+        """Close connections. What was applied stays."""

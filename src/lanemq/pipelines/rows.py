@@ -1,7 +1,7 @@
-"""The rows that a stage hands to a sink: computed once, read in whatever form the sink wants.
+"""The rows that a stage hands to a sink.
 
-The rule guarded here: rows are fixed before a sink sees them. A data frame that a sink evaluated twice could run the
-user's code twice, and give different rows the second time.
+Invariant: rows are computed before a sink sees them. A data frame that a sink evaluated twice could run the user's
+code twice and give different rows the second time.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,54 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+DEAD_LETTER_SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("broker", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("key", StringType()),
+        StructField("value", BinaryType()),
+        StructField("message_id", StringType()),
+        StructField("store_timestamp", TimestampType()),
+        StructField("reason", StringType()),
+        StructField("attempts", IntegerType()),
+        StructField("batch", LongType()),
+        StructField("tags", StringType()),
+        StructField("waits", BooleanType()),
+    ]
+)
+"""The columns of a dead letter: enough to find the message, to read it and to try it again.
+
+`waits` is true if the message was not given up: it cannot be decoded and waits in its key for an operator."""
 
 
 class Rows(Protocol):
-    """Rows of one batch."""
+    """The rows of one batch."""
 
     @property
     def schema(self) -> StructType:
-        """Their columns."""
+        """The columns."""
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of rows."""
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """As a data frame, in no order that a shuffle would keep."""
+        """The rows as a data frame. A shuffle does not keep their order."""
 
     def table(self) -> pa.Table:
-        """As an Arrow table on the driver: for sinks with one connection."""
+        """The rows as an Arrow table on the driver, for sinks with one connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +68,14 @@ class RowFile:
     """A Parquet file with the rows of one shard, in order."""
 
     shard: str
-    """What the rows' order belongs to: a queue, or a share of the keys. The same in every batch."""
+    """The name of the queue, or of the share of the keys, within which rows are ordered; the same in every batch."""
     path: Path
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Rows that tasks wrote to files which every executor and the driver can read; one file per shard, in order."""
+    """Rows in files that the driver and every executor can read; one file per shard, in order."""
 
     schema: StructType
     files: Sequence[RowFile]
@@ -67,7 +97,7 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows that are on the driver already, such as one per key after a fold."""
+    """Rows in the driver's memory, such as one per key after a fold."""
 
     schema: StructType
     rows: pa.Table

@@ -1,10 +1,12 @@
-"""How far the sink has every queue, so that a message which comes again under another number is not applied again.
+"""How far the sink has each queue, so that a message that comes again in another batch is not applied again.
 
-A batch of a group's member is not always the same when it is repeated: queues that another member took over meanwhile
-are left out of it, and come later in a batch with another number. If the sink has the batch as it was first, it would
-get their messages twice. The rules guarded here: what a batch holds of each queue is on disk before the first commit of
-it, and counts from the moment on that the sink has the batch; a message below that is dropped before the stage sees
-it, unless it is newer than all that was read, which is a topic that was deleted and created again.
+In a consumer group, a repeated batch may hold less than the first attempt: queues that another member took over in
+between are missing from it and come later, in a batch with another number. If the sink has the first attempt, it would
+apply their messages twice.
+
+Invariants: what a batch holds of each queue is on disk before its first commit, and counts once the sink has the
+batch. A message below that position is dropped before the stage sees it, unless it was stored later than everything
+that was read: then the topic was deleted and created again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,86 +24,80 @@ from lanemq.pipelines.atomic_files import read_json, write_json
 from lanemq.spark.offsets import Positions
 
 NEEDED: Final = ("topic", "broker", "queue_id", "queue_offset", "store_timestamp")
-"""Columns without which nobody can tell a message that comes again."""
+"""Columns without which a message that comes again cannot be recognised."""
 
 
-class Reach(msgspec.Struct, frozen=True):
-    """Of one queue."""
+class SinkPosition(msgspec.Struct, frozen=True):
+    """How far one queue was read."""
 
     next: int
-    """The offset behind the last message that was read."""
+    """The offset after the last message that was read."""
     stored: int
-    """The highest store time of what was read, in milliseconds."""
+    """The highest store time of the messages that were read, in milliseconds since 1970."""
 
-    def with_more(self, other: "Reach | None") -> "Reach":
-        return self if other is None else Reach(max(self.next, other.next), max(self.stored, other.stored))
-
-
-Reaches = Mapping[str, Reach]
-"""By queue, `topic/broker/number`."""
+    def with_more(self, other: "SinkPosition | None") -> "SinkPosition":
+        return self if other is None else SinkPosition(max(self.next, other.next), max(self.stored, other.stored))
 
 
 class _Note(msgspec.Struct, frozen=True):
     number: int
     """The batch that is being committed."""
-    before: dict[str, Reach]
-    behind: dict[str, Reach]
+    before: dict[str, SinkPosition]
+    after: dict[str, SinkPosition]
 
 
-class SinkReach:
-    """Of one checkpoint."""
+class SinkPositions:
+    """The positions of one checkpoint's sink, by queue (`topic/broker/number`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._note = _Note(-1, {}, {})
-        self._counts: dict[str, Reach] = {}
+        self._current: dict[str, SinkPosition] = {}
 
     def open(self, is_in: Callable[[int], bool]) -> None:
-        """`is_in`: whether the sink has the batch with this number."""
+        """Read the file. `is_in`: whether the sink has the batch with this number."""
         if self._path.exists():
-            found = read_json(self._path, _Note)
-            assert isinstance(found, _Note)
-            self._note = found
-        self._counts = self._note.behind if is_in(self._note.number) else self._note.before
+            self._note = read_json(self._path, _Note)
+        self._current = self._note.after if is_in(self._note.number) else self._note.before
 
-    def note(self, number: int, reached: Reaches) -> None:
-        """Before the first commit of a batch; a batch without messages leaves things as they are."""
-        if not reached:
+    def note(self, number: int, positions: Mapping[str, SinkPosition]) -> None:
+        """Record a batch before its first commit. A batch without messages changes nothing."""
+        if not positions:
             return
-        before = self._note.before if self._note.number == number else self._counts
-        behind = before | {queue: reach.with_more(before.get(queue)) for queue, reach in reached.items()}
-        if (number, behind) != (self._note.number, self._note.behind):
-            self._note = _Note(number, dict(before), dict(behind))
+        before = self._note.before if self._note.number == number else self._current
+        after = before | {queue: position.with_more(before.get(queue)) for queue, position in positions.items()}
+        if (number, after) != (self._note.number, self._note.after):
+            self._note = _Note(number, dict(before), dict(after))
             write_json(self._path, self._note)
 
     def committed(self, number: int) -> None:
-        """The sink has the batch."""
+        """Called when the sink has the batch."""
         if self._note.number == number:
-            self._counts = self._note.behind
+            self._current = self._note.after
 
     def fresh(self, messages: DataFrame, start: Callable[[], Positions]) -> DataFrame:
-        """Without what the sink has. Nearly always the frame itself: a queue is rarely put back."""
-        if not self._counts:
+        """The messages that the sink does not have. Usually the frame itself, since queues are rarely read again."""
+        if not self._current:
             return messages
         begins = {str(queue): at for queue, at in start().items()}
-        again = [queue for queue, reach in self._counts.items() if begins.get(queue, 0) < reach.next]
+        again = [queue for queue, position in self._current.items() if begins.get(queue, 0) < position.next]
         if not again:
             return messages
-        return messages.where(~reduce(or_, (_was_read(queue, self._counts[queue]) for queue in again)))
+        return messages.where(~reduce(or_, (_was_read(queue, self._current[queue]) for queue in again)))
 
 
 def refuse_without(columns: Iterable[str]) -> None:
-    """`UsageError` if messages lack a column that names them."""
+    """`UsageError` if a column is missing that identifies a message."""
     missing = [name for name in NEEDED if name not in set(columns)]
     if missing:
         raise UsageError(
-            f"messages have no column {', '.join(missing)}: in a group they may come again in another batch, and only "
-            f"these columns tell. Do not drop them in prepare, or name them in the source's option columns"
+            f"messages have no column {', '.join(missing)}: in a group a message may come again in another batch, and "
+            f"only these columns show it. Keep them in prepare, or name them in the source's option columns"
         )
 
 
-def _was_read(queue: str, reach: Reach) -> Column:
+def _was_read(queue: str, position: SinkPosition) -> Column:
     topic, broker, number = queue.split("/")[0], "/".join(queue.split("/")[1:-1]), queue.split("/")[-1]
     here = (f.col("topic") == topic) & (f.col("broker") == broker) & (f.col("queue_id") == int(number))
-    old = f.col("store_timestamp") <= f.timestamp_millis(f.lit(reach.stored))
-    return here & (f.col("queue_offset") < reach.next) & old
+    old = f.col("store_timestamp") <= f.timestamp_millis(f.lit(position.stored))
+    return here & (f.col("queue_offset") < position.next) & old

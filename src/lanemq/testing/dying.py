@@ -12,9 +12,15 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from lanemq.pipelines.batch import Batch
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from lanemq.model.units import Millis
+from lanemq.pipelines.batch import Batch, Runs
+from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
+from lanemq.pipelines.rows import Rows
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
 STEPS: Final = ("run", "state", "dead", "sink", "noted")
@@ -41,7 +47,7 @@ class Death:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def is_at(self, step: str, batch: Batch) -> bool:
-        return not batch.is_pass and (step, batch.spark_batch) == (self._step, self._batch)
+        return not batch.is_retry_pass and (step, batch.spark_batch) == (self._step, self._batch)
 
     def await_note(self, batch: Batch, checkpoint: Path) -> None:
         """Dies as soon as Spark has noted the batch."""
@@ -54,18 +60,30 @@ class Death:
         self.reached("noted", batch)
 
 
-class DyingStage:
+class DyingStage(Stage):
     """A stage whose driver dies before the step, behind the state, or behind Spark's note."""
 
-    def __init__(self, stage: Any, death: Death, checkpoint: Path) -> None:
+    def __init__(self, stage: Stage, death: Death, checkpoint: Path) -> None:
         self._stage = stage
         self._death = death
         self._checkpoint = checkpoint
+        self.columns, self.schema, self.how = stage.columns, stage.schema, stage.how
+        self.on_queue_change, self.on_damaged, self.evolves = stage.on_queue_change, stage.on_damaged, stage.evolves
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
+    def open(self, spark: SparkSession, folder: Path) -> None:
+        self._stage.open(spark, folder)
+        self.columns, self.schema, self.how = self._stage.columns, self._stage.schema, self._stage.how
 
-    def run(self, messages: Any, batch: Batch) -> Any:
+    def due(self, wall: Millis) -> Millis | None:
+        return self._stage.due(wall)
+
+    def run_retry_pass(self, batch: Batch) -> Results | None:
+        return self._stage.run_retry_pass(batch)
+
+    def unfinished_retry_pass(self) -> int | None:
+        return self._stage.unfinished_retry_pass()
+
+    def run(self, messages: DataFrame, batch: Batch) -> Results:
         self._death.note(batch)
         self._death.reached("run", batch)
         return self._stage.run(messages, batch)
@@ -81,18 +99,35 @@ class DyingStage:
         self._death.await_note(batch, self._checkpoint)
 
 
-class DyingSink:
+class DyingSink(Sink):
     """A sink whose driver dies right behind a commit; `step` is `sink`, or `dead` for dead letters."""
 
-    def __init__(self, sink: Any, death: Death, step: str) -> None:
+    def __init__(self, sink: Sink, death: Death, step: str) -> None:
         self._sink = sink
         self._death = death
         self._step = step
+        self.all_at_once, self.appends_only, self.widens = sink.all_at_once, sink.appends_only, sink.widens
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sink, name)
+    def __str__(self) -> str:
+        return str(self._sink)
 
-    def write(self, rows: Any, batch: Batch) -> bool:
-        fresh = bool(self._sink.write(rows, batch))
+    def accept_runs(self, runs: Runs) -> None:
+        self._sink.accept_runs(runs)
+
+    def applied_before_open(self, query: str) -> int | None:
+        return self._sink.applied_before_open(query)
+
+    def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
+        self._sink.open(spark, query, epoch, schema, how)
+
+    def applied(self) -> int | None:
+        return self._sink.applied()
+
+    def write(self, rows: Rows, batch: Batch) -> bool:
+        fresh = self._sink.write(rows, batch)
+        self.last_stale, self.last_replaced = self._sink.last_stale, self._sink.last_replaced
         self._death.reached(self._step, batch)
         return fresh
+
+    def close(self) -> None:
+        self._sink.close()

@@ -101,8 +101,8 @@ class Replica:
             if known is None or row[SEQUENCE] > known[SEQUENCE]:
                 stays = json.loads(row.get(KEPT) or "[]")
                 self._rows[key] = row | {name: known[name] for name in stays if known is not None}
-        if results.dead is not None:
-            self.dead += results.dead.table().to_pylist()
+        if results.dead_letters is not None:
+            self.dead += results.dead_letters.table().to_pylist()
 
     @property
     def live(self) -> dict[Any, dict[str, Any]]:

@@ -152,7 +152,7 @@ def test_a_conflict_does_not_make_a_message_poison_even_if_misfits_do(tmp_path: 
     place = Sqlite(tmp_path, misfits="dead")
     place.run({"id": 1, "name": "a", "age": 7})
     results = place.run({"id": 2, "name": "b", "age": "old"})
-    assert results.dead is None
+    assert results.dead_letters is None
     assert [row["age"] for row in place.rows()] == [7, None]
     place.sink.close()
 

@@ -8,9 +8,9 @@ import pytest
 
 from lanemq.client.producer.producer import Producer
 from lanemq.model.units import Millis
-from lanemq.pipelines import dead_letter_rows as dead_letters
-from lanemq.pipelines.batch import PASSES, Batch
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
 from lanemq.pipelines.ports import Results
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 from lanemq.pipelines.stages.cdc import LastState
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -51,8 +51,8 @@ def test_a_topic_becomes_one_row_per_key_the_same_every_time(
     stage.open(spark, tmp_path)
     options = {"servers": broker.address, "topic": topic, "columns": ",".join(stage.columns)}
     messages = spark.read.format("lanemq").options(**options).load()
-    first = stage.run(messages, Batch("q", PASSES, 1))
-    again = stage.run(messages.repartition(2), Batch("q", PASSES, 2))
+    first = stage.run(messages, Batch("q", NUMBERS_PER_BATCH, 1))
+    again = stage.run(messages.repartition(2), Batch("q", NUMBERS_PER_BATCH, 2))
     rows = rows_of(first)
     assert rows_of(again) == rows, "rows in any task and any order: offsets say what is newer"
     assert [(row["id"], row["name"], row["_deleted"]) for row in rows] == [
@@ -64,25 +64,25 @@ def test_a_topic_becomes_one_row_per_key_the_same_every_time(
     assert dict(first.counts) == {
         "events": 200, "keys": 10, "deletes": 1, "key_changes": 0, "misfits": 0, "poison": 1, "ddl": 0, "ignored": 0,
     }  # fmt: skip
-    assert first.dead is not None
-    [letter] = first.dead.table().to_pylist()
+    assert first.dead_letters is not None
+    [letter] = first.dead_letters.table().to_pylist()
     assert letter["message_id"]
-    assert first.dead.schema == dead_letters.SCHEMA
-    assert list(letter) == dead_letters.SCHEMA.fieldNames()
+    assert first.dead_letters.schema == DEAD_LETTER_SCHEMA
+    assert list(letter) == DEAD_LETTER_SCHEMA.fieldNames()
     assert (letter["topic"], letter["key"], letter["value"]) == (topic, '{"id": 4}', b"{broken")
-    assert letter["batch"] == PASSES
+    assert letter["batch"] == NUMBERS_PER_BATCH
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["table.json"]
 
 
 def test_work_of_a_killed_run_is_removed(spark: Any, tmp_path: Path) -> None:
-    (tmp_path / "work" / str(PASSES)).mkdir(parents=True)
-    (tmp_path / "work" / str(PASSES) / "left.rows").write_bytes(b"half")
+    (tmp_path / "work" / str(NUMBERS_PER_BATCH)).mkdir(parents=True)
+    (tmp_path / "work" / str(NUMBERS_PER_BATCH) / "left.rows").write_bytes(b"half")
     stage = LastState("id bigint", ["id"])
     stage.open(spark, tmp_path)
     assert not (tmp_path / "work").exists()
     assert stage.due(Millis(0)) is None
-    assert stage.run_pass(Batch("q", 1, 1)) is None
-    assert stage.unfinished_pass() is None
+    assert stage.run_retry_pass(Batch("q", 1, 1)) is None
+    assert stage.unfinished_retry_pass() is None
 
 
 def test_the_schema_is_known_without_spark() -> None:

@@ -163,7 +163,7 @@ def test_a_partition_may_hold_several_queues_in_any_order(tmp_path: Path) -> Non
 def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
     results = Replica(stage(), tmp_path).run()
     assert results.outputs.count() == 0
-    assert results.dead is None
+    assert results.dead_letters is None
     assert results.outputs.table().schema.names == ["id", "name", "amount", "_sequence", "_deleted"]
 
 

@@ -15,8 +15,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 from tests.spark.driving import Query
 
 from lanemq.model.units import Millis
-from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint.runs import Runs
+from lanemq.pipelines.batch import Batch, Runs
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, TableRows
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
@@ -75,7 +74,7 @@ class Place:
         sink = self.make()
         self.sinks.append(sink)
         if runs is not None:
-            sink.follow(runs)
+            sink.accept_runs(runs)
         sink.open(self.spark, query, epoch, schema, how or Append())
         return sink
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.run.fakes import FakeSink, FakeStage
-from tests.pipelines.run.test_checkpoint import used_by_spark
+from tests.pipelines.running.fakes import FakeSink, FakeStage
+from tests.pipelines.running.test_checkpoint import used_by_spark
 from tests.pipelines.sinks.conftest import FENCING
 from tests.pipelines.sinks.places import EVENTS, Place, PostgresPlace, SqlitePlace
 
@@ -17,7 +17,7 @@ from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
-from lanemq.pipelines.run.work import Work
+from lanemq.pipelines.running.work import Work
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 
 exact = pytest.mark.parametrize("place", FENCING, indirect=True)
@@ -143,7 +143,7 @@ def test_a_refusal_makes_no_table(runs: Runs) -> None:
 
 
 def test_to_look_for_a_file_does_not_make_it(tmp_path: Path) -> None:
-    assert SqliteSink(tmp_path / "mistyped.db", "rows").look("q") is None
+    assert SqliteSink(tmp_path / "mistyped.db", "rows").applied_before_open("q") is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,7 +169,7 @@ def test_the_session_that_looked_is_not_the_one_that_writes(place: PostgresPlace
     """A successor finds the session of a run that hangs by the query's name."""
     sink = place.make()
     place.sinks.append(sink)
-    assert sink.look("q") is None
+    assert sink.applied_before_open("q") is None
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     name = sink._session_name()
     assert place.ask(f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'") == [(1,)]
@@ -235,7 +235,7 @@ def test_passes_behind_the_last_batch_are_no_lost_ones(runs: Runs) -> None:
     runs.do(0)
     work = runs.start()
     runs.stage.waiting.append(Results(runs.place.batch_rows(a=[7])))
-    done = work.run_pass(0)
+    done = work.run_retry_pass(0)
     assert done is not None
     assert done.batch.number == batch_number(0, 1)
     runs.start()

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, Died, ParquetPlace, dies_at, named
 
 from lanemq.model.errors import InvalidOption, SinkFenced
-from lanemq.pipelines.dead_letter_rows import SCHEMA as DEAD_LETTERS
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA as DEAD_LETTERS
 from lanemq.pipelines.rows import TableRows
 from lanemq.pipelines.sinks import ParquetSink
 from lanemq.pipelines.sinks.columns import arrow_schema

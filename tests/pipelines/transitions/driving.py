@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 
 from lanemq.model.units import Millis
 from lanemq.pipelines import Event, Transitions
-from lanemq.pipelines.batch import PASSES, Batch, batch_number
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.event import COLUMNS
 from lanemq.spark.columns.schema import arrow_schema, some_columns
@@ -126,7 +126,7 @@ class Sink:
         if batch.number not in self.batches:
             assert not self.batches or batch.number > max(self.batches)
             self.batches[batch.number] = results.outputs.table().to_pylist()
-            self.dead[batch.number] = [] if results.dead is None else results.dead.table().to_pylist()
+            self.dead[batch.number] = [] if results.dead_letters is None else results.dead_letters.table().to_pylist()
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for number in sorted(self.batches) for row in self.batches[number]]
@@ -169,11 +169,11 @@ class Pipeline:
     def frame(self, partitions: Sequence[Sequence[pa.RecordBatch]]) -> Any:
         return FakeFrame(partitions, lambda at: self.lose(at))
 
-    def run_pass(self, number: int | None = None) -> dict[str, int] | None:
+    def run_retry_pass(self, number: int | None = None) -> dict[str, int] | None:
         """The next pass, or one that was interrupted; None if nothing was due."""
-        at = self.passes + 1 if number is None else number % PASSES
+        at = self.passes + 1 if number is None else number % NUMBERS_PER_BATCH
         batch = Batch(QUERY, batch_number(self.batch, at), 1)
-        results = self.stage.run_pass(batch)
+        results = self.stage.run_retry_pass(batch)
         if results is None:
             return None
         self.passes = at

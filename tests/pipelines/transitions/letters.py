@@ -7,10 +7,10 @@ from typing import Any
 from tests.pipelines.transitions import driving
 
 from lanemq.pipelines import DeadMessages, ParquetSink, dead
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.checkpoint.checkpoint import stage_place
 from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 
 
 class Kept(driving.Pipeline):
@@ -23,7 +23,7 @@ class Kept(driving.Pipeline):
         known = {"query": driving.QUERY, "name": "orders", "source": {"servers": "127.0.0.1:1", "topic": "orders"}}
         (place.parent / "pipeline.json").write_text(json.dumps(known))
         self.folder = ParquetSink(checkpoint / "dead_letters")
-        self.folder.open(None, f"{driving.QUERY}-dead", 1, dead_letters.SCHEMA, Append())  # type: ignore[arg-type]
+        self.folder.open(None, f"{driving.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
         super().__init__(place, **options)
 
     @property
@@ -31,6 +31,6 @@ class Kept(driving.Pipeline):
         return dead(self.checkpoint)
 
     def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
-        if results.dead is not None:
-            self.folder.write(results.dead, Batch(f"{batch.query}-dead", batch.number, batch.epoch))
+        if results.dead_letters is not None:
+            self.folder.write(results.dead_letters, Batch(f"{batch.query}-dead", batch.number, batch.epoch))
         return super()._settle(results, batch, settle=settle)

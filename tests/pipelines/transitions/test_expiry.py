@@ -132,7 +132,7 @@ def test_last_words_are_said_once_when_the_event_behind_them_fails(tmp_path: Pat
     assert [row["n"] for row in running.sink.rows()] == [1, -1]
     for _ in range(2):
         running.clock.time += 100
-        running.run_pass()
+        running.run_retry_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
 
 
@@ -161,7 +161,7 @@ def test_a_late_number_takes_no_state_from_what_waits_for_it(tmp_path: Path) -> 
     running = numbered(tmp_path, "hold", on_expire=closing)
     running.run(sent(0, "k", 2, 0))
     request_redrive(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     running.run(sent(1, "k", 4, 0.2), sent(2, "k", 1, 5), sent(3, "k", 3, 0.3))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3), (-1, 3)]
 
@@ -170,7 +170,7 @@ def test_a_number_is_not_settled_by_the_last_words_before_its_event_failed(tmp_p
     running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
     running.clock.time += 100
-    running.run_pass()
+    running.run_retry_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
 
 
@@ -188,7 +188,7 @@ def test_an_event_whose_key_cannot_say_its_last_words_follows_the_policy(tmp_pat
     assert (counts["expire_failed"], counts["lanes_stopped"]) == (1, 1)
     running.restart(on_expire=closing)
     running.clock.time += 100
-    running.run_pass()
+    running.run_retry_pass()
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1), (3, 2)]
 
 
@@ -255,7 +255,7 @@ def test_keys_that_stand_still_do_not_expire(tmp_path: Path) -> None:
     assert [lane.key for lane in list_parked(tmp_path)] == ["a"]
     request_redrive(tmp_path, "a")
     running.restart(step=lambda state, event: ({"seen": state["seen"] + 1}, []))
-    running.run_pass()
+    running.run_retry_pass()
     assert show(tmp_path, "a")[0].state == {"seen": 2}
 
 

@@ -29,14 +29,14 @@ def test_a_held_key_is_tried_again_in_passes_and_then_goes_on(tmp_path: Path) ->
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), Sent(0, 1, "a", 1))
     assert pipeline.stage.due(pipeline.clock.wall()) == 100
-    assert pipeline.run_pass() is None
+    assert pipeline.run_retry_pass() is None
     pipeline.clock.time += 100
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.stage.due(pipeline.clock.wall()) == 200
     pipeline.run(Sent(0, 2, "a", 2))
     pipeline.clock.time += 200
-    counts = pipeline.run_pass()
+    counts = pipeline.run_retry_pass()
     assert counts is not None
     assert (counts["applied"], counts["lanes_stopped"]) == (3, 0)
     assert pipeline.outputs("a") == [0, 1, 2]
@@ -47,7 +47,7 @@ def test_a_key_whose_retries_are_used_up_is_parked_until_it_is_redriven(tmp_path
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.001))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
     pipeline.clock.time += 1_000
-    assert (pipeline.run_pass() or {})["parked"] == 1
+    assert (pipeline.run_retry_pass() or {})["parked"] == 1
     pipeline.clock.time += 10_000_000
     assert pipeline.stage.due(pipeline.clock.wall()) is None
     (parked,) = list_parked(tmp_path, held=False)
@@ -55,7 +55,7 @@ def test_a_key_whose_retries_are_used_up_is_parked_until_it_is_redriven(tmp_path
     pipeline.restart(step=forgiving)
     request_redrive(tmp_path, "a")
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.run(Sent(0, 3, "a", 3))
     assert pipeline.outputs("a") == [0, 1, 3]
     assert list_parked(tmp_path) == []
@@ -79,15 +79,15 @@ def test_a_request_outlives_a_pipeline_that_is_down_and_a_pass_that_crashed(tmp_
 
     pipeline.lose = behind_the_tasks
     with pytest.raises(Crash):
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
     pipeline.lose = lambda at: None
     pipeline.restart()
-    unfinished = pipeline.stage.unfinished_pass()
+    unfinished = pipeline.stage.unfinished_retry_pass()
     assert unfinished == 1
-    counts = pipeline.run_pass(unfinished)
+    counts = pipeline.run_retry_pass(unfinished)
     assert counts is not None
     assert (counts["redriven"], counts["applied"]) == (2, 2)
-    assert pipeline.stage.unfinished_pass() is None
+    assert pipeline.stage.unfinished_retry_pass() is None
     assert pipeline.stage.due(pipeline.clock.wall()) is None
 
 
@@ -95,10 +95,10 @@ def test_a_redriven_key_has_its_retries_again(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.01))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}))
     pipeline.clock.time += 10
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [lane.why for lane in list_parked(tmp_path)] == [Why.PARKED]
     request_redrive(tmp_path, "a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(Why.HELD, 1)]
 
 
@@ -128,14 +128,14 @@ def test_a_repeated_pass_tries_what_the_first_attempt_tried(tmp_path: Path, jump
 
     pipeline.stage.finished = die  # type: ignore[method-assign]
     with pytest.raises(Crash):
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
     pipeline.clock.time += jump
     pipeline.restart()
     assert pipeline.stage.due(pipeline.clock.wall()) is None
-    assert pipeline.run_pass(pipeline.stage.unfinished_pass()) is not None
+    assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
     pipeline.clock.time += 1_000
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert (pipeline.outputs("a"), pipeline.outputs("b")) == ([0], [1])
 
 
@@ -143,7 +143,7 @@ def test_discarded_messages_become_dead_letters_and_the_key_goes_on(tmp_path: Pa
     pipeline = Pipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
     request_discard(tmp_path, "a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.run(Sent(0, 2, "a", 2))
     assert pipeline.outputs("a") == [2]
     assert [(row["queue_offset"], row["reason"]) for row in pipeline.sink.dead_rows()] == [
@@ -156,7 +156,7 @@ def test_only_the_failed_message_can_be_discarded(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
     request_discard(tmp_path, "a", first_only=True)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [1]
     assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [0]
 
@@ -165,7 +165,7 @@ def test_a_request_about_a_key_that_does_not_stand_still_is_answered_with_nothin
     pipeline = Pipeline(tmp_path)
     pipeline.run(Sent(0, 0, "a", 0))
     request_redrive(tmp_path, "a")
-    assert pipeline.run_pass() is None
+    assert pipeline.run_retry_pass() is None
     assert pipeline.stage.due(pipeline.clock.wall()) is None
 
 
@@ -193,7 +193,7 @@ def test_poison_is_reported_once_however_often_it_is_tried(tmp_path: Path) -> No
     pipeline.run(Sent(0, 0, "a", b"{"))
     for _ in range(3):
         pipeline.clock.time += 1_000
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
     assert [lane.why for lane in list_parked(tmp_path)] == [Why.PARKED]
     assert len(pipeline.sink.dead_rows()) == 1
 
@@ -215,7 +215,7 @@ def test_a_full_lane_stops_the_pipeline_before_anything_is_lost(tmp_path: Path) 
     pipeline.restart()
     pipeline.batch -= 1
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.batch += 1
     pipeline.run(Sent(0, 2, "a", 2), again=True)
     assert pipeline.outputs("a") == [2]

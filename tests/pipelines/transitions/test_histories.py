@@ -112,20 +112,20 @@ class World:
             self.attempt(death, lambda: pipeline.run(*messages, again=True))
         for death in plan.pass_deaths:
             pipeline.clock.time += 20
-            self.attempt(death, pipeline.run_pass)
+            self.attempt(death, pipeline.run_retry_pass)
             self.finish_passes()
 
     def finish_passes(self) -> None:
         """What a restarted runner does first."""
-        number = self.pipeline.stage.unfinished_pass()
+        number = self.pipeline.stage.unfinished_retry_pass()
         if number is not None:
-            self.pipeline.run_pass(number)
+            self.pipeline.run_retry_pass(number)
 
     def settle(self) -> None:
         """Until nothing is tried by itself any more."""
         while self.pipeline.stage.due(self.pipeline.clock.wall()) is not None:
             self.pipeline.clock.time += 20
-            self.pipeline.run_pass()
+            self.pipeline.run_retry_pass()
 
     def expected(self, key: str) -> list[int]:
         ends = [at for at, (_, fails) in enumerate(self.sent[key]) if fails > RETRIES]

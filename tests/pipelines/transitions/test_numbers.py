@@ -60,7 +60,7 @@ def test_a_late_number_does_not_stop_its_key(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "report", on_failure=Hold(retries=3, first=0.01))
     running.run(*numbered(1, 3), *numbered(4, first=2, fails=1), *numbered(2, 5, first=3))
     running.clock.time += 10
-    counts = running.run_pass()
+    counts = running.run_retry_pass()
     assert counts is not None
     assert (counts["late"], counts["lanes_stopped"]) == (1, 0)
     assert running.outputs("k") == [1, 3, 4, 5]
@@ -71,7 +71,7 @@ def test_what_a_person_went_on_without_is_late_when_it_comes(tmp_path: Path, dec
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 4))
     decide(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     counts = running.run(*numbered(2, 6, 3, 3, first=2))
     assert (counts["late"], counts["repeats"], counts["lanes_stopped"]) == (2, 1, 1)
 
@@ -141,7 +141,7 @@ def test_redriving_a_key_goes_on_without_the_missing_number(tmp_path: Path) -> N
     (lane,) = list_parked(tmp_path)
     assert (lane.why, lane.reason) == (Why.GAP, "number 5 came, 2 is missing")
     request_redrive(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     running.run(*numbered(3, 6, first=3))
     assert running.outputs("k") == [1, 4, 5, 6]
 
@@ -150,7 +150,7 @@ def test_discarding_a_waiting_key_counts_its_numbers_as_seen(tmp_path: Path) -> 
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 4, 3))
     request_discard(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     running.run(*numbered(5, first=3))
     assert running.outputs("k") == [1, 5]
 
@@ -160,7 +160,7 @@ def test_a_gap_can_be_a_failure_and_redriving_accepts_it(tmp_path: Path) -> None
     counts = running.run(*numbered(1, 3, 4))
     assert (counts["parked"], counts["gaps"]) == (1, 1)
     request_redrive(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     assert running.outputs("k") == [1, 3, 4]
 
 
@@ -175,7 +175,7 @@ def test_a_held_key_is_tried_in_the_order_of_its_numbers(tmp_path: Path) -> None
     running = pipeline(tmp_path, "hold", on_failure=Hold(retries=3, first=0.01))
     running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(4, 3, first=2))
     running.clock.time += 10
-    running.run_pass()
+    running.run_retry_pass()
     assert running.outputs("k") == [1, 2, 3, 4]
 
 
@@ -184,10 +184,10 @@ def test_nobody_passes_a_message_that_tells_no_number(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1), Sent(0, 1, "k", b"{"), *numbered(3, 2, first=2))
     request_redrive(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     assert running.outputs("k") == [1]
     request_discard(tmp_path, "k", first_only=True)
-    running.run_pass()
+    running.run_retry_pass()
     assert running.outputs("k") == [1, 2, 3]
 
 
@@ -196,7 +196,7 @@ def test_a_message_that_tells_no_number_passes_nobody_either(tmp_path: Path) -> 
     running.run(*numbered(1, 3), Sent(0, 2, "k", b"{"), *numbered(4, first=3))
     assert list_parked(tmp_path)[0].why is Why.GAP
     request_redrive(tmp_path, "k")
-    running.run_pass()
+    running.run_retry_pass()
     assert running.outputs("k") == [1, 3]
     assert [each.offset for each in list_parked(tmp_path)[0].messages] == [2, 3]
 
@@ -217,7 +217,7 @@ def test_numbers_may_begin_anywhere(tmp_path: Path, first_number: int) -> None:
     assert running.outputs("k") == [first + 1, first + 2]
     running.run(Sent(0, 4, "gap", {"seq": first + 2}))
     request_redrive(tmp_path, "gap")
-    running.run_pass()
+    running.run_retry_pass()
     assert running.outputs("gap") == [first + 2]
     assert running.run(Sent(0, 5, "gap", {"seq": first + 1}))["late"] == 1
 

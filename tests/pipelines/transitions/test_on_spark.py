@@ -13,7 +13,7 @@ from tests.pipelines.transitions.driving import QUERY, Sent, Sink, arrow
 from lanemq import Producer
 from lanemq.model.errors import OrderError
 from lanemq.pipelines import Event, Hold, Park, Transitions
-from lanemq.pipelines.batch import PASSES, Batch, batch_number
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.event import COLUMNS, Message
 from lanemq.pipelines.stages.transitions.redrives import Letter, Redrives
@@ -100,9 +100,9 @@ def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Str
     stream.catch_up()
     assert stream.sink.rows() == []
     place = stream.place / "stage"
-    number = batch_number(max(stream.sink.batches) // PASSES, 1)
+    number = batch_number(max(stream.sink.batches) // NUMBERS_PER_BATCH, 1)
     _until_due(stream)
-    results = stream.stage.run_pass(Batch(QUERY, number, 1))
+    results = stream.stage.run_retry_pass(Batch(QUERY, number, 1))
     assert results is not None
     stream.stage.settle(Batch(QUERY, number, 1), results.state)
     stream.sink.write(results, Batch(QUERY, number, 1))
@@ -112,7 +112,7 @@ def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Str
     stream.stage = Transitions(step=_lenient(), outputs=OUTPUTS)
     stream.stage.open(stream.spark, place)
     request_redrive(place, "b")
-    results = stream.stage.run_pass(Batch(QUERY, number + 1, 1))
+    results = stream.stage.run_retry_pass(Batch(QUERY, number + 1, 1))
     assert results is not None
     stream.sink.write(results, Batch(QUERY, number + 1, 1))
     assert stream.outputs("b") == [(2, 1), (3, 2)]
@@ -175,7 +175,7 @@ def test_redriven_letters_find_the_shards_of_their_keys(spark: SparkSession, tmp
         Letter(key, 0, Message("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
         for at, key in enumerate(keys)
     )
-    results = stage.run_pass(behind)
+    results = stage.run_retry_pass(behind)
     assert results is not None
     stage.settle(behind, results.state)
     rows = results.outputs.table().to_pylist()
@@ -209,6 +209,6 @@ def test_empty_and_tiny_frames_are_batches(spark: SparkSession, tmp_path: Path) 
     stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
     stage.open(spark, tmp_path)
     assert ran(stage, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
-    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, PASSES, 1))
-    assert results.dead is not None
-    assert results.dead.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]
+    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
+    assert results.dead_letters is not None
+    assert results.dead_letters.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

@@ -57,7 +57,7 @@ def test_a_redriven_letter_comes_behind_everything_of_its_key_and_says_that_it_i
     (asked,) = pipeline.letters.redrive(LETTER)
     assert (asked.key, asked.value) == ("a", None)
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
-    counts = pipeline.run_pass()
+    counts = pipeline.run_retry_pass()
     assert counts is not None
     assert (counts["redriven_letters"], counts["applied"]) == (1, 1)
     pipeline.run(Sent(0, 5, "a", 5))
@@ -73,10 +73,10 @@ def test_a_letter_is_redriven_once_however_often_it_is_asked_for(tmp_path: Path)
     with pytest.raises(UsageError, match="redriven already, or will be"):
         pipeline.letters.redrive(LETTER)
     assert pipeline.letters.redrive(everything=True) == []
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     with pytest.raises(UsageError, match="redriven already"):
         pipeline.letters.redrive(key="a")
-    assert pipeline.run_pass() is None
+    assert pipeline.run_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1]
     assert pipeline.letters.letters() == []
     assert [each.state for each in pipeline.letters.letters(redriven=True)] == ["redriven"]
@@ -99,7 +99,7 @@ def test_of_persons_who_ask_at_once_one_is_taken(tmp_path: Path) -> None:
     for each in persons:
         each.join(10)
     assert sorted(taken) == [0, 0, 0, 1]
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1]
 
 
@@ -145,14 +145,14 @@ def test_a_crash_anywhere_neither_loses_nor_doubles_a_redriven_letter(
     with monkeypatch.context() as patch:
         where(pipeline, crash, patch)
         with pytest.raises(Crash):
-            pipeline.run_pass()
+            pipeline.run_retry_pass()
     pipeline.lose = lambda at: None
     pipeline.restart()
-    unfinished = pipeline.stage.unfinished_pass()
+    unfinished = pipeline.stage.unfinished_retry_pass()
     if unfinished is not None:
-        assert pipeline.run_pass(unfinished) is not None
+        assert pipeline.run_retry_pass(unfinished) is not None
     pipeline.run(Sent(0, 4, "a", 4))
-    assert pipeline.run_pass() is None
+    assert pipeline.run_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1, 4]
     assert pipeline.sink.rows()[-1]["seen"] == 4
     assert pipeline.letters.counts() == {"redriven": 1}
@@ -163,13 +163,13 @@ def test_a_letter_waits_behind_a_key_that_stands_still(tmp_path: Path) -> None:
     pipeline.restart(on_failure=Park(), step=failing_at_7)
     pipeline.run(Sent(0, 4, "a", 7), Sent(0, 5, "a", 8))
     pipeline.letters.redrive(key="a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2]
     (lane,) = parked(tmp_path).waiting()
     assert [(each.offset, each.late) for each in lane.messages] == [(4, False), (5, False), (1, True)]
     pipeline.restart(step=late_or_counting)
     parked(tmp_path).redrive("a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 7, 8, 1]
     assert pipeline.sink.rows()[-1]["seen"] == -5
 
@@ -184,12 +184,12 @@ def test_a_letter_that_fails_again_is_another_letter(tmp_path: Path) -> None:
     pipeline = with_a_letter(tmp_path)
     pipeline.restart(step=failing_late)
     pipeline.letters.redrive(LETTER)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.letters.counts() == {"open": 1, "redriven": 1}
     assert [each.batch for each in pipeline.letters.show(LETTER)] == [0, batch_number(0, 1)]
     pipeline.restart(step=late_or_counting)
     assert len(pipeline.letters.redrive(LETTER)) == 1
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1]
 
 
@@ -203,12 +203,12 @@ def test_a_letter_that_fails_again_follows_the_policy_of_now(tmp_path: Path) -> 
     pipeline = with_a_letter(tmp_path)
     pipeline.restart(step=failing_late, on_failure=Hold(retries=1, first=0.01))
     pipeline.letters.redrive(LETTER)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.run(Sent(0, 4, "a", 4))
     assert pipeline.outputs("a") == [0, 2], "newer messages wait behind it now"
     pipeline.restart(step=late_or_counting)
     pipeline.clock.time += 10
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1, 4]
 
 
@@ -222,7 +222,7 @@ def test_a_message_that_its_key_kept_is_not_redriven_as_a_letter(tmp_path: Path)
         pipeline.letters.redrive(LETTER)
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
     parked(tmp_path).redrive("a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
     with pytest.raises(UsageError, match="left in its key"):
         pipeline.letters.redrive(LETTER)
@@ -234,10 +234,10 @@ def test_poison_that_was_given_up_can_be_redriven(tmp_path: Path, policy: DeadLe
     pipeline = Kept(tmp_path, on_failure=policy)
     pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
     pipeline.clock.time += 10
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
     assert len(pipeline.letters.redrive(everything=True)) == 1
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
 
 
@@ -246,13 +246,13 @@ def test_discarded_messages_can_be_redriven_and_are_not_among_all(tmp_path: Path
     pipeline = Kept(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, None, FAILS))
     parked(tmp_path).discard(everything=True)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.restart(step=late_or_counting)
     assert pipeline.letters.counts() == {"discarded": 3}
     assert pipeline.letters.redrive(everything=True) == []
     assert len(pipeline.letters.redrive(key="a")) == 2
     assert len(pipeline.letters.redrive("orders/broker-a/0/2")) == 1
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 1), ("a", 2), (None, 1)]
 
 
@@ -263,7 +263,7 @@ def test_the_number_of_a_letter_does_not_make_it_a_repeat(tmp_path: Path, on_gap
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 2}))
     pipeline.restart(step=late_or_counting)
     pipeline.letters.redrive(key="a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.run(Sent(0, 2, "a", {"n": 2}), Sent(0, 3, "a", {"n": 3}))
     assert pipeline.outputs("a") == [2, 1, 3]
 
@@ -273,7 +273,7 @@ def test_a_letter_does_not_keep_a_key_waiting_for_a_number_that_comes(tmp_path: 
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 3}))
     pipeline.restart(step=late_or_counting)
     pipeline.letters.redrive(key="a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == []
     pipeline.run(Sent(0, 2, "a", {"n": 4}), Sent(0, 3, "a", {"n": 2}))
     assert pipeline.outputs("a") == [2, 3, 4, 1]
@@ -288,7 +288,7 @@ def with_letters_of_a_full_key(folder: Path, on_gap: str) -> Kept:
     pipeline.run(Sent(0, 0, "a", FAILS), *(Sent(0, at, "a", {"n": at + 1}) for at in (1, 2, 3)))
     pipeline.restart(step=late_or_counting)
     parked(folder).redrive("a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert (pipeline.outputs("a"), pipeline.letters.counts()) == ([1, 2], {"open": 2})
     return pipeline
 
@@ -298,7 +298,7 @@ def test_letters_of_a_full_key_have_their_turn_if_the_key_waits_for_them(tmp_pat
     pipeline = with_letters_of_a_full_key(tmp_path, "hold")
     pipeline.run(Sent(0, 4, "a", {"n": 5}), Sent(0, 5, "a", {"n": 6}))
     pipeline.letters.redrive(everything=True)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.run(Sent(0, 6, "a", {"n": 7}))
     assert pipeline.outputs("a") == [1, 2, 3, 4, 5, 6, 7]
     assert all(row["seen"] > 0 for row in pipeline.sink.rows()), "nothing newer was applied before them"
@@ -308,7 +308,7 @@ def test_letters_of_a_full_key_have_their_turn_if_the_key_waits_for_them(tmp_pat
 def test_letters_of_a_full_key_count_before_newer_ones_come(tmp_path: Path, on_gap: str) -> None:
     pipeline = with_letters_of_a_full_key(tmp_path, on_gap)
     pipeline.letters.redrive(everything=True)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     counts = pipeline.run(Sent(0, 4, "a", {"n": 3}), Sent(0, 5, "a", {"n": 5}))
     assert (counts["repeats"], counts.get("gaps", 0), counts["lanes_stopped"]) == (1, 0, 0)
     assert pipeline.outputs("a") == [1, 2, 3, 4, 5]
@@ -318,7 +318,7 @@ def test_a_number_that_a_late_letter_brought_is_a_repeat_from_then_on(tmp_path: 
     pipeline = with_letters_of_a_full_key(tmp_path, "report")
     pipeline.run(Sent(0, 4, "a", {"n": 5}))
     pipeline.letters.redrive(everything=True)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.run(Sent(0, 5, "a", {"n": 3}))["repeats"] == 1
     assert (pipeline.outputs("a"), pipeline.letters.letters()) == ([1, 2, 5, 3, 4], [])
 
@@ -328,7 +328,7 @@ def test_a_letter_that_told_no_number_has_its_turn_once_it_does(tmp_path: Path) 
     pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", b"{"), Sent(0, 2, "a", {"n": 3}))
     pipeline.restart(decode=lambda body: {"n": 2} if body == b"{" else {"n": int(body[6:-1])})
     pipeline.letters.redrive(LETTER)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [1, 2, 3]
 
 
@@ -341,7 +341,7 @@ def test_a_letter_of_a_key_whose_number_was_forgotten_is_not_waited_for(tmp_path
     assert pipeline.run(Sent(0, 3, "b", {"n": 1}, stored=1_800_000_000_000))["forgotten_numbers"] == 1
     pipeline.restart(step=late_or_counting)
     pipeline.letters.redrive(everything=True)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.run(Sent(0, 4, "a", {"n": 1}, stored=1_800_000_000_000))
     assert pipeline.outputs("a") == [1, 3, 1], "it begins anew, as without the letter"
 
@@ -359,7 +359,7 @@ def test_a_repeat_among_too_many_missed_numbers_is_redriven_only_by_its_name(
     assert [each.offset for each in pipeline.letters.redrive(everything=True)] == [41]
     with pytest.raises(UsageError, match=r"perhaps a repeat .*number 5 came late or again.*, orders/broker-a/0/40"):
         pipeline.letters.redrive(key="a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert (pipeline.outputs("a").count(5), pipeline.outputs("a")[-1]) == (1, 76)
     assert len(pipeline.letters.redrive("orders/broker-a/0/40")) == 1
 
@@ -369,7 +369,7 @@ def test_a_letter_whose_turn_is_to_come_stops_nothing_either(tmp_path: Path) -> 
     pipeline.restart(limits=StateLimits(max_waiting_per_lane=1))
     pipeline.run(Sent(0, 4, "a", {"n": 5}))
     pipeline.letters.redrive("orders/broker-a/0/3")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [each.offset for each in pipeline.letters.letters()] == [2, 3]
 
 
@@ -378,7 +378,7 @@ def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: P
     pipeline.restart(on_failure=Park(), step=failing_at_7, limits=StateLimits(max_waiting_per_lane=1))
     pipeline.run(Sent(0, 4, "a", 7))
     pipeline.letters.redrive(LETTER)
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [each.reason for each in pipeline.letters.letters()] == ["its lane is full (1 messages wait in it)"]
 
 
@@ -391,10 +391,10 @@ def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     pipeline.restart(step=late_or_counting)
     assert len(pipeline.letters.redrive(everything=True)) == 10
     assert len(Redrives(pipeline.place).pending()) == 5
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert (len(Redrives(pipeline.place).pending()), pipeline.stage.due(pipeline.clock.wall())) == (1, 0)
-    pipeline.run_pass()
-    assert pipeline.run_pass() is None
+    pipeline.run_retry_pass()
+    assert pipeline.run_retry_pass() is None
     assert (pipeline.outputs("k0"), pipeline.outputs("k1")) == ([0, 1, 2, 3, 4],) * 2
     kept = b"".join(path.read_bytes() for path in (pipeline.place / "redrives" / "done").iterdir())
     assert b"fails" not in kept, "bodies go, identities stay"
@@ -409,11 +409,11 @@ def test_letters_come_in_the_order_of_their_offsets_whenever_they_were_set_aside
     pipeline = Kept(tmp_path, on_failure=Park(), limits=limits)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
     parked(tmp_path).discard("a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [each.offset for each in pipeline.letters.letters()] == [1, 0]
     pipeline.restart(step=late_or_counting)
     pipeline.letters.redrive(key="a")
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [1, 2]
 
 
@@ -422,12 +422,12 @@ def test_letters_that_somebody_removed_are_not_passed_over(tmp_path: Path) -> No
     pipeline.letters.redrive(LETTER)
     pipeline.lose = lambda at: (_ for _ in ()).throw(Crash)
     with pytest.raises(Crash):
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
     for path in (pipeline.place / "redrives" / "asked").iterdir():
         path.unlink()
     pipeline.lose = lambda at: None
     with pytest.raises(StateLost, match="removed by somebody else"):
-        pipeline.run_pass(1)
+        pipeline.run_retry_pass(1)
 
 
 def test_a_letter_has_everything_of_its_message(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.pipelines.transitions.driving import OUTPUTS, QUERY, Crash, Pipeline,
 
 from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines import Event, Hold, Park, StateLimits, Transitions
-from lanemq.pipelines.batch import PASSES, Batch, batch_number
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.stages.transitions import shard_work
 from lanemq.pipelines.stages.transitions.arrow_runs import SHARD, runs
 from lanemq.pipelines.stages.transitions.lane import Why
@@ -37,10 +37,10 @@ def test_a_repeated_batch_gives_the_same_rows_and_leaves_the_same_state(tmp_path
     """The worker still has the shard as the first attempt left it, and must not start from that."""
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(6))
-    first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, PASSES, 1))
-    again = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, PASSES, 1))
+    first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
+    again = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
     assert first.outputs.table().to_pylist() == again.outputs.table().to_pylist()
-    pipeline.stage.settle(Batch(QUERY, PASSES, 1), again.state)
+    pipeline.stage.settle(Batch(QUERY, NUMBERS_PER_BATCH, 1), again.state)
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 4}
 
 

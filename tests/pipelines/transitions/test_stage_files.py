@@ -59,7 +59,7 @@ def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Pa
     pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
     for _ in range(199):
         pipeline.clock.time += 10
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
     assert len(list((tmp_path / "ledger").iterdir())) <= 3
     assert len([path for path in (tmp_path / "state").rglob("*") if path.is_file()]) <= 140
     assert not list((tmp_path / "intents").iterdir())
@@ -70,7 +70,7 @@ def test_the_last_pass_and_the_batch_behind_many_passes_can_be_repeated(tmp_path
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}))
     for _ in range(2):
         pipeline.clock.time += 1_000
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0]
     CACHE._shards.clear()
     pipeline.restart()
@@ -92,7 +92,7 @@ def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 5}))
     for _ in range(4):
         pipeline.clock.time += 10
-        pipeline.run_pass()
+        pipeline.run_retry_pass()
 
     def crash(books: Books, kind: str, number: int) -> None:
         if kind == "intents":
@@ -104,10 +104,10 @@ def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
     with monkeypatch.context() as patched:
         patched.setattr(Books, "remove", crash)
         with pytest.raises(Crash):
-            pipeline.run_pass()
+            pipeline.run_retry_pass()
     CACHE._shards.clear()
     pipeline.restart()
-    assert pipeline.run_pass(pipeline.stage.unfinished_pass()) is not None
+    assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
     pipeline.run(Sent(0, 1, "a", 1))
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
@@ -118,7 +118,7 @@ def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path)
     batch = [Sent(0, 0, "a", {"n": 0, "fails": 1})]
     pipeline.run(*batch)
     pipeline.clock.time += 100
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     pipeline.restart()
     pipeline.run(*batch, again=True)
     pipeline.run(Sent(0, 1, "a", 1))

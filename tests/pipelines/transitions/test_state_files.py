@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import StateLost
-from lanemq.pipelines.batch import PASSES
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.shard import Change, Meta, Shard, Version
 from lanemq.pipelines.stages.transitions.shard_cache import KEPT_BATCHES, ShardCache
 from lanemq.pipelines.stages.transitions.state_files import ShardFiles
@@ -202,13 +202,13 @@ def test_the_cache_is_bounded_in_bytes_too(tmp_path: Path) -> None:
 def test_a_copy_that_others_have_gone_on_with_is_given_up_after_a_while(files: ShardFiles) -> None:
     """Spark gives shards to any worker: each would keep all of them."""
     cache, version = ShardCache(), files.write_change(0, Version(), change(a=b"1"))
-    newer = Version(5 * PASSES, "newer")
+    newer = Version(5 * NUMBERS_PER_BATCH, "newer")
     for number, versions, kept in [
-        (9 * PASSES, {files.shard: newer}, 1),
-        (KEPT_BATCHES * PASSES, {files.shard: newer}, 1),
-        ((KEPT_BATCHES + 1) * PASSES, {files.shard: version}, 1),
-        ((KEPT_BATCHES + 1) * PASSES, {}, 1),
-        ((KEPT_BATCHES + 1) * PASSES, {files.shard: newer}, 0),
+        (9 * NUMBERS_PER_BATCH, {files.shard: newer}, 1),
+        (KEPT_BATCHES * NUMBERS_PER_BATCH, {files.shard: newer}, 1),
+        ((KEPT_BATCHES + 1) * NUMBERS_PER_BATCH, {files.shard: version}, 1),
+        ((KEPT_BATCHES + 1) * NUMBERS_PER_BATCH, {}, 1),
+        ((KEPT_BATCHES + 1) * NUMBERS_PER_BATCH, {files.shard: newer}, 0),
     ]:
         cache.put(files, files.load(version), 100, 1_000_000)
         cache.drop_stale(files.place, files.query, number, versions)
@@ -218,5 +218,5 @@ def test_a_copy_that_others_have_gone_on_with_is_given_up_after_a_while(files: S
 def test_copies_of_another_pipeline_are_its_own_matter(files: ShardFiles, tmp_path: Path) -> None:
     cache, version = ShardCache(), files.write_change(0, Version(), change(a=b"1"))
     cache.put(files, files.load(version), 100, 1_000_000)
-    cache.drop_stale(tmp_path / "other", files.query, 99 * PASSES, {files.shard: Version(98, "newer")})
+    cache.drop_stale(tmp_path / "other", files.query, 99 * NUMBERS_PER_BATCH, {files.shard: Version(98, "newer")})
     assert len(cache) == 1

@@ -108,9 +108,9 @@ def run(
     """
     log_to_stderr(verbose)
     from lanemq.cli.pipeline.view import view
-    from lanemq.pipelines.run.preflight import need_checkpoint
-    from lanemq.pipelines.run.program import run as run_pipeline
-    from lanemq.pipelines.run.spark_output import spark_words_of
+    from lanemq.pipelines.running.preflight import need_checkpoint
+    from lanemq.pipelines.running.program import run as run_pipeline
+    from lanemq.pipelines.running.spark_output import spark_words_of
 
     chosen = _changed(_load(file, name), checkpoint, servers, history)
     settings = _settings(conf, verbose)

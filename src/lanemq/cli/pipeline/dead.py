@@ -13,7 +13,7 @@ from lanemq.cli.output import plural
 
 if TYPE_CHECKING:
     from lanemq.pipelines.pipeline import Pipeline
-    from lanemq.pipelines.run.progress import Progress
+    from lanemq.pipelines.running.progress import Progress
 
 FOLDER = "dead_letters"
 """Where they are in a checkpoint, unless the pipeline declares a sink for them."""
@@ -32,9 +32,11 @@ class Tally:
 
         What a person discarded is a dead letter too, and no news to anybody.
         """
-        self.read += progress.done.counts.get("events", progress.messages) if not progress.done.batch.is_pass else 0
+        self.read += (
+            progress.done.counts.get("events", progress.messages) if not progress.done.batch.is_retry_pass else 0
+        )
         self.rows += progress.done.outputs
-        self.dead += progress.done.dead - progress.done.counts.get("discarded", 0)
+        self.dead += progress.done.dead_letters - progress.done.counts.get("discarded", 0)
 
     @property
     def nothing_else(self) -> bool:

@@ -53,7 +53,7 @@ def standing_still(pipeline: "Pipeline", place: Path, name: str | None, more: st
 @contextlib.contextmanager
 def failures_told(words: Path | None, traceback: bool) -> Iterator[None]:
     """A failed pipeline is one line; with `traceback` all that led to it comes first."""
-    from lanemq.pipelines.run.failure import PipelineFailed
+    from lanemq.pipelines.running.failure import PipelineFailed
 
     try:
         yield

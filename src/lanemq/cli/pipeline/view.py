@@ -16,7 +16,7 @@ from lanemq.cli.output import Grid, table_of, to_json, wall_time
 from lanemq.clock import SystemClock
 
 if TYPE_CHECKING:
-    from lanemq.pipelines.run.progress import Progress
+    from lanemq.pipelines.running.progress import Progress
     from lanemq.spark.lag import QueueLag
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _live(name: str) -> Iterator[Tell]:
     from rich.live import Live
     from rich.text import Text
 
-    from lanemq.pipelines.run.progress import counted
+    from lanemq.pipelines.running.progress import counted
 
     console = Console(markup=False, highlight=False, emoji=False)
     totals: dict[str, int] = {}
@@ -62,7 +62,7 @@ def _live(name: str) -> Iterator[Tell]:
 
 
 def _add(totals: dict[str, int], progress: "Progress") -> None:
-    from lanemq.pipelines.run.progress import LEVELS
+    from lanemq.pipelines.running.progress import LEVELS
 
     for count, number in {"messages": progress.messages, **progress.done.counts}.items():
         totals[count] = number if count in LEVELS else totals.get(count, 0) + number

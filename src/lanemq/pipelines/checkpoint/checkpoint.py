@@ -18,9 +18,8 @@ from pathlib import Path
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import CheckpointInUse, SinkFenced, StateLost, UsageError
-from lanemq.pipelines.batch import PASSES, batch_number, epoch_of_start, run_name, start_of
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, run_name, start_of
 from lanemq.pipelines.checkpoint.run_folder import take_over
-from lanemq.pipelines.checkpoint.runs import Runs, read_runs
 from lanemq.pipelines.checkpoint.spark_log import SparkLog
 
 OURS = "lanemq"
@@ -75,9 +74,9 @@ class Checkpoint:
         return self._ours / "decided"
 
     @property
-    def reach_file(self) -> Path:
+    def sink_positions_file(self) -> Path:
         """How far the sink has every queue."""
-        return self._ours / "reach.json"
+        return self._ours / "sink_positions.json"
 
     @property
     def queues_file(self) -> Path:
@@ -93,13 +92,13 @@ class Checkpoint:
                 f"nothing more is decided by the older one, stop it"
             )
 
-    def next_pass(self, behind: int) -> int | None:
+    def next_retry_pass(self, behind: int) -> int | None:
         """A number for a pass behind a batch of Spark, never given before; None if there is no room for more."""
-        last = _number(self._ours / "pass")
-        number = last + 1 if last // PASSES == behind else batch_number(behind, 1)
-        if number // PASSES != behind:
+        last = _number(self._ours / "retry_pass")
+        number = last + 1 if last // NUMBERS_PER_BATCH == behind else batch_number(behind, 1)
+        if number // NUMBERS_PER_BATCH != behind:
             return None
-        _write(self._ours / "pass", str(number))
+        _write(self._ours / "retry_pass", str(number))
         return number
 
     def close(self) -> None:

@@ -22,12 +22,11 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import StateLost, UsageError
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.atomic_files import read_json, sync, write_json
 from lanemq.pipelines.batch import Batch, run_name
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.rows import FileRows, RowFile, Rows, TableRows
-from lanemq.pipelines.sink_positions import Reach
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile, Rows, TableRows
+from lanemq.pipelines.sink_positions import SinkPosition
 from lanemq.spark.offsets import OffsetJson
 
 _FILE: Final = "decision.json"
@@ -55,7 +54,7 @@ class _Decision(msgspec.Struct, frozen=True):
     state: str
     end: dict[str, dict[str, int]] = {}
     """Where the batch ended that was decided, as Spark planned it; empty for a pass."""
-    reached: dict[str, Reach] = {}
+    positions: dict[str, SinkPosition] = {}
     late: frozenset[tuple[str, int, int]] = frozenset()
 
 
@@ -84,15 +83,14 @@ class Decisions:
             found = read_json(folder / _FILE, _Decision)
         except FileNotFoundError:
             raise StateLost(f"{folder / _FILE} is missing: the checkpoint's folder was changed by somebody") from None
-        assert isinstance(found, _Decision)
         schema = _checked(found, batch, schema, grows=self._grows)
         _check_range(found, batch, end)
         return Results(
             outputs=FileRows(schema, _files(folder, found.outputs)),
-            dead=_dead_letters(_files(folder, found.dead)) if found.dead else None,
+            dead_letters=_dead_letters(_files(folder, found.dead)) if found.dead else None,
             counts=found.counts,
             state=found.state,
-            reached=found.reached,
+            positions=found.positions,
             late=found.late,
         )
 
@@ -108,11 +106,11 @@ class Decisions:
                 epoch=batch.epoch,
                 columns=schema.json(),
                 outputs=tuple(_keep(results.outputs, own, "rows")),
-                dead=() if results.dead is None else tuple(_keep(results.dead, own, "dead")),
+                dead=() if results.dead_letters is None else tuple(_keep(results.dead_letters, own, "dead")),
                 counts=dict(results.counts),
                 state=results.state,
                 end=end,
-                reached=dict(results.reached),
+                positions=dict(results.positions),
                 late=results.late,
             )
             write_json(own / _FILE, decision)
@@ -170,10 +168,10 @@ def _files(folder: Path, parts: Sequence[_Part]) -> list[RowFile]:
 
 def _dead_letters(files: list[RowFile]) -> Rows:
     """As they are read today: a version that had fewer columns may have decided them, and those are null then."""
-    names = dead_letters.SCHEMA.names
+    names = DEAD_LETTER_SCHEMA.names
     if all(set(names) <= set(pq.read_schema(file.path).names) for file in files):
-        return FileRows(dead_letters.SCHEMA, files)
-    return TableRows(dead_letters.SCHEMA, FileRows(dead_letters.SCHEMA, files).table())
+        return FileRows(DEAD_LETTER_SCHEMA, files)
+    return TableRows(DEAD_LETTER_SCHEMA, FileRows(DEAD_LETTER_SCHEMA, files).table())
 
 
 def _checked(found: _Decision, batch: Batch, schema: StructType, *, grows: bool) -> StructType:

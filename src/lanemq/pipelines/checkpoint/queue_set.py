@@ -7,17 +7,17 @@ offsets of one queue say what is newer, the pipeline stops before it has read a 
 
 import logging
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 
 from lanemq.model.errors import InvalidOption, OrderError
 from lanemq.pipelines.atomic_files import read_json, write_json
+from lanemq.pipelines.ports import OnQueueChange
 from lanemq.spark.offsets import Positions
 
 log = logging.getLogger(__name__)
 
-OnQueueChange: TypeAlias = Literal["fail", "continue"]
 _CHOICES: Final = ("fail", "continue")
 
 
@@ -66,7 +66,6 @@ class QueueSet:
     def _read(self) -> dict[str, list[str]]:
         if self._known is None:
             found = read_json(self._path, _Queues) if self._path.exists() else _Queues({})
-            assert isinstance(found, _Queues)
             self._known = found.topics
         return self._known
 

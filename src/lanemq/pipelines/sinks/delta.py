@@ -77,7 +77,7 @@ class DeltaSink(ExactSink):
         self._partition_by = tuple(partition_by)
         self._maintain_every = maintain_every
         self._keep_hours = keep_hours
-        self._evolve = evolve
+        self._evolve = self.widens = evolve
         self._storage = dict(storage_options or {})
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
@@ -89,19 +89,13 @@ class DeltaSink(ExactSink):
     def __str__(self) -> str:
         return f"Delta table {self._path}"
 
-    @property
-    def widens(self) -> bool:
-        """Whether rows may bring columns that the table has not."""
-        return self._evolve
-
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
         self._until_committed(lambda: self._find_table(terms), f"opening for {query}")
         self._until_committed(lambda: self._claim(terms), f"epoch {epoch} of {query}")
         self._until_committed(lambda: self._widen(terms), f"columns of {query}")
 
-    def look(self, query: str) -> int | None:
-        """Before `open`: the highest number of a batch of this query that is in. Nothing is made or changed."""
+    def applied_before_open(self, query: str) -> int | None:
         try:
             there = DeltaTable.is_deltatable(self._path, self._storage or None)
             return (

@@ -12,9 +12,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import Closed, SinkFenced, UsageError
-from lanemq.pipelines.batch import Batch, run_name
-from lanemq.pipelines.checkpoint.runs import Runs
-from lanemq.pipelines.ports import Append, Merge
+from lanemq.pipelines.batch import Batch, Runs, run_name
+from lanemq.pipelines.ports import Append, Merge, Sink
 from lanemq.pipelines.sinks.columns import arrow_schema, check_merge_columns
 
 log = logging.getLogger(__name__)
@@ -64,24 +63,15 @@ class Terms:
     """Of the same checkpoint; None: not told, and every lower epoch is taken for one of them."""
 
 
-class ExactSink:
+class ExactSink(Sink):
     """The beginning of every sink: opened by one run, and used for that run's batches only."""
 
     all_at_once = True
     """Rows and number are one commit: after a crash there is all of a batch, or nothing."""
     _terms: Terms | None = None
     _runs: Runs | None = None
-    last_stale = 0
-    """Rows of the last `write` that a merge left out, because the table's were as new or newer."""
-    last_replaced = 0
-    """Texts of the last `write` that were stored with another character, because the table has no such one."""
 
-    def __str__(self) -> str:
-        """What people are told that it is."""
-        return type(self).__name__
-
-    def follow(self, runs: Runs) -> None:
-        """Before `open`: whose epochs this sink may be handed over from."""
+    def accept_runs(self, runs: Runs) -> None:
         self._runs = runs
 
     def _agree(self, query: str, epoch: int, schema: StructType, how: Append | Merge) -> Terms:

@@ -74,8 +74,7 @@ class ParquetSink(ExactSink):
             sync(folder)
         self._applied = self._highest(query)
 
-    def look(self, query: str) -> int | None:
-        """Before `open`: the highest number of a batch of this query that is in. Nothing is made or changed."""
+    def applied_before_open(self, query: str) -> int | None:
         return self._highest(query)
 
     def applied(self) -> int | None:

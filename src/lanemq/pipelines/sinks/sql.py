@@ -56,18 +56,13 @@ class SqlSink(ExactSink, ABC):
         self._table = table
         self._name = quoted_table(table)
         self._ledger = quoted_table(".".join([*table.split(".")[:-1], LEDGER]))
-        self._evolve = evolve
+        self._evolve = self.widens = evolve
         self._clock = clock or SystemClock()
         self._patience = Patience(wait, self._clock)
         self._room = Room(f"table {table}")
 
     def __str__(self) -> str:
         return f"table {self._table}"
-
-    @property
-    def widens(self) -> bool:
-        """Whether rows may bring columns that the table has not."""
-        return self._evolve
 
     @abstractmethod
     def _transaction(self) -> AbstractContextManager[Any]:
@@ -120,8 +115,7 @@ class SqlSink(ExactSink, ABC):
         terms = self._agree(query, epoch, schema, how)
         self._patience.run(lambda: self._open_once(terms), f"table {self._table}")
 
-    def look(self, query: str) -> int | None:
-        """Before `open`: the highest number of a batch of this query that is in. Nothing is made or changed."""
+    def applied_before_open(self, query: str) -> int | None:
         try:
             return self._patience.run(lambda: self._look_once(query), f"table {self._table}")
         finally:

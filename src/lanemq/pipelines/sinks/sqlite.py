@@ -51,9 +51,9 @@ class SqliteSink(SqlSink):
     def __str__(self) -> str:
         return f"table {self._table} of {self._path}"
 
-    def look(self, query: str) -> int | None:
+    def applied_before_open(self, query: str) -> int | None:
         """To connect would make the file."""
-        return super().look(query) if Path(self._path).exists() else None
+        return super().applied_before_open(query) if Path(self._path).exists() else None
 
     def close(self) -> None:
         super().close()

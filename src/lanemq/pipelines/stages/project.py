@@ -22,12 +22,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.model.units import Millis
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge, Results
-from lanemq.pipelines.rows import FileRows, RowFile
-from lanemq.pipelines.sink_positions import NEEDED, Reach
+from lanemq.pipelines.ports import Append, Merge, Results, Stage
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
+from lanemq.pipelines.sink_positions import NEEDED, SinkPosition
 from lanemq.pipelines.stages import row_attempts
 from lanemq.spark.columns.schema import COLUMNS
 
@@ -44,7 +42,7 @@ _KINDS: Final = [
 _SUMMARY: Final = "shard string, task int, path string, rows long, next long, stored long"
 
 
-class Project:
+class Project(Stage):
     """A stage that appends expressions over the columns of a message.
 
     Args:
@@ -102,7 +100,7 @@ class Project:
             log.warning("%s: %s; each message is computed by itself", batch, str(error).splitlines()[0])
             return self._run_by_message(messages, batch, hidden, folder, error)
         files = FileRows(self.schema, _files(lines))
-        return Results(files, counts={"events": files.count()}, reached=_reached(lines))
+        return Results(files, counts={"events": files.count()}, positions=_positions(lines))
 
     def _run_by_message(
         self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: Path, reason: Exception
@@ -114,25 +112,13 @@ class Project:
                 good = row_attempts.computed(tried, self.schema.names, hidden)
                 lines = _written(good, self.schema, folder)
                 poison = row_attempts.set_aside(tried, self._select, self._where, batch, hidden)
-                dead_lines = _written(poison, dead_letters.SCHEMA, folder)
+                dead_lines = _written(poison, DEAD_LETTER_SCHEMA, folder)
         except Exception as error:
             log.warning("%s: messages cannot be computed one by one: %s", batch, str(error).splitlines()[0])
             raise reason from error
-        rows, dead = FileRows(self.schema, _files(lines)), FileRows(dead_letters.SCHEMA, _files(dead_lines))
+        rows, dead = FileRows(self.schema, _files(lines)), FileRows(DEAD_LETTER_SCHEMA, _files(dead_lines))
         counts = {"events": rows.count() + dead.count(), "poison": dead.count()}
-        return Results(rows, dead, counts, reached=_reached([*lines, *dead_lines]))
-
-    def settle(self, batch: Batch, state: str) -> None:
-        """There is no state."""
-
-    def due(self, wall: Millis) -> Millis | None:
-        return None
-
-    def run_pass(self, batch: Batch) -> Results | None:
-        return None
-
-    def unfinished_pass(self) -> int | None:
-        return None
+        return Results(rows, dead, counts, positions=_positions([*lines, *dead_lines]))
 
     def finished(self, batch: Batch) -> None:
         shutil.rmtree(self._place / "work" / str(batch.number), ignore_errors=True)
@@ -213,11 +199,11 @@ def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         start = end
 
 
-def _reached(lines: list[_Line]) -> dict[str, Reach]:
-    found: dict[str, Reach] = {}
+def _positions(lines: list[_Line]) -> dict[str, SinkPosition]:
+    found: dict[str, SinkPosition] = {}
     for line in lines:
         if line.next is not None and line.stored is not None:
-            found[line.shard] = Reach(line.next, line.stored).with_more(found.get(line.shard))
+            found[line.shard] = SinkPosition(line.next, line.stored).with_more(found.get(line.shard))
     return found
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.classic.column import Column as JvmColumn
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 
 ROW: Final = "__lanemq_row"
 _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
@@ -72,9 +72,9 @@ def set_aside(
     }
     columns = [
         (own[field.name] if field.name in own else _origin(frame.schema, field.name)).cast(field.dataType)
-        for field in dead_letters.SCHEMA
+        for field in DEAD_LETTER_SCHEMA
     ]
-    named = [column.alias(name) for column, name in zip(columns, dead_letters.SCHEMA.names, strict=True)]
+    named = [column.alias(name) for column, name in zip(columns, DEAD_LETTER_SCHEMA.names, strict=True)]
     return frame.where(f"{ROW} IS NULL").select(*named, *map(f.expr, hidden))
 
 
@@ -82,7 +82,7 @@ def _origin(schema: StructType, name: str) -> Column:
     """A column of the message, as far as the stage reads it: what the expressions failed for is among those."""
     if name not in schema.names:
         return f.lit(None)
-    kinds = {schema[name].dataType, dead_letters.SCHEMA[name].dataType}
+    kinds = {schema[name].dataType, DEAD_LETTER_SCHEMA[name].dataType}
     return f.col(name) if len(kinds) == 1 or kinds == {StringType(), BinaryType()} else f.lit(None)
 
 

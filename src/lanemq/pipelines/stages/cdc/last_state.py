@@ -26,14 +26,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
-from lanemq.model.units import Millis
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint.queue_set import OnQueueChange, check_choice
-from lanemq.pipelines.ports import DELETED, Append, Merge, Results
-from lanemq.pipelines.rows import TableRows
-from lanemq.pipelines.run.progress import counted
-from lanemq.pipelines.sink_positions import Reach
+from lanemq.pipelines.checkpoint.queue_set import check_choice
+from lanemq.pipelines.ports import DELETED, Append, Merge, OnQueueChange, Results, Stage
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, TableRows
+from lanemq.pipelines.running.progress import counted
+from lanemq.pipelines.sink_positions import SinkPosition
 from lanemq.pipelines.stages.cdc.declared import check, note
 from lanemq.pipelines.stages.cdc.evolving import Evolution
 from lanemq.pipelines.stages.cdc.fold import settle
@@ -49,7 +47,7 @@ _NEEDED = ("topic", "broker", "queue_id", "queue_offset", "key", "value", "store
 COUNTS = ("events", "keys", "deletes", "key_changes", "misfits", "poison", "ddl", "ignored")
 
 
-class LastState:
+class LastState(Stage):
     """Replicates a table from its changes.
 
     schema: columns of the table, `"id bigint, name string"` or a StructType. Fields of events that are not among them
@@ -183,18 +181,6 @@ class LastState:
         if not self._plan.parts:
             self._ends.settle(state, batch.epoch)
 
-    def due(self, wall: Millis) -> Millis | None:
-        return None
-
-    def run_pass(self, batch: Batch) -> Results | None:
-        return None
-
-    def unfinished_pass(self) -> int | None:
-        return None
-
-    def finished(self, batch: Batch) -> None:
-        """Nothing is kept."""
-
     def _results(self, lines: Sequence[Line], batch: Batch, plan: Plan, fresh: Mapping[str, str]) -> Results:
         counts = Counter({name: 0 for name in COUNTS})
         for line in lines:
@@ -213,7 +199,7 @@ class LastState:
         state = "" if self._plan.parts or not lines else self._ends.behind(lines, batch)
         if self.evolves and lines:
             state = self._evolution.behind(fresh, state)
-        return Results(TableRows(schema, rows), dead, dict(counts), state, _reached(lines))
+        return Results(TableRows(schema, rows), dead, dict(counts), state, _positions(lines))
 
     def _refuse_disorder(self, lines: Sequence[Line], counts: Counter[str], batch: Batch) -> None:
         """Offsets of different queues say nothing about each other."""
@@ -243,20 +229,20 @@ class LastState:
         if self._fails:
             raise _unreadable(letters, batch)
         log.warning("%s: %s set aside that could not be understood", batch, counted(letters.num_rows, "messages"))
-        wanted = to_arrow_schema(dead_letters.SCHEMA, timezone="UTC")
+        wanted = to_arrow_schema(DEAD_LETTER_SCHEMA, timezone="UTC")
         more = {"attempts": 1, "batch": batch.number, "message_id": None, "tags": None, "waits": False}
         columns = [
             letters[field.name] if field.name in letters.column_names
             else pa.repeat(pa.scalar(more[field.name], field.type), letters.num_rows)
             for field in wanted
         ]  # fmt: skip
-        return TableRows(dead_letters.SCHEMA, pa.table(columns, names=wanted.names).cast(wanted))
+        return TableRows(DEAD_LETTER_SCHEMA, pa.table(columns, names=wanted.names).cast(wanted))
 
 
-def _reached(lines: Sequence[Line]) -> dict[str, Reach]:
-    found: dict[str, Reach] = {}
+def _positions(lines: Sequence[Line]) -> dict[str, SinkPosition]:
+    found: dict[str, SinkPosition] = {}
     for line in lines:
-        found[line.queue] = Reach(line.last + 1, line.stored).with_more(found.get(line.queue))
+        found[line.queue] = SinkPosition(line.last + 1, line.stored).with_more(found.get(line.queue))
     return found
 
 

@@ -12,10 +12,9 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from lanemq.model.errors import InvalidOption, LaneError, LaneFrozen, OrderError, StateLost
-from lanemq.pipelines import dead_letter_rows as dead_letters
-from lanemq.pipelines.batch import PASSES, Batch
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.rows import FileRows, RowFile
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
 from lanemq.pipelines.stages.transitions.plan import Answer, Summary
 from lanemq.pipelines.stages.transitions.rules import UnfitState
 from lanemq.pipelines.stages.transitions.shard import START
@@ -66,7 +65,7 @@ def results(place: Path, batch: Batch, schema: StructType, summaries: list[Summa
     counts["lanes_parked"] = sum(entry.parked for entry in after.shards.values())
     return Results(
         outputs=FileRows(schema, outputs),
-        dead=FileRows(dead_letters.SCHEMA, dead) if dead else None,
+        dead_letters=FileRows(DEAD_LETTER_SCHEMA, dead) if dead else None,
         counts=dict(counts),
         state=msgspec.json.encode(after).decode(),
         late=frozenset(place for each in summaries for place in each.late),
@@ -84,7 +83,7 @@ def forget_old(books: Books, batch: Batch, cleaned: dict[str, int]) -> None:
     the ledger that the pass started from is the oldest that stays.
     """
     ledgers = sorted(books.ledgers())
-    floor = batch.number if batch.is_pass else (batch.spark_batch - 1) * PASSES
+    floor = batch.number if batch.is_retry_pass else (batch.spark_batch - 1) * NUMBERS_PER_BATCH
     below = [number for number in ledgers if number < floor]
     if not below:
         return

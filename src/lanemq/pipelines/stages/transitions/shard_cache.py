@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from lanemq.pipelines.batch import PASSES
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH
 from lanemq.pipelines.stages.transitions.shard import Shard, Version
 from lanemq.pipelines.stages.transitions.state_files import ShardFiles
 
@@ -37,10 +37,10 @@ class ShardCache:
 
     def drop_stale(self, place: Path, query: str, number: int, versions: Mapping[str, Version]) -> None:
         """What others have gone on with, and nobody here has asked for in a while. `number`: the unit that begins."""
-        since = number // PASSES - KEPT_BATCHES
+        since = number // NUMBERS_PER_BATCH - KEPT_BATCHES
         for key, shard in list(self._shards.items()):
             is_other = shard.version != versions.get(key[2], shard.version)
-            if key[:2] == (str(place), query) and is_other and shard.version.number // PASSES < since:
+            if key[:2] == (str(place), query) and is_other and shard.version.number // NUMBERS_PER_BATCH < since:
                 del self._shards[key]
 
     def put(self, files: ShardFiles, shard: Shard, most_keys: int, most_bytes: int) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lanemq.pipelines import dead_letter_rows as dead_letters
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 from lanemq.pipelines.stages.transitions.machine import Run, ShardMachine
 from lanemq.pipelines.stages.transitions.plan import Plan, Summary
 from lanemq.pipelines.stages.transitions.row_shape import RowShape
@@ -73,7 +73,7 @@ class ShardWork:
         self._shard = CACHE.take(self._files, self._base)
         self.machine = ShardMachine(self._shard, rules, plan.wall)
         assert isinstance(rules.shape, RowShape)
-        dead_shape = RowShape(to_arrow_schema(dead_letters.SCHEMA, timezone="UTC"))
+        dead_shape = RowShape(to_arrow_schema(DEAD_LETTER_SCHEMA, timezone="UTC"))
         folder = work_folder(plan.place, plan.number)
         self._outputs = RowWriter(folder, shard, rules.shape)
         self._dead = RowWriter(folder, f"{shard}.dead", dead_shape)

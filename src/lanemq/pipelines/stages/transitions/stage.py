@@ -19,10 +19,10 @@ from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import Closed, InvalidOption, StateLost
 from lanemq.model.units import Millis
 from lanemq.pipelines.atomic_files import sync
-from lanemq.pipelines.batch import PASSES, Batch
-from lanemq.pipelines.checkpoint.queue_set import OnQueueChange, check_choice
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch
+from lanemq.pipelines.checkpoint.queue_set import check_choice
 from lanemq.pipelines.declare.ddl import parse_columns
-from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.ports import Append, OnQueueChange, Results, Stage
 from lanemq.pipelines.rows import FileRows
 from lanemq.pipelines.stages.transitions.arrow_runs import SHARD
 from lanemq.pipelines.stages.transitions.carried_types import carry_types
@@ -43,7 +43,7 @@ _NEEDED = (*COLUMNS[:5], "value", "store_timestamp")
 _PLACE = ("topic", "broker", "queue_id", "queue_offset")
 
 
-class Transitions:
+class Transitions(Stage):
     """Every event of every key, through `step(state, event) -> (state, rows)`.
 
     A step that fails, or a body that cannot be decoded, concerns its key only: `on_failure` says how.
@@ -143,7 +143,7 @@ class Transitions:
         times = [entry.retry_at for entry in books.newest().shards.values() if entry.retry_at is not None]
         return Millis(max(0, min(times) - wall)) if times else None
 
-    def run_pass(self, batch: Batch) -> Results | None:
+    def run_retry_pass(self, batch: Batch) -> Results | None:
         """Tries stopped lanes whose time has come or that a person decided about. None: there are none."""
         books, spark = self._opened(), self._spark
         assert spark is not None
@@ -160,9 +160,9 @@ class Transitions:
         frame = shards.repartition(len(intent.shards), "shard")
         return self._settled(batch, intent, frame.mapInArrow(partial(work_on_lanes, self._plan(intent)), ANSWER))
 
-    def unfinished_pass(self) -> int | None:
+    def unfinished_retry_pass(self) -> int | None:
         """The number of a pass that a crash interrupted."""
-        return max((number for number in self._opened().intents() if number % PASSES), default=None)
+        return max((number for number in self._opened().intents() if number % NUMBERS_PER_BATCH), default=None)
 
     def finished(self, batch: Batch) -> None:
         """The sinks have it. The intent goes last: until then the unit counts as unfinished."""
@@ -300,12 +300,12 @@ def _columns_of(outputs: str | StructType) -> StructType:
 def _has_passes(batch: Batch, ledgers: list[int]) -> bool:
     """Whether passes ran behind the batch. Spark repeats the last batch only: much newer state is not this one's."""
     newest = max(ledgers, default=START)
-    if newest // PASSES > batch.spark_batch + 1:
+    if newest // NUMBERS_PER_BATCH > batch.spark_batch + 1:
         raise StateLost(
-            f"{batch} comes again, but the state is already that of batch {newest // PASSES}: Spark's part of the "
-            f"checkpoint was deleted or restored. Restore all of it as it was, or start anew with an empty one"
+            f"{batch} comes again, but the state is already that of batch {newest // NUMBERS_PER_BATCH}: Spark's part "
+            f"of the checkpoint was deleted or restored. Restore all of it as it was, or start anew with an empty one"
         )
-    return any(batch.number < number < batch.number + PASSES for number in ledgers)
+    return any(batch.number < number < batch.number + NUMBERS_PER_BATCH for number in ledgers)
 
 
 def _check_base(batch: Batch, base: Ledger) -> None:
@@ -314,7 +314,7 @@ def _check_base(batch: Batch, base: Ledger) -> None:
         raise StateLost(
             f"{batch} was to start from state of query {base.query}: give every pipeline a checkpoint of its own"
         )
-    least = (batch.spark_batch - (0 if batch.is_pass else 1)) * PASSES
+    least = (batch.spark_batch - (0 if batch.is_retry_pass else 1)) * NUMBERS_PER_BATCH
     if base.number < least:
         raise StateLost(
             f"{batch} has no state to start from: that of the batch before it is not in the checkpoint. "

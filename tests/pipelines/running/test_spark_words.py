@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.pipelines.run.spark_output import inherited_stderr, overheard, spark_words_of
+from lanemq.pipelines.running.spark_output import inherited_stderr, overheard, spark_words_of
 from lanemq.spark import worker_log
 
 LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
-from tests.pipelines.run.fakes import FakeSink
+from tests.pipelines.running.fakes import FakeSink
 from tests.spark.driving import send
 
 from lanemq.client.producer.producer import Producer
@@ -13,9 +13,9 @@ from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.run.failure import PipelineFailed
-from lanemq.pipelines.run.progress import Progress
-from lanemq.pipelines.run.runner import start
+from lanemq.pipelines.running.failure import PipelineFailed
+from lanemq.pipelines.running.progress import Progress
+from lanemq.pipelines.running.runner import start
 from lanemq.pipelines.source import Topic
 from lanemq.pipelines.stages import row_attempts
 from lanemq.pipelines.stages.project import Project
@@ -79,9 +79,9 @@ def test_a_message_that_fails_is_set_aside_and_the_query_lives(
     assert letters["k-3"][8] == f"cannot be computed: {SHARED[3]}"
     assert {row[0] for row in dead.rows} == {topic}
     assert all(row[3] is not None and row[12] is False for row in dead.rows)
-    reached = tolerant.stage.results[0].reached  # type: ignore[attr-defined]
-    assert all(reached["/".join(map(str, row[:3]))].next > row[3] for row in dead.rows), "none comes again in a group"
-    assert (told[0].done.dead, told[0].done.counts) == (3, {"events": 43, "poison": 3})
+    positions = tolerant.stage.results[0].positions  # type: ignore[attr-defined]
+    assert all(positions["/".join(map(str, row[:3]))].next > row[3] for row in dead.rows), "none comes again in a group"
+    assert (told[0].done.dead_letters, told[0].done.counts) == (3, {"events": 43, "poison": 3})
     send(broker.address, topic, range(60, 70))
     assert start(pipeline(), spark, once=True).await_end(600)
     assert (len(sink.rows), len(dead.rows)) == (50, 3)

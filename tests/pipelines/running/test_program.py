@@ -14,13 +14,13 @@ import pytest
 from lanemq.model.errors import CheckpointInUse, ConnectFailed, TopicNotFound, UsageError
 from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.run import program
-from lanemq.pipelines.run.preflight import need_topic
+from lanemq.pipelines.running import program
+from lanemq.pipelines.running.preflight import need_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
 TWICE = """
 import os, signal, threading
-from lanemq.pipelines.run.program import stop_on_signals
+from lanemq.pipelines.running.program import stop_on_signals
 asked = threading.Event()
 with stop_on_signals(asked):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -162,7 +162,7 @@ def test_the_command_line_beats_the_file_and_the_file_beats_us(tmp_path: Path, m
 
 IN_GROUP = """
 import os, signal, subprocess, sys
-from lanemq.pipelines.run.process_group import children_in_own_group
+from lanemq.pipelines.running.process_group import children_in_own_group
 os.setpgid(0, 0)
 with children_in_own_group():
     away = subprocess.Popen(["sleep", "20"], preexec_fn=lambda: None)

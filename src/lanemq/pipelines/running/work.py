@@ -21,16 +21,15 @@ from pyspark.sql.types import StructType
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import StateLost
 from lanemq.model.units import Millis
-from lanemq.pipelines import dead_letter_rows as dead_letters
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.checkpoint.queue_set import QueueSet
 from lanemq.pipelines.ports import Append, Results, Sink, Stage
-from lanemq.pipelines.rows import FileRows
-from lanemq.pipelines.run.progress import Done
-from lanemq.pipelines.sink_positions import SinkReach, refuse_without
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows
+from lanemq.pipelines.running.progress import Done
+from lanemq.pipelines.sink_positions import SinkPositions, refuse_without
 from lanemq.spark.offsets import OffsetJson, Positions, to_json
 
 log = logging.getLogger(__name__)
@@ -63,10 +62,10 @@ class Work:
         self._sink = sink
         self._dead = dead
         self._checkpoint = checkpoint
-        self._decisions = Decisions(checkpoint.decided_place, grows=getattr(stage, "evolves", False))
-        on_change = getattr(stage, "on_queue_change", None)
+        self._decisions = Decisions(checkpoint.decided_place, grows=stage.evolves)
+        on_change = stage.on_queue_change
         self._queues = None if on_change is None else QueueSet(checkpoint.queues_file, on_change)
-        self._reach = SinkReach(checkpoint.reach_file) if member else None
+        self._positions = SinkPositions(checkpoint.sink_positions_file) if member else None
         self._effects = effects
         self._clock = clock or SystemClock()
         self._whole = whole
@@ -87,17 +86,16 @@ class Work:
         query, epoch = self._checkpoint.query, self._checkpoint.epoch
         self._look_for_lost_batches()
         for sink in (self._dead, self._sink):
-            if (follow := getattr(sink, "follow", None)) is not None:
-                follow(self._checkpoint.runs)
-        self._dead.open(spark, _dead(query), epoch, dead_letters.SCHEMA, Append())
+            sink.accept_runs(self._checkpoint.runs)
+        self._dead.open(spark, _dead(query), epoch, DEAD_LETTER_SCHEMA, Append())
         self._opened.append(self._dead)
         self._sink.open(spark, query, epoch, self._stage.schema, self._stage.how)
         self._opened.append(self._sink)
         self._applied = self._sink.applied()
         self._refuse_older_checkpoint()
         self._refuse_lost_batches(self._checkpoint.log.done(), self._applied)
-        if self._reach is not None:
-            self._reach.open(self._is_over)
+        if self._positions is not None:
+            self._positions.open(self._is_over)
         self._decisions.open()
         self._forget(self._is_over)
         self._settle_decided()
@@ -117,9 +115,9 @@ class Work:
         began = self._clock.now()
         return self._apply(batch, self._decided(batch, lambda: self._run(messages, batch)), began)
 
-    def finish_pass(self) -> Done | None:
+    def finish_retry_pass(self) -> Done | None:
         """The pass that a crash interrupted, if there is one. Before the query starts."""
-        number = self._stage.unfinished_pass()
+        number = self._stage.unfinished_retry_pass()
         if number is None:
             return None
         batch, began = self._batch(number), self._clock.now()
@@ -127,7 +125,7 @@ class Work:
             # Its state was settled before the sink had it; run again, a step might answer otherwise.
             self._stage.finished(batch)
             return Done(batch, repeated=True)
-        results = self._decided(batch, lambda: self._stage.run_pass(batch))
+        results = self._decided(batch, lambda: self._stage.run_retry_pass(batch))
         return self._apply(batch, results, began) if results is not None else None
 
     def due(self) -> Millis | None:
@@ -137,15 +135,15 @@ class Work:
     def run_due(self) -> Done | None:
         """A pass, if one is wanted. Before the query starts: a batch may fail for what a person has decided about."""
         behind = self._checkpoint.log.done()
-        return self.run_pass(behind) if behind is not None and self.due() == 0 else None
+        return self.run_retry_pass(behind) if behind is not None and self.due() == 0 else None
 
-    def run_pass(self, behind: int) -> Done | None:
+    def run_retry_pass(self, behind: int) -> Done | None:
         """A pass behind a batch of Spark that is done. None: nothing was due, or there is no number left."""
-        number = self._pass_number(behind)
+        number = self._retry_pass_number(behind)
         if number is None:
             return None
         batch, began = self._batch(number), self._clock.now()
-        results = self._decided(batch, lambda: self._stage.run_pass(batch))
+        results = self._decided(batch, lambda: self._stage.run_retry_pass(batch))
         if results is None:
             self._spare = number
             return None
@@ -154,9 +152,9 @@ class Work:
     def _run(self, messages: DataFrame, batch: Batch) -> Results:
         if self._queues is not None:
             self._queues.check(self._checkpoint.log.end_of(batch.spark_batch))
-        if self._reach is not None:
+        if self._positions is not None:
             refuse_without(messages.columns)
-            messages = self._reach.fresh(messages, lambda: self._start_of(batch))
+            messages = self._positions.fresh(messages, lambda: self._start_of(batch))
         return self._stage.run(messages, batch)
 
     def _decided(self, batch: Batch, run: Callable[[], R]) -> R | Results:
@@ -169,12 +167,12 @@ class Work:
         if results is None:
             return results
         self._checkpoint.refuse_if_replaced()
-        if not batch.is_pass:
+        if not batch.is_retry_pass:
             self._checkpoint.log.sync(batch.spark_batch)
         if found is None and self._takes_two_commits(batch, results):
             results = self._decisions.make(batch, results, self._end_of(batch))
-        if self._reach is not None:
-            self._reach.note(batch.number, results.reached)
+        if self._positions is not None:
+            self._positions.note(batch.number, results.positions)
         if results.state:
             self._stage.settle(batch, results.state)
         return results
@@ -188,7 +186,7 @@ class Work:
     def _end_of(self, batch: Batch) -> OffsetJson:
         """Where Spark has planned the batch to end; nowhere, if its note of that is lost, or for a pass."""
         planned = self._checkpoint.log.planned()
-        if batch.is_pass or planned is None or planned < batch.spark_batch:
+        if batch.is_retry_pass or planned is None or planned < batch.spark_batch:
             return {}
         return to_json(self._checkpoint.log.end_of(batch.spark_batch))
 
@@ -204,10 +202,10 @@ class Work:
 
     def _takes_two_commits(self, batch: Batch, results: Results) -> bool:
         """Whether a crash could leave part of the batch in a table."""
-        if results.dead is not None and results.dead.count():
+        if results.dead_letters is not None and results.dead_letters.count():
             return True
-        moved_nothing = batch.is_pass and not results.outputs.count()
-        return not moved_nothing and not getattr(self._sink, "all_at_once", False)
+        moved_nothing = batch.is_retry_pass and not results.outputs.count()
+        return not moved_nothing and not self._sink.all_at_once
 
     def _forget(self, is_over: Callable[[int], bool]) -> None:
         """Spark asks for a batch only when the one before is noted, and for a pass's successor likewise."""
@@ -219,7 +217,7 @@ class Work:
         """At a start: whether the sink has the unit, or Spark will not ask for it again."""
         unit = Batch("", number, 0)
         done = self._checkpoint.log.done()
-        noted = not unit.is_pass and done is not None and unit.spark_batch <= done
+        noted = not unit.is_retry_pass and done is not None and unit.spark_batch <= done
         return noted or (self._applied is not None and number <= self._applied)
 
     def _apply(self, batch: Batch, results: Results, began: Millis) -> Done:
@@ -229,14 +227,14 @@ class Work:
                 batch,
                 results.counts["missing"],
             )
-        dead = 0 if results.dead is None else results.dead.count()
-        if results.dead is not None and dead:
-            self._dead.write(results.dead, replace(batch, query=_dead(batch.query)))
+        dead = 0 if results.dead_letters is None else results.dead_letters.count()
+        if results.dead_letters is not None and dead:
+            self._dead.write(results.dead_letters, replace(batch, query=_dead(batch.query)))
         rows, counts = results.outputs.count(), dict(results.counts)
         # A pass that moved nothing has nothing to show; its retries would be a commit each.
-        fresh = self._write(batch, results, counts) if rows or not batch.is_pass else True
-        if self._reach is not None:
-            self._reach.committed(batch.number)
+        fresh = self._write(batch, results, counts) if rows or not batch.is_retry_pass else True
+        if self._positions is not None:
+            self._positions.committed(batch.number)
         self._stage.finished(batch)
         seconds = (self._clock.now() - began) / 1000
         return Done(batch, rows, dead, not fresh, seconds, counts)
@@ -246,20 +244,20 @@ class Work:
         fresh = self._sink.write(results.outputs, batch)
         if fresh:
             self._effects.applied(results, batch, asked)
-        if stale := getattr(self._sink, "last_stale", 0):
-            counts["stale"] = stale
-        if replaced := getattr(self._sink, "last_replaced", 0):
-            counts["nul_replaced"] = replaced
+        if self._sink.last_stale:
+            counts["stale"] = self._sink.last_stale
+        if self._sink.last_replaced:
+            counts["nul_replaced"] = self._sink.last_replaced
         return fresh
 
     def _batch(self, number: int) -> Batch:
         return Batch(self._checkpoint.query, number, self._checkpoint.epoch, self._checkpoint.name)
 
-    def _pass_number(self, behind: int) -> int | None:
+    def _retry_pass_number(self, behind: int) -> int | None:
         if self._spare is not None and Batch("", self._spare, 0).spark_batch == behind:
             number, self._spare = self._spare, None
             return number
-        found = self._checkpoint.next_pass(behind)
+        found = self._checkpoint.next_retry_pass(behind)
         if found is None and not self._told_full:
             self._told_full = True
             log.warning("batch %d has no number left for a pass: what waits is tried behind the next batch", behind)
@@ -279,9 +277,9 @@ class Work:
 
     def _look_for_lost_batches(self) -> None:
         """Before the sink is opened: what is refused must be as it was, so that a table put back is the right one."""
-        done, look = self._checkpoint.log.done(), getattr(self._sink, "look", None)
-        if done is not None and look is not None and not self._new_sink:
-            self._refuse_lost_batches(done, look(self._checkpoint.query))
+        done = self._checkpoint.log.done()
+        if done is not None and self._sink.all_at_once and not self._new_sink:
+            self._refuse_lost_batches(done, self._sink.applied_before_open(self._checkpoint.query))
 
     def _refuse_lost_batches(self, done: int | None, applied: int | None) -> None:
         """Spark notes a batch only behind the sink's commit: a sink without it is another one, or was put back.
@@ -289,7 +287,7 @@ class Work:
         Not asked of sinks that cannot know. With `new_sink` the last batch is written down as one without rows, so
         that this is said once.
         """
-        if done is None or not getattr(self._sink, "all_at_once", False):
+        if done is None or not self._sink.all_at_once:
             return
         if applied is not None and applied >= batch_number(done):
             return

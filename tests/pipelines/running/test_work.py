@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
-from tests.pipelines.run.test_checkpoint import used_by_spark
+from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
+from tests.pipelines.running.test_checkpoint import used_by_spark
 
 from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
@@ -17,7 +17,7 @@ from lanemq.pipelines.batch import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.run.work import Work
+from lanemq.pipelines.running.work import Work
 
 ROW = ("t", 0, 5, "k")
 
@@ -80,7 +80,7 @@ def test_the_sink_is_last_before_spark_s_note(stand: Stand) -> None:
     done = batch(work, 3)
     n = batch_number(3)
     assert stand.steps == [f"run {n}", f"dead {n}", f"sink {n}", f"finished {n}"]
-    assert (done.dead, done.repeated, start_of(done.batch.epoch)) == (1, False, 2)
+    assert (done.dead_letters, done.repeated, start_of(done.batch.epoch)) == (1, False, 2)
 
 
 def test_dead_letters_have_a_ledger_of_their_own(stand: Stand) -> None:
@@ -155,8 +155,8 @@ def test_a_checkpoint_that_is_older_than_its_sink_is_refused(stand: Stand, appli
 
 def test_passes_have_numbers_of_their_own_across_runs(stand: Stand) -> None:
     stand.stage.waiting += [Results(rows_of(ROW)), Results(rows_of(ROW))]
-    first = stand.start().run_pass(4)
-    second = stand.start().run_pass(4)
+    first = stand.start().run_retry_pass(4)
+    second = stand.start().run_retry_pass(4)
     assert first is not None
     assert second is not None
     assert [first.batch.number, second.batch.number] == [batch_number(4, 1), batch_number(4, 2)]
@@ -165,30 +165,30 @@ def test_passes_have_numbers_of_their_own_across_runs(stand: Stand) -> None:
 
 def test_a_pass_with_nothing_to_do_costs_no_number(stand: Stand) -> None:
     work = stand.start()
-    assert [work.run_pass(4) for _ in range(3)] == [None, None, None]
+    assert [work.run_retry_pass(4) for _ in range(3)] == [None, None, None]
     stand.stage.waiting.append(Results(rows_of(ROW)))
-    done = work.run_pass(4)
+    done = work.run_retry_pass(4)
     assert done is not None
     assert done.batch.number == batch_number(4, 1)
 
 
 def test_when_numbers_run_out_passes_wait_for_the_next_batch(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     work = stand.start()
-    (stand.folder / "lanemq" / "pass").write_text(str(batch_number(5) - 1))
+    (stand.folder / "lanemq" / "retry_pass").write_text(str(batch_number(5) - 1))
     stand.stage.waiting.append(Results(rows_of(ROW)))
     with caplog.at_level(logging.WARNING):
-        assert (work.run_pass(4), work.run_pass(4)) == (None, None)
+        assert (work.run_retry_pass(4), work.run_retry_pass(4)) == (None, None)
     assert len(caplog.records) == 1
-    assert work.run_pass(5) is not None
+    assert work.run_retry_pass(5) is not None
 
 
 def test_an_interrupted_pass_is_finished_under_its_number(stand: Stand) -> None:
     stand.stage.unfinished = batch_number(4, 2)
     stand.stage.waiting.append(Results(rows_of(ROW)))
-    done = stand.start().finish_pass()
+    done = stand.start().finish_retry_pass()
     assert done is not None
     assert stand.sink.numbers == [batch_number(4, 2)]
-    assert stand.start().finish_pass() is None
+    assert stand.start().finish_retry_pass() is None
 
 
 def test_an_interrupted_pass_that_the_sink_has_is_not_run_again(stand: Stand) -> None:
@@ -196,7 +196,7 @@ def test_an_interrupted_pass_that_the_sink_has_is_not_run_again(stand: Stand) ->
     stand.sink.numbers.append(batch_number(4, 2))
     stand.stage.unfinished = batch_number(4, 2)
     stand.stage.waiting.append(Results(rows_of(), rows_of(ROW)))
-    done = stand.start().finish_pass()
+    done = stand.start().finish_retry_pass()
     assert done is not None
     assert done.repeated
     assert stand.steps == [f"finished {batch_number(4, 2)}"]
@@ -208,12 +208,12 @@ def test_redriven_letters_are_no_effects_out_of_order(stand: Stand, tmp_path: Pa
     newer, late = ("t", 0, 6, "k"), frozenset({("t", 0, 5)})
     stand.stage.waiting += [Results(rows_of(newer)), Results(rows_of(ROW, ("t", 0, 7, "k")), late=late)]
     work = stand.start()
-    work.run_pass(4)
+    work.run_retry_pass(4)
     stand.sink.before_write = power_cut
     with pytest.raises(OSError, match="power cut"):
-        work.run_pass(4)
+        work.run_retry_pass(4)
     stand.sink.before_write, stand.stage.unfinished = lambda batch: None, batch_number(4, 2)
-    assert stand.start().finish_pass() is not None
+    assert stand.start().finish_retry_pass() is not None
     stand.crash()
     assert stand.sink.rows == [newer, ROW, ("t", 0, 7, "k")]
     found = json.loads(CliRunner().invoke(check, [str(stand.history), "--json"]).output)
@@ -229,10 +229,10 @@ def test_effects_are_written_down_once(stand: Stand, tmp_path: Path) -> None:
     stand.history = tmp_path / "history"
     stand.stage.waiting += [Results(rows_of(ROW, ROW, ("t", 0, 6, "k")))]
     work = stand.start()
-    assert work.run_pass(4) is not None
+    assert work.run_retry_pass(4) is not None
     stand.stage.unfinished = batch_number(4, 1)
     stand.stage.waiting += [Results(rows_of(ROW, ("t", 0, 6, "k")))]
-    done = stand.start().finish_pass()
+    done = stand.start().finish_retry_pass()
     assert done is not None
     assert done.repeated
     stand.crash()
@@ -255,7 +255,7 @@ def test_missing_offsets_are_told_if_nobody_left_them_out(
     stand: Stand, caplog: pytest.LogCaptureFixture, whole: bool
 ) -> None:
     stand.stage.waiting.append(Results(rows_of(), counts={"missing": 7}))
-    stand.start(whole=whole).run_pass(4)
+    stand.start(whole=whole).run_retry_pass(4)
     assert ("no message came for 7 offsets" in caplog.text) is whole
 
 
@@ -271,7 +271,7 @@ def test_what_is_due_runs_behind_the_last_batch_that_is_done(stand: Stand) -> No
 def test_sinks_are_told_which_runs_are_this_checkpoint_s(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, ...]] = []
     for sink in (stand.sink, stand.dead):
-        monkeypatch.setattr(sink, "follow", lambda runs: told.append(runs.epochs), raising=False)
+        monkeypatch.setattr(sink, "accept_runs", lambda runs: told.append(runs.epochs))
     stand.start()
     (one, two), (checkpoint, _) = told, stand.held[0]
     assert one == two

@@ -265,10 +265,10 @@ def declared(**parts: Any) -> Pipeline:
     ("parts", "told"),
     [
         ({"source": "orders"}, "source: a Topic"),
-        ({"stage": None}, "stage: None is none"),
+        ({"stage": None}, "stage: None is no stage"),
         ({"sink": None}, "sink: missing"),
-        ({"sink": "here"}, "sink: 'here' is none"),
-        ({"dead_letters": 1}, "dead_letters: 1 is none"),
+        ({"sink": "here"}, "sink: 'here' is no sink"),
+        ({"dead_letters": 1}, "dead_letters: 1 is no sink"),
         ({"checkpoint": ""}, "checkpoint: empty"),
         ({"checkpoint": "s3://bucket/x"}, "checkpoint: .* is an address"),
         ({"trigger": "25h"}, "trigger: 25h is longer than a day"),

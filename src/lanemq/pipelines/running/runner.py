@@ -21,10 +21,10 @@ from lanemq.model.errors import Closed, LaneError
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.run.failure import PipelineFailed
-from lanemq.pipelines.run.progress import Done, Progress
-from lanemq.pipelines.run.reporting import Report, Reporting
-from lanemq.pipelines.run.work import Work
+from lanemq.pipelines.running.failure import PipelineFailed
+from lanemq.pipelines.running.progress import Done, Progress
+from lanemq.pipelines.running.reporting import Report, Reporting
+from lanemq.pipelines.running.work import Work
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.spark.options import ALL_TAGS
 from lanemq.spark.read.brokers import Brokers
@@ -185,7 +185,7 @@ class RunningPipeline:
             if behind is None:
                 return False
             try:
-                done = self._work.run_pass(behind)
+                done = self._work.run_retry_pass(behind)
             except BaseException as error:
                 self._fail(error, f"a pass behind batch {behind}")
                 raise
@@ -246,9 +246,9 @@ def start(
         work.open(spark)
         running = RunningPipeline(pipeline, work, checkpoint, report or _nobody, clock)
         columns = () if pipeline.prepare else pipeline.stage.columns
-        damaged = getattr(pipeline.stage, "on_damaged", None)
+        damaged = pipeline.stage.on_damaged
         frame = pipeline.source.stream(spark, columns, pipeline.folder, damaged)
-        first = [work.finish_pass(), work.run_due()]
+        first = [work.finish_retry_pass(), work.run_due()]
         running.begin(lambda on_batch: _query(pipeline, frame, on_batch, once), first, once)
     except BaseException:
         work.close()

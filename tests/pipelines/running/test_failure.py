@@ -3,7 +3,7 @@
 import pytest
 
 from lanemq.model.errors import ConnectFailed
-from lanemq.pipelines.run.failure import PipelineFailed, sentence_of
+from lanemq.pipelines.running.failure import PipelineFailed, sentence_of
 
 SOURCE = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_DATA_SOURCE_ERROR] \
 Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):

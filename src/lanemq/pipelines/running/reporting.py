@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from lanemq.net.security import Security
-from lanemq.pipelines.run.progress import Done, Progress
+from lanemq.pipelines.running.progress import Done, Progress
 from lanemq.spark.lag import LagTimes, QueueLag, lag_of, moved
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Reporting:
 
     def did(self, done: Done) -> None:
         """A unit of work is in the sinks."""
-        if done.batch.is_pass:
+        if done.batch.is_retry_pass:
             self._tell(Progress(self._name, done, seconds=done.seconds, lag=self._lag))
             return
         with self._lock:

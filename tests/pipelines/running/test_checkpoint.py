@@ -12,9 +12,8 @@ import pytest
 
 from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
-from lanemq.pipelines.batch import PASSES, batch_number, epoch_of_start, start_of
+from lanemq.pipelines.batch import MAX_RUNS, NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
-from lanemq.pipelines.checkpoint.runs import KEPT, Runs, read_runs
 from lanemq.pipelines.checkpoint.spark_log import SparkLog
 
 HOLD = """
@@ -105,19 +104,19 @@ def test_a_checkpoint_of_a_plain_query_is_refused(tmp_path: Path) -> None:
 
 def test_a_pass_number_is_never_given_twice(tmp_path: Path) -> None:
     run = Checkpoint(tmp_path, "orders")
-    given = [run.next_pass(4), run.next_pass(4)]
+    given = [run.next_retry_pass(4), run.next_retry_pass(4)]
     run.close()
     run = Checkpoint(tmp_path, "orders")
-    given += [run.next_pass(4), run.next_pass(5), run.next_pass(5)]
+    given += [run.next_retry_pass(4), run.next_retry_pass(5), run.next_retry_pass(5)]
     run.close()
     assert given == [batch_number(4, 1), batch_number(4, 2), batch_number(4, 3), batch_number(5, 1), batch_number(5, 2)]
 
 
 def test_a_batch_has_room_for_so_many_passes(tmp_path: Path) -> None:
     run = Checkpoint(tmp_path, "orders")
-    (tmp_path / "lanemq" / "pass").write_text(str(batch_number(2, PASSES - 1)))
-    assert run.next_pass(2) is None
-    assert run.next_pass(3) == batch_number(3, 1)
+    (tmp_path / "lanemq" / "retry_pass").write_text(str(batch_number(2, NUMBERS_PER_BATCH - 1)))
+    assert run.next_retry_pass(2) is None
+    assert run.next_retry_pass(3) == batch_number(3, 1)
     run.close()
 
 
@@ -170,13 +169,13 @@ def test_epochs_of_two_copies_differ_and_each_knows_its_own(tmp_path: Path) -> N
 
 def test_runs_before_those_that_are_remembered_and_before_marks_are_own_ones(tmp_path: Path) -> None:
     runs = Runs(())
-    for start in range(1, KEPT + 11):
+    for start in range(1, MAX_RUNS + 11):
         runs = runs.with_next(epoch_of_start(start, start))
-    assert len(runs.epochs) == KEPT
+    assert len(runs.epochs) == MAX_RUNS
     assert read_runs(runs.text()) == runs
     assert runs.know(epoch_of_start(5, 99))
     assert runs.know(7)
-    assert not runs.know(epoch_of_start(KEPT, 99))
+    assert not runs.know(epoch_of_start(MAX_RUNS, 99))
     (tmp_path / "lanemq").mkdir()
     (tmp_path / "lanemq" / "epoch").write_text("7")
     after = Checkpoint(tmp_path, "orders")

@@ -9,7 +9,7 @@ import pytest
 from lanemq import Producer
 from lanemq.client.admin.admin import Admin
 from lanemq.pipelines import DeltaSink, LastState, Pipeline, Project, Topic, TopicSink, read_table, start
-from lanemq.pipelines.run.progress import Progress
+from lanemq.pipelines.running.progress import Progress
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

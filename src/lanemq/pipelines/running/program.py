@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 
 from lanemq.model.errors import UsageError
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.run.preflight import need_checkpoint, need_java, need_topic
-from lanemq.pipelines.run.process_group import children_in_own_group
-from lanemq.pipelines.run.reporting import Report
-from lanemq.pipelines.run.runner import start
-from lanemq.pipelines.run.spark_output import inherited_stderr, overheard
+from lanemq.pipelines.running.preflight import need_checkpoint, need_java, need_topic
+from lanemq.pipelines.running.process_group import children_in_own_group
+from lanemq.pipelines.running.reporting import Report
+from lanemq.pipelines.running.runner import start
+from lanemq.pipelines.running.spark_output import inherited_stderr, overheard
 from lanemq.spark import recommended
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lanemq.pipelines.batch import PASSES, Batch, start_of
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, start_of
 from lanemq.spark.lag import QueueLag, oldest
 
 LEVELS = frozenset({"keys", "lanes_stopped", "lanes_parked"})
@@ -17,7 +17,7 @@ class Done:
     batch: Batch
     outputs: int = 0
     """Rows handed to the sink."""
-    dead: int = 0
+    dead_letters: int = 0
     repeated: bool = False
     """The sink had it already: a crash came between the sink and Spark's note."""
     seconds: float = 0.0
@@ -39,9 +39,9 @@ class Progress:
     lag: tuple[QueueLag, ...] = ()
 
     @property
-    def pass_number(self) -> int:
+    def retry_pass(self) -> int:
         """0 for a batch, else the how-manieth pass behind it."""
-        return self.done.batch.number % PASSES
+        return self.done.batch.number % NUMBERS_PER_BATCH
 
     @property
     def lag_messages(self) -> int:
@@ -63,11 +63,11 @@ class Progress:
         return {
             "pipeline": self.pipeline,
             "batch": done.batch.spark_batch,
-            "pass": self.pass_number,
+            "retry_pass": self.retry_pass,
             "epoch": start_of(done.batch.epoch),
             "messages": self.messages,
             "outputs": done.outputs,
-            "dead": done.dead,
+            "dead_letters": done.dead_letters,
             "repeated": done.repeated,
             "seconds": round(self.seconds, 3),
             "rate": round(self.rate, 1),
@@ -80,8 +80,8 @@ class Progress:
     def line(self) -> str:
         """For people who read a log."""
         done = self.done
-        unit = f"pass {self.pass_number} behind batch" if done.batch.is_pass else "batch"
-        facts = [counted(self.messages, "messages")] if not done.batch.is_pass else []
+        unit = f"pass {self.retry_pass} behind batch" if done.batch.is_retry_pass else "batch"
+        facts = [counted(self.messages, "messages")] if not done.batch.is_retry_pass else []
         facts += [counted(done.outputs, "rows")] if not done.repeated else ["repeated, the sink had it"]
         facts += [counted(count, name) for name, count in done.counts.items() if count and name != "events"]
         facts += [f"{self.seconds:.1f} s"] + ([_per_second(self.rate)] if self.messages else [])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.run.fakes import FakeSink, FakeStage, rows_of
+from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
 from tests.spark.driving import send, until
 
 from lanemq.client.admin.admin import Admin
@@ -15,9 +15,9 @@ from lanemq.pipelines.batch import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.spark_log import SparkLog
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.run.failure import PipelineFailed
-from lanemq.pipelines.run.progress import Progress
-from lanemq.pipelines.run.runner import RunningPipeline, start
+from lanemq.pipelines.running.failure import PipelineFailed
+from lanemq.pipelines.running.progress import Progress
+from lanemq.pipelines.running.runner import RunningPipeline, start
 from lanemq.pipelines.source import Topic
 from lanemq.pipelines.stages.project import Project
 from lanemq.testing.embedded import EmbeddedBroker
@@ -196,7 +196,7 @@ def test_what_was_decided_runs_before_a_batch_that_is_stuck(
     assert start(pipeline, spark, once=True).await_end(600)
 
     def full(batch: Batch) -> None:
-        if batch_number(0, 1) not in sink.numbers and not batch.is_pass:
+        if batch_number(0, 1) not in sink.numbers and not batch.is_retry_pass:
             raise ValueError("the lane is full")
 
     stage.before_run = full

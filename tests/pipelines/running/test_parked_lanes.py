@@ -54,11 +54,11 @@ def test_a_decision_is_carried_out_by_the_next_pass(tmp_path: Path) -> None:
     assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
     assert lanes.counts() == {"parked": 2}, "only asked for so far"
     assert lanes.decided() == {"a": "discard_first"}
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     assert [each.lane for each in lanes.waiting()] == ["b"]
     assert len(pipeline.sink.dead_rows()) == 1
     assert [each.lane for each in lanes.redrive(everything=True)] == ["b"]
-    pipeline.run_pass()
+    pipeline.run_retry_pass()
     (left,) = lanes.waiting()
     assert left.lane == "b"
 

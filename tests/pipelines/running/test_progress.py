@@ -10,15 +10,15 @@ import pytest
 from lanemq.cli.pipeline.view import view
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.run.progress import Done, Progress, counted
-from lanemq.pipelines.run.reporting import Reporting
+from lanemq.pipelines.running.progress import Done, Progress, counted
+from lanemq.pipelines.running.reporting import Reporting
 from lanemq.spark.lag import QueueLag
 
 QUEUE = MessageQueue("orders", "b", 0)
 
 
-def done(spark_batch: int, pass_number: int = 0, **more: Any) -> Done:
-    return Done(Batch("q", batch_number(spark_batch, pass_number), 2), **more)
+def done(spark_batch: int, retry_pass: int = 0, **more: Any) -> Done:
+    return Done(Batch("q", batch_number(spark_batch, retry_pass), 2), **more)
 
 
 def spark_s(batch: int, start: int, end: int, latest: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_pass_is_told_at_once(reporting: Reporting, told: list[Progress]) -> N
     reporting.did(done(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
     (only,) = told
     assert only.line() == "orders pass 2 behind batch 4: 1 row, 1 parked, 0.2 s, lag 0"
-    assert only.document()["pass"] == 2
+    assert only.document()["retry_pass"] == 2
     reporting.close()
 
 

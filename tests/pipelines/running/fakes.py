@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from lanemq.model.errors import SinkFenced
 from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.ports import Append, Merge, Results
+from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
 from lanemq.pipelines.rows import TableRows
 
 SCHEMA = StructType(
@@ -32,7 +32,7 @@ def rows_of(*rows: tuple[str, int, int, str]) -> TableRows:
     return TableRows(SCHEMA, table)
 
 
-class FakeStage:
+class FakeStage(Stage):
     """Hands every message on. `steps` is what happened, shared with the sinks."""
 
     columns: tuple[str, ...] = ("topic", "broker", "queue_id", "queue_offset", "key", "value")
@@ -60,20 +60,20 @@ class FakeStage:
     def due(self, wall: Millis) -> Millis | None:
         return Millis(0) if self.waiting else None
 
-    def run_pass(self, batch: Batch) -> Results | None:
+    def run_retry_pass(self, batch: Batch) -> Results | None:
         self.steps.append(f"pass {batch.number}")
         self.before_run(batch)
         self.unfinished = None
         return self.waiting.pop(0) if self.waiting else None
 
-    def unfinished_pass(self) -> int | None:
+    def unfinished_retry_pass(self) -> int | None:
         return self.unfinished
 
     def finished(self, batch: Batch) -> None:
         self.steps.append(f"finished {batch.number}")
 
 
-class FakeSink:
+class FakeSink(Sink):
     """A table and a ledger that outlive the runs."""
 
     def __init__(self, steps: list[str] | None = None, word: str = "sink") -> None:
