@@ -12,7 +12,7 @@ BUSY_US = 5 * SECOND_US
 
 
 class TakeOver(NamedTuple):
-    """Counted from the last sign of life to the first turn of the heir."""
+    """Counted from the last keep-alive to the first turn of the heir."""
 
     least_us: int
     most_us: int

@@ -124,7 +124,7 @@ class History:
     # --- leases: member and broker both may write them ---
 
     def lease_granted(self, lease: "Lease", *, until: int = 0, asked: int = 0) -> None:
-        """`until` is when the writer stops trusting the lease, on the clock of `now()`."""
+        """`until` is when the writer stops using the lease, on the clock of `now()`."""
         self._write("lease_granted", lease.fields() | {"until": until, "asked": asked})
 
     def lease_renewed(self, lease: "Lease", *, until: int = 0, asked: int = 0) -> None:

@@ -98,7 +98,7 @@ def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(hand: Running, 
     """Else the next owner would seem to come too early."""
     talk = hand.talk()
     talk.heartbeat("a", "g", {"T": "*"})
-    talk.lane_lock("a", millis=LEASE_MS, laneTrustMillis="100")
+    talk.lane_lock("a", millis=LEASE_MS, laneKeepAliveMillis="100")
     talk.close()
     for _ in range(int(WAIT * 100)):
         if len(lines(folder, "e")) > 1:

@@ -155,7 +155,7 @@ def again(running: Running, start: Start, folder: Path, crash: bool) -> Running:
 def test_lane_lease_ends_soon_after_its_connection(hand: Running) -> None:
     owner, other = hand.talk(), hand.talk()
     owner.heartbeat("a", topics={"T": "*"})
-    owner.lane_lock("a", millis=30_000, laneTrustMillis="400")
+    owner.lane_lock("a", millis=30_000, laneKeepAliveMillis="400")
     gone(hand, owner)
     assert owned(other.lane_lock("b")) == [], "it may reconnect within the grace"
     hand.advance(500)
@@ -165,8 +165,8 @@ def test_lane_lease_ends_soon_after_its_connection(hand: Running) -> None:
 @pytest.mark.parametrize(
     ("lease", "told", "waits"),
     [
-        (30_000, {"laneTrustMillis": "800"}, 900),
-        (30_000, {"laneTrustMillis": "-1"}, 500),
+        (30_000, {"laneKeepAliveMillis": "800"}, 900),
+        (30_000, {"laneKeepAliveMillis": "-1"}, 500),
         (5_000, {}, 3_375),  # a member of an earlier version, with its usual times
         (4_000, {}, 4_000),  # and one with times of its own
     ],
@@ -185,15 +185,15 @@ def test_lane_lease_outlives_its_connection_until_its_owner_starts_nothing_more(
     assert owned(other.lane_lock("b")) == [0]
 
 
-def test_signs_of_life_name_no_queues_and_keep_the_trust_up(hand: Running) -> None:
+def test_keep_alives_name_no_queues_and_move_the_deadline(hand: Running) -> None:
     owner, other = hand.talk(), hand.talk()
     owner.heartbeat("a", topics={"T": "*"})
-    ext = {"laneLeaseMillis": "30000", "laneTrustMillis": "800"}
+    ext = {"laneLeaseMillis": "30000", "laneKeepAliveMillis": "800"}
     granted = owner.ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g"))
-    named = {"laneTrusted": granted.ext["laneTrusted"]}
+    named = {"laneKeepAlive": granted.ext["laneKeepAlive"]}
     hand.advance(700)
     assert owner.ask(RequestCode.LOCK_BATCH_MQ, named, lock_body("a", "T", (), "g")).ext == named
-    assert owner.ask(RequestCode.LOCK_BATCH_MQ, {"laneTrusted": "7"}, lock_body("a", "T", (), "g")).ext == {}
+    assert owner.ask(RequestCode.LOCK_BATCH_MQ, {"laneKeepAlive": "7"}, lock_body("a", "T", (), "g")).ext == {}
     gone(hand, owner)
     hand.advance(899)
     assert owned(other.lane_lock("b")) == []
@@ -201,20 +201,20 @@ def test_signs_of_life_name_no_queues_and_keep_the_trust_up(hand: Running) -> No
     assert owned(other.lane_lock("b")) == [0]
 
 
-def test_who_does_not_say_what_it_trusts_is_answered_as_before(hand: Running) -> None:
+def test_a_member_that_states_no_timeout_is_answered_as_before(hand: Running) -> None:
     ext = {"laneLeaseMillis": "5000"}
     assert hand.talk().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g")).ext == {}
 
 
-def test_a_sign_of_life_from_before_a_restart_is_in_vain(hand: Running) -> None:
+def test_a_keep_alive_from_before_a_restart_is_in_vain(hand: Running) -> None:
     """Also when its sender has taken something since: the serials of two lives are never the same."""
-    ext = {"laneLeaseMillis": "30000", "laneTrustMillis": "800"}
+    ext = {"laneLeaseMillis": "30000", "laneKeepAliveMillis": "800"}
     granted = hand.talk().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g"))
     hand.advance(10)
     hand.restart()
     talk = hand.talk()
-    talk.lane_lock("a", queues=(1,), laneTrustMillis="800")
-    named = {"laneTrusted": granted.ext["laneTrusted"]}
+    talk.lane_lock("a", queues=(1,), laneKeepAliveMillis="800")
+    named = {"laneKeepAlive": granted.ext["laneKeepAlive"]}
     assert talk.ask(RequestCode.LOCK_BATCH_MQ, named, lock_body("a", "T", (), "g")).ext == {}
 
 

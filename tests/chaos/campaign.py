@@ -19,7 +19,7 @@ from lanemq.checker.verdict import Report
 
 QUEUES = 4
 LEASE = (200, 1_500, 2_000)
-"""Milliseconds: renewed every, trusted for, kept by the broker for. Short, so that freezing beyond it is."""
+"""Milliseconds: renewed every, used by the member for, kept by the broker for. Short, so that freezing beyond it is."""
 BROKER: dict[str, Any] = {"default_queues": QUEUES, "member_expiry": 1.0, "recorded": True}
 CONSUMER: dict[str, Any] = {"lease": LEASE, "options": {"heartbeat_every": 0.3, "commit_every": 0.1}}
 PATIENCE = 60.0

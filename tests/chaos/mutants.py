@@ -20,7 +20,7 @@ from lanemq.client.consumer.leases import LockKeeper
 from lanemq.client.consumer.scheduler import LaneBoard
 from lanemq.core.brokering import dedup
 from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
-from lanemq.core.brokering.keep_alive import OwnerTrust
+from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.queue_lease import QueueLease
@@ -87,14 +87,14 @@ def lease_end(patch: Patch) -> None:
     patch(Holding, "may_pull", lambda self, *, now: True)
 
 
-def start_trust(patch: Patch) -> None:
+def keep_alive_deadline(patch: Patch) -> None:
     """Member: starts turns as long as its lease lasts, however long ago the broker has answered."""
     patch(QueueLease, "usable_until", property(lambda self: self._until))
 
 
-def trust_waited_for(patch: Patch) -> None:
+def keep_alive_waited_for(patch: Patch) -> None:
     """Broker: gives the queues of a lost connection away after a fixed time, whatever their owner believes."""
-    patch(OwnerTrust, "until", lambda self, owner, trust, renewed: Millis(0))
+    patch(KeepAlives, "until", lambda self, owner, timeout, renewed: Millis(0))
 
 
 def lease_news(patch: Patch) -> None:
@@ -303,8 +303,8 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         lane_lock,
         drain,
         lease_end,
-        start_trust,
-        trust_waited_for,
+        keep_alive_deadline,
+        keep_alive_waited_for,
         lease_news,
         finished_ranges,
         finished_span,

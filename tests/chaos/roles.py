@@ -37,7 +37,6 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.consuming.retry_policy import HoldKey, HoldQueue
 from lanemq.history import History, Place, open_history
-from lanemq.model.units import Millis
 from lanemq.net.address import parse_address
 
 TOPIC = "orders"
@@ -166,7 +165,7 @@ def consume(settings: dict[str, Any]) -> None:
     history = open_history(Path(settings["history"]), settings["name"], SystemClock().now_ns, role="consumer")
     options = dict(settings["options"])
     if "lease" in settings:
-        options["lease_times"] = LeaseTimes(*map(Millis, settings["lease"]))
+        options["lease_times"] = LeaseTimes(*(each / 1000 for each in settings["lease"]))
     app = App(settings["address"], group=GROUP, history=history, client_id=settings["name"], **options)
     work = settings["work_ms"] / 1000
     sink = Sink(Path(settings["sink"]), history) if "sink" in settings else None

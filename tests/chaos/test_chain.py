@@ -14,7 +14,6 @@ from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.message import Message
 from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.consuming.retry_policy import HoldQueue
-from lanemq.model.units import Millis
 
 
 @pytest.mark.row("A2")
@@ -160,7 +159,7 @@ def test_a_handler_can_wait_for_what_must_come_first(town: Town) -> None:
 def test_after_a_close_the_rival_owns_everything_within_a_second(town: Town) -> None:
     """A second of work, that is, however long a busy machine takes for it: no lease and no timer ends in time."""
     town.producer.send(TOPIC, 0, key="k")
-    slow = {"lease_times": LeaseTimes(Millis(1_000), Millis(50_000), Millis(60_000)), "rebalance_every": 600}
+    slow = {"lease_times": LeaseTimes(1, 50, 60), "rebalance_every": 600}
     a, b = town.member("a", **slow), town.member("b", **slow)
     until("both have their share", lambda: owns(a, 0) and owns(b, 3))
     a.stop()

@@ -16,7 +16,7 @@ from lanemq.checker.verdict import Verdict
 pytestmark = pytest.mark.slow
 
 LEASE = (200, 1_500, 2_000)
-"""Milliseconds: renewed every, trusted for, kept by the broker for."""
+"""Milliseconds: renewed every, used by the member for, kept by the broker for."""
 QUICK = {"heartbeat_every": 0.3, "commit_every": 0.02}
 
 

@@ -10,7 +10,9 @@ from lanemq.checker.verdict import Verdict
 pytestmark = pytest.mark.slow
 
 LONG_LEASE = (1_000, 50_000, 60_000)
-"""Milliseconds: renewed every, trusted for, kept by the broker for. So long that its end cannot be what helps."""
+"""Milliseconds: renewed every, used by the member for, kept by the broker for.
+
+So long that its end cannot be what helps."""
 TAKE_OVER_SECONDS = 30.0
 """The broker sees the connection end and waits for a moment; the rest is how busy the machine is, and the time of a
 quiet one is told by `benchmarks.lanes_kill`."""

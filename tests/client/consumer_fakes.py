@@ -58,8 +58,8 @@ class FakeBroker:
         self.queues = queues
         self.lane = lane
         self.locks = LockTable(60_000)
-        self.trusts = True
-        """False: a broker of an earlier version, which knows of no trust."""
+        self.waits_for_keep_alives = True
+        """False: a broker of an earlier version, which does not wait for keep-alives."""
         self.offsets: dict[MessageQueue, int] = {}
         self.finished: dict[MessageQueue, FinishedRanges] = {}
         self.messages: dict[MessageQueue, list[bytes]] = {each: [] for each in queues}
@@ -113,16 +113,18 @@ class FakeCalls:
         self.broker.note(self.client_id, "members", topic)
         return sorted(self.broker.members)
 
-    async def alive(self, topic: str, broker: str, serial: int) -> bool:
-        self.broker.note(self.client_id, "alive", (broker, serial))
-        return self.broker.locks.alive(self.client_id, serial, now=self.broker.clock.now())
+    async def keep_alive(self, topic: str, broker: str, serial: int) -> bool:
+        self.broker.note(self.client_id, "keep_alive", (broker, serial))
+        return self.broker.locks.keep_alive(self.client_id, serial, now=self.broker.clock.now())
 
     async def lock(
-        self, broker: str, queues: Any, *, lease: Any, trust: Any = None, finished: bool | None = None
+        self, broker: str, queues: Any, *, lease: Any, keep_alive_timeout: Any = None, finished: bool | None = None
     ) -> dict[MessageQueue, Granted]:
         self.broker.note(self.client_id, "lock", (broker, tuple(queues)))
         now = self.broker.clock.now()
-        grant = self.broker.locks.acquire("g", queues, self.client_id, lease=lease, trust=trust, now=now)
+        grant = self.broker.locks.acquire(
+            "g", queues, self.client_id, lease=lease, keep_alive_timeout=keep_alive_timeout, now=now
+        )
         return {
             each.queue: Granted(
                 Epoch(each.epoch if self.epochs else 0),
@@ -130,7 +132,7 @@ class FakeCalls:
                 self.broker.finished.get(each.queue, NOTHING_FINISHED)
                 if self.epochs and finished
                 else NOTHING_FINISHED,
-                serial=grant.serial if self.epochs and self.broker.trusts else 0,
+                serial=grant.serial if self.epochs and self.broker.waits_for_keep_alives else 0,
             )
             for each in grant.granted
         }

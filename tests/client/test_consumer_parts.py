@@ -20,7 +20,7 @@ from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message, Source, find_key, read_messages
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
-from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.model.units import Epoch, QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
@@ -120,7 +120,7 @@ def test_every_problem_of_the_options_is_told_at_once() -> None:
 
 def test_lease_times_without_a_margin_are_refused() -> None:
     with pytest.raises(InvalidOption, match="lease times"):
-        LeaseTimes(Millis(1_000), Millis(5_000), Millis(5_000))
+        LeaseTimes(1, 5, 5)
 
 
 # --- tags

@@ -130,17 +130,17 @@ def test_a_slow_broker_delays_no_other_brokers_leases() -> None:
             await slowly(name)
             return await lock(name, queues, **asked)
 
-        async def slow_alive(topic: str, name: str, serial: int) -> bool:
+        async def slow_keep_alive(topic: str, name: str, serial: int) -> bool:
             await slowly(name)
-            return await alive(topic, name, serial)
+            return await keep_alive(topic, name, serial)
 
         async def slowly(name: str) -> None:
             if name == "slow":
                 await asyncio.sleep(1)
                 no_answer()
 
-        alive = member.calls.alive
-        member.calls.lock, member.calls.alive = slow_lock, slow_alive  # type: ignore[method-assign]
+        keep_alive = member.calls.keep_alive
+        member.calls.lock, member.calls.keep_alive = slow_lock, slow_keep_alive  # type: ignore[method-assign]
         renewing = asyncio.create_task(member.keeper.run())
         usable = []
         for _ in range(32):
@@ -160,7 +160,7 @@ def test_a_renewed_lease_opens_the_gate_until_its_new_end_counted_from_the_reque
         await beside(member.keeper.run(), 1.1)
         return member.gates[queue(0)]
 
-    assert run_virtual(main) == 1_000 + LANE_TIMES.trust
+    assert run_virtual(main) == 1_000 + LANE_TIMES.keep_alive_timeout_ms
 
 
 @pytest.mark.row("A30")
@@ -271,10 +271,10 @@ def test_a_lost_connection_closes_the_gate_until_the_lease_is_renewed() -> None:
         renewing.cancel()
         return closed, member.gates[queue(0)]
 
-    assert run_virtual(main) == (500, 500 + LANE_TIMES.trust)
+    assert run_virtual(main) == (500, 500 + LANE_TIMES.keep_alive_timeout_ms)
 
 
-def test_signs_of_life_keep_turns_starting_between_renewals() -> None:
+def test_keep_alives_keep_turns_starting_between_renewals() -> None:
     async def main() -> tuple[list[int], list[int], bool]:
         broker = FakeBroker([queue(0)])
         member = Member(broker)
@@ -284,13 +284,13 @@ def test_signs_of_life_keep_turns_starting_between_renewals() -> None:
         usable = member.usable(queue(0))
         await asyncio.sleep(1.0)
         renewing.cancel()
-        return [at for at, *_ in broker.what("alive")], [at for at, *_ in broker.what("lock")], usable
+        return [at for at, *_ in broker.what("keep_alive")], [at for at, *_ in broker.what("lock")], usable
 
     signs = [250, 500, 750, 1_250, 1_500, 1_750]
     assert run_virtual(main) == (signs, [0, 1_000], True)
 
 
-def test_without_answers_turns_pause_when_the_trust_is_over_and_go_on_with_the_next() -> None:
+def test_without_answers_turns_pause_after_the_keep_alive_deadline_and_go_on_with_the_next() -> None:
     """A pause is no loss: the queue stays, and nobody is told."""
 
     async def main() -> tuple[list[bool], list[Any]]:
@@ -300,7 +300,7 @@ def test_without_answers_turns_pause_when_the_trust_is_over_and_go_on_with_the_n
         renewing = asyncio.create_task(member.keeper.run())
         broker.faults.append(no_answer)
         usable = []
-        for pause in (LANE_TIMES.trust - 1, 1, 1_000):
+        for pause in (LANE_TIMES.keep_alive_timeout_ms - 1, 1, 1_000):
             await asyncio.sleep(pause / 1000)
             usable.append(member.usable(queue(0)))
         broker.faults.clear()
@@ -312,7 +312,7 @@ def test_without_answers_turns_pause_when_the_trust_is_over_and_go_on_with_the_n
     assert run_virtual(main) == ([True, False, False, True], [])
 
 
-def test_a_sign_of_life_that_comes_too_late_makes_the_member_renew_at_once() -> None:
+def test_a_keep_alive_that_comes_too_late_makes_the_member_renew_at_once() -> None:
     """The broker has found the connection lost, and the member has not."""
 
     async def main() -> tuple[list[int], bool]:
@@ -327,7 +327,7 @@ def test_a_sign_of_life_that_comes_too_late_makes_the_member_renew_at_once() -> 
 
 
 def test_queues_taken_under_different_serials_are_renewed_together() -> None:
-    """A sign of life speaks for one serial: queues of another would pause."""
+    """A keep-alive speaks for one serial: queues of another would pause."""
 
     async def main() -> list[int]:
         broker = FakeBroker([queue(0), queue(1)])
@@ -341,18 +341,18 @@ def test_queues_taken_under_different_serials_are_renewed_together() -> None:
     assert run_virtual(main) == [1, 1, 2]
 
 
-def test_a_broker_that_knows_of_no_trust_gets_no_signs_of_life() -> None:
+def test_a_broker_that_does_not_wait_for_keep_alives_gets_none() -> None:
     """One of an earlier version: the lease itself counts, as it did there."""
 
     async def main() -> tuple[int, Millis]:
         broker = FakeBroker([queue(0)])
-        broker.trusts = False
+        broker.waits_for_keep_alives = False
         member = Member(broker)
         await member.take(queue(0))
         await beside(member.keeper.run(), 1.5)
-        return len(broker.what("alive")), member.gates[queue(0)]
+        return len(broker.what("keep_alive")), member.gates[queue(0)]
 
-    assert run_virtual(main) == (0, 1_000 + LANE_TIMES.client_lease)
+    assert run_virtual(main) == (0, 1_000 + LANE_TIMES.client_lease_ms)
 
 
 @pytest.mark.row("A55")

@@ -1,4 +1,4 @@
-"""A broker that always takes long to answer: turns go on, within a longer trust that it is told of."""
+"""A broker that always takes long to answer: turns go on, within a longer keep-alive timeout."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ class FarAway(FakeCalls):
         async with self._journey():
             return await super().lock(*args, **named)
 
-    async def alive(self, *args: Any, **named: Any) -> Any:
+    async def keep_alive(self, *args: Any, **named: Any) -> Any:
         async with self._journey():
-            return await super().alive(*args, **named)
+            return await super().keep_alive(*args, **named)
 
     @contextlib.asynccontextmanager
     async def _journey(self) -> AsyncIterator[None]:
@@ -41,7 +41,7 @@ def far_away(broker: FakeBroker) -> tuple[Member, FarAway]:
 
 
 @pytest.mark.parametrize("answer_ms", [100, 390, 500, 850, 1_400])
-def test_a_broker_that_is_always_slow_makes_turns_pause_only_until_it_is_told_of_a_longer_trust(answer_ms: int) -> None:
+def test_a_broker_that_is_always_slow_makes_turns_pause_only_until_it_knows_a_longer_timeout(answer_ms: int) -> None:
     async def main() -> tuple[int, list[Any]]:
         broker = FakeBroker([queue(0)])
         member, far = far_away(broker)
@@ -59,27 +59,27 @@ def test_a_broker_that_is_always_slow_makes_turns_pause_only_until_it_is_told_of
     assert run_virtual(main) == (1_000, [])
 
 
-def test_one_slow_answer_changes_no_trust_and_a_longer_one_is_waited_for_at_the_broker() -> None:
+def test_one_slow_answer_changes_no_timeout_and_a_longer_one_is_waited_for_at_the_broker() -> None:
     async def main() -> tuple[list[Any], Millis]:
         broker = FakeBroker([queue(0)])
         member, far = far_away(broker)
         await member.take(queue(0))
         renewing = asyncio.create_task(member.keeper.run())
-        trusts = []
+        timeouts = []
         for way in (0.4, 0.0, 0.4, 0.4, 0.0):
             far.way = way
             await asyncio.sleep(0.9)
             (holding,) = member.holdings
             assert holding.lease is not None
-            trusts.append(holding.usable_until - holding.lease.asked_at)
+            timeouts.append(holding.usable_until - holding.lease.asked_at)
         renewing.cancel()
         now = broker.clock.now()
         broker.locks.disconnected("me", grace=Millis(0), now=now)
         while not broker.locks.acquire("g", [queue(0)], "other", lease=Millis(5_000), now=now).granted:
             now = Millis(now + 50)
-        return trusts, Millis(now - broker.clock.now())
+        return timeouts, Millis(now - broker.clock.now())
 
-    trusts, waited = run_virtual(main)
-    assert trusts[0] == LANE_TIMES.trust
-    assert trusts[-1] == 3 * 800
+    timeouts, waited = run_virtual(main)
+    assert timeouts[0] == LANE_TIMES.keep_alive_timeout_ms
+    assert timeouts[-1] == 3 * 800
     assert waited > 3 * 800 - 300

@@ -72,14 +72,14 @@ def test_without_a_master_no_lease_is_asked_and_none_granted() -> None:
 def test_a_held_lease_is_not_renewed_elsewhere_while_the_master_is_away() -> None:
     async def main() -> tuple[list[Address], Millis | None]:
         keeper, holdings, wire = keeper_without_master()
-        lease = QueueLease(LANE_TIMES.client_lease)
+        lease = QueueLease(LANE_TIMES.client_lease_ms)
         lease.granted(Epoch(1), asked_at=Millis(0))
         holdings.add(Holding(queue(0), None, Source(queue(0), None, Epoch(1)), lease, LANE_TIMES))  # type: ignore[arg-type]
         await asyncio.sleep(1)
         await keeper.renew()
         return wire.asked, lease.usable_until
 
-    assert run_virtual(main) == ([], LANE_TIMES.client_lease)
+    assert run_virtual(main) == ([], LANE_TIMES.client_lease_ms)
 
 
 # --- a change is told once

@@ -11,7 +11,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
 
 Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
-LANE, TRUST = Millis(5_000), Millis(800)
+LANE, TIMEOUT = Millis(5_000), Millis(800)
 
 
 def at(seconds: float) -> Millis:
@@ -26,9 +26,9 @@ def take(
     queue: MessageQueue = Q0,
     lease: Millis | None = None,
     group: str = "g",
-    trust: Millis = TRUST,
+    timeout: Millis = TIMEOUT,
 ) -> Lease | Refusal:
-    grant = table.acquire(group, [queue], owner, lease=lease, trust=trust, now=now)
+    grant = table.acquire(group, [queue], owner, lease=lease, keep_alive_timeout=timeout, now=now)
     return grant.granted[0] if grant.granted else grant.refused[0]
 
 
@@ -187,7 +187,7 @@ def test_disconnect_never_lengthens_a_lease() -> None:
 
 
 def test_disconnect_leaves_a_stock_lease_alone() -> None:
-    """A stock client trusts its lock for 30 s, connected or not."""
+    """A stock client uses its lock for 30 s, connected or not."""
     table = LockTable()
     take(table, "A", at(0))
     assert table.disconnected("A", grace=at(0), now=at(1)) == ()
@@ -314,7 +314,7 @@ def test_restart_remembers_the_epoch_of_a_released_queue() -> None:
 
 
 def test_restored_lease_of_a_lane_client_obeys_disconnect_when_what_it_was_told_before_is_over() -> None:
-    """How long the owner trusts an answer of the former life is not known here."""
+    """How long the owner relies on an answer of the former life is not known here."""
     table = LockTable()
     table.restore([LeaseRow("g", Q0, "A", Epoch(7), LANE, False)], now=at(0))
     assert table.disconnected("A", grace=at(1), now=at(0)) == ()
@@ -360,7 +360,7 @@ class LockTableMachine(RuleBasedStateMachine):
     def ask(self, owner: str, queues: list[MessageQueue], lease: int | None) -> None:
         before = {queue: self.table.holder("g", queue, now=self.now) for queue in queues}
         wish = None if lease is None else Millis(lease)
-        grant = self.table.acquire("g", queues, owner, lease=wish, trust=TRUST, now=self.now)
+        grant = self.table.acquire("g", queues, owner, lease=wish, keep_alive_timeout=TIMEOUT, now=self.now)
         self._persist(grant.changes)
         answered = [lease.queue for lease in grant.granted] + [refusal.queue for refusal in grant.refused]
         assert sorted(answered) == sorted(queues)

@@ -22,7 +22,7 @@ def test_partitioned_client_stops_before_the_broker_grants_again() -> None:
     assert held.usable(now=Millis(29_999))
     assert not held.usable(now=Millis(30_000))
     assert held.usable_until is not None
-    assert held.usable_until < ROCKETMQ_TIMES.broker_lease
+    assert held.usable_until < ROCKETMQ_TIMES.broker_lease_ms
 
 
 @pytest.mark.row("A43")
@@ -36,10 +36,10 @@ def test_partitioned_client_stops_before_the_broker_grants_again() -> None:
 def test_never_usable_when_the_broker_may_grant_to_another(
     asked_at: int, delay: int, now: int, renew: int, more: tuple[int, int]
 ) -> None:
-    times = LeaseTimes(Millis(renew), Millis(renew + more[0]), Millis(renew + sum(more)))
-    held = QueueLease(times.client_lease)
+    times = LeaseTimes(renew / 1000, (renew + more[0]) / 1000, (renew + sum(more)) / 1000)
+    held = QueueLease(times.client_lease_ms)
     held.granted(Epoch(1), asked_at=Millis(asked_at))
-    broker_may_regrant_at = asked_at + delay + times.broker_lease
+    broker_may_regrant_at = asked_at + delay + times.broker_lease_ms
     assert not (held.usable(now=Millis(now)) and now >= broker_may_regrant_at)
 
 
@@ -47,9 +47,9 @@ def test_never_usable_when_the_broker_may_grant_to_another(
 @pytest.mark.parametrize("times", [ROCKETMQ_TIMES, LANE_TIMES])
 def test_broker_keeps_the_lease_over_two_lost_renewals(times: LeaseTimes) -> None:
     """The third renewal arrives in time, and says that nobody else was owner."""
-    assert 3 * times.renew_every <= times.broker_lease
-    held = lease(client_lease=times.client_lease)
-    assert held.granted(Epoch(1), asked_at=Millis(3 * times.renew_every)) is Grant.RENEWED
+    assert 3 * times.renew_every_ms <= times.broker_lease_ms
+    held = lease(client_lease=times.client_lease_ms)
+    assert held.granted(Epoch(1), asked_at=Millis(3 * times.renew_every_ms)) is Grant.RENEWED
 
 
 def test_refused_or_lost_lease_is_unusable_at_once() -> None:
@@ -100,40 +100,40 @@ def test_lease_after_a_loss_is_new() -> None:
 )
 def test_times_that_break_ownership_are_refused(times: tuple[int, int, int], names: str) -> None:
     with pytest.raises(InvalidOption, match=names):
-        LeaseTimes(*map(Millis, times))
+        LeaseTimes(*(each / 1000 for each in times))
 
 
-def test_signs_of_life_that_are_rarer_than_the_trust_are_refused() -> None:
-    with pytest.raises(InvalidOption, match="show_every"):
-        LeaseTimes(Millis(1_000), Millis(3_000), Millis(5_000), trust=Millis(250), show_every=Millis(250))
+def test_keep_alives_that_are_rarer_than_the_timeout_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="keep_alive_every"):
+        LeaseTimes(1, 3, 5, keep_alive_timeout=0.25, keep_alive_every=0.25)
 
 
-def test_the_trust_is_never_longer_than_the_lease_is_trusted() -> None:
-    assert LeaseTimes(Millis(150), Millis(700), Millis(1_400)).start_trust == 700
+def test_the_keep_alive_timeout_is_never_longer_than_the_lease() -> None:
+    assert LeaseTimes(0.15, 0.7, 1.4).keep_alive_timeout_ms == 700
 
 
-def test_turns_start_within_the_trust_and_signs_of_life_lengthen_it_up_to_the_lease() -> None:
+def test_turns_start_before_the_keep_alive_deadline_which_keep_alives_move_up_to_the_end_of_the_lease() -> None:
     held = QueueLease(Millis(3_000))
-    held.granted(Epoch(1), asked_at=Millis(0), trust=Millis(800), serial=7)
+    held.granted(Epoch(1), asked_at=Millis(0), keep_alive_timeout=Millis(800), serial=7)
     assert held.usable_until == 800
-    held.trusted(7, asked_at=Millis(500))
+    held.kept_alive(7, asked_at=Millis(500))
     assert held.usable_until == 1_300
-    held.trusted(8, asked_at=Millis(900))
+    held.kept_alive(8, asked_at=Millis(900))
     assert held.usable_until == 1_300, "another grant was meant"
-    held.trusted(7, asked_at=Millis(2_900))
+    held.kept_alive(7, asked_at=Millis(2_900))
     assert held.usable_until == 3_000
 
 
-def test_a_trust_that_ran_out_is_no_loss() -> None:
+def test_a_keep_alive_deadline_that_passed_is_no_loss() -> None:
     held = QueueLease(Millis(3_000))
-    held.granted(Epoch(1), asked_at=Millis(0), trust=Millis(800), serial=7)
+    held.granted(Epoch(1), asked_at=Millis(0), keep_alive_timeout=Millis(800), serial=7)
     assert not held.usable(now=Millis(800))
-    assert held.granted(Epoch(1), asked_at=Millis(9_000), trust=Millis(800), serial=9) is Grant.RENEWED
+    assert held.granted(Epoch(1), asked_at=Millis(9_000), keep_alive_timeout=Millis(800), serial=9) is Grant.RENEWED
     assert held.usable(now=Millis(9_799))
 
 
 def test_without_a_serial_the_lease_itself_counts() -> None:
-    """A broker that knows of no trust does not wait for its end."""
+    """A broker that gives no serial does not wait for keep-alives."""
     held = QueueLease(Millis(3_000))
-    held.granted(Epoch(1), asked_at=Millis(0), trust=Millis(800))
+    held.granted(Epoch(1), asked_at=Millis(0), keep_alive_timeout=Millis(800))
     assert held.usable_until == 3_000

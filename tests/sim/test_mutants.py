@@ -60,9 +60,11 @@ CASES = {
     "epoch at commit": Case(mutants.epoch_check, ("process frozen",), ("C3",), BUSY),
     "one owner": Case(mutants.broker_lock, ("member leaves",), ("C1", "C2", "B5"), BUSY),
     "end of the lease": Case(mutants.lease_end, ("process frozen", "path blocked"), ("C5", "B5"), BUSY),
-    "turns start within the trust": Case(mutants.start_trust, ("connection swallowed",), ("was granted", "C5"), BUSY),
-    "the broker waits for the trust": Case(
-        mutants.trust_waited_for, ("connection swallowed",), ("was granted", "C5"), BUSY
+    "turns start before the keep-alive deadline": Case(
+        mutants.keep_alive_deadline, ("connection swallowed",), ("was granted", "C5"), BUSY
+    ),
+    "the broker waits for the keep-alive deadline": Case(
+        mutants.keep_alive_waited_for, ("connection swallowed",), ("was granted", "C5"), BUSY
     ),
     "one turn per lane": Case(mutants.lane_lock, (), ("B",), BUSY),
     "drained before unlocked": Case(mutants.drain, ("member leaves",), ("gave queue",), BUSY),

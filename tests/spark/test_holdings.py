@@ -30,7 +30,7 @@ def test_a_batch_reads_what_is_owned_from_the_groups_offset_on(holdings: Holding
 
 
 def test_a_lease_that_ran_out_gives_no_claim(holdings: Holdings) -> None:
-    assert holdings.take([A, B], now=LANE_TIMES.client_lease) == {}
+    assert holdings.take([A, B], now=LANE_TIMES.client_lease_ms) == {}
 
 
 def test_a_busy_queue_is_not_given_back_before_its_batch_is_done(holdings: Holdings) -> None:

@@ -218,7 +218,7 @@ class LeaseEvent(Event, kw_only=True):
 
 
 class LeaseGranted(LeaseEvent, tag="lease_granted"):
-    """`until` is when the writer stops trusting the lease; 0 when it does not say."""
+    """`until` is when the writer stops using the lease; 0 when it does not say."""
 
     until: int = 0
     asked: int = 0

@@ -151,7 +151,7 @@ class GroupQueue:
     cut_epoch: int = 0
     """The newest epoch whose lease the broker shortened: its member's connection was lost."""
     untils: dict[int, int] = field(default_factory=dict)
-    """Epoch to the time until which its member trusts it."""
+    """Epoch to the time until which its member uses it."""
 
     def lane(self, key: str) -> Lane:
         lane = self.lanes.get(key)

@@ -251,8 +251,8 @@ class LockHeader(Header, frozen=True, kw_only=True):
 
     lane_lease_millis: Int64 | None = None
     lane_finished: bool | None = None
-    lane_trust_millis: Int64 | None = None
-    lane_trusted: Int64 | None = None
+    lane_keep_alive_millis: Int64 | None = None
+    lane_keep_alive: Int64 | None = None
 
 
 class ParkHeader(Header, frozen=True, kw_only=True):

@@ -13,12 +13,12 @@ LANE_EPOCH: Final = "laneEpoch"
 """Epoch of the lease under which the sender acts; the broker refuses a stale one."""
 LANE_LEASE_MILLIS: Final = "laneLeaseMillis"
 """How long a lease is asked for (LOCK_BATCH_MQ)."""
-LANE_TRUST_MILLIS: Final = "laneTrustMillis"
+LANE_KEEP_ALIVE_MILLIS: Final = "laneKeepAliveMillis"
 """How long the sender starts turns after this request, if it is granted (LOCK_BATCH_MQ)."""
-LANE_TRUSTED: Final = "laneTrusted"
-"""In the answer to a lock request: the broker goes by the sender's trust, and the grant has this serial. In a lock
-request that names no queues: a sign of life, which refreshes the trust in everything that was granted under the serial.
-In its answer: it did; without it, leases must be renewed."""
+LANE_KEEP_ALIVE: Final = "laneKeepAlive"
+"""In the answer to a lock request: the broker waits for the sender's keep-alive timeout, and the grant has this
+serial. In a lock request that names no queues: a keep-alive, which moves the deadline of everything granted under the
+serial. In its answer: it did; without it, leases must be renewed."""
 LANE_MAX_BYTES: Final = "laneMaxBytes"
 """Most bytes of messages in the answer to a pull."""
 LANE_DUPLICATE: Final = "laneDuplicate"

@@ -28,7 +28,7 @@ from lanemq.wire.bodies import LaneLease, LaneRefusal, LockRequest, LockResponse
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import LockHeader
-from lanemq.wire.lane_fields import LANE_EPOCH, LANE_TRUSTED
+from lanemq.wire.lane_fields import LANE_EPOCH, LANE_KEEP_ALIVE
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ MAX_NAME_CHARS = 255
 MAX_QUEUE_ID = 2**31 - 1
 MAX_FINISHED_CHARS = 4 * 1024 * 1024
 """Characters of finished ranges in one answer: together with the queues' names it must stay within a frame."""
-EARLIER_LEASE, EARLIER_TRUST = Millis(5_000), Millis(3_000)
-"""Of LaneMQ members that do not say how long they trust their leases: their usual times."""
+EARLIER_LEASE, EARLIER_KEEP_ALIVE = Millis(5_000), Millis(3_000)
+"""Lease and keep-alive timeout of LaneMQ members that state no timeout."""
 _NO_QUEUES = LockResponse().encode()
 _NUMBER = re.compile("[0-9]{1,18}")
 """Of an epoch. Python calls more a digit than it can read as a number."""
@@ -64,8 +64,8 @@ class LockHandler:
         body = _decode(request.body)
         header = LockHeader.from_ext(request.ext)
         wish = header.lane_lease_millis
-        if header.lane_trusted is not None:
-            self._sign_of_life(peer, request, body.client_id, header.lane_trusted)
+        if header.lane_keep_alive is not None:
+            self._keep_alive(peer, request, body.client_id, header.lane_keep_alive)
             return
         queues = [queue for queue in (each.queue for each in body.mq_set) if self._exists(queue)]
         grant = self._parts.locks.acquire(
@@ -73,7 +73,7 @@ class LockHandler:
             queues,
             body.client_id,
             lease=self._lease(wish),
-            trust=_trust(header),
+            keep_alive_timeout=_keep_alive_timeout(header),
             now=self._parts.clock.now(),
         )
         group = body.consumer_group
@@ -92,14 +92,14 @@ class LockHandler:
         def saved() -> None:
             if self._parts.recording.on:
                 self._parts.recording.locked(group, [self._as_it_is(group, each, new) for each in grant.granted])
-            answer(peer, request, {} if header.lane_trust_millis is None else _trusted(grant.serial), reply)
+            answer(peer, request, {} if header.lane_keep_alive_millis is None else _serial_field(grant.serial), reply)
 
         self._save(rows, saved, lambda error: answer_error(peer, request, error))
 
-    def _sign_of_life(self, peer: Peer, request: Command, client_id: str, serial: int) -> None:
+    def _keep_alive(self, peer: Peer, request: Command, client_id: str, serial: int) -> None:
         """One small request for any number of queues."""
-        alive = self._parts.locks.alive(client_id, serial, now=self._parts.clock.now())
-        answer(peer, request, _trusted(serial) if alive else {}, _NO_QUEUES)
+        alive = self._parts.locks.keep_alive(client_id, serial, now=self._parts.clock.now())
+        answer(peer, request, _serial_field(serial) if alive else {}, _NO_QUEUES)
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
         """A grant for the history, which counts from when it is on disk: one that a crash took was never given.
@@ -231,16 +231,16 @@ def _decode(data: bytes) -> LockRequest:
     return body
 
 
-def _trust(header: LockHeader) -> Millis | None:
+def _keep_alive_timeout(header: LockHeader) -> Millis | None:
     """None: the whole lease. A stock client's lock does not end early, so it needs none."""
-    wish, trust = header.lane_lease_millis, header.lane_trust_millis
-    if wish is None or trust is None:
-        return EARLIER_TRUST if wish == EARLIER_LEASE else None
-    return Millis(max(trust, 0))
+    wish, timeout = header.lane_lease_millis, header.lane_keep_alive_millis
+    if wish is None or timeout is None:
+        return EARLIER_KEEP_ALIVE if wish == EARLIER_LEASE else None
+    return Millis(max(timeout, 0))
 
 
-def _trusted(serial: int) -> dict[str, str]:
-    return {LANE_TRUSTED: str(serial)} if serial else {}
+def _serial_field(serial: int) -> dict[str, str]:
+    return {LANE_KEEP_ALIVE: str(serial)} if serial else {}
 
 
 def _epoch(text: str | None) -> Epoch | None:

@@ -57,7 +57,7 @@ class Granted(NamedTuple):
     parked: int = 0
     """Changes when people change parked lanes of the queue; 0: there are none."""
     serial: int = 0
-    """Names the grant in signs of life; 0: the broker knows of no trust."""
+    """Names the grant in keep-alives; 0: the broker does not wait for keep-alives."""
 
 
 class Pulled(NamedTuple):
@@ -100,16 +100,18 @@ class ConsumerCalls:
         queues: Sequence[MessageQueue],
         *,
         lease: Millis | None,
-        trust: Millis | None = None,
+        keep_alive_timeout: Millis | None = None,
         finished: bool | None = None,
     ) -> dict[MessageQueue, Granted]:
-        """Those of the queues that are ours now. `lease`, `trust` and `finished` are asked of LaneMQ brokers only.
+        """Locks the queues and returns those that are granted. The options are sent to LaneMQ brokers only.
 
-        With `finished=None` we will work from the offset on, and the broker forgets what is finished above it.
+        With `finished=None` the member works from the offset on, and the broker forgets what is finished above it.
         """
         header = LockHeader(lane_lease_millis=lease)
         if lease is not None:
-            header = LockHeader(lane_lease_millis=lease, lane_finished=finished, lane_trust_millis=trust)
+            header = LockHeader(
+                lane_lease_millis=lease, lane_finished=finished, lane_keep_alive_millis=keep_alive_timeout
+            )
         ext = header.to_ext()
         body = self._lock_request(queues).encode()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=body)
@@ -119,9 +121,9 @@ class ConsumerCalls:
         serial = _serial(reply)
         return {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
 
-    async def alive(self, topic: str, broker: str, serial: int) -> bool:
-        """A sign of life for all leases that were granted under the serial; whether the broker goes by it."""
-        ext = LockHeader(lane_trusted=serial).to_ext()
+    async def keep_alive(self, topic: str, broker: str, serial: int) -> bool:
+        """A keep-alive for all leases that were granted under the serial; whether the broker goes by it."""
+        ext = LockHeader(lane_keep_alive=serial).to_ext()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
         return _serial(await self._request(self.address(topic, broker), command, self._lock_timeout)) == serial
 
@@ -236,7 +238,7 @@ def _granted(lease: LaneLease | None, serial: int) -> Granted:
 
 
 def _serial(reply: Command) -> int:
-    return LockHeader.from_ext(reply.ext).lane_trusted or 0
+    return LockHeader.from_ext(reply.ext).lane_keep_alive or 0
 
 
 def _queue_header(queue: MessageQueue) -> QueueHeader:

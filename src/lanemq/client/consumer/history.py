@@ -33,7 +33,7 @@ def recorded_plan(plan: StationPlan, group: str, history: History, clock: Clock)
 
 
 class TurnRecorder:
-    """Writes begins and ends of one group's turns; `clock` is the one by which the member trusts its leases."""
+    """Writes begins and ends of one group's turns; `clock` is the one by which the member judges its leases."""
 
     def __init__(self, group: str, history: History, clock: Clock, *, keyed: bool = True) -> None:
         self._keyed = keyed

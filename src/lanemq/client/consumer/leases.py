@@ -7,10 +7,10 @@ asking, and what follows from the answers:
 - left out of the answer: another member owns the queue, so it is dropped at once, uncommitted;
 - no answer: nothing. The lease ends by itself at the time it always would have.
 
-Between renewals small signs of life keep up the trust in which turns start, where the broker waits for them. Without an
-answer to those, turns pause: nothing is lost and nothing is told, since a busy moment is no news. Every broker has a
-loop of its own, so a slow one makes nobody else's turns pause (A28). A broker that is slow for more than a moment is
-told of a longer trust, or turns would pause between its answers for as long as it is slow.
+Between renewals, small keep-alive requests move the deadline before which turns start, where the broker waits for it.
+Without an answer turns pause and nothing is lost or logged. Each broker has its own loop, so a slow one does not make
+turns on other brokers pause (A28). A broker that is slow for more than a moment is
+told of a longer keep-alive timeout, or turns would pause between its answers for as long as it is slow.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 FIRST_RENEWAL_MS = Millis(1_000)
 """RocketMQ's ConsumeMessageOrderlyService."""
 
-ANSWERS_IN_A_TRUST = 3
+ANSWERS_IN_A_TIMEOUT = 3
 """One is on its way, one is missing its moment, and one is to spare."""
 
 Gate = Callable[[Holding, Millis], None]
@@ -45,23 +45,23 @@ class _Pace:
         self.called = asyncio.Event()
         self.urgent = False
         """The connection was lost: renew at once."""
-        self.show_every: Millis | None = None
-        """None: no lease there needs signs of life."""
-        self._trust = self._before = Millis(0)
+        self.keep_alive_every: Millis | None = None
+        """None: no lease there needs keep-alives."""
+        self._timeout = self._before = Millis(0)
 
     def answered(self, after: Millis) -> bool:
-        """An answer took so long; whether that asks for more trust. One slow answer is an accident, two are not.
+        """Records how long an answer took; true if two slow ones in a row call for a longer keep-alive timeout.
 
         It only grows: the broker goes by what it was told last, and cannot know until when less counts here.
         """
         slow, self._before = min(after, self._before), after
-        grown = Millis(ANSWERS_IN_A_TRUST * slow)
-        more, self._trust = grown > self._trust, max(grown, self._trust)
+        grown = Millis(ANSWERS_IN_A_TIMEOUT * slow)
+        more, self._timeout = grown > self._timeout, max(grown, self._timeout)
         return more
 
-    def trust(self, times: LeaseTimes) -> Millis:
+    def keep_alive_timeout(self, times: LeaseTimes) -> Millis:
         """For how long turns start after a request to this broker."""
-        return min(times.client_lease, max(times.start_trust, self._trust))
+        return min(times.client_lease_ms, max(times.keep_alive_timeout_ms, self._timeout))
 
 
 class LockKeeper:
@@ -104,14 +104,14 @@ class LockKeeper:
 
         `finished`: whether we leave out what former owners finished above the offset; else the broker forgets it.
         """
-        asked_at, trust = self._clock.now(), self._pace(broker).trust(times)
-        granted = await self._lock(broker, queues, times, trust, lane=lane, finished=True if finished else None)
+        asked_at, timeout = self._clock.now(), self._pace(broker).keep_alive_timeout(times)
+        granted = await self._lock(broker, queues, times, timeout, lane=lane, finished=True if finished else None)
         leases = {}
         for queue in queues:
             answer = granted.get(queue)
             if answer is not None:
-                lease = QueueLease(times.client_lease)
-                lease.granted(answer.epoch, asked_at=asked_at, trust=trust, serial=answer.serial)
+                lease = QueueLease(times.client_lease_ms)
+                lease.granted(answer.epoch, asked_at=asked_at, keep_alive_timeout=timeout, serial=answer.serial)
                 leases[queue] = (lease, answer)
         return leases
 
@@ -142,12 +142,12 @@ class LockKeeper:
         renew_at = Millis(self._clock.now() + FIRST_RENEWAL_MS)
         asked_at = self._clock.now()
         while True:
-            due = renew_at if pace.show_every is None else min(renew_at, Millis(asked_at + pace.show_every))
+            due = renew_at if pace.keep_alive_every is None else min(renew_at, Millis(asked_at + pace.keep_alive_every))
             if await self._called(pace, Millis(due - self._clock.now())) and not pace.urgent:
-                continue  # there are leases that need signs of life, or none any more
+                continue  # there are leases that need keep-alives, or none any more
             asked_at = self._clock.now()
             try:
-                if pace.urgent or asked_at >= renew_at or not await self._show(broker):
+                if pace.urgent or asked_at >= renew_at or not await self._keep_alive(broker):
                     pace.urgent = False
                     asked_at = self._clock.now()
                     renew_at = Millis(asked_at + self._renew_every())
@@ -155,34 +155,34 @@ class LockKeeper:
             except Exception:
                 log.exception("renewing leases failed; the next renewal follows as planned")
 
-    async def _show(self, broker: str) -> bool:
-        """A sign of life to a broker; false if leases there must be renewed first."""
+    async def _keep_alive(self, broker: str) -> bool:
+        """A keep-alive to a broker; false if leases there must be renewed first."""
         held = self._holdings.at_broker(broker)
         serials = {holding.lease.serial for holding in held if holding.lease is not None}
         if len(serials) != 1 or 0 in serials:
             return not serials
         asked_at, serial = self._clock.now(), serials.pop()
         try:
-            if not await self._calls.alive(held[0].queue.topic, broker, serial):
+            if not await self._calls.keep_alive(held[0].queue.topic, broker, serial):
                 return False
         except LaneError as error:
-            log.debug("no answer to a sign of life at %s, the renewal follows as planned: %s", broker, error)
+            log.debug("no answer to a keep-alive at %s, the renewal follows as planned: %s", broker, error)
             return True
         self._answered(broker, asked_at, held[0].times)
         for holding in held:
             if not holding.released and holding.lease is not None:
-                holding.lease.trusted(serial, asked_at=asked_at)
+                holding.lease.kept_alive(serial, asked_at=asked_at)
                 self._gate(holding, holding.usable_until)
         return True
 
     def _answered(self, broker: str, asked_at: Millis, times: LeaseTimes) -> None:
         pace, after = self._pace(broker), Millis(self._clock.now() - asked_at)
-        before = pace.trust(times)
-        if pace.answered(after) and pace.trust(times) > before:
+        before = pace.keep_alive_timeout(times)
+        if pace.answered(after) and pace.keep_alive_timeout(times) > before:
             log.warning(
                 "%s takes %d ms to answer: from the next renewal on turns start within %d ms of a request instead of "
                 "%d, and if this member is killed, its queues wait as long",
-                broker, after, pace.trust(times), before,
+                broker, after, pace.keep_alive_timeout(times), before,
             )  # fmt: skip
 
     async def _lock(
@@ -190,19 +190,19 @@ class LockKeeper:
         broker: str,
         queues: Sequence[MessageQueue],
         times: LeaseTimes,
-        trust: Millis,
+        timeout: Millis,
         *,
         lane: bool,
         finished: bool | None,
     ) -> dict[MessageQueue, Granted]:
-        asked_at, lease, told = self._clock.now(), times.broker_lease if lane else None, trust if lane else None
-        granted = await self._calls.lock(broker, queues, lease=lease, trust=told, finished=finished)
+        asked_at, lease, told = self._clock.now(), times.broker_lease_ms if lane else None, timeout if lane else None
+        granted = await self._calls.lock(broker, queues, lease=lease, keep_alive_timeout=told, finished=finished)
         if granted:
             self._answered(broker, asked_at, times)
-            show_every = times.show_every if any(each.serial for each in granted.values()) else None
+            keep_alive_every = times.keep_alive_every_ms if any(each.serial for each in granted.values()) else None
             pace = self._pace(broker)
-            if pace.show_every != show_every:
-                pace.show_every = show_every
+            if pace.keep_alive_every != keep_alive_every:
+                pace.keep_alive_every = keep_alive_every
                 pace.called.set()
         return granted
 
@@ -216,25 +216,25 @@ class LockKeeper:
         if not held:
             return
         queues, first = [each.queue for each in held], held[0]
-        asked_at, trust = self._clock.now(), self._pace(broker).trust(first.times)
+        asked_at, timeout = self._clock.now(), self._pace(broker).keep_alive_timeout(first.times)
         try:
             # The finished ranges are known here already; asking for none at all would make the broker forget them.
-            granted = await self._lock(broker, queues, first.times, trust, lane=first.lane, finished=False)
+            granted = await self._lock(broker, queues, first.times, timeout, lane=first.lane, finished=False)
         except LaneError as error:
             self._rate_limited.warn(broker, f"leases at {broker} could not be renewed, they end as planned: {error}")
             return
         for holding in held:
             if not holding.released:
-                self._settle(holding, granted.get(holding.queue), asked_at, trust)
+                self._settle(holding, granted.get(holding.queue), asked_at, timeout)
 
-    def _settle(self, holding: Holding, answer: Granted | None, asked_at: Millis, trust: Millis) -> None:
+    def _settle(self, holding: Holding, answer: Granted | None, asked_at: Millis, timeout: Millis) -> None:
         lease = holding.lease
         assert lease is not None
         if answer is None:
             lease.refused()
             self._lose(holding, "the broker gave it to another member")
             return
-        match lease.granted(answer.epoch, asked_at=asked_at, trust=trust, serial=answer.serial):
+        match lease.granted(answer.epoch, asked_at=asked_at, keep_alive_timeout=timeout, serial=answer.serial):
             case Grant.RENEWED if lease.usable_until is not None:
                 self._gate(holding, lease.usable_until)
                 self.parked(holding, answer.parked)
@@ -242,7 +242,7 @@ class LockKeeper:
                 self._lose(holding, "another member may have owned it meanwhile")
 
     def _renew_every(self) -> Millis:
-        return min((each.times.renew_every for each in self._holdings if each.lease), default=FIRST_RENEWAL_MS)
+        return min((each.times.renew_every_ms for each in self._holdings if each.lease), default=FIRST_RENEWAL_MS)
 
     async def _called(self, pace: _Pace, most: Millis) -> bool:
         """Waits at most so long; whether somebody called."""

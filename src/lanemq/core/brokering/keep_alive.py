@@ -1,22 +1,23 @@
-"""Until when owners of leases go on starting turns, as far as the broker can know.
+"""Until when lease owners may start turns, as far as the broker can know.
 
-A lease is cut short when its owner's connection is lost. The owner may not hear of that: a middlebox tells one side
-only, or its goodbye gets lost. So an owner says how long after a request it starts turns (its trust), and refreshes
-that by signs of life, which name no queues and lengthen no lease. The rule guarded here: nothing is given away
-before the trust of the last request that was answered with yes is over.
+The broker cuts a lease short when its owner's connection is lost. The owner may not notice the loss: a middlebox may
+close one side only. So an owner states for how long after a request it starts turns (its keep-alive timeout), and
+refreshes that with keep-alive requests, which name no queues and extend no lease.
 
-A grant comes with its owner's serial, which changes whenever leases of that owner were cut short. A sign of life names
-the serial and speaks only for what was granted under it: what was cut is trusted again when it was renewed, not before.
+Invariant: no queue is granted to another owner before the keep-alive deadline of the last confirmed request has passed.
+
+A grant carries its owner's serial, which changes whenever leases of that owner were cut short. A keep-alive names the
+serial and covers only what was granted under it: a lease that was cut must be renewed first.
 """
 
 from lanemq.model.units import Millis
 
 MARGIN = 8
-"""An eighth of the trust is waited in addition: clocks that run 6 % too fast or too slow do no harm."""
+"""The broker waits an eighth of the timeout longer: clocks that run 6 % too fast or too slow do no harm."""
 
 
-class OwnerTrust:
-    """Serials and signs of life, by owner. No serial comes back, so every life of a broker needs another `first`."""
+class KeepAlives:
+    """Serials and last keep-alives, by owner. Serials are never reused, so each broker start needs another `first`."""
 
     def __init__(self, first: int = 1) -> None:
         self._newest = first
@@ -24,28 +25,28 @@ class OwnerTrust:
         self._seen: dict[str, Millis] = {}
 
     def serial(self, owner: str) -> int:
-        """Under which the owner is granted something now."""
+        """The serial under which the owner's grants are made now."""
         return self._serials.setdefault(owner, self._newest)
 
-    def alive(self, owner: str, serial: int, *, now: Millis) -> bool:
-        """A sign of life; whether the owner may go on for another trust, in what it has under that serial."""
+    def keep_alive(self, owner: str, serial: int, *, now: Millis) -> bool:
+        """Records a keep-alive; false if leases of this owner were cut since it was granted them under the serial."""
         if self._serials.get(owner) != serial:
             return False
         self._seen[owner] = now
         return True
 
-    def until(self, owner: str, trust: Millis, renewed: Millis) -> Millis:
-        """When the owner certainly starts nothing any more in a queue whose renewals alone say `renewed`."""
+    def until(self, owner: str, timeout: Millis, renewed: Millis) -> Millis:
+        """When the owner certainly starts no more turns in a queue whose renewals alone say `renewed`."""
         seen = self._seen.get(owner)
-        return renewed if seen is None else max(renewed, trust_end(seen, trust))
+        return renewed if seen is None else max(renewed, keep_alive_deadline(seen, timeout))
 
     def cut(self, owner: str) -> None:
-        """Leases of the owner end earlier than it believes."""
+        """Voids the owner's serial: its leases end earlier than it assumes."""
         self._newest += 1
         self._serials[owner] = self._newest
 
     def forget(self, owner: str) -> None:
-        """It owns nothing any more."""
+        """Removes an owner that has no leases left."""
         self._serials.pop(owner, None)
         self._seen.pop(owner, None)
 
@@ -53,6 +54,6 @@ class OwnerTrust:
         return {*self._serials, *self._seen}
 
 
-def trust_end(heard: Millis, trust: Millis) -> Millis:
-    """When a trust is over that was refreshed by a request heard then."""
-    return Millis(heard + trust + trust // MARGIN)
+def keep_alive_deadline(heard: Millis, timeout: Millis) -> Millis:
+    """When an owner that was last heard at `heard` certainly starts no more turns."""
+    return Millis(heard + timeout + timeout // MARGIN)

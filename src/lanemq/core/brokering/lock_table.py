@@ -12,9 +12,9 @@ When the epoch grows:
   4. a deleted topic's leases are forgotten (`forget_topic`), but not how high they were: whoever takes a queue of
      a new topic of that name gets a higher epoch than anybody had in the old one.
 
-A lease is live while `now < expires_at`. Stock RocketMQ clients trust their lock for 30 s without asking, so
+A lease is live while `now < expires_at`. Stock RocketMQ clients use their lock for 30 s without asking, so
 theirs lives 60 s and survives a lost connection. LaneMQ clients ask for the lease they want, and it ends early
-when their connection is gone, but not before they certainly start nothing any more (`owner_trust`).
+when their connection is gone, but not before they certainly start nothing any more (`keep_alive`).
 
 The table does not know connections, topics or disks. `LockGrant.changes` must be on disk before the answer
 leaves: an epoch that was answered and then forgotten could be given out twice.
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple, TypeAlias
 
-from lanemq.core.brokering.keep_alive import OwnerTrust, trust_end
+from lanemq.core.brokering.keep_alive import KeepAlives, keep_alive_deadline
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis
@@ -75,7 +75,7 @@ class LockGrant(NamedTuple):
     changes: tuple[LeaseRow, ...]
     """To be persisted before the answer is sent. Empty for a plain renewal."""
     serial: int = 0
-    """To be named in signs of life (`owner_trust`)."""
+    """To be named in keep-alives (`keep_alive`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ class _Entry:
     """
 
     __slots__ = (
-        "epoch", "expires_at", "group", "lease_ms", "owner", "queue", "stock", "trust", "trusted_until", "wake_at",
+        "epoch", "expires_at", "group", "keep_alive_deadline", "keep_alive_timeout", "lease_ms",
+        "owner", "queue", "stock", "wake_at",
     )  # fmt: skip
 
     def __init__(self, group: str, queue: MessageQueue, epoch: Epoch) -> None:
@@ -119,10 +120,10 @@ class _Entry:
         self.expires_at = Millis(0)
         self.lease_ms = Millis(0)
         self.stock = False
-        self.trust = Millis(0)
+        self.keep_alive_timeout = Millis(0)
         """How long the owner starts turns after a request."""
-        self.trusted_until = Millis(0)
-        """It starts none after this, signs of life apart. Never moves back while the owner stays the same."""
+        self.keep_alive_deadline = Millis(0)
+        """It starts none after this, keep-alives apart. Never moves back while the owner stays the same."""
         self.wake_at: Millis | None = None
         """When the table looks at this lease next, never after `expires_at`; None once its end was told."""
 
@@ -146,7 +147,7 @@ class LockTable:
         self._groups: dict[str, dict[MessageQueue, _Entry]] = {}
         # Exactly the entries whose `owner` it is, so that a disconnect touches nothing else.
         self._by_owner: dict[str, dict[tuple[str, MessageQueue], _Entry]] = {}
-        self._trust = OwnerTrust(first_serial)
+        self._keep_alives = KeepAlives(first_serial)
         # Renewals leave the heap alone: an item that comes up early is put back with the lease's true end.
         self._ends: list[tuple[Millis, str, MessageQueue]] = []
 
@@ -157,20 +158,20 @@ class LockTable:
         owner: str,
         *,
         lease: Millis | None,
-        trust: Millis | None = None,
+        keep_alive_timeout: Millis | None = None,
         now: Millis,
     ) -> LockGrant:
         """Take or renew every queue that no other member holds.
 
         `lease` is None for a stock client. One longer than the stock lease is cut to it; `expires_at` tells.
-        `trust` is for how long the owner starts turns after this request; None: the whole lease.
+        `keep_alive_timeout` is for how long the owner starts turns after this request; None: the whole lease.
         """
         if owner == NOBODY:
             raise InvalidOption("a lock request without a client id was refused: send a client id")
         if lease is not None and lease <= 0:
             raise InvalidOption(f"a lease of {lease} ms was refused: ask for 1 ms or more")
         lease_ms = self._stock_lease_ms if lease is None else min(lease, self._stock_lease_ms)
-        trust = lease_ms if trust is None else min(trust, lease_ms)
+        timeout = lease_ms if keep_alive_timeout is None else min(keep_alive_timeout, lease_ms)
         held = self._groups.get(group, {})
         granted: list[Lease] = []
         refused: list[Refusal] = []
@@ -190,9 +191,9 @@ class LockTable:
                 entry.lease_ms, entry.stock = lease_ms, lease is None
                 changes.append(entry.row())
             self._extend(entry, Millis(now + lease_ms))
-            self._renew_trust(entry, trust, now)
+            self._extend_deadline(entry, timeout, now)
             granted.append(entry.lease(changed=changed))
-        serial = self._trust.serial(owner) if granted else 0
+        serial = self._keep_alives.serial(owner) if granted else 0
         return LockGrant(tuple(granted), tuple(refused), tuple(changes), serial)
 
     def release(
@@ -229,30 +230,29 @@ class LockTable:
                 del self._groups[entry.group]
         return tuple(entry.row() for entry in gone if entry.owner != NOBODY)
 
-    def alive(self, owner: str, serial: int, *, now: Millis) -> bool:
-        """A sign of life: whether the owner may start turns for another trust, in what it was granted under the serial.
-
-        Not longer than it trusts the lease itself: this lengthens none.
-        """
-        return self._trust.alive(owner, serial, now=now)
+    def keep_alive(self, owner: str, serial: int, *, now: Millis) -> bool:
+        """Whether the owner may go on starting turns in what it was granted under the serial. Extends no lease."""
+        return self._keep_alives.keep_alive(owner, serial, now=now)
 
     def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> tuple[tuple[str, Lease], ...]:
         """Let a LaneMQ owner's leases end as soon as it certainly starts no more turns, and not before `grace` from
         now; a renewal in time undoes it.
 
         The groups and leases whose end came nearer. The owner may not know that its connection is lost, so what it
-        was told last is what it goes by. Stock clients trust their locks whatever happens, so theirs run on.
+        was told last is what it goes by. Stock clients use their locks whatever happens, so theirs run on.
         """
         shortened = []
         for entry in self._by_owner.get(owner, {}).values():
-            end = max(Millis(now + grace), self._trust.until(owner, entry.trust, entry.trusted_until))
+            end = max(
+                Millis(now + grace), self._keep_alives.until(owner, entry.keep_alive_timeout, entry.keep_alive_deadline)
+            )
             if entry.stock or entry.expires_at <= end:
                 continue
             entry.expires_at = end
             self._watch(entry)
             shortened.append((entry.group, entry.lease()))
         if shortened:
-            self._trust.cut(owner)
+            self._keep_alives.cut(owner)
         return tuple(shortened)
 
     def verdict(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch | None, *, now: Millis) -> Verdict:
@@ -329,7 +329,7 @@ class LockTable:
             if row.owner != NOBODY:
                 self._by_owner.setdefault(row.owner, {})[row.group, row.queue] = entry
                 self._extend(entry, Millis(now + row.lease_ms))
-                self._renew_trust(entry, row.lease_ms, now)  # what it was told before the restart is not known here
+                self._extend_deadline(entry, row.lease_ms, now)  # what it was told before the restart is not known here
 
     def snapshot(self, *, now: Millis) -> dict[str, tuple[Lease, ...]]:
         """The live leases of every group, for people."""
@@ -342,7 +342,7 @@ class LockTable:
         self._disown(entry)
         entry.owner = owner
         entry.epoch = Epoch(entry.epoch + 1)
-        entry.trusted_until = Millis(0)
+        entry.keep_alive_deadline = Millis(0)
         self._by_owner.setdefault(owner, {})[entry.group, entry.queue] = entry
 
     def _disown(self, entry: _Entry) -> None:
@@ -352,11 +352,11 @@ class LockTable:
         own.pop((entry.group, entry.queue), None)
         if not own:
             del self._by_owner[entry.owner]
-            self._trust.forget(entry.owner)
+            self._keep_alives.forget(entry.owner)
 
-    def _renew_trust(self, entry: _Entry, trust: Millis, now: Millis) -> None:
-        entry.trust = trust
-        entry.trusted_until = max(entry.trusted_until, trust_end(now, trust))
+    def _extend_deadline(self, entry: _Entry, timeout: Millis, now: Millis) -> None:
+        entry.keep_alive_timeout = timeout
+        entry.keep_alive_deadline = max(entry.keep_alive_deadline, keep_alive_deadline(now, timeout))
 
     def _extend(self, entry: _Entry, until: Millis) -> None:
         if until > entry.expires_at:
@@ -378,7 +378,7 @@ class LockTable:
         indexed = [(entry.owner, key) for own in self._by_owner.values() for key, entry in own.items()]
         assert sorted(indexed) == sorted((entry.owner, key) for key, entry in owned.items())
         assert all(self._by_owner.values())
-        assert self._trust.known() <= self._by_owner.keys()
+        assert self._keep_alives.known() <= self._by_owner.keys()
         for (group, queue), entry in owned.items():
             assert entry.epoch > 0
             if entry.wake_at is not None:

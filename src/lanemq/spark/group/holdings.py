@@ -66,7 +66,7 @@ class Holdings:
         """The broker's yes to a request sent at `asked_at`; `floor` counts only if the grant is new."""
         held = self._held.get(queue)
         if held is None:
-            held = self._held[queue] = Holding(QueueLease(times.client_lease), floor, floor)
+            held = self._held[queue] = Holding(QueueLease(times.client_lease_ms), floor, floor)
         grant = held.lease.granted(epoch, asked_at=asked_at)
         if grant is Grant.NEW:
             held.broken = held.broken or held.busy

@@ -119,10 +119,14 @@ class MemberCalls:
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
 
     def lock(
-        self, address: Address, queues: Sequence[MessageQueue], lease: Millis | None, trust: Millis | None = None
+        self,
+        address: Address,
+        queues: Sequence[MessageQueue],
+        lease: Millis | None,
+        keep_alive_timeout: Millis | None = None,
     ) -> dict[MessageQueue, Granted]:
-        """Those of the queues that are ours now; the broker is told how long we trust the lease without asking."""
-        ext = LockHeader(lane_lease_millis=lease, lane_trust_millis=trust).to_ext()
+        """Those of the queues that are ours now; the broker is told how long we use the lease without asking."""
+        ext = LockHeader(lane_lease_millis=lease, lane_keep_alive_millis=keep_alive_timeout).to_ext()
         reply = self._ask(address, Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._locking(queues)))
         answer = LockResponse.decode(reply.body)
         leases = {each.queue: Granted(Epoch(each.epoch), _offset(each.offset)) for each in answer.lane_leases}

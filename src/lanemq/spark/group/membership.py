@@ -214,9 +214,9 @@ class Membership:
 
     def _lease(self, address: Address, queues: list[MessageQueue], times: LeaseTimes, *, lane: bool) -> None:
         asked_at = self._clock.now()
-        # A batch is planned seldom and takes long: no signs of life, and the broker waits for the lease's end here.
-        lease, trust = (times.broker_lease, times.client_lease) if lane else (None, None)
-        granted = self._calls.lock(address, queues, lease, trust)
+        # A batch is planned seldom and takes long: no keep-alives, and the broker waits for the lease's end here.
+        lease, timeout = (times.broker_lease_ms, times.client_lease_ms) if lane else (None, None)
+        granted = self._calls.lock(address, queues, lease, timeout)
         for queue in queues:
             answer = granted.get(queue)
             if answer is None:
@@ -230,7 +230,7 @@ class Membership:
             grant = self._holdings.granted(queue, answer.epoch, floor, times, asked_at=asked_at)
             if grant is Grant.NEW:
                 log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)
-        self._renew_due[address] = asked_at + times.renew_every
+        self._renew_due[address] = asked_at + times.renew_every_ms
 
     def _refused(self, queue: MessageQueue) -> None:
         """Another member owns it, or its topic was deleted: a broker answers both alike."""

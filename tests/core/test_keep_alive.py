@@ -6,15 +6,15 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lanemq.core.brokering.keep_alive import MARGIN, OwnerTrust, trust_end
+from lanemq.core.brokering.keep_alive import MARGIN, KeepAlives, keep_alive_deadline
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
 Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
-TRUST, GRACE = LANE_TIMES.start_trust, Millis(500)
-END = TRUST + TRUST // MARGIN
+TIMEOUT, GRACE = LANE_TIMES.keep_alive_timeout_ms, Millis(500)
+END = TIMEOUT + TIMEOUT // MARGIN
 
 
 def at(millis: int) -> Millis:
@@ -22,15 +22,15 @@ def at(millis: int) -> Millis:
 
 
 def take(table: LockTable, owner: str, now: int, *queues: MessageQueue) -> int:
-    lease = LANE_TIMES.broker_lease
-    return table.acquire("g", queues or [Q0], owner, lease=lease, trust=TRUST, now=at(now)).serial
+    lease = LANE_TIMES.broker_lease_ms
+    return table.acquire("g", queues or [Q0], owner, lease=lease, keep_alive_timeout=TIMEOUT, now=at(now)).serial
 
 
 def ends(table: LockTable, owner: str, now: int) -> list[int]:
     return [lease.expires_at for _, lease in table.disconnected(owner, grace=GRACE, now=at(now))]
 
 
-def test_a_lost_connection_frees_a_queue_when_the_trust_of_the_last_renewal_is_over() -> None:
+def test_a_lost_connection_frees_a_queue_at_the_keep_alive_deadline_of_the_last_renewal() -> None:
     table = LockTable()
     take(table, "A", 0)
     assert ends(table, "A", 100) == [END]
@@ -42,29 +42,29 @@ def test_a_member_that_was_silent_for_long_still_gets_the_grace() -> None:
     assert ends(table, "A", 2_000) == [2_500]
 
 
-def test_a_sign_of_life_counts_like_a_renewal_for_all_queues() -> None:
+def test_a_keep_alive_counts_like_a_renewal_for_all_queues() -> None:
     table = LockTable()
     serial = take(table, "A", 0, Q0, Q1)
-    assert table.alive("A", serial, now=at(700))
+    assert table.keep_alive("A", serial, now=at(700))
     assert ends(table, "A", 750) == [700 + END] * 2
 
 
-def test_a_sign_of_life_lengthens_no_lease() -> None:
+def test_a_keep_alive_lengthens_no_lease() -> None:
     table = LockTable()
     serial = take(table, "A", 0)
-    table.alive("A", serial, now=at(4_900))
+    table.keep_alive("A", serial, now=at(4_900))
     assert table.holder("g", Q0, now=at(5_000)) is None
 
 
-def test_after_a_cut_a_sign_of_life_is_in_vain_until_a_renewal() -> None:
+def test_after_a_cut_a_keep_alive_is_in_vain_until_a_renewal() -> None:
     """It would let the owner go on with a queue that is about to go."""
     table = LockTable()
     serial = take(table, "A", 0)
     ends(table, "A", 100)
-    assert not table.alive("A", serial, now=at(200))
+    assert not table.keep_alive("A", serial, now=at(200))
     renewed = take(table, "A", 300)
     assert renewed != serial
-    assert table.alive("A", renewed, now=at(400))
+    assert table.keep_alive("A", renewed, now=at(400))
 
 
 def test_a_serial_never_comes_back() -> None:
@@ -77,25 +77,25 @@ def test_a_serial_never_comes_back() -> None:
 
 
 def test_nobody_is_alive_who_owns_nothing() -> None:
-    trust = OwnerTrust()
-    assert not trust.alive("A", 1, now=at(0))
-    serial = trust.serial("A")
-    trust.forget("A")
-    assert not trust.alive("A", serial, now=at(0))
+    alives = KeepAlives()
+    assert not alives.keep_alive("A", 1, now=at(0))
+    serial = alives.serial("A")
+    alives.forget("A")
+    assert not alives.keep_alive("A", serial, now=at(0))
 
 
-def test_a_member_that_does_not_say_what_it_trusts_keeps_its_whole_lease() -> None:
+def test_a_member_that_states_no_timeout_keeps_its_whole_lease() -> None:
     table = LockTable()
     table.acquire("g", [Q0], "A", lease=at(4_000), now=at(0))
     assert ends(table, "A", 0) == []
 
 
-def test_a_shorter_trust_does_not_undo_a_longer_one() -> None:
+def test_a_shorter_timeout_does_not_undo_a_longer_one() -> None:
     """The owner goes by the former answer until it has the new one."""
     table = LockTable()
-    table.acquire("g", [Q0], "A", lease=at(5_000), trust=at(3_000), now=at(0))
+    table.acquire("g", [Q0], "A", lease=at(5_000), keep_alive_timeout=at(3_000), now=at(0))
     take(table, "A", 100)
-    assert ends(table, "A", 100) == [trust_end(at(0), at(3_000))]
+    assert ends(table, "A", 100) == [keep_alive_deadline(at(0), at(3_000))]
 
 
 class TwoMembers(RuleBasedStateMachine):
@@ -106,7 +106,7 @@ class TwoMembers(RuleBasedStateMachine):
         super().__init__()
         self.now = at(0)
         self.table = LockTable()
-        self.leases = {name: {queue: QueueLease(LANE_TIMES.client_lease) for queue in (Q0, Q1)} for name in "AB"}
+        self.leases = {name: {queue: QueueLease(LANE_TIMES.client_lease_ms) for queue in (Q0, Q1)} for name in "AB"}
         self.asked: list[tuple[str, Any, Millis]] = []
         self.answers: list[tuple[str, Any, Any, Millis]] = []
 
@@ -123,7 +123,7 @@ class TwoMembers(RuleBasedStateMachine):
             self.get_answer(-1)
 
     @rule(name=names, queue=st.sampled_from([Q0, Q1]), prompt=prompt)
-    def show(self, name: str, queue: MessageQueue, prompt: bool) -> None:
+    def keep_alive(self, name: str, queue: MessageQueue, prompt: bool) -> None:
         self.asked.append((name, self.leases[name][queue].serial, self.now))
         if prompt:
             self.hear(-1)
@@ -134,10 +134,10 @@ class TwoMembers(RuleBasedStateMachine):
     def hear(self, which: int) -> None:
         name, about, asked_at = self.asked.pop(which % len(self.asked))
         if isinstance(about, int):
-            answer: Any = self.table.alive(name, about, now=self.now)
+            answer: Any = self.table.keep_alive(name, about, now=self.now)
         else:
-            lease = LANE_TIMES.broker_lease
-            answer = self.table.acquire("g", about, name, lease=lease, trust=TRUST, now=self.now)
+            lease = LANE_TIMES.broker_lease_ms
+            answer = self.table.acquire("g", about, name, lease=lease, keep_alive_timeout=TIMEOUT, now=self.now)
         self.answers.append((name, about, answer, asked_at))
 
     @precondition(lambda self: self.answers)
@@ -147,13 +147,13 @@ class TwoMembers(RuleBasedStateMachine):
         leases = self.leases[name]
         if isinstance(about, int):
             for lease in leases.values() if answer else ():
-                lease.trusted(about, asked_at=asked_at)
+                lease.kept_alive(about, asked_at=asked_at)
             return
         for refusal in answer.refused:
             leases[refusal.queue].refused()
         for granted in answer.granted:
             lease = leases[granted.queue]
-            lease.granted(granted.epoch, asked_at=asked_at, trust=TRUST, serial=answer.serial)
+            lease.granted(granted.epoch, asked_at=asked_at, keep_alive_timeout=TIMEOUT, serial=answer.serial)
 
     @precondition(lambda self: self.answers)
     @rule(which=which)
