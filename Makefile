@@ -8,7 +8,7 @@ JOBS ?= 2
 SIDE_BY_SIDE := -n $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format lint types contracts fast slow bench sim spark-proof chaos soak fuzz interop clean
+.PHONY: help setup run test check format lint types contracts fast slow extended bench sim spark-proof chaos soak fuzz interop clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ run: setup ## the main job: broker, consumers and a Spark pipeline, parts of it 
 
 test: setup lint types contracts ## all tests
 	@bash scripts/java.sh || true
-	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests $(SIDE_BY_SIDE)
+	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests -m "not extended" $(SIDE_BY_SIDE)
 
 check: setup lint types contracts fast ## format, lint, types, import contracts, fast tests: about a minute
 
@@ -39,10 +39,13 @@ contracts:
 	@$(BIN)/lint-imports --no-cache > var/contracts.txt 2>&1 || { cat var/contracts.txt; exit 1; }
 
 fast:
-	@$(BIN)/pytest tests -q -m "not slow" --maxfail=5 $(SIDE_BY_SIDE)
+	@$(BIN)/pytest tests -q -m "not slow and not extended" --maxfail=5 $(SIDE_BY_SIDE)
 
 slow: setup ## only the slow tests
 	@$(BIN)/pytest tests -m slow
+
+extended: setup ## tests that make test leaves out: the Spark benchmarks with tiny numbers, a short soak
+	@JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest tests -m extended
 
 format: setup ## reformat and fix what ruff can fix
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

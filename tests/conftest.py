@@ -8,6 +8,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
 
 
 SERVERS = {"spark", "postgres"}

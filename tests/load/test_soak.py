@@ -39,7 +39,7 @@ def growth(readings: list[Reading], field: str) -> int:
     return int(max(after) - max(before))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(240 + 2 * SECONDS)
 def test_memory_descriptors_and_threads_stay_flat_under_steady_load(stage: Stage) -> None:
     broker = stage.broker(default_queues=4, recorded=True, segment_bytes=SEGMENT_BYTES, retention_bytes=KEPT_BYTES)

@@ -1,4 +1,4 @@
-"""The measurements of pipelines still run, with numbers too small to mean anything."""
+"""The benchmarks of pipelines run to their end, with numbers too small to mean anything: `make extended`."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("module", "call", "lines"),
     [
