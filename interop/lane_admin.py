@@ -8,7 +8,6 @@ from interop.lane_seen import seen_record
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import AtTime
 from lanemq.model.errors import LaneError
-from lanemq.model.units import Millis
 
 PLACE = "place"
 """How a receipt names a place here: `place/topic/queue/offset`. A LaneMQ receipt holds queue and offset and not
@@ -36,7 +35,7 @@ class LaneAdmin:
         return True
 
     def reset(self, request: dict[str, Any]) -> dict[int, int]:
-        when = AtTime(Millis(request["timestamp_ms"]))
+        when = AtTime(request["timestamp_ms"] / 1000)
         changes = self._admin.reset_offsets(request["group"], request["topic"], to=when)
         return {change.queue.queue_id: change.after for change in changes}
 
@@ -49,7 +48,7 @@ class LaneAdmin:
         return {each.queue.queue_id: [each.first, each.end] for each in found}
 
     def search(self, request: dict[str, Any]) -> dict[int, int]:
-        when = Millis(request["timestamp_ms"])
+        when = request["timestamp_ms"] / 1000
         queues = [each.queue for each in self._admin.describe_topic(request["topic"]).queues]
         return {queue.queue_id: self._admin.offset_at(queue, when) for queue in queues}
 

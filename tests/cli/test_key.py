@@ -9,9 +9,8 @@ from tests.cli.conftest import Run
 
 from lanemq.cli.lag import Progress
 from lanemq.cli.lane_reason import GroupOfKey
-from lanemq.client.admin.admin import Admin, Place
-from lanemq.client.admin.lanes import NoAnswer
-from lanemq.client.admin.views import AtOffset, GroupQueue
+from lanemq.client.admin.admin import Admin, Position
+from lanemq.client.admin.views import AtOffset, GroupQueue, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.producer.producer import Producer
 from lanemq.core.sending.sharding import pick_queue
@@ -60,7 +59,7 @@ def test_messages_of_the_key_and_of_no_other_are_listed(run: Run) -> None:
     ]
 
 
-def put(broker: EmbeddedBroker, group: str, to: Place, queues: list[int] | None = None) -> None:
+def put(broker: EmbeddedBroker, group: str, to: Position, queues: list[int] | None = None) -> None:
     """A group that has never been online, at a place of its own."""
     with Admin(broker.address) as admin:
         admin.reset_offsets(group, "orders", to=to, queues=queues)

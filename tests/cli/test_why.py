@@ -14,8 +14,7 @@ from tests.cli.conftest import Run
 from lanemq.cli.lag import Progress
 from lanemq.cli.lane_reason import GroupOfKey
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.lanes import LaneAdmin, NoAnswer
-from lanemq.client.admin.views import GroupQueue
+from lanemq.client.admin.views import GroupQueue, NoAnswer
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
@@ -229,10 +228,10 @@ def test_an_owner_that_is_silent_is_named_with_its_lease() -> None:
 def test_a_member_that_does_not_answer_is_waited_for_no_longer_than_allowed(street: Street) -> None:
     """A frozen process keeps its connection; the question reaches it and nothing comes back."""
     with frozen_member(street.broker, street.name, "frozen"):
-        admin = LaneAdmin(street.broker.address)
+        admin = Admin(street.broker.address)
         until("the broker knows it", lambda: not _offline(admin, street.name))
         began = time.monotonic()
-        answer = admin.state(street.name, "frozen", MessageQueue(street.name, "lanemq", 0), "a")
+        answer = admin.lane_state(street.name, "frozen", MessageQueue(street.name, "lanemq", 0), "a")
         spent = time.monotonic() - began
         admin.close()
     assert isinstance(answer, NoAnswer)
@@ -240,8 +239,8 @@ def test_a_member_that_does_not_answer_is_waited_for_no_longer_than_allowed(stre
     assert spent < 3.0, "50 ms, and the patience of a busy machine; an ordinary request waits for 3 s"
 
 
-def _offline(admin: LaneAdmin, group: str) -> bool:
-    answer = admin.state(group, "frozen", MessageQueue(group, "lanemq", 0), "a")
+def _offline(admin: Admin, group: str) -> bool:
+    answer = admin.lane_state(group, "frozen", MessageQueue(group, "lanemq", 0), "a")
     return isinstance(answer, NoAnswer) and "not online" in answer.why
 
 

@@ -11,9 +11,8 @@ from lanemq.cli.lane_reason import GroupOfKey
 from lanemq.cli.options import Failed
 from lanemq.cli.reading import Reader
 from lanemq.client.admin.admin import Admin
-from lanemq.client.admin.lanes import LaneAdmin, NoAnswer
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.admin.views import GroupDescription
+from lanemq.client.admin.views import GroupDescription, NoAnswer
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.sending.sharding import pick_queue
@@ -86,8 +85,5 @@ def _from_its_owner(
         return None
     if owner not in {member.client_id for member in found.members}:
         return NoAnswer(f"its owner {owner} is not connected any more", silent=True)
-    admin = LaneAdmin(server)
-    try:
-        return admin.state(found.group, owner, queue, key)
-    finally:
-        admin.close()
+    with Admin(server) as admin:
+        return admin.lane_state(found.group, owner, queue, key)

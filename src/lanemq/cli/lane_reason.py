@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from lanemq.cli.lag import Progress
 from lanemq.cli.output import cell, plural, wall_time
-from lanemq.client.admin.lanes import NoAnswer
 from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.client.admin.views import NoAnswer
 from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.turns import Order
 from lanemq.core.parked_lane import LaneStatus
@@ -72,7 +72,7 @@ def _in_the_queue(ahead: int) -> str:
 
 
 def _parked(lane: ParkedLaneView) -> str:
-    since = cell(wall_time(lane.since))
+    since = cell(wall_time(lane.since_ms))
     if lane.status is LaneStatus.REDRIVING:
         return f"its redrive: {plural(lane.messages, 'message')} from offset {lane.first} on run before newer ones"
     return (

@@ -30,7 +30,7 @@ def lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
             lane.messages,
             lane.first,
             lane.attempts,
-            wall_time(lane.since),
+            wall_time(lane.since_ms),
             _short(lane.reason),
         )
         for lane in lanes
@@ -76,7 +76,7 @@ def lane_document(lane: ParkedLaneView) -> dict[str, object]:
         "first_offset": lane.first,
         "last_offset": lane.last,
         "attempts": lane.attempts,
-        "since": wall_time(lane.since),
+        "since": wall_time(lane.since_ms),
         "reason": lane.reason,
     }
 

@@ -15,7 +15,7 @@ from lanemq.cli.options import asks_server
 from lanemq.cli.output import Grid, body_for_json, plural, show
 from lanemq.cli.parked_views import lane_document
 from lanemq.cli.reading import FOUND_MOST
-from lanemq.client.admin.lanes import NoAnswer
+from lanemq.client.admin.views import NoAnswer
 from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.lane_state_bodies import LaneStateAnswer

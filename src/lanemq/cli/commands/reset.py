@@ -10,7 +10,7 @@ import click
 from lanemq.cli.lag import known_group
 from lanemq.cli.options import FIRST, LAST, Failed, Misused, asks_server, moment
 from lanemq.cli.output import Grid, plural, show
-from lanemq.client.admin.admin import Admin, Place
+from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.views import AtOffset, AtTime, OffsetChange
 from lanemq.model.units import QueueOffset
 
@@ -48,14 +48,14 @@ def reset(
     _show(plan, dry_run, as_json)
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> Position:
     if text in FIRST:
         return "earliest"
     if text in LAST:
         return "latest"
     if text.isdecimal():
         return AtOffset(QueueOffset(int(text)))
-    return AtTime(moment(text, "--to"))
+    return AtTime(moment(text, "--to") / 1000)
 
 
 def _show(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:

@@ -73,7 +73,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     with Admin(server) as admin:
         found = admin.describe_topic(name)
     rows = [
-        (each.queue.broker, each.queue.queue_id, each.first, each.end, each.messages, wall_time(each.last_stored))
+        (each.queue.broker, each.queue.queue_id, each.first, each.end, each.messages, wall_time(each.last_stored_ms))
         for each in found.queues
     ]
     order = "ordered by key" if found.ordered else "not ordered"
@@ -146,5 +146,5 @@ def _bounds(each: QueueBounds) -> dict[str, object]:
         "first": each.first,
         "end": each.end,
         "messages": each.messages,
-        "last_stored": wall_time(each.last_stored),
+        "last_stored": wall_time(each.last_stored_ms),
     }

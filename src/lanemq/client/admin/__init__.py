@@ -1,1 +1,1 @@
-"""Creates, inspects and repairs: topics, groups, locks, parked lanes."""
+"""Administration: topics, groups, offsets, locks and parked lanes."""

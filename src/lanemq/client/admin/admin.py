@@ -1,15 +1,16 @@
 """Administration: topics, groups, offsets, locks, finding messages.
 
-RocketMQ's own request codes wherever they exist, so the same calls work on an Apache cluster. What only a LaneMQ
-broker knows (owners with epochs) is simply absent there, and the answer says so.
+The calls use RocketMQ's request codes wherever they exist, so they work on an Apache cluster too. What only a LaneMQ
+broker knows (owners and epochs) is missing there, and the result says so.
 """
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Literal, Self, TypeAlias, Unpack
 
 import msgspec
 
-from lanemq.client.admin.calls import AdminCalls
+from lanemq.client.admin.calls import AdminCalls, checked
 from lanemq.client.admin.views import (
     AtOffset,
     AtTime,
@@ -17,17 +18,20 @@ from lanemq.client.admin.views import (
     GroupMember,
     GroupQueue,
     LeaseView,
+    NoAnswer,
     OffsetChange,
     QueueBounds,
     TopicDescription,
+    wall_ms,
 )
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock
-from lanemq.model.errors import GroupNotFound, InvalidOption, OffsetNotFound, UsageError
+from lanemq.model.errors import GroupNotFound, InvalidOption, LaneError, OffsetNotFound, RequestTimedOut, UsageError
 from lanemq.model.names import DEFAULT_TOPIC, RETRY_PREFIX, check_group, check_topic
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
+from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.admin_headers import (
     ConsumeStatsHeader,
     CreateTopicHeader,
@@ -35,10 +39,11 @@ from lanemq.wire.admin_headers import (
     KvHeader,
     QueryMessageHeader,
     ResetOffsetHeader,
+    RunningInfoHeader,
     TopicHeader,
     ViewMessageHeader,
 )
-from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import (
     ConsumerListHeader,
@@ -49,6 +54,7 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_fields import GLOBAL_ORDER, LANE_CLIENT
+from lanemq.wire.lane_state_bodies import LaneStateAnswer, LaneStateBody
 from lanemq.wire.message_id import decode_offset_id
 from lanemq.wire.properties import PropertyName
 from lanemq.wire.record import RecordView, record_starts
@@ -56,16 +62,18 @@ from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-"""Where RocketMQ's name servers keep the order configuration of topics (NamesrvUtil)."""
+"""The namespace in which RocketMQ's name servers keep the order configuration of topics (NamesrvUtil)."""
 
 FOREVER = Millis(2**62)
 DEFAULT_QUEUES = 8
+OWNER_TIMEOUT = 0.05
+"""Seconds to wait for a queue owner's answer. Less takes a busy member for a dead one; more delays the caller."""
 
 _AS_LANE = {LANE_CLIENT: "admin"}
-"""With it a LaneMQ broker says what it has, and not where RocketMQ would let a new group begin."""
+"""Makes a LaneMQ broker return the stored offset, not the one at which RocketMQ would let a new group start."""
 
-Place: TypeAlias = Literal["earliest", "latest"] | AtTime | AtOffset
-"""Where a group is put by a reset."""
+Position: TypeAlias = Literal["earliest", "latest"] | AtTime | AtOffset
+"""The position to which a group is reset."""
 
 
 class _Lease(msgspec.Struct, rename="camel"):
@@ -86,7 +94,7 @@ class _LeaseTable(msgspec.Struct):
 
 
 class Admin:
-    """Looks at brokers and changes them. Blocking; for one thread."""
+    """Inspects and changes topics, groups and offsets. Blocking; not thread-safe. `timeout` is in seconds."""
 
     def __init__(
         self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[SecuritySettings]
@@ -105,12 +113,12 @@ class Admin:
     # topics
 
     def create_topic(self, name: str, queues: int | None = None, *, ordered: bool | Literal["global"] = False) -> None:
-        """Creates the topic on every broker, or changes it. `queues` is the number per broker, 8 if not given.
+        """Creates the topic on every broker, or changes it. `queues` is the number per broker; the default is 8.
 
-        A LaneMQ broker refuses to change the number of queues of an ordered topic. An Apache broker does it, and
-        keys move to other queues, past messages that wait in the old ones.
+        A LaneMQ broker refuses to change the number of queues of an ordered topic. An Apache broker changes it, and
+        keys move to other queues while older messages still wait in the former ones.
 
-        With `ordered="global"` all messages stay in line, not only those of a key: one queue on one broker.
+        With `ordered="global"` all messages are ordered, not only those of a key: one queue on one broker.
         """
         check_topic(name)
         queues = _queue_count(queues, ordered)
@@ -138,7 +146,7 @@ class Admin:
         self._calls.routes.stale(name)
 
     def topics(self, *, internal: bool = False) -> list[str]:
-        """All topics by name; those of the brokers themselves and of retries only with `internal`."""
+        """The names of all topics; system and retry topics only with `internal`."""
         names = TopicList.decode(self._calls.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
         if internal:
             return sorted(names.topic_list)
@@ -147,7 +155,7 @@ class Admin:
         return sorted(each for each in names.topic_list if each not in hidden and not each.startswith(RETRY_PREFIX))
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic's queues and what is in them."""
+        """The topic's queues and the offsets they hold."""
         bounds: list[QueueBounds] = []
         for _, address in self._calls.masters_of(check_topic(name)):
             reply = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=name))
@@ -167,14 +175,17 @@ class Admin:
         """The offset that the next message will get."""
         return self._offset(queue, RequestCode.GET_MAX_OFFSET)
 
-    def offset_at(self, queue: MessageQueue, wall: Millis) -> QueueOffset:
-        """The first message stored at or after the wall time. RocketMQ 4 gives the nearest instead."""
-        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=wall)
+    def offset_at(self, queue: MessageQueue, when: datetime | float) -> QueueOffset:
+        """The offset of the first message stored at or after `when`, a `datetime` or seconds since 1970.
+
+        RocketMQ 4 returns the nearest message instead.
+        """
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=wall_ms(when))
         reply = self._calls.ask(self._master(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     def committed(self, group: str, queue: MessageQueue) -> QueueOffset | None:
-        """Where the group stands, or None if it has never been there. Apache brokers may say 0 for a new group."""
+        """The group's committed offset, or None if it has none. Apache brokers may return 0 for a new group."""
         header = QueryOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
         try:
             reply = self._calls.ask(self._master(queue), RequestCode.QUERY_CONSUMER_OFFSET, header, lane=_AS_LANE)
@@ -183,19 +194,18 @@ class Admin:
         return QueueOffset(OffsetResponse.from_ext(reply.ext).offset)
 
     def reset_offsets(
-        self, group: str, topic: str, *, to: Place, queues: Collection[int] | None = None, dry_run: bool = False
+        self, group: str, topic: str, *, to: Position, queues: Collection[int] | None = None, dry_run: bool = False
     ) -> tuple[OffsetChange, ...]:
-        """Puts a group at another place, in all queues of a topic or in those with the given numbers.
+        """Moves a group to another position, in all queues of a topic or in those with the given ids.
 
-        With `dry_run` it only says what would change.
-
-        Going back repeats messages, going forward skips them. Members that are online go on from the new place.
+        Going back repeats messages; going forward skips them. Connected members continue from the new position.
+        With `dry_run`, only returns what would change.
         """
         check_group(group)
         changes: list[OffsetChange] = []
         for name, address in self._calls.masters_of(check_topic(topic)):
             here = [
-                OffsetChange(queue, self.committed(group, queue), self._place(queue, to))
+                OffsetChange(queue, self.committed(group, queue), self._offset_of(queue, to))
                 for queue in self._calls.routes.get(topic).subscribe
                 if queue.broker == name and (queues is None or queue.queue_id in queues)
             ]
@@ -207,7 +217,7 @@ class Admin:
     # groups
 
     def groups(self) -> list[str]:
-        """All groups that brokers know of."""
+        """The names of all groups that the brokers know."""
         names: set[str] = set()
         for address, _ in self._calls.masters().values():
             reply = self._calls.ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -235,27 +245,48 @@ class Admin:
         return GroupDescription(group, tuple(members.values()), subscriptions, queues, note)
 
     def locks(self, group: str | None = None) -> tuple[LeaseView, ...]:
-        """Who owns which queue. Apache brokers do not tell: there it is empty."""
+        """The owner of each queue. Empty on an Apache broker, which does not report owners."""
         return self._leases(group)[0]
+
+    def lane_state(
+        self, group: str, owner: str, queue: MessageQueue, key: str | None, *, timeout: float = OWNER_TIMEOUT
+    ) -> LaneStateAnswer | NoAnswer:
+        """Asks a queue's owner, through the broker, what the lane of a key is doing.
+
+        A member that is stuck, frozen or not a LaneMQ client must not delay the caller, so the timeout is short.
+        """
+        address, lane = self._calls.masters().get(queue.broker, (None, False))
+        if address is None or not lane:
+            return NoAnswer(f"broker {queue.broker} is not a LaneMQ broker: only the owner's own log has more")
+        header = RunningInfoHeader(consumer_group=group, client_id=owner)
+        body = LaneStateBody(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, key=key)
+        link = BlockingConnection(address, security=self._calls.security)
+        try:
+            reply = link.request(Command(RequestCode.LANE_STATE, 0, ext=header.to_ext(), body=body.encode()), timeout)
+        except RequestTimedOut:
+            return NoAnswer(f"its owner did not answer within {timeout * 1000:.0f} ms", silent=True)
+        except LaneError as error:
+            return NoAnswer(f"its owner could not be asked: {error}")
+        finally:
+            link.close()
+        return _lane_state(reply)
 
     # messages
 
     def find_key(self, topic: str, key: str, *, limit: int = 64) -> list[RecordView]:
-        """Messages with this as their key or among their `keys`, oldest first. Apache brokers know only `keys`."""
+        """Messages with this key, or with it among their `keys`, oldest first. Apache brokers search only `keys`."""
         return self._query(topic, key, limit, by_unique_id=False)
 
     def find_id(self, topic: str, message_id: str) -> list[RecordView]:
-        """Messages with this unique id, the one that a receipt names. More than one means a repetition."""
+        """Messages with this unique id, as in a receipt. More than one means that the message was stored twice."""
         return self._query(topic, message_id, 32, by_unique_id=True)
 
     def view(self, offset_id: str) -> RecordView:
-        """The message at an offset message id, asked of the broker that the id names."""
+        """The message with an offset message id, read from the broker that the id names."""
         where = decode_offset_id(offset_id)
         header = ViewMessageHeader(offset=where.position)
         reply = self._calls.ask(Address(where.ip, where.port), RequestCode.VIEW_MESSAGE_BY_ID, header)
         return RecordView(reply.body)
-
-    # inside
 
     def _master(self, queue: MessageQueue) -> Address:
         return self._calls.routes.get(queue.topic).master(queue.broker)
@@ -264,21 +295,25 @@ class Admin:
         reply = self._calls.ask(self._master(queue), code, QueueHeader(topic=queue.topic, queue_id=queue.queue_id))
         return QueueOffset(max(0, OffsetResponse.from_ext(reply.ext).offset))
 
-    def _place(self, queue: MessageQueue, to: Place) -> QueueOffset:
+    def _offset_of(self, queue: MessageQueue, to: Position) -> QueueOffset:
         match to:
             case "earliest":
                 return self.min_offset(queue)
             case "latest":
                 return self.max_offset(queue)
-            case AtTime(millis):
-                return self.offset_at(queue, millis)
+            case AtTime(when):
+                return self.offset_at(queue, when)
             case AtOffset(offset):
                 return max(self.min_offset(queue), min(offset, self.max_offset(queue)))
             case _:
-                raise InvalidOption(f"to={to!r} is no place: use 'earliest', 'latest', AtTime(...) or AtOffset(...)")
+                raise InvalidOption(
+                    f"to={to!r} is not a position: use 'earliest', 'latest', AtTime(...) or AtOffset(...)"
+                )
 
-    def _move(self, address: Address, group: str, changes: list[OffsetChange], to: Place, *, all_queues: bool) -> None:
-        """All queues of one broker. Members that are online are moved too; an Apache broker does that only by time."""
+    def _move(
+        self, address: Address, group: str, changes: list[OffsetChange], to: Position, *, all_queues: bool
+    ) -> None:
+        """Moves a group in queues of one broker. An Apache broker moves connected members only by time."""
         first = changes[0].queue
         if self._is_lane(first):
             for change in changes:
@@ -318,13 +353,12 @@ class Admin:
         silent: list[str] = []
         for name, (address, _) in self._calls.masters().items():
             ext = {} if group is None else {"consumerGroup": group}
-            reply = self._calls.ask_anyway(address, Command(RequestCode.LANE_LOCKS, 0, ext=ext))
+            reply = self._calls.request(address, Command(RequestCode.LANE_LOCKS, 0, ext=ext))
             if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 silent.append(name)
                 continue
-            _check(reply)
-            leases += map(_lease_view, msgspec.json.decode(reply.body, type=_LeaseTable).leases)
-        note = f"owners are not known: {', '.join(silent)} is no LaneMQ broker" if silent else ""
+            leases += map(_lease_view, msgspec.json.decode(checked(reply).body, type=_LeaseTable).leases)
+        note = f"owners are not known: {', '.join(silent)} is not a LaneMQ broker" if silent else ""
         return tuple(sorted(leases, key=lambda each: (each.group, each.queue))), note
 
     def _query(self, topic: str, key: str, limit: int, *, by_unique_id: bool) -> list[RecordView]:
@@ -338,14 +372,14 @@ class Admin:
             except OffsetNotFound:
                 continue
             found += [RecordView(reply.body, start) for start in record_starts(reply.body)]
-        # The index goes by hash: other keys may be among the answers, and clients sort them out.
+        # The index is by hash, so the answer may contain other keys.
         matches = _has_id if by_unique_id else _has_key
         matching = [each for each in found if matches(each.properties, key)]
         return sorted(matching, key=lambda each: (each.store_timestamp, each.position))[:limit]
 
 
 def _queue_count(queues: int | None, ordered: bool | str) -> int:
-    """The number to ask for. Between two queues there is no order, so a globally ordered topic has one."""
+    """The number of queues to ask for. Queues are not ordered among each other, so a globally ordered topic has one."""
     count = (1 if ordered == "global" else DEFAULT_QUEUES) if queues is None else queues
     if count < 1:
         raise InvalidOption(f"queues is {count}, a topic needs at least 1")
@@ -354,16 +388,16 @@ def _queue_count(queues: int | None, ordered: bool | str) -> int:
     return count
 
 
-def _time_of(to: Place, group: str, *, all_queues: bool) -> int:
-    """The place as a time, RocketMQ's way to reset; -1 is its word for the end (Broker2Client.resetOffset)."""
+def _time_of(to: Position, group: str, *, all_queues: bool) -> int:
+    """The position as a time, as RocketMQ resets; -1 means the end (Broker2Client.resetOffset)."""
     match to:
         case _ if not all_queues:
             raise UsageError(
                 f"group {group!r} is online, and this broker moves single queues only while it is not: "
                 f"stop its members first, or reset all queues"
             )
-        case AtTime(millis):
-            return millis
+        case AtTime():
+            return to.ms
         case "latest":
             return -1
         case "earliest":
@@ -383,11 +417,6 @@ def _has_key(properties: Mapping[str, str], wanted: str) -> bool:
     return properties.get(PropertyName.KEY) == wanted or wanted in properties.get(PropertyName.KEYS, "").split()
 
 
-def _check(reply: Command) -> None:
-    if reply.code != ResponseCode.SUCCESS:
-        raise error_for(reply.code, reply.remark)
-
-
 def _group_queue(queue: MessageQueue, offset: int, end: int, lease: LeaseView | None) -> GroupQueue:
     owner, epoch = (lease.owner, lease.epoch) if lease is not None else (None, None)
     return GroupQueue(queue, QueueOffset(max(0, offset)), QueueOffset(end), owner, epoch)
@@ -397,3 +426,11 @@ def _lease_view(lease: _Lease) -> LeaseView:
     queue = MessageQueue(lease.topic, lease.broker_name, lease.queue_id)
     remaining = Millis(lease.remaining_millis)
     return LeaseView(lease.group, queue, lease.owner, Epoch(lease.epoch), remaining, lease.stock)
+
+
+def _lane_state(reply: Command) -> LaneStateAnswer | NoAnswer:
+    if reply.code == ResponseCode.SUCCESS:
+        return LaneStateAnswer.decode(reply.body)
+    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return NoAnswer("its owner is a RocketMQ client, or an older one, and does not report on single keys")
+    return NoAnswer(f"its owner answered: {reply.remark}")

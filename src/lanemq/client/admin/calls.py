@@ -1,4 +1,4 @@
-"""Requests of administration over blocking connections: who is asked, and what a refusal becomes."""
+"""Blocking requests of administration to name servers and brokers."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,7 +17,7 @@ MASTER = 0
 
 
 class AdminCalls:
-    """Connections to name servers and brokers. Not for use by two threads."""
+    """Connections to name servers and brokers. Not thread-safe."""
 
     def __init__(
         self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, security: Security = OPEN
@@ -44,14 +44,14 @@ class AdminCalls:
         return found
 
     def masters_of(self, topic: str) -> Iterator[tuple[str, Address]]:
-        """The brokers that hold a topic, asked anew: administration must not show what was half a minute ago."""
+        """The brokers of a topic with their masters' addresses, from a fresh route."""
         self.routes.stale(topic)
         route = self.routes.get(topic)
         for name in sorted({queue.broker for queue in (*route.subscribe, *route.publish)}):
             yield name, route.master(name)
 
     def ask_name_server(self, code: RequestCode, header: Header | None = None) -> Command:
-        return _checked(self.routes.ask(_command(code, header)))
+        return checked(self.routes.ask(_command(code, header)))
 
     def ask(
         self,
@@ -60,13 +60,14 @@ class AdminCalls:
         header: Header | None = None,
         *,
         lane: Mapping[str, str] | None = None,
+        body: bytes = b"",
     ) -> Command:
-        """The answer of a broker; its refusal is raised. `lane` is what only LaneMQ brokers read."""
-        command = _command(code, header)
-        return _checked(self.ask_anyway(address, Command(code, 0, ext={**command.ext, **(lane or {})})))
+        """Returns the broker's answer; raises if the broker refuses. Only LaneMQ brokers read the `lane` fields."""
+        ext = {**_command(code, header).ext, **(lane or {})}
+        return checked(self.request(address, Command(code, 0, ext=ext, body=body)))
 
-    def ask_anyway(self, address: Address, command: Command) -> Command:
-        """The answer whatever it says. A kept connection may have been closed meanwhile: then over a new one."""
+    def request(self, address: Address, command: Command) -> Command:
+        """Returns the answer whatever its code. If a kept connection turns out to be closed, opens a new one."""
         kept = self._links.pop(address, None)
         if kept is not None:
             try:
@@ -86,7 +87,8 @@ def _command(code: RequestCode, header: Header | None) -> Command:
     return Command(code, 0, ext=header.to_ext() if header is not None else {})
 
 
-def _checked(reply: Command) -> Command:
+def checked(reply: Command) -> Command:
+    """The reply, or the error that its code stands for."""
     if reply.code != ResponseCode.SUCCESS:
         raise error_for(reply.code, reply.remark)
     return reply

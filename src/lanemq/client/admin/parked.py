@@ -1,7 +1,6 @@
-"""Administration of parked lanes: which there are, what is in them, another try, or giving up.
+"""Administration of parked lanes: list, inspect, redrive, discard.
 
-Parked lanes are kept by LaneMQ brokers only. On an Apache cluster they stay in the members' memory, and the answer
-here is empty.
+Only LaneMQ brokers store parked lanes. On an Apache cluster they stay in the members' memory, and the lists are empty.
 """
 
 from collections.abc import Iterator
@@ -16,14 +15,14 @@ from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.parked_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
 from lanemq.wire.record import RecordView, record_starts
 
 
 class AnyKey:
-    """Every lane, also the one without a key; None means that one alone."""
+    """Selects every lane, including the one without a key; None selects only that one."""
 
 
 ANY_KEY: Final = AnyKey()
@@ -31,7 +30,7 @@ ANY_KEY: Final = AnyKey()
 
 @dataclass(frozen=True, slots=True)
 class ParkedLaneView:
-    """One parked lane."""
+    """A lane that the broker has parked."""
 
     group: str
     queue: MessageQueue
@@ -39,16 +38,17 @@ class ParkedLaneView:
     status: LaneStatus
     reason: str
     attempts: int
-    since: Millis
-    """Wall time of the newest failure."""
+    since_ms: Millis
+    """Time of the newest failure, in milliseconds since 1970."""
     messages: int
     size: int
+    """Bytes of the stored messages."""
     first: QueueOffset
     last: QueueOffset
 
 
 class ParkedAdmin:
-    """Looks at parked lanes and decides about them. Blocking; for one thread."""
+    """Lists, redrives and discards parked lanes. Blocking; not thread-safe."""
 
     def __init__(
         self, servers: str, *, timeout: float = 5.0, clock: Clock | None = None, **protection: Unpack[SecuritySettings]
@@ -77,14 +77,14 @@ class ParkedAdmin:
         return sorted(found, key=lambda each: (each.group, each.queue, each.key or ""))
 
     def messages(self, lane: ParkedLaneView, limit: int | None = None) -> list[RecordView]:
-        """What is in a lane, in the order in which it will run."""
+        """The messages of a lane, in the order in which they will run."""
         found: list[RecordView] = []
         wanted = self._named(lane)
         while limit is None or len(found) < limit:
             try:
                 body = self._ask(lane.queue.broker, RequestCode.LANE_PARKED_SHOW, wanted).body
             except OffsetNotFound:
-                break  # emptied meanwhile
+                break  # the lane was emptied in between
             page = [RecordView(body, start) for start in record_starts(body)]
             if not page:
                 break
@@ -93,7 +93,7 @@ class ParkedAdmin:
         return found[:limit]
 
     def redrive(self, lane: ParkedLaneView) -> bool:
-        """Lets the lane run again, in order, before newer messages of its key; false if it does already.
+        """Runs the lane again, in order, before newer messages of its key; false if that is under way.
 
         Raises:
             OffsetNotFound: the lane is not parked any more.
@@ -102,10 +102,10 @@ class ParkedAdmin:
         return ParkedResult.decode(reply.body).changed > 0
 
     def discard(self, lane: ParkedLaneView, through: QueueOffset) -> int:
-        """Gives up the lane's messages up to and including an offset; how many that were.
+        """Discards the lane's messages up to and including an offset and returns their number.
 
-        With the offset of the last message seen, nothing is lost that nobody looked at. The message that is being
-        redriven at this moment may still run to its end.
+        Pass the offset of the last message you have seen, so that newer ones are kept. A message that is being
+        redriven at this moment may still finish.
         """
         wanted = self._named(lane)
         wanted.through = through
@@ -129,11 +129,8 @@ class ParkedAdmin:
     def _ask(self, broker: str, code: RequestCode, body: LaneBody) -> Command:
         address = self._masters.get(broker) or self._calls.masters().get(broker, (None, False))[0]
         if address is None:
-            raise ConnectFailed(f"where broker {broker!r} is, is not known")
-        reply = self._calls.ask_anyway(address, Command(code, 0, body=body.encode()))
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_for(reply.code, reply.remark)
-        return reply
+            raise ConnectFailed(f"broker {broker!r} is not among those that the name server lists: is it running?")
+        return self._calls.ask(address, code, body=body.encode())
 
 
 def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
@@ -144,7 +141,7 @@ def _view(broker: str, body: ParkedLaneBody) -> ParkedLaneView:
         status=LaneStatus(body.status),
         reason=body.reason,
         attempts=body.attempts,
-        since=Millis(body.since),
+        since_ms=Millis(body.since),
         messages=body.messages,
         size=body.size,
         first=QueueOffset(body.first),

@@ -1,21 +1,22 @@
-"""What administration shows: plain values, ready to be printed."""
+"""The values that administrative calls return, and the positions that they take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What a queue holds: offsets from `first` up to, and not including, `end`."""
+    """The offsets that a queue holds: from `first` up to, and not including, `end`."""
 
     queue: MessageQueue
     first: QueueOffset
     end: QueueOffset
-    last_stored: Millis
-    """Wall time; 0 if nothing was ever stored."""
+    last_stored_ms: Millis
+    """Store time of the newest message, in milliseconds since 1970; 0 if the queue never had one."""
 
     @property
     def messages(self) -> int:
@@ -24,6 +25,8 @@ class QueueBounds:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
+    """A topic and its queues on all brokers."""
+
     topic: str
     ordered: bool
     queues: tuple[QueueBounds, ...]
@@ -31,6 +34,8 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
+    """A connected client of a group."""
+
     client_id: str
     address: str
     language: str
@@ -39,20 +44,21 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """Who owns a queue for a group right now."""
+    """The current owner of a queue for a group."""
 
     group: str
     queue: MessageQueue
     owner: str
     epoch: Epoch
     remaining_ms: Millis
+    """Milliseconds until the lease ends unless it is renewed."""
     stock: bool
-    """Held by a client that knows nothing of epochs."""
+    """The owner is a RocketMQ client, which has no epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """Where a group stands in one queue."""
+    """A group's progress in one queue."""
 
     queue: MessageQueue
     offset: QueueOffset
@@ -67,13 +73,15 @@ class GroupQueue:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
+    """A group: its members, subscriptions and progress."""
+
     group: str
     members: tuple[GroupMember, ...]
     subscriptions: Mapping[str, str]
-    """Topic to tag expression; empty while nobody is online."""
+    """Tag expression by topic; empty while no member is connected."""
     queues: tuple[GroupQueue, ...]
     note: str = ""
-    """What could not be found out, and why."""
+    """What could not be determined, and why."""
 
     @property
     def lag(self) -> int:
@@ -91,13 +99,32 @@ class OffsetChange:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """A place in a queue: the first message stored at or after this wall time."""
+    """A position in a queue: the first message stored at or after this time."""
 
-    millis: Millis
+    when: datetime | float
+    """A `datetime`, or seconds since 1970. A `datetime` without a time zone is local time."""
+
+    @property
+    def ms(self) -> int:
+        return wall_ms(self.when)
 
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
-    """A place in a queue: this offset, or the nearest one that exists."""
+    """A position in a queue: this offset, or the nearest one that exists."""
 
     offset: QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Why the owner's own view of a lane is missing."""
+
+    why: str
+    silent: bool = False
+    """The owner was asked and did not answer in time."""
+
+
+def wall_ms(when: datetime | float) -> int:
+    """A time as the wire has it: milliseconds since 1970."""
+    return to_millis(when.timestamp() if isinstance(when, datetime) else when)

@@ -157,7 +157,7 @@ class Brokers:
         return held.first if offset is None else offset
 
     def _at_time(self, queue: MessageQueue, millis: Millis, held: Bounds) -> QueueOffset:
-        offset = self._ask(lambda: self._admin.offset_at(queue, millis), str(queue))
+        offset = self._ask(lambda: self._admin.offset_at(queue, millis / 1000), str(queue))
         return max(held.first, min(offset, held.end))
 
     def _ask(self, question: Callable[[], T], what: str) -> T:

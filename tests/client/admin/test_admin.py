@@ -1,8 +1,9 @@
-"""Administration against a real broker in this process, and what it makes of a stock one."""
+"""Admin calls against an embedded LaneMQ broker and against an Apache broker."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import pytest
@@ -16,7 +17,7 @@ from lanemq.client.producer.producer import Producer
 from lanemq.core.brokering.topic_table import TopicOrder
 from lanemq.model.errors import InvalidName, InvalidOption, LaneError, TopicNotFound, UsageError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import QueueOffset
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
@@ -46,7 +47,7 @@ WAIT = 60.0
 
 
 def true_at_last(look: Callable[[], R]) -> R:
-    """What `look` sees once it is something; the broker's indexes and members follow in a moment."""
+    """Polls `look` until it returns something: the broker updates indexes and members with a short delay."""
     pause = threading.Event()
     for _ in range(int(WAIT * 100)):
         if seen := look():
@@ -66,7 +67,7 @@ def fill(broker: EmbeddedBroker, topic: str, count: int) -> None:
 
 @contextmanager
 def stock_cluster(*names: str) -> Iterator[tuple[FakeBroker, list[Command]]]:
-    """Apache brokers of these names, all at one address, and the create requests they got."""
+    """Fake Apache brokers with these names, all at one address, and the create requests they received."""
     created: list[Command] = []
 
     def create(command: Command) -> tuple[int, dict[str, str], bytes]:
@@ -95,14 +96,14 @@ def test_created_topic_has_its_queues_and_its_order(admin: Admin) -> None:
     assert {"a-orders", "a-plain"} <= set(admin.topics())
 
 
-def test_topic_has_eight_queues_unless_told_otherwise(admin: Admin) -> None:
-    """As many as `lanemq topic create` gives it."""
+def test_a_topic_has_eight_queues_by_default(admin: Admin) -> None:
+    """The same default as `lanemq topic create`."""
     admin.create_topic("a-default")
     assert len(admin.describe_topic("a-default").queues) == 8
 
 
 @pytest.mark.row("A1")
-def test_globally_ordered_topic_is_one_for_the_broker_too(admin: Admin, broker: EmbeddedBroker) -> None:
+def test_a_globally_ordered_topic_is_stored_as_such_by_the_broker(admin: Admin, broker: EmbeddedBroker) -> None:
     admin.create_topic("a-global", ordered="global")
     assert len(admin.describe_topic("a-global").queues) == 1
     topics = broker.broker._parts.topics
@@ -118,7 +119,7 @@ def test_globally_ordered_topic_with_two_queues_is_refused(admin: Admin) -> None
 
 @pytest.mark.row("A1")
 def test_globally_ordered_topic_on_two_brokers_is_refused() -> None:
-    """One queue each would be two, and between them there is no order."""
+    """One queue on each broker makes two queues, which are not ordered among each other."""
     with (
         stock_cluster("one", "two") as (stock, created),
         Admin(str(stock.address)) as admin,
@@ -136,7 +137,7 @@ def test_apache_broker_is_not_sent_attributes_it_would_refuse() -> None:
     assert "attributes" not in request.ext
 
 
-def test_illegal_topic_name_is_refused_before_anybody_is_asked(admin: Admin) -> None:
+def test_illegal_topic_name_is_refused_without_a_request(admin: Admin) -> None:
     with pytest.raises(InvalidName):
         admin.describe_topic("bad name!")
     with pytest.raises(InvalidName):
@@ -151,13 +152,13 @@ def test_deleted_topic_is_gone(admin: Admin) -> None:
         admin.describe_topic("a-gone")
 
 
-def test_internal_topics_are_shown_only_on_demand(admin: Admin) -> None:
+def test_internal_topics_are_listed_only_on_request(admin: Admin) -> None:
     assert "TBW102" not in admin.topics()
     assert "TBW102" in admin.topics(internal=True)
 
 
 @pytest.mark.parametrize(("name", "queues", "error"), [("no spaces", 1, InvalidName), ("fine", 0, InvalidOption)])
-def test_impossible_topic_is_refused_before_anybody_is_asked(
+def test_impossible_topic_is_refused_without_a_request(
     admin: Admin, name: str, queues: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -169,13 +170,13 @@ def test_bounds_show_what_a_queue_holds(broker: EmbeddedBroker, admin: Admin) ->
     fill(broker, "a-bounds", 5)
     (bounds,) = admin.describe_topic("a-bounds").queues
     assert (bounds.first, bounds.end, bounds.messages) == (0, 5, 5)
-    assert bounds.last_stored > 0
+    assert bounds.last_stored_ms > 0
     assert admin.min_offset(bounds.queue) == 0
     assert admin.max_offset(bounds.queue) == 5
-    assert admin.offset_at(bounds.queue, Millis(0)) == 0
+    assert admin.offset_at(bounds.queue, 0.0) == admin.offset_at(bounds.queue, datetime(1970, 1, 1, tzinfo=UTC)) == 0
 
 
-def test_messages_are_found_by_key_by_unique_id_and_by_place(broker: EmbeddedBroker, admin: Admin) -> None:
+def test_messages_are_found_by_key_by_unique_id_and_by_offset_id(broker: EmbeddedBroker, admin: Admin) -> None:
     admin.create_topic("a-find", 1)
     with Producer(broker.address) as producer:
         receipt = producer.send("a-find", b"first", key="k", keys=["invoice-1", "eu"])
@@ -191,7 +192,7 @@ def test_messages_are_found_by_key_by_unique_id_and_by_place(broker: EmbeddedBro
 
 
 def test_a_message_is_found_by_the_key_that_orders_it(broker: EmbeddedBroker, admin: Admin) -> None:
-    """The word that people know; search words are extra."""
+    """Not only by the additional search keys."""
     admin.create_topic("a-find-key", 1, ordered=True)
     with Producer(broker.address) as producer:
         for number in range(3):
@@ -202,14 +203,14 @@ def test_a_message_is_found_by_the_key_that_orders_it(broker: EmbeddedBroker, ad
     assert [each.queue_offset for each in admin.find_key("a-find-key", "order-7")] == [0, 1, 2, 3]
 
 
-def test_an_id_that_leads_nowhere_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:
+def test_an_id_of_no_stored_message_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:
     host, _, port = broker.address.rpartition(":")
     with pytest.raises(LaneError):
         admin.view(encode_offset_id(host, int(port), 2**40))
 
 
 class Member:
-    """A stock client that is online for a group and holds a lock."""
+    """A RocketMQ client that is connected as a member of a group and owns a queue."""
 
     def __init__(self, address: str, group: str, topic: str, queue: MessageQueue) -> None:
         self.link = BlockingConnection(parse_address(address))
@@ -254,7 +255,7 @@ def test_group_shows_members_lag_owner_and_epoch(broker: EmbeddedBroker, admin: 
         ("latest", 6),
         (AtOffset(QueueOffset(2)), 2),
         (AtOffset(QueueOffset(99)), 6),
-        (AtTime(Millis(0)), 0),
+        (AtTime(0.0), 0),
     ],
 )
 def test_reset_moves_an_offline_group_and_a_dry_run_does_not(
@@ -275,7 +276,7 @@ def test_reset_moves_an_offline_group_and_a_dry_run_does_not(
 
 
 def test_a_group_that_never_read_has_no_offset(broker: EmbeddedBroker, admin: Admin) -> None:
-    """RocketMQ would say 0 here, which looks like a group that stands at the first message."""
+    """RocketMQ returns 0 here, which looks like a group at the first message."""
     admin.create_topic("a-unread", 1)
     fill(broker, "a-unread", 3)
     assert admin.committed("a-nobody", queue_of(admin, "a-unread")) is None
@@ -292,7 +293,7 @@ def test_reset_moves_the_named_queues_only(broker: EmbeddedBroker, admin: Admin)
     assert admin.reset_offsets("a-halves", "a-some", to="earliest", queues=[9]) == ()
 
 
-def test_a_reset_moves_members_at_work_and_leaves_other_queues_alone(broker: EmbeddedBroker, admin: Admin) -> None:
+def test_a_reset_moves_connected_members_and_leaves_other_queues_alone(broker: EmbeddedBroker, admin: Admin) -> None:
     admin.create_topic("a-online", 2, ordered=True)
     with Producer(broker.address) as producer:
         for number in range(4):
@@ -314,14 +315,14 @@ def test_a_reset_moves_members_at_work_and_leaves_other_queues_alone(broker: Emb
     assert seen == {"left": [0, 1, 2, 3], "right": [0, 1, 2, 3, 2, 3]}
 
 
-def test_reset_to_nowhere_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:
+def test_reset_to_an_unknown_position_is_refused(broker: EmbeddedBroker, admin: Admin) -> None:
     admin.create_topic("a-nowhere", 1)
-    with pytest.raises(InvalidOption, match="is no place"):
+    with pytest.raises(InvalidOption, match="is not a position"):
         admin.reset_offsets("g", "a-nowhere", to="yesterday")  # type: ignore[arg-type]
 
 
-def test_stock_broker_has_no_owners_and_says_so() -> None:
-    """Code 3 for LaneMQ's own question is an answer, not a failure."""
+def test_an_apache_broker_reports_no_owners_and_the_note_says_so() -> None:
+    """Its answer 'request code not supported' is not an error here."""
     with FakeBroker(lane=False) as stock:
         cluster = ClusterInfo(
             broker_addr_table={"fake": BrokerData(broker_name="fake", broker_addrs={0: str(stock.address)})}
@@ -333,4 +334,4 @@ def test_stock_broker_has_no_owners_and_says_so() -> None:
             assert admin.locks() == ()
             described = admin.describe_group("g")
     assert described.members == ()
-    assert described.note == "owners are not known: fake is no LaneMQ broker"
+    assert described.note == "owners are not known: fake is not a LaneMQ broker"

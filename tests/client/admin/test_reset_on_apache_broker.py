@@ -1,14 +1,14 @@
-"""Moving a group on a stock broker: by offset while it is away, by time while it is online, never by a guess."""
+"""Resetting a group on an Apache broker: by offset while no member is connected, by time otherwise."""
 
 from collections.abc import Iterator
 
 import pytest
 from tests.client.fake_broker import FakeBroker
 
-from lanemq.client.admin.admin import Admin, Place
+from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.views import AtOffset, AtTime
 from lanemq.model.errors import UsageError
-from lanemq.model.units import Millis, QueueOffset
+from lanemq.model.units import QueueOffset
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.stats_bodies import Connection, ConsumerConnection
@@ -34,7 +34,7 @@ def stock() -> Iterator[FakeBroker]:
 
 
 def _orders(stock: FakeBroker, *, online: bool) -> Asked:
-    """What the broker is told to change, as it comes in."""
+    """Collects the requests by which the broker is asked to change offsets."""
     asked: Asked = []
 
     def note(command: Command) -> tuple[int, dict[str, str], bytes]:
@@ -48,11 +48,11 @@ def _orders(stock: FakeBroker, *, online: bool) -> Asked:
     return asked
 
 
-@pytest.mark.parametrize(("to", "timestamp"), [(AtTime(Millis(77)), "77"), ("latest", "-1"), ("earliest", "0")])
-def test_a_group_that_is_online_is_moved_by_time_for_all_queues_at_once(
-    stock: FakeBroker, to: Place, timestamp: str
+@pytest.mark.parametrize(("to", "timestamp"), [(AtTime(0.077), "77"), ("latest", "-1"), ("earliest", "0")])
+def test_a_group_with_members_is_moved_by_time_for_all_queues_at_once(
+    stock: FakeBroker, to: Position, timestamp: str
 ) -> None:
-    """RocketMQ 4 reads neither queue nor offset of the request: with -1 as time it would go to the end."""
+    """RocketMQ 4 ignores queue and offset in the request; a time of -1 would move the group to the end."""
     asked = _orders(stock, online=True)
     with Admin(str(stock.address)) as admin:
         admin.reset_offsets("g", "T", to=to)
@@ -61,14 +61,14 @@ def test_a_group_that_is_online_is_moved_by_time_for_all_queues_at_once(
     assert not {"offset", "queueId"} & ext.keys()
 
 
-def test_a_group_that_is_online_is_not_moved_to_an_offset(stock: FakeBroker) -> None:
+def test_a_group_with_members_is_not_moved_to_an_offset(stock: FakeBroker) -> None:
     asked = _orders(stock, online=True)
     with Admin(str(stock.address)) as admin, pytest.raises(UsageError, match="stop its members first"):
         admin.reset_offsets("g", "T", to=AtOffset(QueueOffset(1)))
     assert asked == []
 
 
-def test_a_group_that_is_online_is_not_moved_in_one_queue_alone(stock: FakeBroker) -> None:
+def test_a_group_with_members_is_not_moved_in_one_queue_alone(stock: FakeBroker) -> None:
     """RocketMQ 4 would move all of them."""
     asked = _orders(stock, online=True)
     with Admin(str(stock.address)) as admin, pytest.raises(UsageError, match="single queues only while it is not"):
@@ -76,14 +76,14 @@ def test_a_group_that_is_online_is_not_moved_in_one_queue_alone(stock: FakeBroke
     assert asked == []
 
 
-def test_a_group_that_is_away_is_moved_in_one_queue_alone(stock: FakeBroker) -> None:
+def test_a_group_without_members_is_moved_in_one_queue_alone(stock: FakeBroker) -> None:
     asked = _orders(stock, online=False)
     with Admin(str(stock.address)) as admin:
         admin.reset_offsets("g", "T", to="latest", queues=[1])
     assert [(ext["queueId"], ext["commitOffset"]) for _, ext in asked] == [("1", "9")]
 
 
-def test_a_group_that_is_away_is_moved_queue_by_queue(stock: FakeBroker) -> None:
+def test_a_group_without_members_is_moved_queue_by_queue(stock: FakeBroker) -> None:
     asked = _orders(stock, online=False)
     with Admin(str(stock.address)) as admin:
         admin.reset_offsets("g", "T", to=AtOffset(QueueOffset(1)))
