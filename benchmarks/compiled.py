@@ -23,7 +23,7 @@ from lanemq._fast import VARIANT
 from lanemq.client.message import find_key, read_messages
 from lanemq.client.producer.producer import Producer
 from lanemq.client.producer.requests import Parcel, batch_body, properties_text
-from lanemq.log.key_scan import scan_keys
+from lanemq.log.key_index import scan_keys
 from lanemq.log.queue_index import pack_entries
 from lanemq.log.reading import verify
 from lanemq.net.address import parse_address

@@ -114,7 +114,7 @@ class Running:
             self.settle()
 
     def settle(self) -> None:
-        self.wait_for(self.broker._parts.appender.drained())
+        self.wait_for(self.broker._parts.group_commit.drained())
         self.wait_for(self.broker._thread.call(lambda: None))
 
     def _end(self) -> None:

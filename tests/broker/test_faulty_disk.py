@@ -178,7 +178,7 @@ def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
 
 def test_one_failing_answer_keeps_no_other_from_its_own(broker: Running) -> None:
     talk = broker.talk()
-    appender = broker.broker._parts.appender
+    appender = broker.broker._parts.group_commit
 
     def fail(_: object) -> None:
         raise sqlite3.Error("from a listener")

@@ -19,10 +19,10 @@ class Ticking:
             options=never,
             clock=SimpleNamespace(now=lambda: Millis(0)),
             store=self,
-            appender=SimpleNamespace(pending_bytes=0),
+            group_commit=SimpleNamespace(pending_bytes=0),
             thread=self,
         )
-        self.appender = parts.appender
+        self.appender = parts.group_commit
         self._checkpoints = Checkpoints(parts)
 
     def index_keys(self, most_bytes: int) -> bool:

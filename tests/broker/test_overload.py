@@ -20,14 +20,14 @@ def test_senders_are_told_busy_above_the_limit_and_served_again_below(start: Sta
     gate = Gate(running)
     waiting = [talk.post_send("T", bytes(100_000)) for _ in range(30)]
     talk.bounds("T")
-    assert running.call(lambda: running.broker._parts.appender.pending_bytes) <= MIB
+    assert running.call(lambda: running.broker._parts.group_commit.pending_bytes) <= MIB
     gate.open()
     codes = [talk.answer(opaque).code for opaque in waiting]
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes == sorted(codes), "those that fitted came first"
     assert len(talk.read("T")) == codes.count(0)
     assert talk.send("T").code == 0
-    assert running.call(lambda: running.broker._parts.appender.pending_bytes) == 0
+    assert running.call(lambda: running.broker._parts.group_commit.pending_bytes) == 0
 
 
 def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:

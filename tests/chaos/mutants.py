@@ -13,7 +13,7 @@ from typing import Any
 
 from lanemq.broker.app import Broker
 from lanemq.broker.checkpoints import Checkpoints
-from lanemq.broker.storage.group_commit import Appender
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.client.consumer.assigned_queue import Holding
 from lanemq.client.consumer.hand_over import HandOver
 from lanemq.client.consumer.leases import LockKeeper
@@ -28,11 +28,11 @@ from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.sending import sharding
-from lanemq.log import reading, rebuild, record_bytes
+from lanemq.log import reading, record_bytes, recovery
+from lanemq.log.appender import Appender
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.state import State
-from lanemq.log.store import Store
 from lanemq.model.units import Epoch, Millis
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.wire.record import PROOF
@@ -139,7 +139,7 @@ def offsets_at_stop(patch: Patch) -> None:
 
 def flush_before_ack(patch: Patch) -> None:
     """Broker: acknowledges a message when it is staged, before any byte of it is written."""
-    real = Appender.append
+    real = GroupCommit.append
 
     def append(
         self: Any, topic: str, queue_id: int, items: Any, born_host: bytes, size: int, done: Callable[..., None]
@@ -148,7 +148,7 @@ def flush_before_ack(patch: Patch) -> None:
         self._loop.call_soon(done, None)
         return staged
 
-    patch(Appender, "append", append)
+    patch(GroupCommit, "append", append)
 
 
 def sync_before_ack(patch: Patch) -> None:
@@ -157,13 +157,13 @@ def sync_before_ack(patch: Patch) -> None:
 
 
 def _each_flush_takes(patch: Patch, seconds: float) -> None:
-    real = Store.flush
+    real = Appender.flush
 
     def flush(self: Any, *given: Any, **named: Any) -> None:
         time.sleep(seconds)
         real(self, *given, **named)
 
-    patch(Store, "flush", flush)
+    patch(Appender, "flush", flush)
 
 
 def slow_disk(patch: Patch) -> None:
@@ -286,7 +286,7 @@ def record_checksum(patch: Patch) -> None:
 def torn_end(patch: Patch) -> None:
     """Broker: after a power cut, keeps what follows a torn record of a group commit that nobody was told of, and
     takes a repetition of what was torn for a duplicate."""
-    patch(rebuild, "shows_synced", lambda log, position: position < log.end)
+    patch(recovery, "shows_synced", lambda log, position: position < log.end)
     patch(dedup._Producer, "misses", lambda self, first, end: False)
 
 

@@ -23,7 +23,7 @@ HOMES = (
     "wire.send_runs",
     "log.queue_index",
     "log.reading",
-    "log.key_scan",
+    "log.key_index",
     "client.message",
     "client.consumer.attempts",
     "client.consumer.turn_run",

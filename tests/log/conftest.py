@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lanemq.log.appender import NewRecord
 from lanemq.log.filesystem import Disk
 from lanemq.log.options import StoreOptions
-from lanemq.log.staging import NewRecord
 from lanemq.log.store import Store
 from lanemq.wire.record import RecordView, record_starts
 

@@ -48,15 +48,15 @@ def test_a_full_disk_is_final_until_a_restart(open_store: OpenStore, disk: Fault
 def test_what_was_staged_behind_a_full_disk_is_forgotten(open_store: OpenStore, disk: FaultyDisk) -> None:
     """It counts on positions that do not exist; writing it would tear the log."""
     store = open_store(disk=disk)
-    store.stage("t", 0, [message("first")], store_time=1)
-    pending = store.take_pending()
-    store.stage("t", 0, [message("second")], store_time=1)
+    store.appender.stage("t", 0, [message("first")], store_time=1)
+    pending = store.appender.take_pending()
+    store.appender.stage("t", 0, [message("second")], store_time=1)
     disk.space = 0
     with pytest.raises(DiskFull):
-        store.flush(pending)
+        store.appender.flush(pending)
     disk.space = None
     with pytest.raises(DiskFull):
-        store.flush(store.take_pending())
+        store.appender.flush(store.appender.take_pending())
     crash(store)
     store = open_store()
     assert store.append("t", 0, [message("third")], store_time=1).first_offset == 0
@@ -84,7 +84,7 @@ def test_a_disk_that_cannot_be_cut_back_is_given_up(open_store: OpenStore, disk:
     disk.space, disk.truncate_fails = 10, True
     with pytest.raises(WriteFailed):
         send(store, "lost")
-    assert isinstance(store.failed, WriteFailed)
+    assert isinstance(store.appender.failed, WriteFailed)
 
 
 def test_a_failed_write_is_final(open_store: OpenStore, disk: FaultyDisk) -> None:
@@ -93,9 +93,9 @@ def test_a_failed_write_is_final(open_store: OpenStore, disk: FaultyDisk) -> Non
     disk.failing_write = 1
     with pytest.raises(WriteFailed):
         send(store, "lost")
-    assert isinstance(store.failed, WriteFailed)
+    assert isinstance(store.appender.failed, WriteFailed)
     with pytest.raises(WriteFailed):
-        store.stage("t", 0, [message("refused")], store_time=1)
+        store.appender.stage("t", 0, [message("refused")], store_time=1)
     assert read_all(store) == (["kept"], [])
 
 
@@ -108,9 +108,9 @@ def test_a_failed_sync_is_final_and_never_tried_again(open_store: OpenStore, dis
         send(store, "unknown")
     asked = disk.calls["fdatasync"]
     with pytest.raises(WriteFailed):
-        store.sync()
+        store.appender.sync()
     with pytest.raises(WriteFailed):
-        store.flush(store.take_pending())
+        store.appender.flush(store.appender.take_pending())
     store.close()
     assert disk.calls["fdatasync"] == asked
     assert read_all(open_store())[0][:1] == ["kept"]
@@ -118,12 +118,12 @@ def test_a_failed_sync_is_final_and_never_tried_again(open_store: OpenStore, dis
 
 def test_what_was_not_flushed_is_not_visible(open_store: OpenStore) -> None:
     store = open_store()
-    store.stage("t", 0, [message("staged")], store_time=1)
+    store.appender.stage("t", 0, [message("staged")], store_time=1)
     assert store.bounds("t", 0) == (0, 0)
-    pending = store.take_pending()
-    store.flush(pending)
+    pending = store.appender.take_pending()
+    store.appender.flush(pending)
     assert store.bounds("t", 0) == (0, 0)
-    store.publish(pending)
+    store.appender.publish(pending)
     assert store.bounds("t", 0) == (0, 1)
 
 
@@ -138,10 +138,10 @@ def test_a_durable_flush_syncs_and_a_relaxed_one_waits(open_store: OpenStore, tm
     store = open_store(tmp_path / "relaxed", StoreOptions(durable=False, relaxed_sync_ms=500), disk)
     before = disk.calls["fdatasync"]
     for now in (0, 100, 499):
-        store.stage("t", 0, [message("relaxed")], store_time=1)
-        store.flush(store.take_pending(), Millis(now))
+        store.appender.stage("t", 0, [message("relaxed")], store_time=1)
+        store.appender.flush(store.appender.take_pending(), Millis(now))
     assert disk.calls["fdatasync"] == before
-    store.flush(store.take_pending(), Millis(500))
+    store.appender.flush(store.appender.take_pending(), Millis(500))
     assert disk.calls["fdatasync"] == before + 1
 
 
@@ -167,6 +167,6 @@ def test_a_message_that_fits_no_record_changes_nothing(open_store: OpenStore) ->
     store = open_store()
     good, bad = message("good"), message("bad", properties="x" * 40_000)
     with pytest.raises(LocalProtocolError):
-        store.stage("t", 0, [good, bad], store_time=1)
-    assert not store.take_pending()
+        store.appender.stage("t", 0, [good, bad], store_time=1)
+    assert not store.appender.take_pending()
     assert store.append("t", 0, [good], store_time=1).first_offset == 0

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq._fast import references
-from lanemq.log.key_scan import key_hash, keys_of
+from lanemq.log.key_index import key_hash, keys_of
 from lanemq.wire.record import encode_record
 
 NAMES = st.sampled_from(["__SHARDINGKEY", "UNIQ_KEY", "KEYS", "XKEYS", "X__SHARDINGKEY", "WAIT", "LANE_STAMP", ""])

@@ -6,11 +6,9 @@ import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
 
 from lanemq.log.filesystem import RealDisk
-from lanemq.log.index_files import IndexFiles, IndexLost
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import QueueIndex, pack_entries, pack_entry
-from lanemq.log.reading import ReadStatus, verify
-from lanemq.log.time_search import Boundary
+from lanemq.log.queue_index import IndexFiles, IndexLost, QueueIndex, pack_entries, pack_entry
+from lanemq.log.reading import Boundary, ReadStatus, verify
 from lanemq.model.errors import CorruptRecord
 from lanemq.model.java_hash import java_string_hash
 from lanemq.wire.record import encode_record
@@ -142,13 +140,13 @@ def test_an_offset_is_found_by_time(open_store: OpenStore) -> None:
     store = open_store()
     for time in (100, 200, 200, 300):
         send(store, "x", store_time=time)
-    lower = [store.find_by_time("t", 0, time, Boundary.LOWER) for time in (50, 100, 150, 200, 250, 300, 301)]
-    upper = [store.find_by_time("t", 0, time, Boundary.UPPER) for time in (50, 100, 150, 200, 250, 300, 301)]
+    lower = [store.times.find("t", 0, time, Boundary.LOWER) for time in (50, 100, 150, 200, 250, 300, 301)]
+    upper = [store.times.find("t", 0, time, Boundary.UPPER) for time in (50, 100, 150, 200, 250, 300, 301)]
     assert lower == [0, 0, 1, 1, 3, 3, 4]
     assert upper == [0, 0, 0, 2, 2, 3, 3]
-    assert store.earliest_time("t", 0) == 100
-    assert store.earliest_time("t", 1) is None
-    assert store.find_by_time("t", 1, 100, Boundary.LOWER) == 0
+    assert store.times.earliest("t", 0) == 100
+    assert store.times.earliest("t", 1) is None
+    assert store.times.find("t", 1, 100, Boundary.LOWER) == 0
 
 
 def test_store_times_never_go_back(open_store: OpenStore) -> None:
@@ -179,13 +177,13 @@ def test_a_record_larger_than_a_segment_gets_its_own(open_store: OpenStore) -> N
 
 
 def test_thousands_of_queues_share_few_open_files(open_store: OpenStore, in_memory: Path) -> None:
-    options = StoreOptions(most_open_indexes=8)
+    options = StoreOptions(max_open_indexes=8)
     store = open_store(in_memory / "data", options)
     for queue_id in range(2000):
-        store.stage("t", queue_id, [message(f"{queue_id}")], store_time=1)
-    pending = store.take_pending()
-    store.flush(pending)
-    assert len(store.publish(pending)) == 2000
+        store.appender.stage("t", queue_id, [message(f"{queue_id}")], store_time=1)
+    pending = store.appender.take_pending()
+    store.appender.flush(pending)
+    assert len(store.appender.publish(pending)) == 2000
     store.checkpoint()
     assert all(read_all(store, queue_id=q) == ([f"{q}"], []) for q in range(0, 2000, 50))
     assert len(store._files._open) == 8

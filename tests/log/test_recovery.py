@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.log.conftest import SMALL, OpenStore, crash, log_files, message, read_all, send
 
-from lanemq.log.staging import NewRecord
+from lanemq.log.appender import NewRecord
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.wire.record import encode_record
@@ -178,10 +178,10 @@ def test_of_a_group_that_nobody_was_told_of_nothing_counts_behind_a_torn_record(
 def test_what_stands_in_front_of_a_later_group_or_segment_was_synced(tmp_path: Path, open_store: OpenStore) -> None:
     """A group in a new segment is written after the segment before it was synced, whatever it says itself."""
     store = open_store()
-    first = store.stage("t", 0, [message("x" * 3000), message("damaged")], store_time=1).positions
-    store.stage("t", 0, [message("y" * 3000)], store_time=1)
-    pending = store.take_pending()
-    store.flush(pending)
+    first = store.appender.stage("t", 0, [message("x" * 3000), message("damaged")], store_time=1).positions
+    store.appender.stage("t", 0, [message("y" * 3000)], store_time=1)
+    pending = store.appender.take_pending()
+    store.appender.flush(pending)
     crash(store)
     one, two = log_files(tmp_path / "data")
     with one.open("r+b") as file:

@@ -10,8 +10,7 @@ from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, messa
 from lanemq.log.options import StoreOptions
 from lanemq.log.parked_rows import ParkedRows
 from lanemq.log.retention import SegmentFacts, expired_segments
-from lanemq.log.schema import SCHEMA
-from lanemq.log.state import LeaseRow, OffsetRow, ProducerRow, State
+from lanemq.log.state import SCHEMA, LeaseRow, OffsetRow, ProducerRow, State
 from lanemq.log.store import Store
 from lanemq.model.errors import CorruptRecord, InvalidOption, LogInUse, StorageError
 from lanemq.wire.record import RecordView
@@ -31,11 +30,11 @@ def test_a_second_broker_on_the_folder_is_refused_with_the_holder(open_store: Op
 
 def test_arrivals_say_which_queues_have_news(open_store: OpenStore) -> None:
     store = open_store()
-    store.stage("a", 0, [message("x", 5), message("y", 6)], store_time=1)
-    store.stage("b", 3, [message("z")], store_time=1)
-    pending = store.take_pending()
-    store.flush(pending)
-    arrivals = {(a.topic, a.queue_id): (a.max_offset, a.tag_codes) for a in store.publish(pending)}
+    store.appender.stage("a", 0, [message("x", 5), message("y", 6)], store_time=1)
+    store.appender.stage("b", 3, [message("z")], store_time=1)
+    pending = store.appender.take_pending()
+    store.appender.flush(pending)
+    arrivals = {(a.topic, a.queue_id): (a.max_offset, a.tag_codes) for a in store.appender.publish(pending)}
     assert arrivals == {("a", 0): (2, {5, 6}), ("b", 3): (1, {0})}
 
 
@@ -66,17 +65,17 @@ def test_pull_of_many_small_messages_gets_all_that_fit(open_store: OpenStore) ->
 def test_a_checkpoint_waits_until_its_mark_is_published(open_store: OpenStore) -> None:
     """Producer rows speak of staged records; saved before those are on disk, they would turn a repeat into a loss."""
     store = open_store()
-    store.stage("t", 0, [message("x")], store_time=1)
-    mark = store.checkpoint_mark()
-    assert store.take_index_work(mark) is None
-    pending = store.take_pending()
-    store.flush(pending)
-    assert store.take_index_work(mark) is None
-    store.publish(pending)
-    work = store.take_index_work(mark)
+    store.appender.stage("t", 0, [message("x")], store_time=1)
+    mark = store.appender.staged
+    assert store.checkpoints.take(mark) is None
+    pending = store.appender.take_pending()
+    store.appender.flush(pending)
+    assert store.checkpoints.take(mark) is None
+    store.appender.publish(pending)
+    work = store.checkpoints.take(mark)
     assert work is not None
-    store.write_index(work, [ProducerRow("t", 0, "p", "state")])
-    store.finish_index(work)
+    store.checkpoints.write(work, [ProducerRow("t", 0, "p", "state")])
+    store.checkpoints.finish(work)
     saved = store.state.checkpoint()
     assert saved is not None
     assert saved.position == mark
@@ -86,12 +85,12 @@ def test_a_checkpoint_waits_until_its_mark_is_published(open_store: OpenStore) -
 def test_records_published_during_a_checkpoint_are_not_lost(open_store: OpenStore) -> None:
     store = open_store()
     send(store, "a")
-    work = store.take_index_work(store.checkpoint_mark())
+    work = store.checkpoints.take(store.appender.staged)
     assert work is not None
     send(store, "b")
-    store.write_index(work)
+    store.checkpoints.write(work)
     send(store, "c")
-    store.finish_index(work)
+    store.checkpoints.finish(work)
     assert read_all(store) == (["a", "b", "c"], [])
     crash(store)
     assert read_all(open_store()) == (["a", "b", "c"], [])
@@ -149,11 +148,11 @@ def test_retention_keeps_what_it_cannot_date() -> None:
 def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store: OpenStore) -> None:
     store = open_store()
     position = store.append("t", 0, [message("old", properties=keyed("k"))], store_time=1).positions[0]
-    store.stage("t", 0, [message("staged")], store_time=1)
+    store.appender.stage("t", 0, [message("staged")], store_time=1)
     store.state.drop_topic("t", store.drop_topic("t"))
-    pending = store.take_pending()
-    store.flush(pending)
-    assert store.publish(pending) == []
+    pending = store.appender.take_pending()
+    store.appender.flush(pending)
+    assert store.appender.publish(pending) == []
     send(store, "new")
     for _ in range(2):
         assert store.bounds("t", 0) == (0, 1)
@@ -168,7 +167,7 @@ def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store:
 def test_records_at_the_positions_of_lost_ones_of_a_deleted_topic_are_kept(open_store: OpenStore) -> None:
     """What was staged when the topic was deleted never reached the disk: its positions are given out again."""
     store = open_store()
-    store.stage("t", 0, [message("staged" * 100)], store_time=1)
+    store.appender.stage("t", 0, [message("staged" * 100)], store_time=1)
     store.state.drop_topic("t", store.drop_topic("t"))
     crash(store)
     store = open_store()
@@ -183,11 +182,11 @@ def test_records_at_the_positions_of_lost_ones_of_a_deleted_topic_are_kept(open_
 def test_a_topic_dropped_during_a_checkpoint_stays_dropped(open_store: OpenStore) -> None:
     store = open_store()
     send(store, "old")
-    work = store.take_index_work(store.checkpoint_mark())
+    work = store.checkpoints.take(store.appender.staged)
     assert work is not None
     store.drop_topic("t")
-    store.write_index(work)
-    store.finish_index(work)
+    store.checkpoints.write(work)
+    store.checkpoints.finish(work)
     assert store.state.queues() == []
     crash(store)
     assert open_store().bounds("t", 0) == (0, 0)

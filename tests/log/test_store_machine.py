@@ -45,7 +45,7 @@ class Ledger:
             self.acknowledged = {0: [], 1: [], 2: []}
             return
         if step == "stage and crash":
-            self.store.stage("t", 0, [message("never acknowledged")], store_time=self.counter)
+            self.store.appender.stage("t", 0, [message("never acknowledged")], store_time=self.counter)
         if step in ("stop", "lose indexes"):
             self.store.close()
         else:

@@ -39,7 +39,7 @@ from lanemq.broker.notices import Notices
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
 from lanemq.broker.send_runs import SendRuns
-from lanemq.broker.storage.group_commit import Appender
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.log_thread import LogThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
@@ -52,8 +52,8 @@ from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.history import NO_HISTORY, last_time, open_history
+from lanemq.log.appender import Arrival
 from lanemq.log.options import StoreOptions
-from lanemq.log.staging import Arrival
 from lanemq.log.state import OffsetRow, ProducerRow, Sync
 from lanemq.log.store import Store
 from lanemq.model.names import SCHEDULE_TOPIC
@@ -104,7 +104,7 @@ class Broker:
             self._server = self._new_server()
             self.address = await self._server.listen(self.options.listen)
             self._parts.advertised = Address(self.options.advertised_host, self.address.port)
-            self._parts.appender.store_host = pack_host(*self._parts.advertised)
+            self._parts.group_commit.store_host = pack_host(*self._parts.advertised)
         except BaseException:
             self._thread.stop()
             self._recording.close()
@@ -120,7 +120,7 @@ class Broker:
             await asyncio.gather(self._ticking, return_exceptions=True)
         self._server.stop_accepting()
         self._pull.release_all()
-        await self._parts.appender.drained()
+        await self._parts.group_commit.drained()
         await self._thread.call(_nothing)  # behind everything submitted: its outcome has been told
         await self._server.close()
         try:
@@ -134,7 +134,7 @@ class Broker:
     @property
     def read_only(self) -> bool:
         """Whether a failed write has ended this broker's sends; reads go on."""
-        return self._parts.appender.failure is not None
+        return self._parts.group_commit.failure is not None
 
     # what the server calls
 
@@ -172,17 +172,17 @@ class Broker:
             template_queues=options.default_queues,
             own_names=(options.name, options.cluster),
         )
-        appender = Appender(store, self._thread, clock, self._arrived, options.max_pending_bytes)
+        group_commit = GroupCommit(store, self._thread, clock, self._arrived, options.max_pending_bytes)
         parts = Parts(
             options=options,
             clock=clock,
             store=store,
             state=store.state,
             thread=self._thread,
-            appender=appender,
+            group_commit=group_commit,
             notices=Notices(members),
             advertised=options.listen,
-            topics=TopicKeeper(table, store.state, self._thread, appender.stop_writing),
+            topics=TopicKeeper(table, store.state, self._thread, group_commit.stop_writing),
             members=members,
             locks=LockTable(to_millis(options.stock_lease), first_serial=clock.wall()),
             offsets=GroupOffsets(),
@@ -232,7 +232,7 @@ class Broker:
             self,
             max_connections=options.max_connections,
             together=self._runs.take if options.users is None else None,  # each request has its own signature
-            reads=self._parts.appender,
+            reads=self._parts.group_commit,
             door=None if options.tls is None else Door(options.tls, self._clock),
         )
 

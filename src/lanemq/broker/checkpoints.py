@@ -62,7 +62,7 @@ class Checkpoints:
             self._index_keys()
 
     def _take_mark(self) -> None:
-        self._mark = (self._parts.store.checkpoint_mark(), self._parts.producers.dirty())
+        self._mark = (self._parts.store.appender.staged, self._parts.producers.dirty())
         self._mark_deletions = self._parts.topics.deletions
 
     def _save_offsets(self) -> None:
@@ -89,10 +89,10 @@ class Checkpoints:
         self._parts.thread.submit(write, written)
 
     def _save_index(self, mark: int, unsaved: Unsaved) -> None:
-        if self._parts.appender.failure is not None:
+        if self._parts.group_commit.failure is not None:
             self._mark = None
             return
-        work = self._parts.store.take_index_work(mark)
+        work = self._parts.store.checkpoints.take(mark)
         if work is None:
             return  # records below the mark are not on disk yet; the next tick tries again
         self._mark = None
@@ -102,15 +102,15 @@ class Checkpoints:
         def written(_: object, error: StorageError | None) -> None:
             self._index_written(work, unsaved, error)
 
-        self._parts.thread.submit(lambda: self._parts.store.write_index(work, rows, unsaved.gone), written)
+        self._parts.thread.submit(lambda: self._parts.store.checkpoints.write(work, rows, unsaved.gone), written)
 
     def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:
         self._index_under_way = False
         if error is not None:
             log.error("a checkpoint could not be written: %s", error)
-            self._parts.store.give_back_index(work)
+            self._parts.store.checkpoints.give_back(work)
             return
-        self._parts.store.finish_index(work)
+        self._parts.store.checkpoints.finish(work)
         self._parts.producers.saved(unsaved)
 
     def _has_time_for_keys(self, now: Millis) -> bool:
@@ -122,7 +122,7 @@ class Checkpoints:
         if self._last_end - before > KEY_INDEX_STEP_BYTES and self._keys_put_off < KEYS_PUT_OFF_TICKS:
             self._keys_put_off += 1
             return False
-        if self._keys_under_way or now < self._keys_not_before or self._parts.appender.pending_bytes:
+        if self._keys_under_way or now < self._keys_not_before or self._parts.group_commit.pending_bytes:
             return False
         self._keys_put_off = 0
         return True

@@ -11,8 +11,8 @@ from functools import partial
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.group_commit import Done
 from lanemq.core.brokering.delay import MAX_LEVEL, due, due_at
+from lanemq.log.appender import NewRecord
 from lanemq.log.reading import ReadStatus
-from lanemq.log.staging import NewRecord
 from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
@@ -95,7 +95,7 @@ class DelayDelivery:
         topic = self._parts.topics.get(properties.get(PropertyName.REAL_TOPIC, ""))
         if topic is None:
             log.error("a delayed message is dropped: its topic %r was deleted", properties.get("REAL_TOPIC"))
-            self._parts.appender.barrier(done)
+            self._parts.group_commit.barrier(done)
             return
         # The stamp counted when the message was sent; in the copy it would count again.
         item = NewRecord(
@@ -110,4 +110,4 @@ class DelayDelivery:
         queue_id = int(properties.get(PropertyName.REAL_QUEUE, "0")) % topic.write_queues
         host, _, port = record.born_host.rpartition(":")
         size = len(item.body) + len(item.properties) + 128
-        self._parts.appender.append(topic.name, queue_id, [item], pack_host(host, int(port)), size, done)
+        self._parts.group_commit.append(topic.name, queue_id, [item], pack_host(host, int(port)), size, done)

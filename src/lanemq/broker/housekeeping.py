@@ -7,7 +7,7 @@ from lanemq.broker.checkpoints import Checkpoints
 from lanemq.broker.delays import DelayDelivery
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
-from lanemq.log.segment import Segment
+from lanemq.log.commit_log import Segment
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
 from lanemq.net.server import Server
@@ -37,14 +37,14 @@ class Housekeeping:
         self._step(lambda: self._expire_leases(now))
         self._step(lambda: self._parts.notices.group_changed(self._parts.members.expire(now=now).groups))
         self._step(lambda: self._checkpoints.tick(now))
-        if self._is_time("delays", DELAY_MS, now) and self._parts.appender.failure is None:
+        if self._is_time("delays", DELAY_MS, now) and self._parts.group_commit.failure is None:
             self._step(self._delays.tick)
         if self._is_time("idle", IDLE_CHECK_MS, now):
             self._step(lambda: server.close_idle(self._parts.options.idle_timeout))
         if self._is_time("retention", RETENTION_MS, now):
             self._step(self._retire)
         if not self._parts.options.durable:
-            self._step(lambda: self._parts.appender.sync_if_due(now))
+            self._step(lambda: self._parts.group_commit.sync_if_due(now))
 
     def _step(self, step: Callable[[], None]) -> None:
         try:

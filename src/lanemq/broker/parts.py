@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.group_commit import Appender
+from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.log_thread import LogThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
@@ -34,7 +34,7 @@ class Parts:
     store: Store
     state: State
     thread: LogThread
-    appender: Appender
+    group_commit: GroupCommit
     notices: Notices
     advertised: Address
     topics: TopicKeeper

@@ -15,7 +15,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.reply import code_for
 from lanemq.broker.routing import place
 from lanemq.core.brokering.dedup import Fresh
-from lanemq.log.staging import Staged
+from lanemq.log.appender import Staged
 from lanemq.model.errors import LaneError, StorageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.stamp import Stamp
@@ -125,7 +125,7 @@ class SendRuns:
         stages: list[Staged] = []
         done = partial(self._done, peer, run.opaques, queue_id, stages)
         born_host = pack_host(*peer.remote)
-        staged = self._parts.appender.append(header.topic, queue_id, _records(run, header), born_host, size, done)
+        staged = self._parts.group_commit.append(header.topic, queue_id, _records(run, header), born_host, size, done)
         stages.append(staged)
         return staged
 

@@ -1,29 +1,89 @@
-"""The three steps of an append: stage (loop), flush (log thread), publish (loop).
+"""The end of the log: records are staged (loop), flushed (log thread), then published (loop).
 
-Guards the promise "acknowledged is on disk": offsets and positions are given out in `stage`, bytes reach the
-disk in `flush`, and only `publish`, after a flush that succeeded, lets anybody see them. A flush that failed
-stops all further ones: what was staged behind it counts on positions that do not exist.
+`stage` assigns offsets and positions, `flush` brings the bytes to the disk, and only `publish` after a successful flush
+makes them visible. Invariant: nothing is visible or acknowledged that was not flushed.
 
-Every failure is final until a restart, a full disk too: what was staged and lost is known to others already, to
-the table of producers for one, and only a start builds all of that from the log.
+Any failed flush is final until a restart, a full disk included: records staged behind it rely on positions that do not
+exist, and other tables (producer stamps, for one) already know of the lost records. Only a start rebuilds those tables
+from the log.
+
+The loop fills one `Pending` and then replaces it by a new one. From then on only the log thread touches it (`flush`),
+and afterwards only the loop (`publish`), so the hot path needs no lock.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 from lanemq.log.commit_log import CommitLog
 from lanemq.log.options import StoreOptions
-from lanemq.log.queue_index import pack_entries, pack_entry
-from lanemq.log.queue_table import QueueTable
-from lanemq.log.staging import Arrival, NewRecords, Pending, QueueBatch, Staged
+from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entries, pack_entry
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.wire.hosts import NO_HOST
 from lanemq.wire.record import seal_records
 from lanemq.wire.record_columns import RecordColumns, seal_columns
 
+RecordParts: TypeAlias = tuple[bytes, bytes, int, int, int, int, int]
+"""The fields of a `NewRecord` as a plain tuple, which is cheaper: a broker makes hundreds of thousands a second."""
+
+NewRecords: TypeAlias = Sequence[RecordParts] | RecordColumns
+"""The records of one `stage` call: one by one, or as columns if they share most fields."""
+
+
+class NewRecord(NamedTuple):
+    """One message to store. `properties` is RocketMQ's properties text in UTF-8; `tag_code` 0 means no tag."""
+
+    body: bytes
+    properties: bytes = b""
+    tag_code: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    reconsume_times: int = 0
+
+
+class Staged(NamedTuple):
+    """Where the records of one `stage` call will be once they are flushed."""
+
+    first_offset: int
+    positions: list[int]
+    store_time: int
+
+
+class Arrival(NamedTuple):
+    """New visible messages of one queue; wakes long polls."""
+
+    topic: str
+    queue_id: int
+    max_offset: int
+    tag_codes: frozenset[int]
+
+
+@dataclass(slots=True)
+class QueueBatch:
+    """One queue's share of a `Pending`."""
+
+    entries: list[bytes] = field(default_factory=list)
+    tag_codes: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Pending:
+    """Everything staged for one group commit. Each of `parts` is a segment's start and the records for it."""
+
+    start: int
+    end: int
+    parts: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    queues: dict[QueueIndex, QueueBatch] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.end > self.start
+
 
 class Appender:
-    """Owns the end of the log. `failed` is why nothing can be written any more, or None."""
+    """Appends to the log. `failed` is the error after which nothing can be written, or None; reads still work."""
 
     def __init__(self, log: CommitLog, queues: QueueTable, options: StoreOptions) -> None:
         self._log = log
@@ -35,9 +95,10 @@ class Appender:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything staged; the next record goes to the end of the log."""
+        """Discard everything staged; the next record goes to the end of the log."""
         segments = self._log.segments
         self.published = self._log.end
+        """The position after the last visible record."""
         self._segment = segments[-1].start if segments else 0
         self._pending = Pending(self.published, self.published)
         for queue in self._queues:
@@ -58,7 +119,7 @@ class Appender:
         born_host: bytes = NO_HOST,
         store_host: bytes = NO_HOST,
     ) -> Staged:
-        """Gives the records their places; all or none. Store times never go back, even if the clock does."""
+        """Assign offsets and positions to all of the records, or raise. Store times never go back with the clock."""
         self._refuse_if_failed()
         queue = self._queues.obtain(topic, queue_id)
         store_time = self.last_store_time = max(store_time, self.last_store_time)
@@ -84,14 +145,43 @@ class Appender:
         queue.staged_end += len(records)
         return Staged(first, positions, store_time)
 
+    def _place_all(self, records: list[bytes], sizes: list[int]) -> None:
+        """As `_place` for each record, in one step where all of them fit into the segment."""
+        end = self._pending.end + sum(sizes)
+        if end - self._segment <= self._options.segment_bytes:
+            self._part().extend(records)
+            self._pending.end = end
+        else:
+            for record, size in zip(records, sizes, strict=True):
+                self._place(record, size)
+
+    def _place(self, record: bytes, size: int) -> None:
+        """Put a record after the last one; start a new segment if the current one would grow too large."""
+        pending = self._pending
+        position = pending.end
+        if position + size - self._segment > self._options.segment_bytes and position > self._segment:
+            self._segment = position
+        self._part().append(record)
+        pending.end = position + size
+
+    def _part(self) -> list[bytes]:
+        """The pending records of the current segment."""
+        parts = self._pending.parts
+        if not parts or parts[-1][0] != self._segment:
+            parts.append((self._segment, []))
+        return parts[-1][1]
+
     def take_pending(self) -> Pending:
-        """Hands over what was staged; it must be flushed and published in the order taken."""
+        """Hand over what was staged. The caller flushes and publishes in the order of taking."""
         pending = self._pending
         self._pending = Pending(pending.end, pending.end)
         return pending
 
     def flush(self, pending: Pending, now: Millis | None = None) -> None:
-        """On the log thread: returns when the records are as safe as the options promise, or raises."""
+        """On the log thread: return when the records are as safe as the options promise, or raise.
+
+        `now` (monotonic) is needed without `durable` only, to sync from time to time.
+        """
         self._refuse_if_failed()
         try:
             if pending:
@@ -103,7 +193,7 @@ class Appender:
             raise
 
     def sync(self) -> None:
-        """On the log thread: makes everything flushed so far survive a power cut."""
+        """On the log thread: make everything flushed so far survive a power cut."""
         self._refuse_if_failed()
         try:
             self._log.sync()
@@ -112,7 +202,7 @@ class Appender:
             raise
 
     def publish(self, pending: Pending) -> list[Arrival]:
-        """Makes flushed records visible; says which queues have news."""
+        """Make flushed records visible; returns the queues that received some."""
         arrivals = []
         for queue, batch in pending.queues.items():
             if not queue.dropped:
@@ -123,35 +213,9 @@ class Appender:
         return arrivals
 
     def _refuse_if_failed(self) -> None:
-        # A new error each time: raising the kept one again would lengthen its traceback for ever.
+        # A new error each time: raising the kept one again would lengthen its traceback with every call.
         if self.failed is not None:
             raise type(self.failed)(*self.failed.args) from self.failed
-
-    def _place_all(self, records: list[bytes], sizes: list[int]) -> None:
-        """As `_place` for each of them; at once where they all fit."""
-        end = self._pending.end + sum(sizes)
-        if end - self._segment <= self._options.segment_bytes:
-            self._part().extend(records)
-            self._pending.end = end
-        else:
-            for record, size in zip(records, sizes, strict=True):
-                self._place(record, size)
-
-    def _place(self, record: bytes, size: int) -> None:
-        """Puts a record behind the last one, in a new segment if the current one would grow too large."""
-        pending = self._pending
-        position = pending.end
-        if position + size - self._segment > self._options.segment_bytes and position > self._segment:
-            self._segment = position
-        self._part().append(record)
-        pending.end = position + size
-
-    def _part(self) -> list[bytes]:
-        """What is pending for the current segment."""
-        parts = self._pending.parts
-        if not parts or parts[-1][0] != self._segment:
-            parts.append((self._segment, []))
-        return parts[-1][1]
 
     def _sync_is_due(self, now: Millis | None) -> bool:
         if now is None:

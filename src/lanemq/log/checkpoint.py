@@ -1,25 +1,27 @@
-"""Checkpoints: up to which position of the log the indexes, and the broker's rows, are on disk.
+"""Checkpoints: up to which log position the indexes and the broker's producer rows are on disk.
 
-Guards: a checkpoint never claims more than what is on disk. Index files are synced first, then one transaction
-records the position together with the rows it speaks of.
+    take (loop) ─▶ write (log thread) ─▶ finish or give_back (loop)
 
-Why `take` wants a mark from earlier: the broker's producer rows reflect what is *staged*. It copies them and
-the mark in one moment; the checkpoint is written only when everything below that mark is published. Otherwise a
-crash could leave a stamp of a record that never reached the disk, and its repeat would be refused as a duplicate.
+Invariant: a checkpoint never claims more than is on disk. Index files are synced first; then one transaction records
+the position together with the rows that belong to it.
+
+The caller takes a mark (`Appender.staged`) and copies its producer rows in the same step, because those rows reflect
+what is staged. The checkpoint is written only when everything below the mark is published. Otherwise a crash could
+leave the stamp of a record that never reached the disk, and the producer's repeat would be refused as a duplicate.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lanemq.log.commit_log import CommitLog
-from lanemq.log.index_files import IndexFiles
-from lanemq.log.queue_table import IndexPart, QueueTable
+from lanemq.log.appender import Appender
+from lanemq.log.options import StoreOptions
+from lanemq.log.queue_index import IndexFiles, IndexPart, QueueTable
 from lanemq.log.state import Checkpoint, DamageRow, ProducerRow, State
 from lanemq.model.errors import StorageError
 
 
 class IndexWork(NamedTuple):
-    """A checkpoint on its way: made on the loop, written on the log thread, finished on the loop."""
+    """The content of one checkpoint while it is being written."""
 
     mark: Checkpoint
     parts: list[IndexPart]
@@ -27,35 +29,39 @@ class IndexWork(NamedTuple):
 
 
 class Checkpointer:
-    """Collects what must be written and writes it."""
+    """Collects what a checkpoint must contain, and writes it."""
 
-    def __init__(self, log: CommitLog, queues: QueueTable, files: IndexFiles, state: State) -> None:
-        self._log = log
+    def __init__(
+        self, appender: Appender, queues: QueueTable, files: IndexFiles, state: State, options: StoreOptions
+    ) -> None:
+        self._appender = appender
         self._queues = queues
         self._files = files
         self._state = state
+        self._options = options
         self._damage: dict[int, DamageRow] = {}
 
     def note_damage(self, damage: Iterable[DamageRow]) -> None:
         self._damage.update((row.position, row) for row in damage)
 
-    def note_bad_record(self, position: int, size: int) -> None:
-        """A record that was intact once and failed its checksum when read."""
-        self.note_damage([DamageRow(position, size, "failed its checksum when read")])
-
-    def take(self, mark: int, last_store_time: int) -> IndexWork:
-        """On the loop, once everything below `mark` is published."""
+    def take(self, mark: int) -> IndexWork | None:
+        """On the loop: the work for a mark; None while records below the mark are not published."""
+        if self._appender.published < mark:
+            return None
         damage = list(self._damage.values())
         self._damage.clear()
-        return IndexWork(Checkpoint(mark, last_store_time, clean=False), self._queues.take_parts(), damage)
+        checkpoint = Checkpoint(mark, self._appender.last_store_time, clean=False)
+        return IndexWork(checkpoint, self._queues.take_parts(), damage)
 
     def write(
         self,
         work: IndexWork,
-        producers: Iterable[ProducerRow],
-        gone_producers: Iterable[tuple[str, int, str]],
+        producers: Iterable[ProducerRow] = (),
+        gone_producers: Iterable[tuple[str, int, str]] = (),
     ) -> None:
-        """On the log thread. A failure loses nothing: the checkpoint stays where it was."""
+        """On the log thread. A failure loses nothing: the previous checkpoint stays valid."""
+        if not self._options.durable:
+            self._appender.sync()
         try:
             for part in work.parts:
                 if part.entries and not part.queue.dropped:
@@ -64,15 +70,15 @@ class Checkpointer:
             raise StorageError(
                 f"the indexes cannot be written: {error}; the log is not affected, a restart rebuilds them"
             ) from error
-        # Asked inside the transaction: a topic dropped meanwhile must not come back with its rows.
+        # Lazy, so that it is evaluated inside the transaction: the rows of a topic dropped by then must not return.
         rows = (part.row for part in work.parts if not part.queue.dropped)
         self._state.save_checkpoint(work.mark, rows, producers, gone_producers, work.damage)
 
     def finish(self, work: IndexWork) -> None:
-        """On the loop, after `write` succeeded: the memory of what is in the files is given free."""
+        """On the loop, after `write` succeeded: free the memory of the entries that are in the files now."""
         self._queues.finish_parts(work.parts)
 
     def give_back(self, work: IndexWork) -> None:
-        """On the loop, after `write` failed: the same entries are taken again next time."""
+        """On the loop, after `write` failed: the next checkpoint takes the same entries again."""
         self._queues.give_back(work.parts)
         self.note_damage(work.damage)

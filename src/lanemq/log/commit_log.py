@@ -1,31 +1,53 @@
-"""All records of all queues in the order of arrival, in segment files.
+"""The commit log: all records of all queues in order of arrival, in segment files.
 
-Guards two rules. First: nothing is reported written that the disk did not take. A full disk is undone to the
-last whole append and may be tried again; any other failed write, and any failed `fdatasync`, is final, because
-after it nobody knows what the device holds (a repeated `fdatasync` would report success over lost pages).
-Second: a record never spans two segments, and a new segment's name is on disk before anything in it counts.
+A segment file is named by the log position of its first byte, as 20 digits, so that names sort by position and a
+missing file shows as a hole. A record never spans two segments.
 
-What a power cut leaves of an append that was under way is any part of it. So that a start can tell this from damage,
-a record that is written when everything in front of it is synced says so (`mark_synced`): bytes in front of such a
-record were whole once, and what is wrong with them now is damage.
+Invariants:
 
-`append`, `sync` and `close_retired` belong to the log thread; `read` may be called from any thread;
-`retire` belongs to the loop. The list of segments is replaced, never changed in place.
+- `append` and `sync` never report success for bytes that the disk did not accept. A full disk is undone to the last
+  whole append. Any other failed write and any failed `fdatasync` is final: afterwards the content of the device is
+  unknown, and a repeated `fdatasync` would report success for pages that were lost.
+- The name of a new segment is on disk before anything in the segment counts.
+
+A power cut may keep any part of an append that was in progress. To let recovery tell such a torn append from damage, a
+record that is written while everything before it is synced carries a mark (`mark_synced`). Bytes before a marked record
+were intact once, so a fault in them is damage.
+
+Threads: `append`, `sync` and `close_retired` run on the log thread, `retire` on the loop, `read` on any thread. The
+list of segments is replaced, never changed in place.
 """
 
 import bisect
 import errno
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from lanemq.log.filesystem import Disk, write_fully
-from lanemq.log.segment import Segment, segment_name, segment_start
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.wire.record import mark_synced
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DIGITS = 20
+_SUFFIX = ".log"
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One open file of the log. `size` counts the bytes written as a whole; only the log thread changes it."""
+
+    start: int
+    path: Path
+    fd: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The position after the last byte, where the next segment starts."""
+        return self.start + self.size
 
 
 class _View(NamedTuple):
@@ -42,10 +64,10 @@ class CommitLog:
         self._changing = threading.Lock()
         self._unsynced: list[Segment] = []
         disk.make_dir(folder)
-        starts = sorted(s for s in map(segment_start, disk.names(folder)) if s is not None)
+        starts = sorted(s for s in map(_segment_start, disk.names(folder)) if s is not None)
         self._view = _View([], [])
         self._replace([self._open(start) for start in starts])
-        # Up to here everything is on disk: a start after anything but a clean stop calls `settle` first.
+        # Everything below is on disk: after an unclean stop, recovery calls `settle` first.
         self._synced = self.end
 
     @property
@@ -64,8 +86,11 @@ class CommitLog:
         segments = self._view.segments
         return segments[-1].end if segments else 0
 
+    def total_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
     def segment_at(self, position: int) -> Segment | None:
-        """The segment that holds this position, if it is still there."""
+        """The segment that holds this position; None if it was deleted or never written."""
         view = self._view
         at = bisect.bisect_right(view.starts, position) - 1
         if at < 0 or position >= view.segments[at].end:
@@ -73,9 +98,9 @@ class CommitLog:
         return view.segments[at]
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes from a position on; fewer at the end of the log or before a hole, none if it is gone.
+        """The bytes from a position on; fewer at the end of the log or before a hole, none if they were deleted.
 
-        Goes on into the next segment: records of one queue may lie back to back across the boundary.
+        Continues into the next segment: records of one queue may be adjacent across the boundary.
         """
         parts = []
         while size > 0 and (segment := self.segment_at(position)) is not None:
@@ -88,9 +113,10 @@ class CommitLog:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def append(self, position: int, parts: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """Writes everything at the end, or leaves the log as it was (`DiskFull`), or gives up (`WriteFailed`).
+        """Write everything at the end of the log.
 
-        Each part is the start of a segment and the records for it.
+        Each part is the start of a segment and its records. `DiskFull` leaves the log unchanged; after `WriteFailed`
+        the log must not be written again.
         """
         if position != self.end:
             raise WriteFailed(f"append at {position}, but the log ends at {self.end}: appends were mixed up")
@@ -104,9 +130,9 @@ class CommitLog:
             raise WriteFailed(f"writing to {self.folder} failed: {error}; replace the disk, restart") from error
 
     def sync(self) -> None:
-        """Makes what was appended survive a power cut. Never called again after it failed once."""
+        """Make what was appended survive a power cut. Must not be called again after a failure."""
         try:
-            # Taken first: what is appended while the sync runs must be synced by the next one.
+            # Taken first: what is appended while this sync runs is left to the next one.
             segments, self._unsynced, end = self._unsynced, [], self.end
             for segment in segments:
                 self._disk.fdatasync(segment.fd)
@@ -115,7 +141,7 @@ class CommitLog:
             raise WriteFailed(f"fdatasync in {self.folder} failed: {error}; check the disk, restart") from error
 
     def cut(self, position: int) -> None:
-        """Removes every byte from a position on; the log ends there, perhaps with an empty segment."""
+        """Remove every byte from a position on. The last segment may be empty afterwards."""
         try:
             with self._changing:
                 keep = [s for s in self._view.segments if s.start <= position]
@@ -132,12 +158,12 @@ class CommitLog:
             raise WriteFailed(f"cannot cut {self.folder} back to {position}: {error}; restart") from error
 
     def begin_at(self, position: int) -> None:
-        """Goes on at a position behind the end, leaving a visible hole: lost bytes keep their positions."""
+        """Continue at a position beyond the end. The hole stays visible, because lost bytes keep their positions."""
         self._add_segment(position)
         self._synced = position
 
     def settle(self) -> None:
-        """Writes cached pages out and forgets them, so that recovery reads what the device really holds."""
+        """Write out cached pages and drop them, so that recovery reads what the device really holds."""
         try:
             for segment in self.segments[-2:]:
                 self._disk.fdatasync(segment.fd)
@@ -146,11 +172,8 @@ class CommitLog:
         except OSError as error:
             raise StorageError(f"cannot settle {self.folder}: {error}; the disk is failing") from error
 
-    def total_bytes(self) -> int:
-        return sum(segment.size for segment in self.segments)
-
     def retire(self, count: int) -> list[Segment]:
-        """Takes the oldest segments out of sight; `close_retired` deletes them."""
+        """Remove the oldest segments from view; `close_retired` deletes their files."""
         with self._changing:
             segments = self._view.segments
             count = min(count, len(segments) - 1)
@@ -158,7 +181,7 @@ class CommitLog:
         return segments[:count]
 
     def close_retired(self, retired: Sequence[Segment]) -> None:
-        """Deletes what `retire` took out, oldest first, so that a crash in between leaves no hole."""
+        """Delete retired segments, oldest first, so that a crash in between leaves no hole."""
         for segment in retired:
             self._disk.close(segment.fd)
             self._disk.unlink(segment.path)
@@ -182,12 +205,12 @@ class CommitLog:
     def _roll(self, start: int) -> Segment:
         if start != self.end:
             raise WriteFailed(f"segment {start} would leave a hole: the log ends at {self.end}")
-        # The full segment is synced first, so that no later record survives a power cut that an earlier did not.
+        # Sync the full segment first: no later record may survive a power cut that an earlier one did not.
         self.sync()
         return self._add_segment(start)
 
     def _add_segment(self, start: int) -> Segment:
-        path = self.folder / segment_name(start)
+        path = self.folder / _segment_name(start)
         segment = Segment(start, path, self._disk.create(path), 0)
         with self._changing:
             self._replace([*self._view.segments, segment])
@@ -195,9 +218,21 @@ class CommitLog:
         return segment
 
     def _open(self, start: int) -> Segment:
-        path = self.folder / segment_name(start)
+        path = self.folder / _segment_name(start)
         fd = self._disk.open(path)
         return Segment(start, path, fd, self._disk.size(fd))
 
     def _replace(self, segments: list[Segment]) -> None:
         self._view = _View([s.start for s in segments], segments)
+
+
+def _segment_name(start: int) -> str:
+    return f"{start:0{_DIGITS}d}{_SUFFIX}"
+
+
+def _segment_start(name: str) -> int | None:
+    """The position in a segment's file name; None for any other file."""
+    digits = name.removesuffix(_SUFFIX)
+    if len(name) != _DIGITS + len(_SUFFIX) or not digits.isdigit() or digits == name:
+        return None
+    return int(digits)

@@ -1,7 +1,7 @@
-"""One broker per data folder.
+"""One broker per data folder: two brokers that append to the same log would destroy it.
 
-Two brokers appending to the same log would destroy it, so the folder is locked with `flock`: the operating
-system drops the lock when the process ends, however it ends, and no stale lock file ever needs cleaning up.
+The folder is locked with `flock`: the operating system drops the lock when the process ends, however it ends, so a
+stale lock file never needs cleaning up.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from lanemq.model.errors import LogInUse
 
 
 class DataLock:
-    """Holds `<folder>/lock` until closed; the file names the holder's process id for the next one who asks."""
+    """Holds `<folder>/lock` until closed. The file contains the holder's process id, for error messages."""
 
     def __init__(self, folder: Path) -> None:
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -33,7 +33,7 @@ class DataLock:
         return self._fd < 0
 
     def close(self) -> None:
-        """Gives the folder free; harmless when repeated."""
+        """Release the folder. Repeating it does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

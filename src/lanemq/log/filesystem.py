@@ -1,9 +1,8 @@
-"""The port to the disk: every byte the log writes or reads goes through here.
+"""The disk port: every byte that the log reads or writes passes through it.
 
-One narrow door, so that a test can put a failing disk in its place (`lanemq.testing.faulty_disk`). Calls raise
-plain `OSError`; what an error means (disk full, disk failing) is decided in `commit_log`.
-
-Writing goes to explicit offsets and never through a memory map: a map hides write errors until it is too late.
+Tests replace it by a failing disk (`lanemq.testing.faulty_disk`). Calls raise plain `OSError`; `commit_log` decides
+what an error means. Writes go to explicit offsets and never through a memory map, which would report write errors too
+late.
 """
 
 import os
@@ -14,10 +13,10 @@ _FLAGS = os.O_RDWR | os.O_CLOEXEC
 
 
 class Disk(Protocol):
-    """What the log needs from an operating system."""
+    """The operations that the log needs from an operating system."""
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new file; fails if the file is already there."""
+        """A descriptor of a new file; fails if the file exists."""
         ...
 
     def open(self, path: Path) -> int: ...
@@ -25,7 +24,7 @@ class Disk(Protocol):
     def close(self, fd: int) -> None: ...
 
     def write_at(self, fd: int, data: memoryview, offset: int) -> int:
-        """How many bytes were written: possibly fewer than given."""
+        """Write bytes and return how many were written: possibly fewer than given."""
         ...
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
@@ -35,7 +34,7 @@ class Disk(Protocol):
     def fdatasync(self, fd: int) -> None: ...
 
     def fsync_dir(self, path: Path) -> None:
-        """Makes names created, renamed or removed in a folder survive a power cut."""
+        """Make created, renamed and removed names of a folder survive a power cut."""
         ...
 
     def truncate(self, fd: int, size: int) -> None: ...
@@ -43,7 +42,7 @@ class Disk(Protocol):
     def size(self, fd: int) -> int: ...
 
     def drop_cache(self, fd: int) -> None:
-        """Forgets cached pages, so that the next read shows what the device really holds."""
+        """Drop cached pages, so that the next read shows what the device really holds."""
         ...
 
     def names(self, path: Path) -> list[str]: ...
@@ -56,7 +55,7 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The operating system's own files."""
+    """The files of the operating system."""
 
     def create(self, path: Path) -> int:
         return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o640)
@@ -110,7 +109,7 @@ class RealDisk:
 
 
 def write_fully(disk: Disk, fd: int, data: bytes | bytearray, offset: int) -> None:
-    """Writes all of it or raises: a short write is continued, so that no half record is followed by another."""
+    """Write all of the data, continuing short writes, or raise."""
     rest = memoryview(data)
     while rest:
         written = disk.write_at(fd, rest, offset)

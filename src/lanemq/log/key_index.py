@@ -1,24 +1,138 @@
-"""Finding messages by key or unique id, behind the log and never in its way.
+"""The key index: finds messages by key, unique id or sharding key.
 
-Belongs to the log thread: `advance` when it has nothing better to do, `query` when somebody asks (it catches up
-first). The segment being written is kept in memory; finished ones are files. All of it can be rebuilt.
+Three layers, from the bottom: `scan_keys` extracts hashes of keys from records; `KeyArrays` holds those of one segment,
+as two packed arrays, in which a search is one `bytes.find`; `KeyIndex` has one such array per segment. A hash only
+proposes a record; the record itself decides. The arrays of the segment being written are in memory, those of finished
+segments in files. All of them can be rebuilt from the log.
+
+Everything belongs to the log thread: `advance` while it is idle, `query` on request.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from struct import Struct
+from sys import byteorder
+from zlib import crc32
 
-from lanemq.log.commit_log import CommitLog
+from lanemq._fast import compiled
+from lanemq.log.commit_log import CommitLog, Segment
 from lanemq.log.filesystem import Disk, write_fully
-from lanemq.log.key_arrays import KeyArrays, load_arrays
-from lanemq.log.key_scan import key_hash, keys_of, scan_keys
-from lanemq.log.record_bytes import facts_of, size_at, store_time_at
+from lanemq.log.record_bytes import RecordFacts, facts_of, size_at, store_time_at
 from lanemq.log.recovery import Found, scan
-from lanemq.log.segment import Segment
+from lanemq.wire.properties import PropertyName, find_property
 from lanemq.wire.record import HEAD_BYTES
+
+HASH_BYTES = 4
+
+_LENGTH = Struct(">i")
+_USUAL = re.compile(b"(?:__SHARDINGKEY\x01([^\x01\x02]+)\x02)?UNIQ_KEY\x01([^\x01\x02]+)\x02").match
+"""How the properties of LaneMQ's producers begin."""
+_FILE_HEAD = Struct(">8sQQQI")
+_FILE_MAGIC = b"LANEKEY1" if byteorder == "big" else b"LANEKEYL"
+
+
+@compiled
+def scan_keys(buffer: bytes, position: int) -> tuple[bytes, bytes, int]:
+    """The hashes and positions (native, 8 bytes each) of the keys of the records at the start of `buffer`.
+
+    `position` is the log position of the buffer. The last value is the size of these records: the scan stops before
+    anything that is not an intact record.
+    """
+    hashes, positions, at = array("I"), array("Q"), 0
+    scopes: dict[bytes, int] = {}
+    while (size := size_at(buffer, at, position + at)) > 0:
+        found = _usual_hashes(buffer, at, size, scopes) or _hashes_of(facts_of(buffer, at))
+        hashes.extend(found)
+        positions.extend([position + at] * len(found))
+        at += size
+    if byteorder == "little":
+        hashes.byteswap()
+    return hashes.tobytes(), positions.tobytes(), at
+
+
+def _hashes_of(facts: RecordFacts) -> list[int]:
+    return [key_hash(facts.topic, key) for key in keys_of(facts.properties)]
+
+
+def _usual_hashes(buffer: bytes, start: int, size: int, scopes: dict[bytes, int]) -> list[int] | None:
+    """The hashes of a record as LaneMQ's producers write it, without decoding; None for any other record."""
+    (length,) = _LENGTH.unpack_from(buffer, start + HEAD_BYTES)
+    at = start + HEAD_BYTES + _LENGTH.size + length
+    topic_end = at + 1 + buffer[at]
+    topic, text = buffer[at + 1 : topic_end], buffer[topic_end + 2 : start + size]
+    scope = scopes.get(topic)
+    if scope is None:
+        scope = scopes[topic] = crc32(topic + b"#")
+    usual = _USUAL(text)
+    if usual is None or not text.isascii():
+        return None
+    end = usual.end()
+    if text.find(b"KEY\x01", end) >= 0 or text.find(b"KEYS\x01", end) >= 0:
+        return None  # a later property of the same name takes precedence
+    key, unique = usual.groups()
+    return [crc32(unique, scope)] if key is None or key == unique else [crc32(unique, scope), crc32(key, scope)]
+
+
+def keys_of(properties: str) -> Collection[str]:
+    """The keys of a message, each once: every word of its KEYS property, its unique id, its sharding key."""
+    words = (find_property(properties, PropertyName.KEYS) or "").split()
+    others = find_property(properties, PropertyName.UNIQUE_ID), find_property(properties, PropertyName.KEY)
+    return dict.fromkeys([*words, *filter(None, others)])
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash of a key, scoped by topic so that equal keys of different topics differ."""
+    return crc32(f"{topic}#{key}".encode())
+
+
+class KeyArrays:
+    """The key hashes of the log from `start` to `end`, with positions in log order."""
+
+    def __init__(self, start: int, end: int, hashes: bytes = b"", positions: bytes = b"") -> None:
+        self.start = start
+        self.end = end
+        self._hashes = bytearray(hashes)
+        self._positions = array("Q", positions)
+
+    def add(self, topic: str, keys: Iterable[str], position: int) -> None:
+        for key in keys:
+            self._hashes += key_hash(topic, key).to_bytes(HASH_BYTES, "big")
+            self._positions.append(position)
+
+    def extend(self, hashes: bytes, positions: bytes) -> None:
+        """Add the result of `scan_keys`."""
+        self._hashes += hashes
+        self._positions.frombytes(positions)
+
+    def newest_first(self, wanted: int) -> Iterator[int]:
+        """Positions of records that may have the key, newest first."""
+        needle = wanted.to_bytes(HASH_BYTES, "big")
+        at = self._hashes.rfind(needle)
+        while at >= 0:
+            if at % HASH_BYTES == 0:
+                yield self._positions[at // HASH_BYTES]
+            at = self._hashes.rfind(needle, 0, at + HASH_BYTES - 1)
+
+    def to_bytes(self) -> bytes:
+        body = bytes(self._hashes) + self._positions.tobytes()
+        return _FILE_HEAD.pack(_FILE_MAGIC, self.start, self.end, len(self._positions), crc32(body)) + body
+
+
+def load_arrays(data: bytes, start: int, end: int) -> KeyArrays | None:
+    """The arrays from a file; None if the file is damaged or covers another part of the log."""
+    body = data[_FILE_HEAD.size :]
+    if len(data) < _FILE_HEAD.size:
+        return None
+    magic, its_start, its_end, count, check = _FILE_HEAD.unpack_from(data)
+    if (magic, its_start, its_end) != (_FILE_MAGIC, start, end) or check != crc32(body):
+        return None
+    return KeyArrays(start, end, body[: count * HASH_BYTES], body[count * HASH_BYTES :])
 
 
 class KeyIndex:
-    """Hash arrays per segment, the newest one growing."""
+    """Key hashes of the whole log, one array per segment."""
 
     def __init__(self, folder: Path, disk: Disk, log: CommitLog) -> None:
         self._folder = folder
@@ -29,13 +143,13 @@ class KeyIndex:
 
     @property
     def complete(self) -> bool:
-        """Whether the end of the log is reached."""
+        """Whether everything up to the end of the log is indexed."""
         if self._growing is None:
             return not self._log.segments
         return self._growing.end >= self._log.end
 
-    def advance(self, most_bytes: int) -> bool:
-        """Indexes about so many bytes more of the log; False when it has reached the end."""
+    def advance(self, max_bytes: int) -> bool:
+        """Index about `max_bytes` more of the log; False at its end."""
         growing = self._growing or self._begin()
         if growing is None or growing.end >= self._log.end:
             return False
@@ -43,11 +157,11 @@ class KeyIndex:
         if segment is None:
             self._growing = None
             return True
-        limit = min(segment.end, growing.end + max(1, most_bytes))
+        limit = min(segment.end, growing.end + max(1, max_bytes))
         if self._take_records(growing, limit):
             self._finish_if_full(growing, segment)
             return True
-        for part in scan(self._log, growing.end, window=min(max(most_bytes, 1 << 16), 1 << 22)):
+        for part in scan(self._log, growing.end, window=min(max(max_bytes, 1 << 16), 1 << 22)):
             if part.position >= limit:
                 break
             if isinstance(part, Found):
@@ -57,14 +171,17 @@ class KeyIndex:
         return True
 
     def _take_records(self, growing: KeyArrays, limit: int) -> bool:
-        """The usual case: intact records one behind the other. False if the next one is damaged, or too long."""
+        """Index the intact records that come next; False if the very next one is damaged or longer than the limit."""
         hashes, positions, size = scan_keys(self._log.read(growing.end, limit - growing.end), growing.end)
         growing.extend(hashes, positions)
         growing.end += size
         return size > 0
 
     def query(self, topic: str, key: str, limit: int, begin: int, end: int, *, oldest: int = 0) -> list[bytes]:
-        """The newest `limit` records with this key, stored from `begin` to `end`, not below position `oldest`."""
+        """The newest `limit` records with this key, stored between two times and not below position `oldest`.
+
+        Indexes the rest of the log first.
+        """
         while self.advance(64 * 1024 * 1024):
             pass
         found: list[bytes] = []
@@ -77,14 +194,17 @@ class KeyIndex:
         return found
 
     def forget(self, segments: Sequence[Segment]) -> None:
-        """Drops what is known about deleted segments."""
+        """Drop the arrays of deleted segments."""
         for segment in segments:
             self._disk.unlink(self._path(segment.start))
             if self._growing is not None and self._growing.start == segment.start:
                 self._growing = None
 
     def _begin(self) -> KeyArrays | None:
-        """The first segment that has no file yet; the last one is always built in memory."""
+        """Start the arrays of the first segment without a file.
+
+        Those of the last segment are always built in memory.
+        """
         segments = self._log.segments
         have = set(self._disk.names(self._folder))
         for segment in segments:
@@ -148,7 +268,7 @@ class KeyIndex:
         return load_arrays(data, segment.start, segment.end) or self._remake(segment)
 
     def _remake(self, segment: Segment) -> KeyArrays:
-        """The file was damaged: the segment itself still knows."""
+        """Build the arrays again from the segment, because their file is damaged."""
         arrays = KeyArrays(segment.start, segment.start)
         for part in scan(self._log, segment.start):
             if part.position >= segment.end:

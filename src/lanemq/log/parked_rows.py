@@ -1,8 +1,7 @@
-"""Parked lanes on disk: their settings, and a copy of every record, so that retention cannot take one away.
+"""Parked lanes in the state database: their settings, and a copy of every record, out of reach of retention.
 
-Part of the state database. Guards one rule: a change is one transaction, synced before the call returns; the
-consumer that asked lets the commit pass these messages as soon as it is answered. Changes may be written twice, in
-the order in which they were made, and are the same afterwards.
+Every change is one transaction and synced before the call returns, because the consumer that asked then commits past
+these messages. Writing the same changes twice, in the same order, has no further effect.
 """
 
 from collections.abc import Iterable
@@ -11,10 +10,12 @@ from typing import NamedTuple, TypeAlias
 from lanemq.log.state import State, Sync
 
 LaneId: TypeAlias = tuple[str, str, int, str]
-"""Group, topic, queue id, and the key as text: empty for the lane without a key, else the key behind a `=`."""
+"""Group, topic, queue id, and key: empty for the lane without a key, else `=` and the key."""
 
 
 class LaneRow(NamedTuple):
+    """The settings of one parked lane."""
+
     group: str
     topic: str
     queue_id: int
@@ -31,7 +32,7 @@ class LaneRow(NamedTuple):
 
 
 class ParkedChange(NamedTuple):
-    """What became of one lane; without a row it is over, and everything of it goes."""
+    """The new state of one lane. `lane` is None if it ended: all its rows are deleted."""
 
     id: LaneId
     lane: LaneRow | None
@@ -70,14 +71,14 @@ class ParkedRows:
         return [LaneRow(*row) for row in self._state.rows(f"SELECT {columns} FROM parked_lanes")]
 
     def sizes(self) -> dict[LaneId, dict[int, int]]:
-        """Offset to bytes of every message, by lane."""
+        """Offset → size in bytes of every message, by lane."""
         found: dict[LaneId, dict[int, int]] = {}
         query = "SELECT grp, topic, queue_id, key, value, length(record) FROM parked_messages"
         for group, topic, queue_id, key, offset, size in self._state.rows(query):
             found.setdefault((group, topic, queue_id, key), {})[offset] = size
         return found
 
-    def records(self, lane: LaneId, start: int, most: int) -> list[tuple[int, bytes]]:
-        """Offsets and records of a lane from an offset on, in order."""
+    def records(self, lane: LaneId, start: int, limit: int) -> list[tuple[int, bytes]]:
+        """Up to `limit` offsets and records of a lane from an offset on, in order."""
         query = f"SELECT value, record FROM parked_messages WHERE {_OF_LANE} AND value >= ? ORDER BY value LIMIT ?"
-        return [(offset, bytes(record)) for offset, record in self._state.rows(query, (*lane, start, most))]
+        return [(offset, bytes(record)) for offset, record in self._state.rows(query, (*lane, start, limit))]

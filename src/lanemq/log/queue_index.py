@@ -1,35 +1,50 @@
-"""One queue's index: offset → where its record lies. 20 bytes an entry, a cache of the log and nothing more.
+"""The queue indexes: for every offset of a queue, where its record is in the log.
 
-    position 8 | size 4 | tag code 4 (signed, 0 none) | checksum of the entry and its offset 4
+An index is a cache of the log and can be rebuilt from it. An entry has 20 bytes:
 
-An entry of size 0 is a place whose record is damaged: the offset stays taken, readers are told and go past it.
+    position 8 | size 4 | tag code 4 (signed, 0: none) | checksum of the entry and its offset 4
 
-Published entries wait in `tail` until they are written to the index files; `filed_end` is the offset up to
-which the files have them. A reader therefore looks below `filed_end` in files and above it in memory. All
-fields are changed on the loop only.
+An entry of size 0 stands for a damaged record: its offset stays taken, and readers skip it with a report.
+
+Published entries stay in memory (`QueueIndex.tail`) until a checkpoint writes them to the index files. Readers take
+offsets below `filed_end` from files and the others from memory. Everything belongs to the loop, except
+`IndexFiles.write`.
 """
 
+import errno
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from lanemq._fast import compiled
+from lanemq.log.commit_log import CommitLog
+from lanemq.log.filesystem import Disk, write_fully
+from lanemq.log.state import QueueRow
+from lanemq.model.errors import StorageError
 
 ENTRY = struct.Struct(">qiiI")
 ENTRY_BYTES = ENTRY.size
 _FACTS = struct.Struct(">qii")
 _CHECK = struct.Struct(">I")
 
+CHUNK_ENTRIES = 1 << 18
+_FILE_HEAD = struct.Struct(">8sIIqB127s")
+_FILE_MAGIC = b"LANEIDX1"
+FILE_HEAD_BYTES = 160
 
 Entry = tuple[int, int, int, int]
-"""position, size, tag code, check. A plain tuple: a pull touches a thousand of them."""
+"""Position, size, tag code, checksum. A plain tuple, because one pull reads up to a thousand of them."""
 
 
 class QueueIndex:
     """The offsets of one queue: `first` ≤ `filed_end` ≤ `end` ≤ `staged_end`.
 
-    `first` is the smallest offset still kept, `end` the next one to become visible, `staged_end` the next one
-    to be given out. `checked_start` is the start of the log for which `first` is known to be right.
+    `first` is the smallest offset still kept, `filed_end` the first one that is not in the index files, `end` the next
+    one to become visible, `staged_end` the next one to assign. `checked_start` is the log start for which `first`
+    holds.
     """
 
     __slots__ = (
@@ -58,26 +73,26 @@ class QueueIndex:
         self.dropped = False
 
     def begin_at(self, offset: int) -> None:
-        """An empty queue whose earlier offsets are gone starts here."""
+        """Start an empty queue at an offset; the earlier ones were deleted."""
         self.first = self.filed_end = self.end = self.staged_end = offset
 
     def publish(self, entries: bytes) -> None:
-        """Makes staged entries visible to readers."""
+        """Make staged entries visible to readers."""
         self.tail += entries
         self.end += len(entries) // ENTRY_BYTES
 
     def put(self, position: int, size: int, tag_code: int) -> None:
-        """Adds and publishes one entry; recovery's way."""
+        """Add and publish one entry, during recovery."""
         self.publish(pack_entry(self.end, position, size, tag_code))
         self.staged_end = self.end
 
     def from_tail(self, offset: int, count: int) -> bytes:
-        """Entries from memory; the offset must not lie below `filed_end`."""
+        """Entries from memory; the offset must be `filed_end` or more."""
         at = (offset - self.filed_end) * ENTRY_BYTES
         return bytes(self.tail[at : at + count * ENTRY_BYTES])
 
     def filed(self, count: int) -> None:
-        """The oldest `count` entries of the tail are in the files now."""
+        """Drop the oldest `count` entries of the tail, which are in the files now."""
         del self.tail[: count * ENTRY_BYTES]
         self.filed_end += count
 
@@ -89,7 +104,7 @@ def pack_entry(offset: int, position: int, size: int, tag_code: int) -> bytes:
 
 @compiled
 def pack_entries(offset: int, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> bytes:
-    """Entries of records that follow one another in a queue."""
+    """Entries of records with consecutive offsets."""
     first = offset & 0xFFFFFFFF
     offsets: Sequence[int] = range(first, first + len(positions))
     if offsets and offsets[-1] > 0xFFFFFFFF:
@@ -103,9 +118,291 @@ def unpack_entries(data: bytes) -> list[Entry]:
 
 
 def broken_entries(data: bytes, offset: int) -> Iterator[int]:
-    """Offsets whose entry does not match its own checksum, for entries that begin at `offset`."""
+    """Offsets whose entry does not match its checksum, for entries that start at `offset`."""
     for at in range(0, len(data), ENTRY_BYTES):
         check = zlib.crc32(data[at : at + 16], offset & 0xFFFFFFFF)
         if data[at + 16 : at + 20] != _CHECK.pack(check):
             yield offset
         offset += 1
+
+
+class IndexLost(StorageError):
+    """An index file is missing, short or damaged. No message is lost: a restart rebuilds the index from the log."""
+
+    def __init__(self, queue: QueueIndex, problem: str) -> None:
+        super().__init__(
+            f"the index of queue {queue.queue_id} of topic {queue.topic!r} {problem}: "
+            f"restart the broker, it rebuilds the index from the log"
+        )
+
+
+class IndexFiles:
+    """The files behind the indexes: `index/<number>/<first offset of the chunk>`.
+
+    A chunk holds a fixed number of entries, so the place of an offset follows from the offset, and old chunks can be
+    deleted whole. No path contains a topic name; each file's head says which queue it belongs to, and a file with
+    another head is never read. Reading shares at most `max_open` open files; `write` opens its own, so it may run on
+    the log thread.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, max_open: int, on_lost: Callable[[], None]) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._max_open = max_open
+        self._on_lost = on_lost
+        self._open: OrderedDict[tuple[int, int], int] = OrderedDict()
+        disk.make_dir(folder)
+
+    def read(self, queue: QueueIndex, offset: int, count: int) -> bytes:
+        """Entries from files; all of them must be below the queue's `filed_end`."""
+        try:
+            return self._read(queue, offset, count)
+        except IndexLost:
+            self._on_lost()
+            raise
+
+    def _read(self, queue: QueueIndex, offset: int, count: int) -> bytes:
+        parts = []
+        while count > 0:
+            chunk, at = _chunk_of(offset), offset % CHUNK_ENTRIES
+            here = min(count, CHUNK_ENTRIES - at)
+            fd = self._descriptor(queue, chunk)
+            data = self._disk.read_at(fd, here * ENTRY_BYTES, FILE_HEAD_BYTES + at * ENTRY_BYTES)
+            if len(data) != here * ENTRY_BYTES:
+                raise IndexLost(queue, f"ends before offset {offset + here}")
+            parts.append(data)
+            offset += here
+            count -= here
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def write(self, queue: QueueIndex, offset: int, first: int, entries: bytes) -> None:
+        """Write entries to their places and sync them.
+
+        `offset` is the end of the files so far and `first` the smallest offset still needed. A chunk with nothing
+        between the two is created anew, whatever an earlier queue of that number left there.
+        """
+        while entries:
+            chunk, at = _chunk_of(offset), offset % CHUNK_ENTRIES
+            part = entries[: (CHUNK_ENTRIES - at) * ENTRY_BYTES]
+            fd = self._for_writing(queue, chunk, fresh=offset <= max(chunk, first))
+            try:
+                write_fully(self._disk, fd, part, FILE_HEAD_BYTES + at * ENTRY_BYTES)
+                self._disk.fdatasync(fd)
+            finally:
+                self._disk.close(fd)
+            entries = entries[len(part) :]
+            offset += len(part) // ENTRY_BYTES
+
+    def complete(self, queue: QueueIndex) -> bool:
+        """Whether the files are long enough for every entry from `first` to `filed_end`.
+
+        Checks sizes only, to be fast.
+        """
+        for chunk in range(_chunk_of(queue.first), queue.filed_end, CHUNK_ENTRIES):
+            entries = min(queue.filed_end - chunk, CHUNK_ENTRIES)
+            try:
+                size = self._path(queue.number, chunk).stat().st_size
+            except OSError:
+                return False
+            if size < FILE_HEAD_BYTES + entries * ENTRY_BYTES:
+                return False
+        return True
+
+    def delete_below(self, queue: QueueIndex, offset: int) -> None:
+        """Delete chunks whose entries are all below `offset`."""
+        folder = self._folder / str(queue.number)
+        if not folder.exists():
+            return
+        for name in self._disk.names(folder):
+            if name.isdigit() and int(name) + CHUNK_ENTRIES <= offset:
+                self._close((queue.number, int(name)))
+                self._disk.unlink(folder / name)
+
+    def delete_all(self, number: int) -> None:
+        """Delete a queue's files: for dropped topics and before a rebuild."""
+        for key in [key for key in self._open if key[0] == number]:
+            self._close(key)
+        folder = self._folder / str(number)
+        if folder.exists():
+            for name in self._disk.names(folder):
+                self._disk.unlink(folder / name)
+
+    def close(self) -> None:
+        for key in list(self._open):
+            self._close(key)
+
+    def _descriptor(self, queue: QueueIndex, chunk: int) -> int:
+        key = (queue.number, chunk)
+        fd = self._open.get(key)
+        if fd is not None:
+            self._open.move_to_end(key)
+            return fd
+        try:
+            fd = self._disk.open(self._path(queue.number, chunk))
+        except OSError as error:
+            raise IndexLost(queue, f"cannot be opened ({error})") from error
+        if self._disk.read_at(fd, FILE_HEAD_BYTES, 0) != _head(queue, chunk):
+            self._disk.close(fd)
+            raise IndexLost(queue, "has the head of another file")
+        self._open[key] = fd
+        if len(self._open) > self._max_open:
+            self._close(next(iter(self._open)))
+        return fd
+
+    def _for_writing(self, queue: QueueIndex, chunk: int, *, fresh: bool) -> int:
+        path = self._path(queue.number, chunk)
+        if not fresh:
+            return self._disk.open(path)
+        self._disk.make_dir(path.parent)
+        try:
+            fd = self._disk.create(path)
+        except OSError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            fd = self._disk.open(path)
+            self._disk.truncate(fd, 0)
+        write_fully(self._disk, fd, _head(queue, chunk), 0)
+        self._disk.fsync_dir(path.parent)
+        self._disk.fsync_dir(self._folder)
+        return fd
+
+    def _close(self, key: tuple[int, int]) -> None:
+        fd = self._open.pop(key, None)
+        if fd is not None:
+            self._disk.close(fd)
+
+    def _path(self, number: int, chunk: int) -> Path:
+        return self._folder / str(number) / f"{chunk:020d}"
+
+
+def _chunk_of(offset: int) -> int:
+    return offset - offset % CHUNK_ENTRIES
+
+
+def _head(queue: QueueIndex, chunk: int) -> bytes:
+    topic = queue.topic_bytes
+    head = _FILE_HEAD.pack(_FILE_MAGIC, queue.number, queue.queue_id, chunk, len(topic), topic)
+    head = head.ljust(FILE_HEAD_BYTES - _CHECK.size, b"\0")
+    return head + _CHECK.pack(zlib.crc32(head))
+
+
+class IndexPart(NamedTuple):
+    """Entries of one queue that a checkpoint writes to its files."""
+
+    queue: QueueIndex
+    offset: int
+    first: int
+    entries: bytes
+    row: QueueRow
+
+
+class QueueTable:
+    """All queues of the log, by topic and id.
+
+    A queue's smallest offset follows from the start of the log and is computed when it is asked for, so that deleting
+    a segment touches no queue.
+    """
+
+    def __init__(self, log: CommitLog, files: IndexFiles) -> None:
+        self._log = log
+        self._files = files
+        self._queues: dict[tuple[str, int], QueueIndex] = {}
+        self._dirty: dict[QueueIndex, None] = {}
+        self._next_number = 0
+
+    def __iter__(self) -> Iterator[QueueIndex]:
+        return iter(list(self._queues.values()))
+
+    def load(self, rows: Iterable[QueueRow]) -> None:
+        for row in rows:
+            queue = QueueIndex(row.number, row.topic, row.queue_id, row.first, row.end)
+            self._queues[row.topic, row.queue_id] = queue
+            self._next_number = max(self._next_number, row.number + 1)
+
+    def clear(self) -> None:
+        """Remove every queue and its files before a rebuild; numbers are not used again."""
+        for queue in self._queues.values():
+            self._files.delete_all(queue.number)
+        self._queues.clear()
+        self._dirty.clear()
+
+    def find(self, topic: str, queue_id: int) -> QueueIndex | None:
+        return self._queues.get((topic, queue_id))
+
+    def obtain(self, topic: str, queue_id: int) -> QueueIndex:
+        """The queue, created on first use."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._queues[topic, queue_id] = QueueIndex(self._next_number, topic, queue_id)
+            queue.checked_start = self._log.start
+            self._next_number += 1
+        return queue
+
+    def drop(self, topic: str) -> None:
+        """Remove a topic's queues and their files; checkpoint work in progress skips them."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            queue = self._queues.pop(key)
+            queue.dropped = True
+            self._dirty.pop(queue, None)
+            self._files.delete_all(queue.number)
+
+    def publish(self, queue: QueueIndex, entries: bytes) -> None:
+        queue.publish(entries)
+        self._dirty[queue] = None
+
+    def touch(self, queue: QueueIndex) -> None:
+        """Mark a queue whose entries changed outside `publish`."""
+        self._dirty[queue] = None
+
+    def first(self, queue: QueueIndex) -> int:
+        """The queue's smallest offset whose record is still in the log."""
+        start = self._log.start
+        if queue.checked_start != start:
+            queue.first = self._first_from(queue, start)
+            queue.checked_start = start
+            self._files.delete_below(queue, min(queue.first, queue.filed_end))
+        return queue.first
+
+    def raw_entries(self, queue: QueueIndex, offset: int, count: int) -> bytes:
+        """Packed entries from files and memory; the range must be inside the queue."""
+        filed = min(count, queue.filed_end - offset)
+        if filed <= 0:
+            return queue.from_tail(offset, count)
+        data = self._files.read(queue, offset, filed)
+        return data if filed == count else data + queue.from_tail(queue.filed_end, count - filed)
+
+    def entry(self, queue: QueueIndex, offset: int) -> Entry:
+        return unpack_entries(self.raw_entries(queue, offset, 1))[0]
+
+    def take_parts(self) -> list[IndexPart]:
+        """Everything that is not in the files yet. A queue that changes from now on becomes dirty again."""
+        parts = [self._part(queue) for queue in self._dirty]
+        self._dirty = {}
+        return parts
+
+    def finish_parts(self, parts: Iterable[IndexPart]) -> None:
+        """Free the memory of parts that are in the files now."""
+        for part in parts:
+            if not part.queue.dropped:
+                part.queue.filed(part.row.end - part.offset)
+
+    def give_back(self, parts: Iterable[IndexPart]) -> None:
+        """Mark parts that could not be written, so that the next `take_parts` returns them again."""
+        self._dirty.update(dict.fromkeys(part.queue for part in parts if not part.queue.dropped))
+
+    def _part(self, queue: QueueIndex) -> IndexPart:
+        first = self.first(queue)
+        row = QueueRow(queue.number, queue.topic, queue.queue_id, first, queue.end)
+        return IndexPart(queue, queue.filed_end, first, bytes(queue.tail), row)
+
+    def _first_from(self, queue: QueueIndex, start: int) -> int:
+        low, high = queue.first, queue.end
+        if low < high and self.entry(queue, low)[0] >= start:
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(queue, middle)[0] < start:
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -1,44 +1,46 @@
-"""How a pull is answered from index and log.
+"""Reading: pulls by offset, and offsets by time.
 
-Guards: no byte leaves the log unverified, and a damaged record is told to the reader by its offset instead of
-being skipped in silence. Neighbouring records are read in one piece, which is what makes a pull cheap.
+Invariant: no byte leaves the log unverified, and a damaged record is reported by its offset, never skipped silently.
+Adjacent records are read in one piece, which makes a pull cheap.
 """
 
 import enum
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 from zlib import crc32
 
 from lanemq._fast import compiled
-from lanemq.log.queue_index import Entry
+from lanemq.log.commit_log import CommitLog
+from lanemq.log.queue_index import Entry, QueueIndex, QueueTable
+from lanemq.log.record_bytes import store_time_at
 from lanemq.wire.record import CHECKSUM_AT, HEAD_BYTES, MAGIC_V1, PROOF, SYNCED_MARK
 
 _NEAR_BYTES = 4096
-"""Reading this much between two records of a queue costs less than asking the disk twice."""
+"""Reading this much between two records of a queue costs less than a second read."""
 
 
 class ReadStatus(enum.Enum):
-    """The situations of a pull; values are the names in RocketMQ's `GetMessageStatus`."""
+    """The outcomes of a pull; values are the names in RocketMQ's `GetMessageStatus`."""
 
     FOUND = "FOUND"
     NO_MATCH = "NO_MATCHED_MESSAGE"
-    """Scanned, nothing to give: filtered out, or damaged. Ask again at `next_offset`."""
+    """Every message scanned was filtered out or damaged; the reader continues at `next_offset`."""
     EMPTY = "NO_MESSAGE_IN_QUEUE"
-    """Nothing was ever stored, and offset 0 was asked: wait there."""
+    """The queue never held a message, and the pull asked for offset 0: it may wait there."""
     EMPTY_ILLEGAL = "NO_MATCHED_LOGIC_QUEUE"
-    """Nothing was ever stored, and another offset was asked."""
+    """The queue never held a message, and the pull asked for another offset."""
     TOO_SMALL = "OFFSET_TOO_SMALL"
     AT_END = "OFFSET_OVERFLOW_ONE"
-    """The next message is not there yet: wait."""
+    """The next message does not exist yet: the pull may wait."""
     BEYOND_END = "OFFSET_OVERFLOW_BADLY"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """`data` is records back to back; `damaged` are offsets below `next_offset` that cannot be read."""
+    """`data` is records back to back; `damaged` are the offsets below `next_offset` that cannot be read."""
 
     status: ReadStatus
     data: bytes
@@ -50,14 +52,14 @@ class ReadResult:
 
 
 class Bytes(Protocol):
-    """Where bytes at a log position come from."""
+    """A source of bytes by log position."""
 
     def read(self, position: int, size: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Records read and verified; `scanned` entries were looked at."""
+    """Records read and verified, out of `scanned` entries."""
 
     data: bytes
     count: int
@@ -66,7 +68,7 @@ class Gathered:
 
 
 def nothing_to_read(offset: int, first: int, end: int) -> ReadResult | None:
-    """The answer when the offset itself decides it, else None."""
+    """The result if the offset alone decides it, else None."""
     if end == 0:
         status = ReadStatus.EMPTY if offset == 0 else ReadStatus.EMPTY_ILLEGAL
         return ReadResult(status, b"", 0, 0, first, end, [])
@@ -82,7 +84,7 @@ def nothing_to_read(offset: int, first: int, end: int) -> ReadResult | None:
 def gather(
     log: Bytes, queue_id: int, offset: int, entries: Sequence[Entry], wanted: Sequence[int], max_bytes: int
 ) -> Gathered:
-    """Reads the `wanted` of the entries (indexes into them) that fit in `max_bytes`; the first always fits."""
+    """Read as many `wanted` entries (indexes into `entries`) as fit into `max_bytes`, and at least the first one."""
     chosen = entries if len(wanted) == len(entries) else [entries[i] for i in wanted]
     scanned = len(entries)
     room = bisect_right(list(accumulate([entry[1] for entry in chosen])), max_bytes) or 1
@@ -103,7 +105,7 @@ def gather(
             start = entry[0] - run[0][0]
             record = data[start : start + entry[1]]
             if i in bad:
-                # Perhaps the run was cut short by a hole: the record alone decides.
+                # A hole may have cut the run short: read and verify the record alone.
                 record = log.read(entry[0], entry[1])
                 if verify(record, queue_id, [entry], [offsets[first + i]]):
                     damaged.append(offsets[first + i])
@@ -114,7 +116,7 @@ def gather(
 
 
 def runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
-    """Index ranges of entries to read in one piece: back to back in the log, or nearly so."""
+    """Index ranges of entries to read in one piece, because they are adjacent in the log or nearly so."""
     if not entries:
         return []
     first, last = entries[0], entries[-1]
@@ -132,7 +134,7 @@ def runs(entries: Sequence[Entry]) -> list[tuple[int, int]]:
 
 @compiled
 def verify(data: bytes, queue_id: int, entries: Sequence[Entry], offsets: Sequence[int]) -> list[int]:
-    """Indexes of records that are not exactly what was stored at this place in queue and log."""
+    """Indexes of records that are not exactly what was stored at this place of the queue and the log."""
     bad = []
     base, length = entries[0][0], len(data)
     whole = memoryview(data)
@@ -143,9 +145,70 @@ def verify(data: bytes, queue_id: int, entries: Sequence[Entry], offsets: Sequen
         if start < 0 or end > length or size < HEAD_BYTES:
             bad.append(i)
             continue
-        # The head is copied, the rest looked at in place: each is the cheaper way for its length.
+        # The head is copied and the rest viewed in place: each is the cheaper way for its length.
         crc = crc32(whole[start + HEAD_BYTES : end], crc32(data[start : start + CHECKSUM_AT]))
         proof, place = unpack(data, start), (size, MAGIC_V1, queue_id, offsets[i], position)
         if proof != (*place, crc) and proof != (*place, crc ^ SYNCED_MARK):
             bad.append(i)
     return bad
+
+
+class Boundary(enum.Enum):
+    """Which neighbour of a time to find; values are RocketMQ's `BoundaryType`."""
+
+    LOWER = "LOWER"
+    """The first message stored at that time or later; the end of the queue if there is none."""
+    UPPER = "UPPER"
+    """The last message stored at that time or before; the first one kept if there is none."""
+
+
+class TimeSearch:
+    """Finds offsets by store time, with a binary search: store times never go back within a log."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable) -> None:
+        self._log = log
+        self._queues = queues
+
+    def find(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
+        """The offset next to a time; 0 for a queue that never held a message."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        if boundary is Boundary.LOWER:
+            return self._first_not_before(queue, timestamp)
+        return max(self._queues.first(queue), self._first_not_before(queue, timestamp + 1) - 1)
+
+    def earliest(self, topic: str, queue_id: int) -> int | None:
+        """The store time of the queue's first readable record; None if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        return None if queue is None else self._first_time(queue, range(self._queues.first(queue), queue.end))
+
+    def latest(self, topic: str, queue_id: int) -> int | None:
+        """The store time of the queue's last readable record; None if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        return None if queue is None else self._first_time(queue, range(self._queues.first(queue), queue.end)[::-1])
+
+    def _first_time(self, queue: QueueIndex, offsets: Iterable[int]) -> int | None:
+        times = (self._time_of(queue, offset) for offset in offsets)
+        return next((time for time in times if time is not None), None)
+
+    def _first_not_before(self, queue: QueueIndex, timestamp: int) -> int:
+        low, high = self._queues.first(queue), queue.end
+        while low < high:
+            middle = (low + high) // 2
+            # A damaged record has no time: use that of the next readable one below `high`.
+            probe = middle
+            time = self._time_of(queue, probe)
+            while time is None and probe + 1 < high:
+                probe += 1
+                time = self._time_of(queue, probe)
+            if time is not None and time < timestamp:
+                low = probe + 1
+            else:
+                high = middle
+        return low
+
+    def _time_of(self, queue: QueueIndex, offset: int) -> int | None:
+        position, size, _tag, _check = self._queues.entry(queue, offset)
+        head = self._log.read(position, HEAD_BYTES) if size else b""
+        return store_time_at(head) if len(head) == HEAD_BYTES else None

@@ -1,8 +1,8 @@
-"""What the log asks of a record's bytes: how long it is, whether it is whole, whose it is.
+"""The record format as the log needs it: how long a record is, whether it is intact, and whose it is.
 
-Rule guarded here: bytes count as a record only if magic, a plausible size, the position they claim and the
-checksum over the whole record all agree. Anything less may be garbage, or a copy that drifted to another place.
-Where things lie in a record is `wire/record`'s knowledge; here is the quick way through it, for records of ours only.
+Bytes count as a record only if the magic, a plausible size, the position they claim and the checksum over the whole
+record all agree. Anything less may be garbage, or a copy at the wrong place. The layout is defined in `wire/record`;
+this is the fast path for records that the log wrote itself.
 """
 
 from struct import Struct
@@ -13,7 +13,7 @@ from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MIN_RECORD_BYTES, PROOF, ST
 MAGIC_BYTES = MAGIC_V1.to_bytes(4, "big")
 MAGIC_AT = 4
 MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""Larger than any message the broker accepts; a greater size field is damage."""
+"""More than any message that the broker accepts; a larger size field is damage."""
 
 _STORE_TIME = Struct(">q")
 _LENGTH = Struct(">i")
@@ -21,7 +21,7 @@ _SHORT = Struct(">h")
 
 
 class RecordFacts(NamedTuple):
-    """The fields by which a record is found again."""
+    """The fields needed to index a record."""
 
     size: int
     topic: str
@@ -34,7 +34,7 @@ class RecordFacts(NamedTuple):
 def size_at(buffer: bytes, start: int, position: int) -> int:
     """The size of the intact record at `start` that belongs at log position `position`; 0 if there is none.
 
-    Where the buffer ends too early to tell, the answer is minus the bytes needed.
+    If the buffer is too short to decide, the result is minus the number of bytes needed.
     """
     if start + HEAD_BYTES > len(buffer):
         return -MIN_RECORD_BYTES
@@ -51,7 +51,7 @@ def store_time_at(buffer: bytes, start: int = 0) -> int:
 
 
 def facts_of(buffer: bytes, start: int) -> RecordFacts:
-    """Reads a record that passed `size_at`."""
+    """Read the fields of a record that passed `size_at`."""
     size, _magic, queue_id, offset, _position, _check = PROOF.unpack_from(buffer, start)
     (body,) = _LENGTH.unpack_from(buffer, start + HEAD_BYTES)
     at = start + HEAD_BYTES + 4 + body

@@ -1,26 +1,47 @@
-"""Reading the log back after a crash: which bytes are records, which are damage.
+"""Recovery: what a start reads before the store can be used.
 
-Guards two rules. An intact record that was acknowledged is never lost because something before it is damaged: after
-damage the scan searches on for the next bytes that prove to be a record. And only a torn end is cut, that is, damage
-with no record behind it that was written after it had been synced; what is cut is kept in a side file. A file that
-has become shorter since it was opened stops the start instead: what is missing is not known to be damaged, and
-nothing may be cut on such a word.
+Three layers, from the bottom: `scan` tells intact records from damage; `Rebuilder` enters the records into the queue
+table; `Startup` decides how much of the log to scan and cuts off a torn end. After a clean stop nothing is scanned,
+otherwise the log from the last checkpoint on, and all of it if index files are missing.
+
+Invariants:
+
+- An intact acknowledged record is never lost because bytes before it are damaged: the scan searches for the next
+  record.
+- An assigned offset is never assigned again while any trace of it remains. A damaged record keeps its place in its
+  queue. Its offset is known from the queue rows, from its neighbours or, for the last record of a queue, from the rest
+  of its head.
+- Only a torn end is cut, and it is copied to a side file first. The end is torn at the first damage after which no
+  record was written with everything before it synced (`shows_synced`). A power cut may have kept the end of such an
+  append without its middle. If that end counted as stored, the producer's repeat would be answered as a duplicate, and
+  the middle would be lost although acknowledged.
+- A file that has become shorter since it was opened stops the start: missing bytes are not proven to be damaged.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from lanemq.log.commit_log import CommitLog
-from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, size_at
+from lanemq.log.filesystem import Disk, write_fully
+from lanemq.log.queue_index import IndexFiles, QueueIndex, QueueTable
+from lanemq.log.record_bytes import MAGIC_AT, MAGIC_BYTES, RecordFacts, facts_of, size_at
+from lanemq.log.state import Checkpoint, DamageRow, QueueRow, State
 from lanemq.model.errors import StorageError
-from lanemq.wire.record import is_marked_synced
+from lanemq.wire.properties import tag_code_of
+from lanemq.wire.record import PROOF, RecordView, is_marked_synced
 
 _WINDOW = 4 * 1024 * 1024
-_MOST_HEAD = 1024 * 1024
+_MAX_HEAD = 1024 * 1024
+_COPY_BYTES = 4 * 1024 * 1024
+
+OnRecord = Callable[[RecordView], None]
 
 
 class Found(NamedTuple):
-    """An intact record: it begins at `start` of `buffer`."""
+    """An intact record, at `start` of `buffer`."""
 
     position: int
     size: int
@@ -29,7 +50,7 @@ class Found(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """Bytes that are no record. `head` is their beginning, for guessing whose place it was."""
+    """Bytes that are no record. `head` is their beginning, from which their queue may be guessed."""
 
     position: int
     length: int
@@ -38,7 +59,7 @@ class Damaged(NamedTuple):
 
 
 def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found | Damaged]:
-    """Everything from a position to the end of the log, in order, without gaps; read in windows."""
+    """Every record and every damaged range from a position to the end of the log, in order."""
     segments = list(log.segments)
     for segment, following in zip(segments, [*segments[1:], None], strict=False):
         end = segment.end if following is None else min(segment.end, following.start)
@@ -51,9 +72,9 @@ def scan(log: CommitLog, position: int, window: int = _WINDOW) -> Iterator[Found
 
 
 def shows_synced(log: CommitLog, position: int) -> bool:
-    """Whether everything in front of a position was on disk before something behind it was written.
+    """Whether everything before a position was on disk before something after it was written.
 
-    A record behind it says so, or there is a later segment: what is in front of one is synced before it begins.
+    A marked record after the position shows it, or a later segment: the log is synced before a segment is created.
     """
     if log.segments and position <= log.segments[-1].start:
         return True
@@ -73,25 +94,24 @@ def _scan_part(log: CommitLog, position: int, end: int, at_once: int) -> Iterato
             position += size
             continue
         after = _next_record(log, position + 1, end)
-        head = _read(log, position, min(after - position, _MOST_HEAD))
+        head = _read(log, position, min(after - position, _MAX_HEAD))
         yield Damaged(position, after - position, head, "no intact record")
         position = after
 
 
 def _read(log: CommitLog, position: int, size: int) -> bytes:
-    """All of these bytes: each is below the end that its file had when it was opened."""
+    """All of these bytes, which were there when the file was opened."""
     data = log.read(position, size)
     if len(data) < size:
         raise StorageError(
-            f"the log in {log.folder} ends at {position + len(data)}, and when it was opened it reached "
-            f"{position + size}: another program changes it, or the disk is failing. Nothing was cut; see to "
-            f"that, then start again"
+            f"the log in {log.folder} ends at {position + len(data)}, but reached {position + size} when it was "
+            f"opened: another program changes it, or the disk is failing. Nothing was cut; fix the cause, then restart"
         )
     return data
 
 
 def _next_record(log: CommitLog, position: int, end: int) -> int:
-    """The next position at which an intact record begins, or `end`."""
+    """The position of the next intact record, or `end`."""
     while position < end:
         window = _read(log, position, min(_WINDOW, end - position))
         at = window.find(MAGIC_BYTES, MAGIC_AT)
@@ -102,7 +122,7 @@ def _next_record(log: CommitLog, position: int, end: int) -> int:
             at = window.find(MAGIC_BYTES, at + 1)
         if position + len(window) >= end:
             return end
-        # Windows overlap, so that a magic cut in two by a window's end is found in the next one.
+        # Windows overlap, so that a magic number across a window's end is found in the next one.
         position += max(1, len(window) - MAGIC_AT - len(MAGIC_BYTES) + 1)
     return end
 
@@ -114,3 +134,211 @@ def _is_record(log: CommitLog, position: int, end: int) -> bool:
         return size > 0
     whole = _read(log, position, min(-size, end - position))
     return size_at(whole, 0, position) > 0
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """The result of a scan. `torn_at` is the start of a torn end, or None."""
+
+    records: int = 0
+    last_store_time: int = 0
+    damage: list[DamageRow] = field(default_factory=list)
+    torn_at: int | None = None
+
+
+class _Place(NamedTuple):
+    topic: str
+    queue_id: int
+    offset: int
+    position: int
+
+
+class Rebuilder:
+    """Scans the log into the queue table.
+
+    `known` is the position of the last checkpoint. The broker has the records below it in its tables, so `on_record`
+    receives only later ones. Bytes below it were synced, so faults there are damage, never a torn end.
+    """
+
+    def __init__(self, log: CommitLog, queues: QueueTable, dropped: Mapping[str, int], known: int) -> None:
+        self._log = log
+        self._queues = queues
+        self._dropped = dropped
+        self._known = known
+        self._damage_at = 0
+        self._guesses: list[_Place] = []
+        self._result = Rebuilt()
+
+    def run(self, begin: int, on_record: OnRecord | None) -> Rebuilt:
+        for part in scan(self._log, begin):
+            if isinstance(part, Found):
+                self._add(part, on_record)
+            elif not self._kept(part):
+                break
+        self._keep_guessed_places()
+        return self._result
+
+    def _kept(self, part: Damaged) -> bool:
+        """Note damage; False if it is a torn end."""
+        end = part.position + part.length
+        if end > self._known and not shows_synced(self._log, end):
+            self._result.torn_at = max(part.position, self._known)
+            part = part._replace(length=self._result.torn_at - part.position)
+        if part.length:
+            self._note(part)
+        return self._result.torn_at is None
+
+    def keep_known_ends(self, rows: list[QueueRow]) -> None:
+        """After a full rebuild: extend every queue to the end that it had reached."""
+        for row in rows:
+            queue = self._queues.find(row.topic, row.queue_id)
+            if queue is None:
+                queue = self._queues.obtain(row.topic, row.queue_id)
+                if self._log.start > 0:
+                    queue.begin_at(row.end)
+                self._queues.touch(queue)
+            while queue.end < row.end:
+                self._put(queue, self._damage_at, 0, 0)
+
+    def _add(self, found: Found, on_record: OnRecord | None) -> None:
+        facts = facts_of(found.buffer, found.start)
+        self._result.records += 1
+        self._result.last_store_time = max(self._result.last_store_time, facts.store_time)
+        if found.position < self._dropped.get(facts.topic, 0):
+            return
+        self._index(found, facts)
+        if on_record is not None and found.position >= self._known:
+            on_record(RecordView(found.buffer, found.start))
+
+    def _index(self, found: Found, facts: RecordFacts) -> None:
+        queue = self._queues.find(facts.topic, facts.queue_id)
+        if queue is None:
+            queue = self._queues.obtain(facts.topic, facts.queue_id)
+            if self._log.start > 0:
+                # The records before this one were deleted with their segments; they are not damaged.
+                queue.begin_at(facts.queue_offset)
+        while queue.end < facts.queue_offset:
+            self._put(queue, self._damage_at, 0, 0)
+        if queue.end == facts.queue_offset:
+            self._put(queue, found.position, found.size, tag_code_of(facts.properties))
+
+    def _put(self, queue: QueueIndex, position: int, size: int, tag_code: int) -> None:
+        queue.put(position, size, tag_code)
+        self._queues.touch(queue)
+
+    def _note(self, damaged: Damaged) -> None:
+        self._damage_at = damaged.position
+        self._result.damage.append(DamageRow(damaged.position, damaged.length, damaged.reason))
+        place = _guess(damaged)
+        if place is not None:
+            self._guesses.append(place)
+
+    def _keep_guessed_places(self) -> None:
+        for place in self._guesses:
+            queue = self._queues.find(place.topic, place.queue_id)
+            if queue is not None and queue.end == place.offset:
+                self._put(queue, place.position, 0, 0)
+
+
+def _guess(damaged: Damaged) -> _Place | None:
+    """The queue and offset of a damaged record, if its head still shows them.
+
+    A wrong guess costs one reported offset.
+    """
+    try:
+        claimed = PROOF.unpack_from(damaged.head, 0)[4]
+        facts = facts_of(damaged.head, 0)
+    except (struct.error, ValueError, IndexError):
+        return None
+    if claimed != damaged.position:
+        return None
+    return _Place(facts.topic, facts.queue_id, facts.queue_offset, damaged.position)
+
+
+class RecoveryReport(NamedTuple):
+    """The result of recovery. `scanned` counts records; `torn_file` holds the bytes that were cut off the end."""
+
+    clean: bool
+    rebuilt_indexes: bool
+    scanned: int
+    torn_bytes: int
+    torn_file: Path | None
+    damage: list[DamageRow]
+    last_store_time: int
+
+
+class Startup:
+    """Recovers one data folder; runs once, before anything else uses the log."""
+
+    def __init__(
+        self, folder: Path, disk: Disk, log: CommitLog, queues: QueueTable, files: IndexFiles, state: State
+    ) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._log = log
+        self._queues = queues
+        self._files = files
+        self._state = state
+
+    def run(self, on_record: OnRecord | None) -> RecoveryReport:
+        mark = self._state.checkpoint() or Checkpoint(0, 0, clean=False)
+        self._queues.load(self._state.queues())
+        whole = not self._state.rebuild_requested() and all(map(self._files.complete, self._queues))
+        if mark.clean and whole and mark.position == self._log.end:
+            return RecoveryReport(True, False, 0, 0, None, [], mark.last_store_time)
+        self._log.settle()
+        if self._log.end < mark.position:
+            self._log.begin_at(mark.position)
+        result = self._scan(mark, whole, on_record)
+        torn, torn_file = self._cut_torn_end(result.torn_at)
+        if not whole:
+            self._state.request_rebuild(wanted=False)
+        newest = max(mark.last_store_time, result.last_store_time)
+        return RecoveryReport(False, not whole, result.records, torn, torn_file, result.damage, newest)
+
+    def _scan(self, mark: Checkpoint, whole: bool, on_record: OnRecord | None) -> Rebuilt:
+        rebuilder = Rebuilder(self._log, self._queues, self._state.dropped_topics(), mark.position)
+        if whole:
+            return rebuilder.run(max(mark.position, self._log.start), on_record)
+        rows = self._state.queues()
+        self._queues.clear()
+        result = rebuilder.run(self._log.start, on_record)
+        rebuilder.keep_known_ends(rows)
+        return result
+
+    def _cut_torn_end(self, position: int | None) -> tuple[int, Path | None]:
+        if position is None or position >= self._log.end:
+            return 0, None
+        torn = self._log.end - position
+        path = self._save_torn(position)
+        self._log.cut(position)
+        self._log.settle()
+        return torn, path
+
+    def _save_torn(self, position: int) -> Path:
+        """Copy the bytes that will be cut, so that they can be examined later."""
+        folder = self._folder / "torn"
+        self._disk.make_dir(folder)
+        path = folder / f"{position:020d}.torn"
+        self._disk.unlink(path)
+        try:
+            fd = self._disk.create(path)
+            try:
+                self._copy(fd, position)
+                self._disk.fdatasync(fd)
+            finally:
+                self._disk.close(fd)
+            self._disk.fsync_dir(folder)
+        except OSError as error:
+            raise StorageError(f"cannot keep the torn end of the log in {path}: {error}; free some space") from error
+        return path
+
+    def _copy(self, fd: int, position: int) -> None:
+        written = 0
+        while position < self._log.end:
+            data = self._log.read(position, _COPY_BYTES)
+            if not data:
+                return
+            write_fully(self._disk, fd, data, written)
+            written += len(data)
+            position += len(data)

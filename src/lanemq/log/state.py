@@ -1,11 +1,10 @@
-"""Small state that must survive a restart: one SQLite file, one transaction per call, no rules.
+"""Small state that survives a restart: one SQLite file, one transaction per call.
 
-Rows go in and come out as plain tuples; what they mean is decided elsewhere. Guards one rule: a database that
-cannot be read stops the start with an error that says what to do. Beginning with empty tables instead would
-send every group back to a default position, silently.
+Rows are plain tuples; their meaning is decided elsewhere. A database that cannot be read stops the start with an error:
+starting with empty tables would silently send every group back to a default position.
 
-`Sync.FULL` is for what may never be taken back (topics, epochs of leases); the rest may lose its last moments
-in a power cut, and is then repeated or rebuilt, never wrong. Calls may come from any thread.
+`Sync.FULL` is for what must never be lost (topics, lease epochs). A power cut may take the last transactions of the
+rest, which is then repeated or rebuilt. Calls may come from any thread.
 """
 
 import enum
@@ -16,14 +15,52 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lanemq.log.schema import SCHEMA, UPGRADES, VERSION
 from lanemq.model.errors import StorageError
 
 EPOCH_FLOOR = "epoch-floor"
+_REBUILD = "rebuild indexes"
+
+VERSION = 3
+"""The layout of the tables. Every change needs a new version, so that an older broker does not misread a newer file."""
+
+_PARKED = (
+    "CREATE TABLE parked_lanes (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, reason TEXT NOT NULL,"
+    " attempts INTEGER NOT NULL, since INTEGER NOT NULL, status TEXT NOT NULL, through INTEGER NOT NULL,"
+    " PRIMARY KEY (grp, topic, queue_id, key)) WITHOUT ROWID",
+    "CREATE TABLE parked_messages (grp TEXT, topic TEXT, queue_id INTEGER, key TEXT, value INTEGER,"
+    " record BLOB NOT NULL, PRIMARY KEY (grp, topic, queue_id, key, value))",
+)
+
+SCHEMA = (
+    "CREATE TABLE topics (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE groups (name TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE offsets (grp TEXT, topic TEXT, queue_id INTEGER, value INTEGER NOT NULL,"
+    " reset_pending INTEGER NOT NULL, gaps TEXT NOT NULL DEFAULT '',"
+    " PRIMARY KEY (grp, topic, queue_id)) WITHOUT ROWID",
+    "CREATE TABLE leases (grp TEXT, topic TEXT, broker TEXT, queue_id INTEGER, owner TEXT NOT NULL,"
+    " epoch INTEGER NOT NULL, lease_ms INTEGER NOT NULL, stock INTEGER NOT NULL,"
+    " PRIMARY KEY (grp, topic, broker, queue_id)) WITHOUT ROWID",
+    "CREATE TABLE producers (topic TEXT, queue_id INTEGER, producer TEXT, state TEXT NOT NULL,"
+    " PRIMARY KEY (topic, queue_id, producer)) WITHOUT ROWID",
+    "CREATE TABLE queues (number INTEGER PRIMARY KEY, topic TEXT NOT NULL, queue_id INTEGER NOT NULL,"
+    " first INTEGER NOT NULL, end INTEGER NOT NULL, UNIQUE (topic, queue_id))",
+    "CREATE TABLE damage (position INTEGER PRIMARY KEY, length INTEGER NOT NULL, reason TEXT NOT NULL)",
+    "CREATE TABLE dropped (topic TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE checkpoint (id INTEGER PRIMARY KEY CHECK (id = 0), position INTEGER NOT NULL,"
+    " last_store_time INTEGER NOT NULL, clean INTEGER NOT NULL)",
+    "CREATE TABLE kv (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    *_PARKED,
+)
+
+UPGRADES = {
+    1: ("ALTER TABLE offsets ADD COLUMN gaps TEXT NOT NULL DEFAULT ''",),
+    2: _PARKED,
+}
+"""Version of a file → the statements that bring it to the next version."""
 
 
 class Sync(enum.Enum):
-    """How hard a transaction is pushed to the disk before the call returns."""
+    """SQLite's `synchronous` setting of a transaction."""
 
     NORMAL = "NORMAL"
     FULL = "FULL"
@@ -39,7 +76,7 @@ class OffsetRow(NamedTuple):
 
 
 class LeaseRow(NamedTuple):
-    """`owner` is empty after a release; the epoch stays, because epochs only grow."""
+    """A lease. `owner` is empty after a release; the row stays, because epochs only grow."""
 
     group: str
     topic: str
@@ -52,7 +89,7 @@ class LeaseRow(NamedTuple):
 
 
 class ProducerRow(NamedTuple):
-    """`state` is the producer table's own text; the log does not look into it."""
+    """A producer's stamps in one queue; `state` is text of the producer table."""
 
     topic: str
     queue_id: int
@@ -61,7 +98,7 @@ class ProducerRow(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """Where a queue's index lives (`number`) and which offsets it covers: from `first` up to, not with, `end`."""
+    """The number of a queue's index and the offsets that it covers: from `first` to before `end`."""
 
     number: int
     topic: str
@@ -71,7 +108,7 @@ class QueueRow(NamedTuple):
 
 
 class DamageRow(NamedTuple):
-    """Bytes of the log that could not be read back as records."""
+    """A range of the log that cannot be read as records."""
 
     position: int
     length: int
@@ -79,7 +116,7 @@ class DamageRow(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """Everything below `position` is in the indexes and the producer rows; recovery starts there."""
+    """A log position below which indexes and producer rows are complete; recovery starts there."""
 
     position: int
     last_store_time: int
@@ -91,7 +128,7 @@ class State:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             self._prepare()
@@ -105,7 +142,7 @@ class State:
     def close(self) -> None:
         self._db.close()
 
-    # Topics and groups: a name and the settings as text.
+    # Topics and groups: a name, and settings as text.
 
     def topics(self) -> dict[str, str]:
         return dict(self.rows("SELECT name, settings FROM topics"))
@@ -123,12 +160,12 @@ class State:
         self._write("REPLACE INTO groups VALUES (?, ?)", [(name, settings)], Sync.FULL)
 
     def delete_group(self, name: str) -> None:
-        """Forgets the group and its offsets; its epochs stay, since epochs only grow."""
+        """Delete the group and its offsets; its epochs stay, because epochs only grow."""
         with self.transaction(Sync.FULL) as db:
             db.execute("DELETE FROM groups WHERE name = ?", (name,))
             db.execute("DELETE FROM offsets WHERE grp = ?", (name,))
 
-    # Consumer positions and lease epochs.
+    # Committed offsets and lease epochs.
 
     def offsets(self) -> list[OffsetRow]:
         rows = self.rows("SELECT grp, topic, queue_id, value, reset_pending, gaps FROM offsets")
@@ -145,7 +182,7 @@ class State:
         return [LeaseRow._make((*row[:7], bool(row[7]))) for row in rows]
 
     def save_leases(self, rows: Iterable[LeaseRow]) -> None:
-        """An older epoch never replaces a newer one: a late writer cannot bring it back."""
+        """Insert or update leases; an older epoch never replaces a newer one."""
         self._write(
             "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET owner = excluded.owner,"
             " epoch = excluded.epoch, lease_ms = excluded.lease_ms, stock = excluded.stock"
@@ -155,13 +192,13 @@ class State:
         )
 
     def forget_leases(self, topic: str, floor: int) -> None:
-        """One transaction: the rows may go only together with the promise that their epochs are not used again."""
+        """Delete a topic's leases and raise the epoch floor in the same transaction, so that no epoch is used twice."""
         with self.transaction(Sync.FULL) as db:
             db.execute("REPLACE INTO kv VALUES (?, ?)", (EPOCH_FLOOR, str(floor)))
             db.execute("DELETE FROM leases WHERE topic = ?", (topic,))
 
     def epoch_floor(self) -> int:
-        """No lease that was forgotten had a higher epoch."""
+        """The highest epoch of any deleted lease."""
         return int(self.get(EPOCH_FLOOR) or 0)
 
     # Producers, as of the checkpoint.
@@ -169,7 +206,7 @@ class State:
     def producers(self) -> list[ProducerRow]:
         return [ProducerRow(*row) for row in self.rows("SELECT topic, queue_id, producer, state FROM producers")]
 
-    # What the log itself needs.
+    # What the log needs.
 
     def queues(self) -> list[QueueRow]:
         return [QueueRow(*row) for row in self.rows("SELECT number, topic, queue_id, first, end FROM queues")]
@@ -178,15 +215,18 @@ class State:
         return [DamageRow(*r) for r in self.rows("SELECT position, length, reason FROM damage ORDER BY 1")]
 
     def dropped_topics(self) -> dict[str, int]:
-        """Topic to log position: its records below that belong to a deleted topic and stay unreachable."""
+        """Topic → log position; records of that topic below the position belong to a deleted topic."""
         return dict(self.rows("SELECT topic, position FROM dropped"))
 
     def cut_dropped(self, end: int) -> None:
-        """A topic was deleted with records that never reached the disk; others will be written at their positions."""
+        """Lower the positions of dropped topics to the end of the log.
+
+        Their last records never reached the disk, and new ones will be written at those positions.
+        """
         self._write("UPDATE dropped SET position = ?1 WHERE position > ?1", [(end,)], Sync.FULL)
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last one, or None for a folder that never had one."""
+        """The last checkpoint; None in a new folder."""
         rows = self.rows("SELECT position, last_store_time, clean FROM checkpoint")
         return Checkpoint(rows[0][0], rows[0][1], bool(rows[0][2])) if rows else None
 
@@ -198,7 +238,7 @@ class State:
         gone_producers: Iterable[tuple[str, int, str]] = (),
         damage: Iterable[DamageRow] = (),
     ) -> None:
-        """One transaction, because the position is a promise about all the rows beside it."""
+        """Save a position and all rows that belong to it in one transaction."""
         with self.transaction(Sync.FULL if mark.clean else Sync.NORMAL) as db:
             db.executemany("REPLACE INTO queues VALUES (?, ?, ?, ?, ?)", queues)
             db.executemany("REPLACE INTO producers VALUES (?, ?, ?, ?)", producers)
@@ -207,7 +247,7 @@ class State:
             db.execute("REPLACE INTO checkpoint VALUES (0, ?, ?, ?)", mark)
 
     def mark_running(self) -> None:
-        """From here on a missing clean mark means: the broker did not stop cleanly."""
+        """Remove the mark of a clean stop; only `save_checkpoint` at a clean stop sets it again."""
         self._write("UPDATE checkpoint SET clean = ?", [(0,)], Sync.FULL)
 
     def drop_topic(self, topic: str, position: int) -> None:
@@ -216,7 +256,7 @@ class State:
             db.execute("DELETE FROM queues WHERE topic = ?", (topic,))
             db.execute("DELETE FROM producers WHERE topic = ?", (topic,))
 
-    # Anything else the broker wants to find again.
+    # Other values, by name.
 
     def get(self, name: str) -> str | None:
         rows = self.rows("SELECT value FROM kv WHERE name = ?", (name,))
@@ -224,6 +264,13 @@ class State:
 
     def put(self, name: str, value: str) -> None:
         self._write("REPLACE INTO kv VALUES (?, ?)", [(name, value)], Sync.FULL)
+
+    def request_rebuild(self, *, wanted: bool = True) -> None:
+        """Make the next start rebuild every index from the log."""
+        self.put(_REBUILD, "1" if wanted else "0")
+
+    def rebuild_requested(self) -> bool:
+        return self.get(_REBUILD) == "1"
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -241,7 +288,7 @@ class State:
                 db.execute(f"PRAGMA user_version = {VERSION}")
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
-        with self._turn:
+        with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.Error as error:
@@ -253,7 +300,7 @@ class State:
 
     @contextmanager
     def transaction(self, sync: Sync) -> Iterator[sqlite3.Connection]:
-        with self._turn:
+        with self._lock:
             try:
                 self._db.execute(f"PRAGMA synchronous = {sync.value}")
                 self._db.execute("BEGIN IMMEDIATE")

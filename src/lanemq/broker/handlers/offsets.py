@@ -15,7 +15,7 @@ from lanemq.core.brokering.group_offsets import Backward, Ignored, WhyIgnored, k
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.history import Place
-from lanemq.log.time_search import Boundary
+from lanemq.log.reading import Boundary
 from lanemq.model.errors import BrokerRefused, OffsetNotFound
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import QueueOffset
@@ -129,7 +129,7 @@ class OffsetHandler:
         header = SearchOffsetHeader.from_ext(request.ext)
         check_topic(header.topic)
         boundary = Boundary.UPPER if header.boundary_type == "UPPER" else Boundary.LOWER
-        offset = self._parts.store.find_by_time(header.topic, header.queue_id, header.timestamp, boundary)
+        offset = self._parts.store.times.find(header.topic, header.queue_id, header.timestamp, boundary)
         answer(peer, request, {"offset": str(offset)})
 
     def _max(self, peer: Peer, request: Command) -> None:
@@ -142,7 +142,7 @@ class OffsetHandler:
 
     def _earliest(self, peer: Peer, request: Command) -> None:
         header = _queue_header(request)
-        time = self._parts.store.earliest_time(header.topic, header.queue_id)
+        time = self._parts.store.times.earliest(header.topic, header.queue_id)
         answer(peer, request, {"timestamp": str(-1 if time is None else time)})
 
 

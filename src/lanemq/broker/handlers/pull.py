@@ -18,8 +18,8 @@ from lanemq.core.brokering.group_offsets import kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.topic_table import Permission
 from lanemq.history import Place
+from lanemq.log.appender import Arrival
 from lanemq.log.reading import ReadResult, ReadStatus
-from lanemq.log.staging import Arrival
 from lanemq.model.errors import BrokerRefused, LaneError, NotAllowed, TopicNotFound
 from lanemq.model.java_hash import tag_code
 from lanemq.model.names import check_group

@@ -10,7 +10,7 @@ from lanemq.broker.dispatch import Handler
 from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.log import state
-from lanemq.log.time_search import Boundary
+from lanemq.log.reading import Boundary
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group
 from lanemq.model.queue import MessageQueue
@@ -90,7 +90,7 @@ class ResetHandler:
             return max(low, min(header.offset, high))
         if header.timestamp < 0:
             return high
-        return self._parts.store.find_by_time(header.topic, queue_id, header.timestamp, Boundary.LOWER)
+        return self._parts.store.times.find(header.topic, queue_id, header.timestamp, Boundary.LOWER)
 
     def _running_info(self, peer: Peer, request: Command) -> None:
         header = RunningInfoHeader.from_ext(request.ext)

@@ -7,7 +7,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_error
 from lanemq.broker.routing import Placed, place_delayed
 from lanemq.core.brokering.delay import ToDeadLetter, route_send_back
-from lanemq.log.staging import NewRecord
+from lanemq.log.appender import NewRecord
 from lanemq.model.errors import BrokerRefused, CorruptRecord, StorageError
 from lanemq.model.names import check_group
 from lanemq.net.server import Peer
@@ -33,7 +33,7 @@ class RetryHandler:
     def _send_back(self, peer: Peer, request: Command) -> None:
         header = SendBackHeader.from_ext(request.ext)
         group = check_group(header.group)
-        self._parts.appender.refuse_if_failed()
+        self._parts.group_commit.refuse_if_failed()
         try:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:
@@ -47,7 +47,7 @@ class RetryHandler:
         placed = self._place(group, self._properties(header, record), level)
         item = _copy(record, placed.properties, route.reconsume_times)
         size = len(item.body) + len(item.properties) + 128
-        self._parts.appender.append(
+        self._parts.group_commit.append(
             placed.topic,
             placed.queue_id,
             [item],

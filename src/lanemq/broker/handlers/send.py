@@ -14,7 +14,7 @@ from lanemq.broker.parts import Parts
 from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.broker.routing import Placed, place, refuse_delay
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
-from lanemq.log.staging import NewRecords
+from lanemq.log.appender import NewRecords
 from lanemq.model.errors import MessageRefused, StorageError
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
@@ -57,7 +57,7 @@ class SendHandler:
 
     def _send(self, decode: Callable[[dict[str, str]], SendHeader], peer: Peer, request: Command) -> None:
         header = decode(request.ext)
-        self._parts.appender.refuse_if_failed()
+        self._parts.group_commit.refuse_if_failed()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
         placed = place(self._parts, header)
@@ -125,7 +125,9 @@ class SendHandler:
         size = len(request.body) + len(header.properties) + RECORD_OVERHEAD_BYTES * len(fresh)
         ext: dict[str, str] = {}
         done = partial(self._done, peer, request, ext)
-        staged = self._parts.appender.append(placed.topic, placed.queue_id, fresh, pack_host(*peer.remote), size, done)
+        staged = self._parts.group_commit.append(
+            placed.topic, placed.queue_id, fresh, pack_host(*peer.remote), size, done
+        )
         if first is not None:
             start = Stamp(first.producer, first.epoch, first.sequence + skipped)
             self._parts.producers.record(
@@ -165,7 +167,7 @@ class SendHandler:
                     LANE_DUPLICATE: "true",
                 }
                 # The first time may still be on its way to the disk: this answer may not come before it.
-                self._parts.appender.barrier(partial(self._done, peer, request, ext))
+                self._parts.group_commit.barrier(partial(self._done, peer, request, ext))
             case Gap(expected):
                 remark = f"sequence {expected} of this producer is missing in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.SEQUENCE_GAP, remark, {LANE_EXPECTED: str(expected)})

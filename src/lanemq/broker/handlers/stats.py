@@ -46,7 +46,7 @@ class StatsHandler:
         table = {}
         for queue in self._queues(topic):
             low, high = self._parts.store.bounds(queue.topic, queue.queue_id)
-            last = self._parts.store.latest_time(queue.topic, queue.queue_id)
+            last = self._parts.store.times.latest(queue.topic, queue.queue_id)
             table[queue] = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last or 0)
         answer(peer, request, {}, TopicStatsTable(offset_table=table).encode())
 
@@ -66,7 +66,7 @@ class StatsHandler:
             broker_offset=high,
             consumer_offset=low if done is None else done,
             pull_offset=low if done is None else done,
-            last_timestamp=self._parts.store.latest_time(queue.topic, queue.queue_id) or 0,
+            last_timestamp=self._parts.store.times.latest(queue.topic, queue.queue_id) or 0,
         )
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
@@ -125,7 +125,7 @@ class StatsHandler:
         answer(peer, request, {}, GroupList(group_list=groups).encode())
 
     def _runtime(self, peer: Peer, request: Command) -> None:
-        store, appender = self._parts.store, self._parts.appender
+        store, group_commit = self._parts.store, self._parts.group_commit
         table = {
             "brokerVersionDesc": "LaneMQ",
             "brokerVersion": str(VERSION),
@@ -142,9 +142,9 @@ class StatsHandler:
             "commitLogDiskRatio": "0.0",
             "commitLogMinOffset": str(store.log_start),
             "commitLogMaxOffset": str(store.log_end),
-            "lanePendingBytes": str(appender.pending_bytes),
-            "laneMessages": str(appender.appended),
-            "laneReadOnly": str(appender.failure or "false"),
+            "lanePendingBytes": str(group_commit.pending_bytes),
+            "laneMessages": str(group_commit.appended),
+            "laneReadOnly": str(group_commit.failure or "false"),
             "laneDurable": str(self._parts.options.durable).lower(),
         }
         answer(peer, request, {}, KVTable(table=table).encode())

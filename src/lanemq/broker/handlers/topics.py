@@ -41,7 +41,7 @@ class TopicHandler:
 
     def _create(self, peer: Peer, request: Command) -> None:
         header = CreateTopicHeader.from_ext(request.ext)
-        self._parts.appender.refuse_if_failed()
+        self._parts.group_commit.refuse_if_failed()
         order = TopicOrder.BY_KEY if header.order else TopicOrder.NONE
         if GLOBAL_ORDER in (header.attributes or ""):
             order = TopicOrder.GLOBAL
@@ -55,7 +55,7 @@ class TopicHandler:
         )
         self._parts.topics.take(self._parts.topics.table.put(wanted))
         # Through the log thread, behind the row just saved: answered means on disk.
-        self._parts.appender.barrier(partial(_done, peer, request))
+        self._parts.group_commit.barrier(partial(_done, peer, request))
 
     def _all(self, peer: Peer, request: Command) -> None:
         table = {topic.name: _describe(topic) for topic in self._parts.topics.table.topics()}
@@ -68,7 +68,7 @@ class TopicHandler:
     def _delete(self, peer: Peer, request: Command) -> None:
         name = DeleteTopicHeader.from_ext(request.ext).topic
         parts = self._parts
-        parts.appender.refuse_if_failed()
+        parts.group_commit.refuse_if_failed()
         parts.topics.delete(name)
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)

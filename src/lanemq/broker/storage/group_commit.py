@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from lanemq.broker.storage.log_thread import LogThread
 from lanemq.clock import Clock
-from lanemq.log.staging import Arrival, NewRecords, Pending, Staged
+from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.units import Millis
@@ -30,7 +30,7 @@ Done = Callable[[StorageError | None], None]
 OnArrivals = Callable[[Sequence[Arrival]], None]
 
 
-class Appender:
+class GroupCommit:
     """Bounded by bytes: above `max_pending_bytes` not yet on disk, an append is answered busy."""
 
     def __init__(
@@ -41,7 +41,8 @@ class Appender:
         self.failure: StorageError | None = None
         self.store_host = NO_HOST
         """Goes into every record: RocketMQ's clients find a message by it."""
-        self._store = store
+        self._options = store.options
+        self._log = store.appender
         self._thread = thread
         self._clock = clock
         self._on_arrivals = on_arrivals
@@ -61,7 +62,7 @@ class Appender:
         """Stages the records and says where they will be; true once `done(None)` was called."""
         self.refuse_if_failed()
         self._refuse_if_full(size)
-        staged = self._store.stage(
+        staged = self._log.stage(
             topic,
             queue_id,
             items,
@@ -111,7 +112,7 @@ class Appender:
 
     def sync_if_due(self, now: Millis) -> None:
         """Relaxed mode: what was written last must not wait for the next append to be synced."""
-        relaxed_sync_ms = self._store.options.relaxed_sync_ms
+        relaxed_sync_ms = self._options.relaxed_sync_ms
         if self._unsynced_since is None or now - self._unsynced_since < relaxed_sync_ms or self.failure is not None:
             return
         self._unsynced_since = None
@@ -120,7 +121,7 @@ class Appender:
             if error is not None:
                 self.stop_writing(error)
 
-        self._thread.submit(self._store.sync, synced)
+        self._thread.submit(self._log.sync, synced)
 
     def stop_writing(self, error: StorageError) -> None:
         """What was not flushed may or may not be on disk: nobody is told it is, and nothing follows it."""
@@ -149,15 +150,15 @@ class Appender:
             return
         self._flushing = True
         waiting, self._waiting = self._waiting, []
-        pending, now = self._store.take_pending(), self._clock.now()
-        if not self._store.options.durable and self._thread.idle:
+        pending, now = self._log.take_pending(), self._clock.now()
+        if not self._options.durable and self._thread.idle:
             self._flushed(pending, waiting, self._write_here(pending))
             return
 
         def flushed(_: object, error: StorageError | None) -> None:
             self._flushed(pending, waiting, error)
 
-        self._thread.submit(lambda: self._store.flush(pending, now), flushed)
+        self._thread.submit(lambda: self._log.flush(pending, now), flushed)
 
     def _write_here(self, pending: Pending) -> StorageError | None:
         """Relaxed mode: a copy into the page cache is cheaper than a trip to the other thread; it syncs later.
@@ -165,7 +166,7 @@ class Appender:
         Only while that thread has nothing to do: what it was given before, a new topic's row say, comes first.
         """
         try:
-            self._store.flush(pending)
+            self._log.flush(pending)
         except StorageError as error:
             return error
         return None
@@ -176,7 +177,7 @@ class Appender:
         if error is not None:
             self.stop_writing(error)
         else:
-            arrivals = self._store.publish(pending)
+            arrivals = self._log.publish(pending)
             if self._unsynced_since is None and pending:
                 self._unsynced_since = self._clock.now()
         # Or something the group counts on has failed before it: its topic's row.

@@ -117,7 +117,7 @@ class SimBroker(Broker):
         return SimLogThread(self._host, self._machine.disk_delay)
 
     def _new_server(self) -> Server:
-        return SimServer(self, self._host, self._machine.network, self._runs.take, self._parts.appender)
+        return SimServer(self, self._host, self._machine.network, self._runs.take, self._parts.group_commit)
 
     def _open_history(self) -> Recording:
         alive = self._machine.histories.last_of("broker")
@@ -139,7 +139,7 @@ class SimBroker(Broker):
     @property
     def log_end(self) -> int:
         """Where the next record will be."""
-        return self._parts.store.checkpoint_mark()
+        return self._parts.store.appender.staged
 
     def knows_as_finished(self, group: str, topic: str, queue_id: int, epoch: int, offset: int) -> bool:
         """Whether an owner has told that it finished this message, which lies above the committed offset.

@@ -1,0 +1,156 @@
+"""Group commit: when callers are answered, and which records share a write."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.clock import SystemClock
+from lanemq.log.appender import Pending
+from lanemq.log.options import StoreOptions
+from lanemq.log.store import Store
+from lanemq.model.errors import StorageError
+from lanemq.model.units import Millis
+from lanemq.wire.hosts import NO_HOST
+
+ANN, BOB = 1, 2
+"""Numbers of peers."""
+
+
+class ManualThread:
+    """A log thread whose jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.jobs
+
+    def submit(self, job: Callable[[], object], done: Callable[[object, StorageError | None], None]) -> None:
+        self.jobs.append(lambda: done(job(), None))
+
+    def run_all(self) -> None:
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
+class CountedCommits:
+    """A group commit over a real store; counts flushes and collects what was acknowledged."""
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        self.store = Store(folder, StoreOptions(durable=durable))
+        self.store.recover()
+        self.flushes = 0
+        self._flush = self.store.appender.flush
+        self.store.appender.flush = self._counted_flush  # type: ignore[method-assign]
+        self.thread = ManualThread()
+        thread: Any = self.thread
+        self.commits = GroupCommit(self.store, thread, SystemClock(), lambda arrivals: None, 1 << 20)
+        self.acknowledged: list[bytes] = []
+
+    def _counted_flush(self, pending: Pending, now: Millis | None = None) -> None:
+        self.flushes += 1
+        self._flush(pending, now)
+
+    def append(self, body: bytes) -> None:
+        parts = (body, b"", 0, 0, 0, 0, 0)
+        self.commits.append("T", 0, [parts], NO_HOST, 1, lambda error: self.acknowledged.append(body))
+
+    def read(self, peer: int, *bodies: bytes) -> None:
+        """Append as a server does that handles one socket read."""
+        self.commits.begin()
+        for body in bodies:
+            self.append(body)
+        self.commits.end(peer)
+
+
+def on_a_loop(folder: Path, test: Callable[[CountedCommits], Any], *, durable: bool = False) -> None:
+    async def run() -> None:
+        counted = CountedCommits(folder, durable=durable)
+        try:
+            await test(counted)
+        finally:
+            counted.store.close()
+
+    asyncio.run(run())
+
+
+async def loop_iteration() -> None:
+    """Let everything run that was scheduled with `call_soon`."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def test_a_lone_sender_is_answered_at_the_end_of_its_read(tmp_path: Path) -> None:
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN, b"1")
+        await loop_iteration()
+        counted.read(ANN, b"2", b"3")
+        assert counted.acknowledged == [b"1", b"2", b"3"]
+        assert counted.flushes == 2
+
+    on_a_loop(tmp_path, test)
+
+
+def test_peers_that_send_at_the_same_time_share_a_write(tmp_path: Path) -> None:
+    async def test(counted: CountedCommits) -> None:
+        for _ in range(3):
+            before = counted.flushes
+            counted.read(ANN, b"a")
+            counted.read(BOB, b"b")
+            await loop_iteration()
+            assert counted.flushes == before + 1
+        assert counted.acknowledged == [b"a", b"b"] * 3
+
+    on_a_loop(tmp_path, test)
+
+
+def test_no_sender_is_answered_before_a_durable_write_has_ended(tmp_path: Path) -> None:
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN, b"1")
+        await loop_iteration()
+        counted.thread.run_all()
+        counted.read(ANN, b"2")
+        assert (counted.acknowledged, len(counted.thread.jobs)) == ([b"1"], 1)
+        counted.read(ANN, b"3")
+        await loop_iteration()
+        assert (counted.acknowledged, len(counted.thread.jobs)) == ([b"1"], 1)
+        counted.thread.run_all()
+        assert counted.acknowledged == [b"1", b"2", b"3"]
+
+    on_a_loop(tmp_path, test, durable=True)
+
+
+def test_a_write_waits_for_earlier_jobs_of_the_log_thread(tmp_path: Path) -> None:
+    """Such a job may save the row of a new topic, which must be on disk before the topic's messages."""
+
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN, b"1")
+        await loop_iteration()
+        counted.thread.submit(lambda: None, lambda *_: None)
+        counted.read(ANN, b"2")
+        assert counted.acknowledged == [b"1"]
+        counted.thread.run_all()
+        assert counted.acknowledged == [b"1", b"2"]
+
+    on_a_loop(tmp_path, test)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_records_appended_outside_a_read_are_committed_in_the_same_loop_iteration(
+    tmp_path: Path, durable: bool
+) -> None:
+    """Delayed messages are appended without a request."""
+
+    async def test(counted: CountedCommits) -> None:
+        counted.read(ANN)
+        counted.append(b"due")
+        await loop_iteration()
+        counted.thread.run_all()
+        assert counted.acknowledged == [b"due"]
+
+    on_a_loop(tmp_path, test, durable=durable)
