@@ -1,21 +1,21 @@
-"""What a group has finished of a queue above its committed offset, as ranges.
+"""What a group has finished of a queue above its committed offset.
 
-With order by key the committed offset is the first unfinished message of *any* key, and other keys have finished
-much above it. This map remembers what, so that the queue's next owner does not run it again.
+With order by key, the committed offset is the first unfinished message of *any* key, and other keys have finished
+messages above it. The broker stores these ranges, so that the queue's next owner does not run them again.
 
-Why the next owner may leave these offsets out, and every key still runs in order:
+Why the next owner may skip these offsets while every key still runs in order:
 
-1. Everything in a map was finished, so leaving it out loses nothing.
-2. A key's messages finish in offset order (`lane_scheduler`). So the finished ones of a key are its first ones, and
-   none of them lies above an unfinished message of the same key; only above one of another key. (A dead letter has
-   left its key's line: what is behind it may be finished, and it itself while its neighbours in a batch are not.)
-3. Whatever makes a map smaller cuts it at its upper end. What remains of a key is still its first messages; a
-   map cut elsewhere would repeat an earlier message of a key and leave out a later one.
-4. An owner adds to the map it was given, which keeps 2, and reports it together with the offset it belongs to.
-   Otherwise a map is forgotten as a whole: when somebody goes back (a reset), or works without knowing it.
+1. Everything in the ranges was finished, so skipping it loses nothing.
+2. The messages of a key finish in offset order. So the finished messages of a key are its first ones, and none of them
+   is above an unfinished message of the same key. (A dead letter has left its key's lane: messages behind it may be
+   finished, and so may the dead letter while others of its batch are not.)
+3. Ranges are only ever cut at their upper end. What remains of a key is still its first messages; any other cut would
+   repeat an earlier message of a key and skip a later one.
+4. An owner adds to the ranges it was given, which preserves 2, and reports them together with the offset they belong
+   to. Otherwise they are forgotten as a whole: after a reset, or when an owner does not know them.
 
-As text it is the distances from bound to bound, beginning at the committed offset: every one is at least 1, so a
-map that reaches down to its offset, overlaps itself or runs backwards cannot even be written.
+The text form is the distances from bound to bound, starting at the committed offset. Each is at least 1, so ranges that
+overlap, run backwards or touch the offset cannot be written.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,18 +29,18 @@ from lanemq.model.java_hash import LONG_MAX
 from lanemq.model.units import QueueOffset
 
 MAX_RANGES = 20_000
-"""Ranges of one queue that are kept. As text they stay below 1 MB, whatever the offsets are."""
+"""Maximum number of ranges of one queue. Their text stays below 1 MB, whatever the offsets are."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRanges:
-    """Ranges [start, end), as one ascending row of their bounds: start, end, start, end, ..."""
+    """Ranges [start, end), stored as one ascending tuple of bounds: start, end, start, end, ..."""
 
     bounds: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Ranges in any order; those that touch or overlap become one."""
+        """From ranges in any order; ranges that touch or overlap are merged."""
         bounds: list[int] = []
         for start, end in sorted(ranges):
             if bounds and start <= bounds[-1]:
@@ -51,7 +51,7 @@ class FinishedRanges:
 
     @classmethod
     def of_offsets(cls, offsets: Iterable[int]) -> Self:
-        """Exactly these offsets, given ascending. What a filter left out between two of them is not covered."""
+        """From ascending offsets. Offsets between them, such as those of filtered messages, are not covered."""
         bounds: list[int] = []
         for offset in offsets:
             if bounds and bounds[-1] == offset:
@@ -71,27 +71,27 @@ class FinishedRanges:
         return [(QueueOffset(start), QueueOffset(end)) for start, end in zip(starts, ends, strict=True)]
 
     def past(self, offset: QueueOffset) -> QueueOffset:
-        """The first offset from this one on that is not in the map."""
+        """The first offset at or after this one that is not finished."""
         at = bisect_right(self.bounds, offset)
         return QueueOffset(self.bounds[at]) if at % 2 else offset
 
     def above(self, offset: int) -> "FinishedRanges":
-        """What of it lies above the offset, the offset itself not included."""
+        """The part above the offset, excluding the offset itself."""
         at = bisect_right(self.bounds, offset + 1)
         if at % 2:
             return FinishedRanges((offset + 1, *self.bounds[at:]))
         return FinishedRanges(self.bounds[at:]) if at else self
 
     def below(self, end: int) -> "FinishedRanges":
-        """What of it lies below the end."""
+        """The part below the end."""
         at = bisect_left(self.bounds, end)
         if at % 2:
             return FinishedRanges((*self.bounds[:at], end))
         return FinishedRanges(self.bounds[:at]) if at < len(self.bounds) else self
 
-    def lowest(self, most: int) -> "FinishedRanges":
-        """Its first ranges; leaving out later ones costs repeats and nothing else."""
-        return FinishedRanges(self.bounds[: 2 * most]) if len(self.bounds) > 2 * most else self
+    def lowest(self, count: int) -> "FinishedRanges":
+        """The first ranges. Leaving out later ones repeats messages and does no other harm."""
+        return FinishedRanges(self.bounds[: 2 * count]) if len(self.bounds) > 2 * count else self
 
     def joined(self, other: "FinishedRanges") -> "FinishedRanges":
         if not (self and other):
@@ -99,12 +99,12 @@ class FinishedRanges:
         return FinishedRanges.of([*self.ranges(), *other.ranges()])
 
     def encode(self, offset: int) -> str:
-        """What of it lies above the offset, as text."""
+        """The part above the offset, as text."""
         return ",".join([str(end - start) for start, end in pairwise((offset, *self.above(offset).bounds))])
 
     @classmethod
     def decode(cls, text: str, offset: int) -> Self:
-        """The map of a text, or `RemoteProtocolError`; counted before it is read, since it may come from anybody."""
+        """Reads the text form or raises `RemoteProtocolError`. Checks the size first, since any client may send it."""
         if not text:
             return cls()
         numbers = text.count(",") + 1

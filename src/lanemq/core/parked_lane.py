@@ -1,14 +1,16 @@
-"""What broker and consumer both say about a parked lane: its status, and why it was parked."""
+"""The status of a parked lane and why it was parked; used by broker and consumer."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class LaneStatus(Enum):
+    """Whether a parked lane waits or runs again."""
+
     PARKED = "parked"
-    """Waits for a person."""
+    """Waits until an operator redrives or discards it."""
     REDRIVING = "redriving"
-    """A person asked for another try: the queue's owner runs it, message by message."""
+    """An operator asked for another try: the queue's owner runs it, message by message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +19,4 @@ class Failure:
 
     reason: str
     attempts: int
-    """Calls of the handler that failed, before the lane was given up."""
+    """Failed calls of the handler before the lane was parked."""

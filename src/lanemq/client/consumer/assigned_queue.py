@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lanemq.client.consumer.subscription import Station
 from lanemq.client.message import Source
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
-from lanemq.core.consuming.rebalance import Holding as Life
+from lanemq.core.consuming.rebalance import QueueLifecycle
 from lanemq.core.consuming.shut_lanes import KeptLane
 from lanemq.core.consuming.turns import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
@@ -45,7 +45,7 @@ class Holding:
         """The broker knows epochs and gives large pulls."""
         self.released = False
         """Given back or lost; whatever still arrives for it is ignored."""
-        self.life = Life(queue, needs_lease=lease is not None)
+        self.life = QueueLifecycle(queue, needs_lease=lease is not None)
         """Where it stands between coming and going, and what that asks for next."""
         self.wake = asyncio.Event()
         """Set when the pull loop should look again: room in the cache, or a lease."""

@@ -21,7 +21,7 @@ from lanemq.client.consumer.parking import Parker
 from lanemq.client.consumer.subscription import Station
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
-from lanemq.core.consuming.rebalance import Stage, plan
+from lanemq.core.consuming.rebalance import Stage, queue_changes
 from lanemq.core.consuming.turns import Order
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
@@ -117,7 +117,7 @@ class Rebalancer:
         members = await self._members(route)
         wanted = self._wanted(route, members)
         held = {holding.queue: holding for holding in self._holdings.of_topic(topic)}
-        division = plan(held, wanted)
+        division = queue_changes(held, wanted)
         for queue in division.release:
             self._let_go(held[queue])
         for queue in division.keep:

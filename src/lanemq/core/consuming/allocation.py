@@ -1,10 +1,9 @@
 """Which member of a group consumes which queues.
 
-There is no coordinator: every member computes the whole allocation for itself and keeps its own part. That
-only works when all of them sort alike and use the same strategy, so both lists are sorted here, as RocketMQ
-sorts them, before anything else. Over all members the parts are disjoint and complete (except `by_config`,
-which does what it is told, and `by_machine_room`, which leaves out foreign rooms). A member that is not in
-the list gets nothing, and so does everybody while queues or members are unknown.
+There is no coordinator: every member computes the whole allocation and takes its own share. All members must use the
+same strategy and sort alike, so both lists are first sorted as RocketMQ sorts them. The shares of all members are
+disjoint and complete, except with `by_config`, whose list is fixed, and `by_machine_room`, which leaves out other
+rooms. A member that is not in the list gets nothing.
 """
 
 from bisect import bisect_left
@@ -16,11 +15,11 @@ from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 
 Allocate = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
-"""(all queues of a topic, all members of the group, me) to my queues."""
+"""A strategy: takes all queues of a topic, all members of the group and this member; returns this member's queues."""
 
 
 def averagely(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """Neighbouring queues in shares that differ by one at most; AllocateMessageQueueAveragely, "AVG"."""
+    """Contiguous shares whose sizes differ by at most one; AllocateMessageQueueAveragely, "AVG"."""
     queues, members = _sorted(queues, members)
     if not queues or me not in members:
         return []
@@ -31,18 +30,18 @@ def averagely(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -
 
 
 def averagely_by_circle(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """Dealt out one by one; AllocateMessageQueueAveragelyByCircle, "AVG_BY_CIRCLE"."""
+    """Queues dealt out one by one; AllocateMessageQueueAveragelyByCircle, "AVG_BY_CIRCLE"."""
     queues, members = _sorted(queues, members)
     return queues[members.index(me) :: len(members)] if me in members else []
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Allocate:
-    """A member that comes or goes moves few queues; AllocateMessageQueueConsistentHash, "CONSISTENT_HASH".
+    """A hash ring, so that few queues move when members change; AllocateMessageQueueConsistentHash, "CONSISTENT_HASH".
 
-    Shares are uneven: this trades balance for fewer hand-overs.
+    The shares are uneven.
     """
     if virtual_nodes < 1:
-        raise InvalidOption(f"virtual_nodes={virtual_nodes} leaves the ring empty: use at least 1")
+        raise InvalidOption(f"virtual_nodes={virtual_nodes} leaves the hash ring empty: use at least 1")
 
     def allocate(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
         queues, members = _sorted(queues, members)
@@ -56,7 +55,7 @@ def consistent_hash(virtual_nodes: int = 10) -> Allocate:
 
 
 def by_config(mine: Sequence[MessageQueue]) -> Allocate:
-    """A fixed list, whoever else is there; AllocateMessageQueueByConfig, "CONFIG"."""
+    """A fixed list, whatever other members do; AllocateMessageQueueByConfig, "CONFIG"."""
     fixed = sorted(mine)
 
     def allocate(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
@@ -66,9 +65,9 @@ def by_config(mine: Sequence[MessageQueue]) -> Allocate:
 
 
 def by_machine_room(rooms: Collection[str]) -> Allocate:
-    """Only queues of brokers named `room@broker` with a room of ours; AllocateMessageQueueByMachineRoom.
+    """Only queues of brokers named `room@broker` in the given rooms; AllocateMessageQueueByMachineRoom.
 
-    What a remainder leaves over goes to the first members, one each.
+    Queues left over by the division go to the first members, one each.
     """
     ours = frozenset(rooms)
 
@@ -87,9 +86,9 @@ def by_machine_room(rooms: Collection[str]) -> Allocate:
 def nearby_machine_room(
     inner: Allocate, room_of_queue: Callable[[MessageQueue], str], room_of_member: Callable[[str], str]
 ) -> Allocate:
-    """Queues stay with members of their own room; a room without members is shared by all.
+    """Queues go to members of the same room; all members share the queues of a room without members.
 
-    RocketMQ's AllocateMachineRoomNearby; `inner` divides the queues inside a room.
+    RocketMQ's AllocateMachineRoomNearby. `inner` allocates the queues inside a room.
     """
 
     def allocate(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
@@ -102,14 +101,14 @@ def nearby_machine_room(
         rooms: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
             rooms[room_of_queue(queue)].append(queue)
-        # Members of other rooms ask too, and get nothing: `inner` does not find them among the neighbours.
+        # Members of other rooms get nothing: `inner` does not find them among the neighbours.
         return sorted(q for room, part in rooms.items() for q in inner(part, neighbours.get(room, members), me))
 
     return allocate
 
 
 def _sorted(queues: Sequence[MessageQueue], members: Sequence[str]) -> tuple[list[MessageQueue], list[str]]:
-    # Java compares text by UTF-16 units, Python by code points; they part beyond the BMP.
+    # Java compares text by UTF-16 units, Python by code points; the results differ beyond the BMP.
     return sorted(set(queues)), sorted(set(members), key=lambda name: name.encode("utf-16-be", "surrogatepass"))
 
 
@@ -119,15 +118,15 @@ def _room(queue: MessageQueue) -> str | None:
 
 
 def _ring_hash(text: str) -> int:
-    """The first four bytes of an MD5, as RocketMQ's ConsistentHashRouter takes them."""
+    """The first four bytes of the MD5, as in RocketMQ's ConsistentHashRouter."""
     return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def _next_point(points: list[int], at: int) -> int:
-    """The first point at or behind `at`; behind the last one the ring begins again."""
+    """The first point at or after `at`; after the last point the ring starts again."""
     return points[bisect_left(points, at) % len(points)]
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """`MessageQueue.toString()` in Java: what is hashed onto the ring."""
+    """`MessageQueue.toString()` in Java, which is hashed onto the ring."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}]"

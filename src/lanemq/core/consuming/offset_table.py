@@ -1,9 +1,8 @@
-"""What this member has consumed, before the broker knows it.
+"""Offsets that this member has consumed and the broker has not confirmed yet.
 
-Handlers finish much more often than offsets are reported. The table remembers the newest committable
-offset of each held queue and which of them the broker has not confirmed. Two rules: an offset that
-changed while its older value was on the way stays dirty, and a queue that was given up leaves nothing
-behind that its next holding could mistake for the truth.
+Handlers finish far more often than offsets are reported. The table has the newest committable offset of each assigned
+queue and the last value that the broker confirmed. An offset that changed while its older value was being sent stays
+dirty, and a queue that was released leaves nothing behind for the next time it is assigned.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from lanemq.model.units import QueueOffset
 
 
 class OffsetTable:
-    """Consumed offsets of the queues this member holds."""
+    """Consumed offsets of the queues that are assigned to this member."""
 
     def __init__(self) -> None:
         self._consumed: dict[MessageQueue, QueueOffset] = {}
@@ -24,14 +23,14 @@ class OffsetTable:
         return self._consumed.get(queue)
 
     def start(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Remember the broker's answer when the queue was taken over; clean, whatever was here before."""
+        """Stores the offset that the broker returned when the queue was taken over; replaces what was here before."""
         self._consumed[queue] = self._persisted[queue] = offset
 
     def advance(self, queue: MessageQueue, offset: QueueOffset, *, increase_only: bool = True) -> bool:
-        """Whether the offset was stored.
+        """Stores an offset; false if it was ignored.
 
-        A negative one never is. A smaller one is stored only with `increase_only=False`: orderly consumption
-        rewinds on purpose, while turns that end out of order must not.
+        Negative offsets are ignored, smaller ones unless `increase_only=False`: ordered consumption rewinds on
+        purpose, while turns that end out of order must not move the offset back.
         """
         known = self._consumed.get(queue)
         if offset < 0 or (increase_only and known is not None and offset <= known):
@@ -40,19 +39,19 @@ class OffsetTable:
         return True
 
     def dirty(self) -> dict[MessageQueue, QueueOffset]:
-        """What the broker must be told; hand the same mapping to `persisted` once it confirmed."""
+        """Offsets to report to the broker; pass the same mapping to `persisted` once it has confirmed them."""
         return {queue: at for queue, at in self._consumed.items() if self._persisted.get(queue) != at}
 
     def persisted(self, snapshot: Mapping[MessageQueue, QueueOffset]) -> None:
-        """The broker confirmed these values; a queue given up meanwhile stays forgotten."""
+        """Records that the broker confirmed these values; queues that were removed in between stay removed."""
         self._persisted.update((queue, at) for queue, at in snapshot.items() if queue in self._consumed)
 
     def doubt(self, queue: MessageQueue) -> None:
-        """The broker may have lost what it confirmed, in a crash: it is to be told again."""
+        """Marks a queue as dirty: the broker may have lost in a crash what it had confirmed."""
         self._persisted.pop(queue, None)
 
     def remove(self, queue: MessageQueue) -> QueueOffset | None:
-        """Forget a queue; returns what was never confirmed, so that a careless release is noticed."""
+        """Removes a queue and returns its offset if the broker has not confirmed it."""
         offset = self._consumed.pop(queue, None)
         confirmed = self._persisted.pop(queue, None)
         return offset if offset != confirmed else None

@@ -1,15 +1,16 @@
 """How a queue comes to this member and how it leaves.
 
-`plan` compares what is held with what is wanted; a `Holding` then walks one queue through its life:
+`queue_changes` compares the queues that a member has with those that it should have. A `QueueLifecycle` then takes one
+queue through its stages:
 
     LOCKING → LOCATING → HELD → DRAINING → COMMITTING → UNLOCKING → GONE
 
-Taking over: lease first, then the offset, then the first pull; so nobody pulls a queue that is not theirs, and the
-offset read is the one the former owner left. Handing over: the running handler ends, its offset is stored, only then
-is the lease released; so the next owner starts where this one stopped.
+Taking over: first the lease, then the offset, then the first pull. So a member pulls only its own queues, and reads the
+offset that the former owner left. Handing over: the running handlers end, the offset is stored, and only then is the
+lease released. So the next owner starts where this one stopped.
 
-Waiting for a handler is bounded per round, the hand-over is not: when the bound passes, the queue stays owned and the
-shell looks again later. A lease is never released under a running handler. Every transition is in one table.
+The wait for a handler is bounded in each round, the hand-over as a whole is not: after the bound the queue stays owned
+and the caller tries again later. Invariant: a lease is never released while a handler runs.
 """
 
 from collections.abc import Collection
@@ -25,8 +26,8 @@ HAND_OVER_WAIT = Millis(1_000)
 
 
 @dataclass(frozen=True, slots=True)
-class RebalancePlan:
-    """What one round changes. Queues in `keep` must not notice it."""
+class QueueChanges:
+    """What one rebalance round changes. Queues in `keep` are left alone."""
 
     release: tuple[MessageQueue, ...]
     acquire: tuple[MessageQueue, ...]
@@ -37,14 +38,14 @@ class RebalancePlan:
         return bool(self.release or self.acquire)
 
 
-def plan(held: Collection[MessageQueue], wanted: Collection[MessageQueue]) -> RebalancePlan:
-    """The difference, sorted. `held` includes queues that are on their way in or out."""
-    have, want = set(held), set(wanted)
-    return RebalancePlan(tuple(sorted(have - want)), tuple(sorted(want - have)), tuple(sorted(have & want)))
+def queue_changes(have: Collection[MessageQueue], want: Collection[MessageQueue]) -> QueueChanges:
+    """The difference between two sets of queues. `have` includes queues that are on their way in or out."""
+    have, want = set(have), set(want)
+    return QueueChanges(tuple(sorted(have - want)), tuple(sorted(want - have)), tuple(sorted(have & want)))
 
 
 class Stage(Enum):
-    """Where a queue stands with this member."""
+    """A queue's stage in this member."""
 
     LOCKING = "asking the broker for the lease"
     LOCATING = "reading the offset to start at"
@@ -56,7 +57,7 @@ class Stage(Enum):
 
 
 class Event(Enum):
-    """What the shell reports."""
+    """What the caller reports."""
 
     GRANTED = "lease granted"
     REFUSED = "lease refused, or no answer"
@@ -72,7 +73,7 @@ class Event(Enum):
 
 
 class Step(Enum):
-    """What the shell must do now."""
+    """What the caller must do now."""
 
     LOCK = "ask for the lease"
     LOCATE = "forget the local offset, read the broker's"
@@ -85,7 +86,7 @@ class Step(Enum):
     FORGET = "drop from the scheduler and forget the offset"
     SKIP = "leave it; the next rebalance asks again"
     DROP = "drop from the scheduler, commit nothing, release nothing"
-    STILL_RUNNING = "warn that a handler does not end; the queue stays ours, look again later"
+    STILL_RUNNING = "warn that a handler does not end; the queue stays owned, try again later"
     NOTHING = "nothing"
 
 
@@ -93,7 +94,7 @@ _TABLE: dict[tuple[Stage, Event], tuple[Stage, Step]] = {
     (Stage.LOCKING, Event.GRANTED): (Stage.LOCATING, Step.LOCATE),
     (Stage.LOCKING, Event.REFUSED): (Stage.GONE, Step.SKIP),
     (Stage.LOCATING, Event.LOCATED): (Stage.HELD, Step.START),
-    # Starting anywhere else could skip messages; give the lease back and let a later round try.
+    # Starting at a guessed offset could skip messages, so the lease goes back and a later round tries again.
     (Stage.LOCATING, Event.NOT_LOCATED): (Stage.UNLOCKING, Step.UNLOCK),
     (Stage.HELD, Event.UNWANTED): (Stage.DRAINING, Step.DRAIN),
     (Stage.DRAINING, Event.WANTED): (Stage.HELD, Step.REOPEN),
@@ -109,11 +110,11 @@ _TABLE: dict[tuple[Stage, Event], tuple[Stage, Step]] = {
 }
 
 
-class Holding:
-    """One queue's way through the stages.
+class QueueLifecycle:
+    """The stages of one queue.
 
-    Without a lease (broadcasting, concurrent) the same stages are passed; the shell is never told to lock or unlock.
-    An `UNWANTED` that comes while the queue is still on its way in is remembered and acted on when it arrives.
+    A queue without a lease (broadcasting, concurrent) passes the same stages without the steps LOCK and UNLOCK.
+    An `UNWANTED` event before the queue is `HELD` is remembered and takes effect when it is.
     """
 
     def __init__(self, queue: MessageQueue, *, needs_lease: bool, wait: Millis = HAND_OVER_WAIT) -> None:
@@ -131,18 +132,18 @@ class Holding:
 
     @property
     def late(self) -> int:
-        """How often a hand-over round ended with a handler still running."""
+        """Number of hand-over rounds that ended with a handler still running."""
         return self._late
 
     def begin(self) -> Step:
-        """The first step; the rest follows from events."""
+        """The first step; the others follow from events."""
         return Step.LOCK if self._needs_lease else Step.LOCATE
 
     def happened(self, event: Event, *, now: Millis) -> Step:
-        """Go on to the next stage.
+        """Moves to the next stage and returns what to do.
 
         Raises:
-            UsageError: the event cannot happen at this stage; nothing was changed.
+            UsageError: the event is impossible at this stage; nothing was changed.
         """
         if event in (Event.UNWANTED, Event.WANTED) and (self._stage, event) not in _TABLE:
             return self._remember(event)
@@ -155,7 +156,7 @@ class Holding:
         return self._look_again_at
 
     def expire(self, *, now: Millis) -> Step:
-        """The bound of this round passed with a handler still running: the queue stays ours, another round begins."""
+        """Starts another round if the bound of this one has passed; the queue stays owned."""
         if self._look_again_at is None or now < self._look_again_at:
             return Step.NOTHING
         self._look_again_at = Millis(now + self._wait)
@@ -165,7 +166,7 @@ class Holding:
     def _after(self, step: Step, now: Millis) -> Step:
         self._look_again_at = Millis(now + self._wait) if self._stage is Stage.DRAINING else None
         if step is Step.START and self._unwanted:
-            # Nothing has run and nothing is to commit, but the lease must go back.
+            # Nothing has run, so there is nothing to commit, but the lease must go back.
             self._stage, step = Stage.UNLOCKING, Step.UNLOCK
         if step is Step.UNLOCK and not self._needs_lease:
             self._stage, step = Stage.GONE, Step.FORGET

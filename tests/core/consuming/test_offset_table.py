@@ -1,4 +1,4 @@
-"""The client's memory of consumed offsets."""
+"""Consumed offsets that the broker has or has not confirmed."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def at(offset: int) -> QueueOffset:
     return QueueOffset(offset)
 
 
-def test_advanced_offset_is_dirty_until_confirmed() -> None:
+def test_an_offset_is_dirty_until_it_is_confirmed() -> None:
     table = OffsetTable()
     table.advance(Q, at(5))
     sent = table.dirty()
@@ -23,7 +23,7 @@ def test_advanced_offset_is_dirty_until_confirmed() -> None:
     assert table.dirty() == {}
 
 
-def test_offset_that_moved_while_being_persisted_stays_dirty() -> None:
+def test_an_offset_that_moved_while_it_was_sent_stays_dirty() -> None:
     table = OffsetTable()
     table.advance(Q, at(5))
     sent = table.dirty()
@@ -33,14 +33,14 @@ def test_offset_that_moved_while_being_persisted_stays_dirty() -> None:
 
 
 @pytest.mark.row("A99")
-def test_negative_offset_is_never_stored() -> None:
+def test_a_negative_offset_is_ignored() -> None:
     table = OffsetTable()
     assert not table.advance(Q, at(-1), increase_only=False)
     assert table.get(Q) is None
 
 
 @pytest.mark.row("A99")
-def test_smaller_offset_needs_permission() -> None:
+def test_a_smaller_offset_is_stored_only_on_request() -> None:
     table = OffsetTable()
     table.advance(Q, at(9))
     assert not table.advance(Q, at(4))
@@ -50,8 +50,8 @@ def test_smaller_offset_needs_permission() -> None:
 
 
 @pytest.mark.row("A49")
-def test_reassigned_queue_starts_from_the_brokers_value() -> None:
-    """The other owner moved on to 50; our 9 from last time must neither win nor be reported."""
+def test_a_queue_that_comes_back_starts_at_the_brokers_offset() -> None:
+    """The other owner reached 50; the old 9 must neither be used nor reported."""
     table = OffsetTable()
     table.advance(Q, at(9))
     table.remove(Q)
@@ -61,7 +61,7 @@ def test_reassigned_queue_starts_from_the_brokers_value() -> None:
 
 
 @pytest.mark.row("A49")
-def test_start_replaces_even_what_was_not_removed() -> None:
+def test_start_replaces_an_offset_that_was_not_removed() -> None:
     table = OffsetTable()
     table.advance(Q, at(90))
     table.start(Q, at(50))
@@ -70,7 +70,7 @@ def test_start_replaces_even_what_was_not_removed() -> None:
 
 
 @pytest.mark.row("A85")
-def test_removal_tells_what_was_never_confirmed() -> None:
+def test_removing_a_queue_returns_its_unconfirmed_offset() -> None:
     table = OffsetTable()
     table.advance(Q, at(9))
     table.advance(R, at(3))
@@ -80,7 +80,7 @@ def test_removal_tells_what_was_never_confirmed() -> None:
     assert table.snapshot() == {}
 
 
-def test_late_confirmation_does_not_revive_a_removed_queue() -> None:
+def test_a_late_confirmation_does_not_bring_back_a_removed_queue() -> None:
     table = OffsetTable()
     table.advance(Q, at(9))
     sent = table.dirty()
@@ -90,8 +90,8 @@ def test_late_confirmation_does_not_revive_a_removed_queue() -> None:
     assert table.dirty() == {Q: 9}
 
 
-def test_what_a_broker_may_have_lost_is_told_again() -> None:
-    """It confirmed 9 and crashed before that was on disk: without new progress nobody would repeat it."""
+def test_an_offset_that_the_broker_may_have_lost_is_reported_again() -> None:
+    """The broker confirmed 9 and crashed before it was on disk; the queue makes no new progress."""
     table = OffsetTable()
     table.advance(Q, at(9))
     table.persisted({Q: at(9)})
