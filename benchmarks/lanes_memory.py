@@ -17,13 +17,13 @@ from itertools import pairwise
 
 from benchmarks.harness import report
 from lanemq.client.codec import BytesCodec
-from lanemq.client.consumer.scheduler import LaneBoard
-from lanemq.client.consumer.turn_run import run_visit
-from lanemq.client.consumer.visits import Visit
+from lanemq.client.consumer.scheduler import Scheduler
+from lanemq.client.consumer.turn_run import run_worker
+from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.clock import SystemClock
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.properties import encode_properties
@@ -70,29 +70,29 @@ def main() -> None:
     tracemalloc.start()
     pulls = [_pulled(queue) for queue in queues]
     with_messages = tracemalloc.get_traced_memory()[0]
-    board, mutex = _board()
+    scheduler, mutex = _board()
     for queue, messages in zip(queues, pulls, strict=True):
-        board.add(queue, QueueOffset(0), NO_LEASE_NEEDED)
-        board.put(queue, messages, QueueOffset(len(messages)), QueueOffset(0))
+        scheduler.add(queue, QueueOffset(0), NO_LEASE_NEEDED)
+        scheduler.put(queue, messages, QueueOffset(len(messages)), QueueOffset(0))
     lanes = tracemalloc.get_traced_memory()[0] - with_messages
     tracemalloc.stop()
     more = {"queues": QUEUES, "keys": KEYS, "target": 1000}
     report("lanes/memory_per_key", (lanes + with_messages) / KEYS, "B", lanes_alone=round(lanes / KEYS), **more)
     calls: list[Call] = []
-    seconds, workers_time = _work(board, calls)
+    seconds, workers_time = _work(scheduler, calls)
     waited = sum(mutex.waits)
     more = {"longest_us": round(max(mutex.waits, default=0) * 1e6), "waits": len(mutex.waits), "taken": mutex.taken}
     share = 100 * waited / workers_time
-    more["verdict"] = _verdict(board, queues, calls)
+    more["verdict"] = _verdict(scheduler, queues, calls)
     report("lanes/mutex_wait", share, "% of worker time", **more, workers=WORKERS, per_second=round(KEYS / seconds))
 
 
-def _board() -> tuple[LaneBoard, TimedLock]:
-    board, mutex = LaneBoard(LaneScheduler(LaneOptions()), Order.KEY, SystemClock()), TimedLock()
-    setattr(board, "_mutex", mutex)  # noqa: B010 - measured from outside, there is no option for it
-    setattr(board, "_changed", threading.Condition(mutex))  # type: ignore[arg-type]  # noqa: B010
-    setattr(board, "_told", type(board._told)(mutex, board._outcome))  # type: ignore[arg-type]  # noqa: B010, SLF001
-    return board, mutex
+def _board() -> tuple[Scheduler, TimedLock]:
+    scheduler, mutex = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock()), TimedLock()
+    setattr(scheduler, "_mutex", mutex)  # noqa: B010 - measured from outside, there is no option for it
+    setattr(scheduler, "_changed", threading.Condition(mutex))  # type: ignore[arg-type]  # noqa: B010
+    setattr(scheduler, "_told", type(scheduler._effects)(mutex, scheduler._outcome))  # type: ignore[arg-type]  # noqa: B010, SLF001
+    return scheduler, mutex
 
 
 def _pulled(queue: MessageQueue) -> list[Message]:
@@ -109,20 +109,20 @@ def _record(queue: int, number: int) -> bytes:
     )
 
 
-def _work(board: LaneBoard, calls: list[Call]) -> tuple[float, float]:
+def _work(scheduler: Scheduler, calls: list[Call]) -> tuple[float, float]:
     """Wall time, and the time of all workers together."""
 
-    def attempt(batch: tuple[Message, ...], _: object) -> None:
+    def handler(batch: tuple[Message, ...], _: object) -> None:
         began = time.perf_counter()
         time.sleep(HANDLER_SECONDS)
         calls.append((str(batch[0].key), batch[0].queue.queue_id, batch[0].queue_offset, began, time.perf_counter()))
         if len(calls) == KEYS:
-            board.close()
+            scheduler.close()
 
     def worker() -> None:
-        visit = Visit()
-        while board.visit(visit):
-            run_visit(visit, attempt, 1, SystemClock())
+        worker = Worker()
+        while scheduler.take_runs(worker):
+            run_worker(worker, handler, 1, SystemClock())
 
     threads = [threading.Thread(target=worker) for _ in range(WORKERS)]
     began = time.perf_counter()
@@ -134,12 +134,12 @@ def _work(board: LaneBoard, calls: list[Call]) -> tuple[float, float]:
     return seconds, seconds * WORKERS
 
 
-def _verdict(board: LaneBoard, queues: list[MessageQueue], calls: list[Call]) -> str:
+def _verdict(scheduler: Scheduler, queues: list[MessageQueue], calls: list[Call]) -> str:
     lanes: dict[str, list[Call]] = defaultdict(list)
     for call in sorted(calls, key=lambda each: each[3]):
         lanes[call[0]].append(call)
     overlaps = sum(first[4] > then[3] for lane in lanes.values() for first, then in pairwise(lane))
     backwards = sum(first[2] > then[2] for lane in lanes.values() for first, then in pairwise(lane))
     once = len(calls) == len({call[:3] for call in calls}) == KEYS
-    ended = all(board.committable(queue) == KEYS_EACH for queue in queues)
+    ended = all(scheduler.committable(queue) == KEYS_EACH for queue in queues)
     return "PASS" if once and ended and not overlaps and not backwards else "VIOLATION"

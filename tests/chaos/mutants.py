@@ -17,15 +17,15 @@ from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.client.consumer.assigned_queue import Holding
 from lanemq.client.consumer.hand_over import HandOver
 from lanemq.client.consumer.leases import LockKeeper
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.core.brokering import dedup
 from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.brokering.keep_alive import KeepAlives
 from lanemq.core.brokering.lock_table import Current, Lease, LockGrant, LockTable
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.queue_lease import QueueLease
+from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, Order
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.sending import sharding
 from lanemq.log import reading, record_bytes, recovery
@@ -72,18 +72,18 @@ def drain(patch: Patch) -> None:
     async def drained(self: Any, queue: Any, timeout_ms: int) -> bool:
         return True
 
-    patch(LaneBoard, "drained", drained)
+    patch(Scheduler, "drained", drained)
 
 
 def lease_end(patch: Patch) -> None:
     """Member: goes on with a queue when its lease has ended and could not be renewed."""
-    real = LaneBoard.add
+    real = Scheduler.add
 
     def add(self: Any, queue: Any, start: Any, usable_until: Any, *more: Any) -> None:
         real(self, queue, start, NO_LEASE_NEEDED, *more)
 
-    patch(LaneBoard, "add", add)
-    patch(LaneBoard, "set_usable_until", lambda self, queue, until: None)
+    patch(Scheduler, "add", add)
+    patch(Scheduler, "set_usable_until", lambda self, queue, until: None)
     patch(Holding, "may_pull", lambda self, *, now: True)
 
 
@@ -110,13 +110,13 @@ def lease_news(patch: Patch) -> None:
 
 def finished_ranges(patch: Patch) -> None:
     """Member: takes a queue over at its offset, whatever former owners finished above it."""
-    real = LaneBoard.add
-    patch(LaneBoard, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
+    real = Scheduler.add
+    patch(Scheduler, "add", lambda self, queue, start, usable_until, *done: real(self, queue, start, usable_until))
 
 
 def finished_span(patch: Patch) -> None:
     """Member: takes everything up to the last message that a former owner finished for finished."""
-    real = LaneBoard.add
+    real = Scheduler.add
 
     def add(
         self: Any, queue: Any, start: Any, usable_until: Any, done: FinishedRanges = NOTHING_FINISHED, *more: Any
@@ -124,7 +124,7 @@ def finished_span(patch: Patch) -> None:
         span = FinishedRanges.of([(start, done.bounds[-1])]) if done else done
         real(self, queue, start, usable_until, span, *more)
 
-    patch(LaneBoard, "add", add)
+    patch(Scheduler, "add", add)
 
 
 def saved_offsets(patch: Patch) -> None:
@@ -230,8 +230,8 @@ def hold(patch: Patch) -> None:
     """Member: goes on with the next message of a key when one has failed."""
     real = LaneScheduler.finish
 
-    def finish(self: Any, turn: Any, outcome: Any, **named: Any) -> Any:
-        return real(self, turn, DONE if outcome is FAILED else outcome, **named)
+    def finish(self: Any, run: Any, outcome: Any, **named: Any) -> Any:
+        return real(self, run, DONE if outcome is FAILED else outcome, **named)
 
     patch(LaneScheduler, "finish", finish)
 

@@ -7,10 +7,10 @@ import pytest
 from tests.client.consumer_fakes import message
 
 from lanemq.client.consumer.engine import ConsumerEngine
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.clock import SystemClock
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, LaneOptions, Order, Turn
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
@@ -18,27 +18,27 @@ QUEUE = MessageQueue("orders", "a", 0)
 LONG_MS = 10_000
 
 
-def two_running_turns() -> tuple[LaneBoard, list[Turn]]:  # type: ignore[type-arg]
-    board = LaneBoard(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
-    board.add(QUEUE, QueueOffset(0), NO_LEASE_NEEDED)
-    board.put(QUEUE, [message(0, key="x"), message(1, key="y")], QueueOffset(2), QueueOffset(0))
-    turns = [board.take(0), board.take(0)]
-    assert all(turns)
-    board.drain(QUEUE)
-    return board, turns  # type: ignore[return-value]
+def two_running_turns() -> tuple[Scheduler, list[LaneRun]]:  # type: ignore[type-arg]
+    scheduler = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
+    scheduler.add(QUEUE, QueueOffset(0), NO_LEASE_NEEDED)
+    scheduler.put(QUEUE, [message(0, key="x"), message(1, key="y")], QueueOffset(2), QueueOffset(0))
+    runs = [scheduler.take_run(0), scheduler.take_run(0)]
+    assert all(runs)
+    scheduler.drain(QUEUE)
+    return scheduler, runs  # type: ignore[return-value]
 
 
 @pytest.mark.row("A90")
 def test_a_draining_queue_waits_for_its_last_handler_not_for_its_first() -> None:
     async def play() -> tuple[bool, bool]:
-        board, (first, last) = two_running_turns()
-        waiting = asyncio.create_task(board.drained(QUEUE, LONG_MS))
+        scheduler, (first, last) = two_running_turns()
+        waiting = asyncio.create_task(scheduler.drained(QUEUE, LONG_MS))
         await asyncio.sleep(0)
-        board.finish(first, DONE)
+        scheduler.finish(first, DONE)
         for _ in range(5):
             await asyncio.sleep(0)
         early = waiting.done()
-        board.finish(last, DONE)
+        scheduler.finish(last, DONE)
         return early, await waiting
 
     assert asyncio.run(play()) == (False, True)
@@ -48,10 +48,10 @@ def test_a_queue_that_is_lost_while_it_drains_ends_the_wait() -> None:
     """There is nothing left to hand over; an error here would end the whole consumer."""
 
     async def play() -> bool:
-        board, _ = two_running_turns()
-        waiting = asyncio.create_task(board.drained(QUEUE, LONG_MS))
+        scheduler, _ = two_running_turns()
+        waiting = asyncio.create_task(scheduler.drained(QUEUE, LONG_MS))
         await asyncio.sleep(0)
-        board.drop(QUEUE)
+        scheduler.drop(QUEUE)
         return await asyncio.wait_for(waiting, LONG_MS / 2_000)
 
     assert asyncio.run(play())
@@ -61,12 +61,12 @@ def test_a_renewal_is_written_down_before_its_turns() -> None:
     """Otherwise the checker finds a turn that began after its lease had ended (C5), and it is right to."""
     order: list[str] = []
     history = SimpleNamespace(on=True, lease_renewed=lambda *_, **__: order.append("history"))
-    board = SimpleNamespace(set_usable_until=lambda *_: order.append("gate"))
+    scheduler = SimpleNamespace(set_usable_until=lambda *_: order.append("gate"))
     holding = SimpleNamespace(
         queue=QUEUE,
         epoch=1,
         wake=asyncio.Event(),
-        station=SimpleNamespace(board=board),
+        station=SimpleNamespace(scheduler=scheduler),
         usable_until=5,
         lease=SimpleNamespace(asked_at=2),
     )
@@ -81,7 +81,7 @@ def test_a_renewal_is_written_down_before_its_turns() -> None:
 @pytest.mark.row("A87")
 def test_a_handler_that_outlasts_the_wait_keeps_its_queue() -> None:
     async def play() -> bool:
-        board, _ = two_running_turns()
-        return await board.drained(QUEUE, 20)
+        scheduler, _ = two_running_turns()
+        return await scheduler.drained(QUEUE, 20)
 
     assert asyncio.run(play()) is False

@@ -8,7 +8,7 @@ from typing import Any
 from tests.client.virtual_time import VirtualClock
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer.attempts import async_attempt_of
+from lanemq.client.consumer.attempts import async_batch_handler
 from lanemq.client.consumer.calls import Granted, Pulled
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.handler import HandlerCall
@@ -264,7 +264,7 @@ def sim_plan(handler: Callable[[Message], Any], **changes: Any) -> StationPlan:
     """A plan for "orders" around a coroutine function that takes a message."""
     call = HandlerCall("handler", True, handler)
     plan = {"topic": "orders", "workers": 4} | changes
-    return StationPlan(async_attempt=async_attempt_of(call, batched=False), **plan)
+    return StationPlan(async_handler=async_batch_handler(call, batched=False), **plan)
 
 
 @asynccontextmanager

@@ -7,18 +7,18 @@ from typing import Any
 
 from tests.client.consumer_fakes import message, queue
 
-from lanemq.client.consumer.attempts import attempt_of
+from lanemq.client.consumer.attempts import batch_handler
 from lanemq.client.consumer.handler import handler_call
-from lanemq.client.consumer.metrics import Tallies
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.metrics import ConsumerCounts
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import Station, StationPlan
-from lanemq.client.consumer.workers import Aftermath, ThreadWorkers
+from lanemq.client.consumer.workers import RunReporter, ThreadWorkers
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.turns import (
+from lanemq.core.consuming.runs import (
     NO_LEASE_NEEDED,
     Gate,
-    Turn,
+    LaneRun,
 )
 from lanemq.history import NO_HISTORY
 from lanemq.model.queue import MessageQueue
@@ -27,8 +27,8 @@ from lanemq.model.units import Millis, QueueOffset
 WAIT = 30.0
 
 
-def turn_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> Turn[Message]:
-    return Turn(queue(0), "k", messages, attempt, 1, Gate(Millis(until)), NO_LEASE_NEEDED)
+def turn_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> LaneRun[Message]:
+    return LaneRun(queue(0), "k", messages, attempt, 1, Gate(Millis(until)), NO_LEASE_NEEDED)
 
 
 class Buried:
@@ -51,23 +51,23 @@ class Buried:
 class Floor:
     """A station with running threads; queues and messages are put in by the test."""
 
-    def __init__(self, handler: Callable[[Message], Any] | None = None, **plan: Any) -> None:
+    def __init__(self, function: Callable[[Message], Any] | None = None, /, **plan: Any) -> None:
         self.letters = Buried(stored=plan.pop("stored", True))
-        if handler is not None:
-            plan["attempt"] = attempt_of(handler_call(handler), batched=False)
+        if function is not None:
+            plan["handler"] = batch_handler(handler_call(function), batched=False)
         self.plan = StationPlan(**{"topic": "orders", "workers": 4} | plan)
         self.station = Station(self.plan, SystemClock())
-        self.tallies = Tallies()
+        self.counts = ConsumerCounts()
         self.broken: list[BaseException] = []
 
     @property
-    def board(self) -> LaneBoard:
-        return self.station.board
+    def scheduler(self) -> Scheduler:
+        return self.station.scheduler
 
     def run(self, scenario: Callable[["Floor"], None]) -> None:
         async def main() -> None:
-            aftermath = Aftermath("g", self.letters, NO_HISTORY)  # type: ignore[arg-type]
-            workers = ThreadWorkers(self.station, aftermath, SystemClock(), self.tallies, self.broken.append)
+            reporter = RunReporter("g", self.letters, NO_HISTORY)  # type: ignore[arg-type]
+            workers = ThreadWorkers(self.station, reporter, SystemClock(), self.counts, self.broken.append)
             workers.start()
             try:
                 await asyncio.to_thread(scenario, self)
@@ -77,11 +77,11 @@ class Floor:
         asyncio.run(main())
 
     def add(self, which: MessageQueue, until: int = NO_LEASE_NEEDED) -> None:
-        self.board.add(which, QueueOffset(0), Millis(until))
+        self.scheduler.add(which, QueueOffset(0), Millis(until))
 
     def put(self, which: MessageQueue, count: int, **fields: Any) -> None:
         messages = [message(n, of=which, **fields) for n in range(count)]
-        self.board.put(which, messages, QueueOffset(count), QueueOffset(0))
+        self.scheduler.put(which, messages, QueueOffset(count), QueueOffset(0))
 
     def wait(self, condition: Callable[[], object]) -> None:
         done = threading.Event()

@@ -8,10 +8,10 @@ from tests.client.consumer_fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.broker_requests import BrokerRequests
-from lanemq.client.consumer.overdue import OverdueTurns
+from lanemq.client.consumer.overdue import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.wire.bodies import ConsumeDirectlyResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -152,7 +152,7 @@ def test_a_concurrent_handler_that_hangs_for_fifteen_minutes_has_its_message_sen
 
         plan = {"order": Order.NONE, "policy": SendBack()}
         async with member(broker, "me", hang, plan=plan) as engine:
-            watch = OverdueTurns(engine.options, engine.stations, letters)  # type: ignore[arg-type]
+            watch = OverdueRuns(engine.options, engine.stations, letters)  # type: ignore[arg-type]
             await asyncio.sleep(60)
             await watch.look()
             early = list(letters.sent)

@@ -34,7 +34,7 @@ def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
         floor.put(queue(0), 1, **fields)
-        floor.wait(lambda: floor.board.committable(queue(0)) == 1 or floor.board.snapshot()[queue(0)].parked)
+        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 1 or floor.scheduler.snapshot()[queue(0)].parked)
 
     floor.run(scenario)
 

@@ -10,7 +10,7 @@ from tests.client.virtual_time import run_virtual
 
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldQueue
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.units import QueueOffset
 

@@ -6,7 +6,7 @@ import pytest
 from tests.client.consumer_fakes import message
 from tests.client.floor import turn_of
 
-from lanemq.client.consumer.attempts import ConcurrentAttempt, OrderlyAttempt, Stop, attempt_of, stop_after
+from lanemq.client.consumer.attempts import ConcurrentHandler, OrderlyHandler, Stop, batch_handler, stop_after
 from lanemq.client.consumer.handler import handler_call
 from lanemq.client.consumer.listener import (
     ConcurrentlyStatus,
@@ -15,7 +15,7 @@ from lanemq.client.consumer.listener import (
     Skip,
     ToDeadLetter,
 )
-from lanemq.core.consuming.turns import (
+from lanemq.core.consuming.runs import (
     COMMIT,
     FAILED,
     HOPELESS,
@@ -44,8 +44,8 @@ def test_control_flow_exceptions_mean_what_they_say() -> None:
 def test_a_body_that_cannot_be_decoded_is_a_failure_that_names_its_place() -> None:
     def handler(event: dict[str, int]) -> None: ...
 
-    attempt = attempt_of(handler_call(handler), batched=False)
-    stop = attempt((message(7, body=b"not json"),), turn_of(message(7)))
+    handler = batch_handler(handler_call(handler), batched=False)
+    stop = handler((message(7, body=b"not json"),), turn_of(message(7)))
     assert stop is not None
     assert stop.outcome is HOPELESS
     assert isinstance(stop.error, Undecodable)
@@ -73,7 +73,7 @@ def test_a_codec_error_of_the_handlers_own_work_may_pass() -> None:
 )
 def test_orderly_statuses_with_automatic_commit(status: OrderlyStatus | None, wanted: Any) -> None:
     """COMMIT and ROLLBACK are illegal then and count as success; the scheduler says so in its answer."""
-    stop = OrderlyAttempt(lambda messages, context: status)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(lambda messages, context: status)((message(0),), turn_of(message(0)))
     assert (stop and stop.outcome) == wanted
 
 
@@ -91,7 +91,7 @@ def test_orderly_statuses_with_automatic_commit(status: OrderlyStatus | None, wa
     ],
 )
 def test_orderly_statuses_with_manual_commit(status: OrderlyStatus, wanted: Any) -> None:
-    stop = OrderlyAttempt(lambda messages, context: status, manual=True)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(lambda messages, context: status, manual=True)((message(0),), turn_of(message(0)))
     assert (stop and stop.outcome) == wanted
 
 
@@ -102,7 +102,7 @@ def test_a_listeners_suspend_time_is_kept_between_ten_milliseconds_and_thirty_se
         context.suspend_current_queue_time_millis = asked
         return OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
-    stop = OrderlyAttempt(listener)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(listener)((message(0),), turn_of(message(0)))
     assert stop is not None
     assert stop.outcome == Suspend(Millis(waits))
 
@@ -112,7 +112,7 @@ def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
         context.auto_commit = False
         return OrderlyStatus.SUCCESS
 
-    stop = OrderlyAttempt(listener)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(listener)((message(0),), turn_of(message(0)))
     assert stop is not None
     assert isinstance(stop.error, InvalidOption)
 
@@ -120,7 +120,7 @@ def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
 @pytest.mark.row("A79")
 def test_a_listener_gets_a_sequence_it_cannot_change() -> None:
     given = []
-    OrderlyAttempt(lambda messages, context: given.append(messages))((message(0),), turn_of(message(0)))
+    OrderlyHandler(lambda messages, context: given.append(messages))((message(0),), turn_of(message(0)))
     with pytest.raises(TypeError):
         given[0][0] = None
 
@@ -132,4 +132,4 @@ def test_a_concurrent_listener_fails_only_what_lies_behind_its_ack_index() -> No
         return ConcurrentlyStatus.CONSUME_SUCCESS
 
     batch = (message(0), message(1), message(2))
-    assert ConcurrentAttempt(listener)(batch, turn_of(*batch)) == Stop(FAILED, succeeded=1, delay_level=4)
+    assert ConcurrentHandler(listener)(batch, turn_of(*batch)) == Stop(FAILED, succeeded=1, delay_level=4)

@@ -7,25 +7,25 @@ from collections import defaultdict
 import pytest
 from tests.client.consumer_fakes import message, queue
 
-from lanemq.client.consumer.async_scheduler import LoopBoard
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order
 from lanemq.model.units import QueueOffset
 
 WAIT = 60.0
 QUEUES, MESSAGES, KEYS = 4, 400, 7
 
 
-def scheduler() -> LaneScheduler[Message]:
+def lane_scheduler() -> LaneScheduler[Message]:
     return LaneScheduler(LaneOptions(run_limit=8))
 
 
-def put(board: LaneBoard, number: int, first: int, count: int) -> None:
+def put(scheduler: Scheduler, number: int, first: int, count: int) -> None:
     messages = [message(n, of=queue(number), key=f"k{n % KEYS}") for n in range(first, first + count)]
-    board.put(queue(number), messages, QueueOffset(first + count), QueueOffset(first))
+    scheduler.put(queue(number), messages, QueueOffset(first + count), QueueOffset(first))
 
 
 class Ledger:
@@ -49,36 +49,36 @@ class Ledger:
 @pytest.mark.row("A68")
 def test_many_threads_lose_nothing_and_double_nothing() -> None:
     """Workers that finish, that stop halfway, and that give up waiting, beside threads that put."""
-    board, ledger = LaneBoard(scheduler(), Order.KEY, SystemClock()), Ledger()
+    scheduler, ledger = Scheduler(lane_scheduler(), Order.KEY, SystemClock()), Ledger()
 
     def work(number: int) -> None:
         patience = 0.0005 if number % 2 else None
         while not ledger.all_run.is_set():
-            turn = board.take(patience)
-            if turn is None:
+            run = scheduler.take_run(patience)
+            if run is None:
                 continue
-            run = turn.messages if number % 3 else turn.messages[: len(turn.messages) // 2]
-            for each in run:
+            tried = run.messages if number % 3 else run.messages[: len(run.messages) // 2]
+            for each in tried:
                 ledger.ran(each)
-            board.finish(turn, DONE if len(run) == len(turn.messages) else STOPPED, len(run))
+            scheduler.finish(run, DONE if len(tried) == len(run.messages) else STOPPED, len(tried))
 
     def fill(number: int) -> None:
         for first in range(0, MESSAGES, 10):
-            put(board, number, first, 10)
+            put(scheduler, number, first, 10)
 
     for number in range(QUEUES):
-        board.add(queue(number), QueueOffset(0), NO_LEASE_NEEDED)
+        scheduler.add(queue(number), QueueOffset(0), NO_LEASE_NEEDED)
     threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
     threads += [threading.Thread(target=fill, args=(n,), daemon=True) for n in range(QUEUES)]
     for thread in threads:
         thread.start()
     assert ledger.all_run.wait(WAIT)
-    board.close()
+    scheduler.close()
     for thread in threads:
         thread.join(WAIT)
     wanted = {(q, f"k{k}"): list(range(k, MESSAGES, KEYS)) for q in range(QUEUES) for k in range(KEYS)}
     assert dict(ledger.lanes) == wanted
-    assert [board.committable(queue(n)) for n in range(QUEUES)] == [MESSAGES] * QUEUES
+    assert [scheduler.committable(queue(n)) for n in range(QUEUES)] == [MESSAGES] * QUEUES
 
 
 class Interrupted(Exception):
@@ -100,16 +100,16 @@ class OneInterrupt(threading.Condition):
 
 @pytest.mark.row("A115")
 def test_a_worker_interrupted_while_it_waits_leaves_its_message_to_another() -> None:
-    board = LaneBoard(scheduler(), Order.KEY, SystemClock())
-    board._changed = OneInterrupt(board._mutex)
-    board.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    scheduler = Scheduler(lane_scheduler(), Order.KEY, SystemClock())
+    scheduler._changed = OneInterrupt(scheduler._mutex)
+    scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
     ended: list[object] = []
     both = threading.Semaphore(0)
 
     def work() -> None:
         try:
-            turn = board.take(WAIT)
-            ended.append([each.queue_offset for each in turn.messages] if turn else None)
+            run = scheduler.take_run(WAIT)
+            ended.append([each.queue_offset for each in run.messages] if run else None)
         except Interrupted:
             ended.append("interrupted")
         both.release()
@@ -117,28 +117,28 @@ def test_a_worker_interrupted_while_it_waits_leaves_its_message_to_another() -> 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    while board._sleeping < 2:
+    while scheduler._sleeping < 2:
         threading.Event().wait(0.001)
-    put(board, 0, 0, 1)
+    put(scheduler, 0, 0, 1)
     assert both.acquire(timeout=WAIT / 4)
     assert both.acquire(timeout=WAIT / 4), "the message lies there and nobody was called"
     assert sorted(map(str, ended)) == ["[0]", "interrupted"]
-    assert board._sleeping == 0
+    assert scheduler._sleeping == 0
 
 
 @pytest.mark.row("A115")
 def test_a_task_cancelled_right_after_its_call_leaves_its_message_to_another() -> None:
     async def main() -> tuple[bool, list[int]]:
-        board = LoopBoard(scheduler(), Order.KEY, SystemClock())
-        board.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
-        first, second = (asyncio.create_task(board.take_async()) for _ in range(2))
-        while len(board._sleepers) < 2:  # noqa: ASYNC110 - each pass lets the two tasks run
+        scheduler = AsyncScheduler(lane_scheduler(), Order.KEY, SystemClock())
+        scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        first, second = (asyncio.create_task(scheduler.take_run_async()) for _ in range(2))
+        while len(scheduler._sleepers) < 2:  # noqa: ASYNC110 - each pass lets the two tasks run
             await asyncio.sleep(0)
-        put(board, 0, 0, 1)
+        put(scheduler, 0, 0, 1)
         first.cancel()
         async with asyncio.timeout(WAIT / 4):
-            turn = await second
-        assert turn is not None
-        return first.cancelled(), [each.queue_offset for each in turn.messages]
+            run = await second
+        assert run is not None
+        return first.cancelled(), [each.queue_offset for each in run.messages]
 
     assert asyncio.run(main()) == (True, [0])

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from tests.client.consumer_fakes import message, options, queue
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.overdue import OverdueTurns
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.in_progress import MessageRun
+from lanemq.client.consumer.overdue import OverdueRuns
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import Station, StationPlan
-from lanemq.client.consumer.turn_desk import MessageTurn
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
-from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
+from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
 from lanemq.model.units import QueueOffset
 
 HOUR_MS = 3_600_000
@@ -42,18 +42,18 @@ class Hall:
         self.clock, self.letters = ManualClock(), Letters()
         plan = plan or StationPlan(topic="orders", order=Order.NONE, policy=SendBack())
         station = Station(plan, self.clock)
-        self.board: LaneBoard = station.board
-        self.board.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        self.scheduler: Scheduler = station.scheduler
+        self.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
         messages = [message(n, key=f"k{n}") for n in range(count)]
-        self.board.put(queue(0), messages, QueueOffset(count), QueueOffset(0))
-        self.turns = [self._taken() for _ in range(count)]
+        self.scheduler.put(queue(0), messages, QueueOffset(count), QueueOffset(0))
+        self.runs = [self._taken() for _ in range(count)]
         self.clock.at += HOUR_MS
-        self._watch = OverdueTurns(options(clock=self.clock), {"orders": station}, self.letters)  # type: ignore[arg-type]
+        self._watch = OverdueRuns(options(clock=self.clock), {"orders": station}, self.letters)  # type: ignore[arg-type]
 
-    def _taken(self) -> MessageTurn:
-        turn = self.board.take(0)
-        assert turn is not None
-        return turn
+    def _taken(self) -> MessageRun:
+        run = self.scheduler.take_run(0)
+        assert run is not None
+        return run
 
     def look(self) -> list[int]:
         asyncio.run(self._watch.look())
@@ -64,46 +64,46 @@ def test_a_message_whose_handler_hangs_is_sent_back_once() -> None:
     hall = Hall()
     assert hall.look() == [0]
     assert hall.look() == [0]
-    assert hall.board.committable(queue(0)) == 1
+    assert hall.scheduler.committable(queue(0)) == 1
 
 
 def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> None:
     hall = Hall()
     hall.letters.stored = False
     assert hall.look() == [0]
-    assert hall.board.committable(queue(0)) == 0
+    assert hall.scheduler.committable(queue(0)) == 0
     assert hall.look() == [0, 0]
 
 
 def test_a_message_on_its_way_to_the_broker_is_not_sent_a_second_time() -> None:
     """Its handler failed after all, and the worker waits for a broker that is slow."""
     hall = Hall()
-    assert hall.board.finish(hall.turns[0], FAILED).why is Why.GIVE
+    assert hall.scheduler.finish(hall.runs[0], FAILED).why is Why.GIVE
     assert hall.look() == []
-    assert hall.board.sent_back(hall.turns[0], [True]).why is Why.SENT_BACK
+    assert hall.scheduler.sent_back(hall.runs[0], [True]).why is Why.SENT_BACK
 
 
 def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_turn_itself() -> None:
     hall = Hall()
-    hall.letters.meanwhile = lambda _: hall.board.finish(hall.turns[0], FAILED)
+    hall.letters.meanwhile = lambda _: hall.scheduler.finish(hall.runs[0], FAILED)
     assert hall.look() == [0]
-    assert hall.board.committable(queue(0)) == 0
-    assert hall.board.sent_back(hall.turns[0], [True]).why is Why.SENT_BACK
-    assert hall.board.committable(queue(0)) == 1
+    assert hall.scheduler.committable(queue(0)) == 0
+    assert hall.scheduler.sent_back(hall.runs[0], [True]).why is Why.SENT_BACK
+    assert hall.scheduler.committable(queue(0)) == 1
 
 
 def test_a_handler_that_returns_while_another_message_is_sent_back_keeps_its_own() -> None:
     hall = Hall(count=2)
-    hall.letters.meanwhile = lambda _: hall.board.finish(hall.turns[1], DONE)
+    hall.letters.meanwhile = lambda _: hall.scheduler.finish(hall.runs[1], DONE)
     assert hall.look() == [0]
-    assert hall.board.committable(queue(0)) == 2
+    assert hall.scheduler.committable(queue(0)) == 2
 
 
 def test_a_message_of_a_lost_queue_is_left_to_its_next_owner() -> None:
     hall = Hall()
-    hall.board.drop(queue(0))
+    hall.scheduler.drop(queue(0))
     assert hall.look() == []
-    assert hall.board.finish(hall.turns[0], DONE).why is Why.QUEUE_GONE
+    assert hall.scheduler.finish(hall.runs[0], DONE).why is Why.QUEUE_GONE
 
 
 def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
@@ -115,4 +115,4 @@ def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
 def test_what_a_handler_reports_after_its_message_was_sent_back_counts_for_nothing() -> None:
     hall = Hall()
     hall.look()
-    assert hall.board.finish(hall.turns[0], FAILED).send_back == ()
+    assert hall.scheduler.finish(hall.runs[0], FAILED).send_back == ()

@@ -11,7 +11,7 @@ from lanemq.client.consumer.pull import LANE_PULL_BYTES
 from lanemq.client.message import Message
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import HoldQueue
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.model.units import Millis
 
 WHOLE_QUEUE = {"order": Order.QUEUE, "policy": HoldQueue()}
@@ -191,7 +191,7 @@ def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting()
         seen = Seen()
         async with member(broker, "me", seen, rebalance_soon=60) as engine:
             (holding,) = engine.holdings
-            holding.station.board.set_usable_until(queue(0), Millis(broker.clock.now()))
+            holding.station.scheduler.set_usable_until(queue(0), Millis(broker.clock.now()))
             broker.store(queue(0), record(0))
             await asyncio.sleep(0.2)
             return list(seen)

@@ -11,7 +11,7 @@ from tests.client.virtual_time import ManualClock, run_virtual
 from lanemq.client.message import Message
 from lanemq.core.consuming.queue_lease import ROCKETMQ_TIMES
 from lanemq.core.consuming.retry_policy import HoldQueue
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.rate_limited_log import RateLimitedLog

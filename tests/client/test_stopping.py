@@ -18,12 +18,12 @@ from tests.client.virtual_time import run_virtual
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.async_consumer import AsyncConsumer
 from lanemq.client.consumer.consumer import Consumer
-from lanemq.client.consumer.open_turns import OpenTurns
+from lanemq.client.consumer.open_turns import Undecided
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
-from lanemq.core.consuming.turns import Finished, Why
+from lanemq.core.consuming.runs import Finished, Why
 from lanemq.history import NO_HISTORY
 from lanemq.model.errors import LaneError, UsageError
 from lanemq.testing.embedded import EmbeddedBroker
@@ -230,22 +230,22 @@ class Impatient:
         self.ended: list[Any] = []
         self.meanwhile: list[Callable[[], object]] = []
 
-    def finish(self, turn: Any, outcome: Any) -> Any:
-        self.ended.append(turn)
+    def finish(self, run: Any, outcome: Any) -> Any:
+        self.ended.append(run)
         while self.meanwhile:
             self.meanwhile.pop()()
         return Finished(Why.DONE)
 
 
 def test_a_close_while_others_decide_ends_every_turn_once() -> None:
-    board = Impatient()
-    turns = OpenTurns(board, "g", NO_HISTORY, SystemClock())  # type: ignore[arg-type]
-    given = [turns.give_out(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
-    board.meanwhile.append(lambda: turns.done(given[1]))
-    turns.abandon()
-    assert sorted(turn.messages[0].offset for turn in board.ended) == [0, 1, 2, 3]
+    scheduler = Impatient()
+    runs = Undecided(scheduler, "g", NO_HISTORY, SystemClock())  # type: ignore[arg-type]
+    given = [runs.give_out(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
+    scheduler.meanwhile.append(lambda: runs.done(given[1]))
+    runs.abandon()
+    assert sorted(run.messages[0].offset for run in scheduler.ended) == [0, 1, 2, 3]
     with pytest.raises(UsageError):
-        turns.done(given[0])
+        runs.done(given[0])
 
 
 # --- an end that nobody asked for

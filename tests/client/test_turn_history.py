@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.history import TurnRecorder, told_group
-from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, Gate
+from lanemq.client.consumer.history import TurnRecorder, group_in_history
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, Gate
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -24,16 +24,16 @@ class Clock:
         return Millis(1_000)
 
 
-def turn(usable_until: int, *, dropped: bool = False) -> Any:
+def run(usable_until: int, *, dropped: bool = False) -> Any:
     gate = Gate(Millis(usable_until))
     gate.closed = gate.dropped = dropped  # type: ignore[attr-defined]
     return SimpleNamespace(gate=gate, usable_until=gate.usable_until)
 
 
-def told(folder: Path, *turns: tuple[Any, Stop | None], **options: Any) -> list[dict[str, Any]]:
+def told(folder: Path, *runs: tuple[Any, Stop | None], **options: Any) -> list[dict[str, Any]]:
     history = History(folder / "a.jsonl", "a", lambda: 0, "consumer")
     recorder = TurnRecorder("g", history, Clock(), **options)  # type: ignore[arg-type]
-    for each, stop in turns:
+    for each, stop in runs:
         recorder.begin((MESSAGE,), each)
         recorder.end((MESSAGE,), each, stop)
     history.close()
@@ -55,15 +55,15 @@ def test_a_turn_that_outlived_its_lease_says_so(
     tmp_path: Path, until: int, dropped: bool, stop: Stop | None, outcome: str
 ) -> None:
     """A frozen handler goes on before anybody can tell its member that the queue is lost."""
-    _, end = told(tmp_path, (turn(until, dropped=dropped), stop))
+    _, end = told(tmp_path, (run(until, dropped=dropped), stop))
     assert end["outcome"] == outcome
 
 
 def test_where_no_order_was_asked_for_none_can_be_judged(tmp_path: Path) -> None:
-    assert [line["key"] for line in told(tmp_path, (turn(2_000), None), keyed=False)] == ["", ""]
+    assert [line["key"] for line in told(tmp_path, (run(2_000), None), keyed=False)] == ["", ""]
 
 
 @pytest.mark.parametrize(("broadcasting", "name"), [(False, "g"), (True, "g of c1")])
 def test_members_that_share_nothing_are_groups_of_their_own(broadcasting: bool, name: str) -> None:
     options: Any = SimpleNamespace(group="g", broadcasting=broadcasting)
-    assert told_group(options, "c1") == name
+    assert group_in_history(options, "c1") == name

@@ -8,16 +8,16 @@ from tests.client.floor import turn_of
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.turn_run import TurnEnd, run_visit
-from lanemq.client.consumer.visits import Visit
+from lanemq.client.consumer.turn_run import TurnEnd, run_worker
+from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message
-from lanemq.core.consuming.turns import FAILED, STOPPED, Turn
+from lanemq.core.consuming.runs import FAILED, STOPPED, LaneRun
 
 
-def run(turn: Turn[Message], attempt: Any, clock: ManualClock | None = None) -> TurnEnd | None:
-    visit = Visit()
-    visit.waiting.append(turn)
-    return run_visit(visit, attempt, 1, clock or ManualClock()).end
+def ended(run: LaneRun[Message], handler: Any, clock: ManualClock | None = None) -> TurnEnd | None:
+    worker = Worker()
+    worker.waiting.append(run)
+    return run_worker(worker, handler, 1, clock or ManualClock()).end
 
 
 @pytest.mark.row("A72")
@@ -30,7 +30,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
         seen.append(batch[0].queue_offset)
         clock.at += 400
 
-    end = run(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, clock)
+    end = ended(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, clock)
     assert end is not None
     assert (seen, end.stop.outcome, end.done) == ([0, 1, 2], STOPPED, 3)
 
@@ -38,23 +38,23 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
 @pytest.mark.row("A67")
 @pytest.mark.row("A78")
 def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
-    turn = turn_of(message(0))
-    turn.gate.closed = True
-    end = run(turn, lambda *_: pytest.fail("called"))
+    run = turn_of(message(0))
+    run.gate.closed = True
+    end = ended(run, lambda *_: pytest.fail("called"))
     assert end is not None
     assert (end.stop.outcome, end.done) == (STOPPED, 0)
 
 
 def test_a_run_reports_what_went_well_before_a_failure() -> None:
-    def attempt(batch: Any, _: Any) -> Stop | None:
+    def handler(batch: Any, _: Any) -> Stop | None:
         return Stop(FAILED) if batch[0].queue_offset == 2 else None
 
-    end = run(turn_of(message(0), message(1), message(2), message(3)), attempt)
+    end = ended(turn_of(message(0), message(1), message(2), message(3)), handler)
     assert end is not None
     assert (end.stop.outcome, end.done) == (FAILED, 2)
 
 
 def test_a_repeated_message_knows_its_attempt() -> None:
     first = message(0)
-    assert run(turn_of(first, attempt=3), lambda *_: None) is None
+    assert ended(turn_of(first, attempt=3), lambda *_: None) is None
     assert first.attempt == 3

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.client.consumer_fakes import message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
-from lanemq.client.consumer.async_scheduler import LoopBoard
+from lanemq.client.consumer.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.scheduler import LaneBoard
-from lanemq.client.consumer.turn_desk import MessageTurn
-from lanemq.client.consumer.turn_run import run_visit_async
-from lanemq.client.consumer.visits import MOST_MESSAGES, PATIENCE_MS, Visit
+from lanemq.client.consumer.in_progress import MessageRun
+from lanemq.client.consumer.scheduler import Scheduler
+from lanemq.client.consumer.turn_run import run_worker_async
+from lanemq.client.consumer.visits import LATE_MS, MAX_MESSAGES, Worker
 from lanemq.client.message import Message
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.model.units import QueueOffset
 
 SHARE = 16
@@ -30,18 +30,18 @@ class Bed:
 
     share = SHARE
 
-    def __init__(self, board: LaneBoard) -> None:
-        self.board = board
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
         self.put_so_far = 0
-        board.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+        scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
 
     def put(self, *keys: str) -> None:
         """As if handlers had been fast so far."""
-        self.board._desk.visits.share = self.share
+        self.scheduler._in_progress.busy.share = self.share
         first = self.put_so_far
         self.put_so_far += len(keys)
         messages = [message(first + n, of=queue(0), key=key) for n, key in enumerate(keys)]
-        self.board.put(queue(0), messages, QueueOffset(self.put_so_far), QueueOffset(first))
+        self.scheduler.put(queue(0), messages, QueueOffset(self.put_so_far), QueueOffset(first))
 
 
 # --- step by step, without threads
@@ -77,21 +77,21 @@ class Steps(Bed):
 
     def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
         self.clock = ManualClock()
-        board = LaneBoard(LaneScheduler(LaneOptions()), Order.KEY, self.clock)
-        self.condition = Scripted(board._mutex, asleep)
-        board._changed = self.condition
-        board._sleeping = 1
-        self.condition.arrived = lambda: setattr(board, "_called", 0)  # and sleeps again
-        super().__init__(board)
+        scheduler = Scheduler(LaneScheduler(LaneOptions()), Order.KEY, self.clock)
+        self.condition = Scripted(scheduler._mutex, asleep)
+        scheduler._changed = self.condition
+        scheduler._sleeping = 1
+        self.condition.arrived = lambda: setattr(scheduler, "_called", 0)  # and sleeps again
+        super().__init__(scheduler)
 
-    def begun(self, *keys: str) -> Visit:
+    def begun(self, *keys: str) -> Worker:
         """A worker that is at the first of these."""
-        visit = Visit()
+        worker = Worker()
         self.put(*keys)
-        assert self.board.visit(visit)
-        visit.turn = visit.waiting.popleft()
+        assert self.scheduler.take_runs(worker)
+        worker.run = worker.waiting.popleft()
         self.condition.woken = 0
-        return visit
+        return worker
 
 
 def test_who_looks_after_a_visit_and_finds_work_calls_another_to_look() -> None:
@@ -99,26 +99,26 @@ def test_who_looks_after_a_visit_and_finds_work_calls_another_to_look() -> None:
     woken: list[int] = []
 
     def asleep() -> None:
-        steps.clock.at += PATIENCE_MS - 2
+        steps.clock.at += LATE_MS - 2
         steps.put("hangs too")
         woken.append(steps.condition.woken)
 
     steps = Steps(asleep)
-    slow, watcher = steps.begun("hangs", "a", "b"), Visit()
-    assert steps.board.visit(watcher)
-    assert (len(slow.waiting), [turn.key for turn in watcher.waiting]) == (2, ["hangs too"])
-    assert steps.condition.patience == [PATIENCE_MS / 1000]
+    slow, watcher = steps.begun("hangs", "a", "b"), Worker()
+    assert steps.scheduler.take_runs(watcher)
+    assert (len(slow.waiting), [run.key for run in watcher.waiting]) == (2, ["hangs too"])
+    assert steps.condition.patience == [LATE_MS / 1000]
     assert steps.condition.woken > woken[0]
 
 
 def test_who_goes_to_sleep_beside_a_visit_with_finished_turns_looks_again_soon() -> None:
-    steps = Steps(lambda: steps.board.close())
+    steps = Steps(lambda: steps.scheduler.close())
     slow = steps.begun("a", "hangs")
-    assert slow.turn is not None
-    slow.ended.append(slow.turn)
-    slow.turn = slow.waiting.popleft()
-    assert not steps.board.visit(Visit())
-    assert steps.condition.patience == [PATIENCE_MS / 1000]
+    assert slow.run is not None
+    slow.ended.append(slow.run)
+    slow.run = slow.waiting.popleft()
+    assert not steps.scheduler.take_runs(Worker())
+    assert steps.condition.patience == [LATE_MS / 1000]
 
 
 def test_nobody_is_called_for_a_worker_that_has_only_its_own_turn() -> None:
@@ -127,18 +127,18 @@ def test_nobody_is_called_for_a_worker_that_has_only_its_own_turn() -> None:
     steps.begun("a")
     steps.put("b")
     before = steps.condition.woken
-    assert steps.board.visit(Visit())
+    assert steps.scheduler.take_runs(Worker())
     assert steps.condition.woken == before
 
 
 def test_nobody_else_is_called_to_look_while_one_is_on_its_way() -> None:
     """It may wait for the interpreter for milliseconds; calling all others meanwhile would make it wait longer."""
     steps = Steps()
-    steps.board._sleeping = 3
+    steps.scheduler._sleeping = 3
     steps.condition.arrived = lambda: None
     steps.put("a", "b")
     assert steps.condition.woken == 1
-    assert steps.board.visit(Visit())
+    assert steps.scheduler.take_runs(Worker())
     assert steps.condition.woken == 1
 
 
@@ -146,15 +146,15 @@ def test_who_leaves_quick_work_to_another_looks_again_when_that_one_would_be_lat
     """The other hangs with its only turn: nothing waits behind it, and the new message waits for nobody else."""
 
     def asleep() -> None:
-        steps.clock.at += PATIENCE_MS
+        steps.clock.at += LATE_MS
 
-    steps, watcher = Steps(asleep), Visit()
-    steps.share = MOST_MESSAGES
+    steps, watcher = Steps(asleep), Worker()
+    steps.share = MAX_MESSAGES
     steps.begun("hangs")
     steps.put("b")
-    assert steps.board.visit(watcher)
-    assert steps.condition.patience == [PATIENCE_MS / 1000]
-    assert [turn.key for turn in watcher.waiting] == ["b"]
+    assert steps.scheduler.take_runs(watcher)
+    assert steps.condition.patience == [LATE_MS / 1000]
+    assert [run.key for run in watcher.waiting] == ["b"]
 
 
 def test_lanes_that_a_question_frees_call_a_worker() -> None:
@@ -162,13 +162,13 @@ def test_lanes_that_a_question_frees_call_a_worker() -> None:
     steps = Steps()
     slow = steps.begun("a", "hangs")
     steps.put("a")
-    assert slow.turn is not None
-    slow.ended.append(slow.turn)
-    slow.turn = slow.waiting.popleft()
+    assert slow.run is not None
+    slow.ended.append(slow.run)
+    slow.run = slow.waiting.popleft()
     steps.condition.woken = 0
-    assert steps.board.committable(queue(0)) == 1
+    assert steps.scheduler.committable(queue(0)) == 1
     assert steps.condition.woken == 1
-    assert steps.board.committable(queue(0)) == 1
+    assert steps.scheduler.committable(queue(0)) == 1
     assert steps.condition.woken == 1, "nothing new was freed"
 
 
@@ -177,12 +177,12 @@ def test_lanes_that_a_hand_over_frees_call_a_worker() -> None:
     steps = Steps()
     slow = steps.begun("a", "hangs")
     steps.put("a")
-    assert slow.turn is not None
-    slow.ended.append(slow.turn)
-    slow.turn = slow.waiting.popleft()
-    steps.board.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
+    assert slow.run is not None
+    slow.ended.append(slow.run)
+    slow.run = slow.waiting.popleft()
+    steps.scheduler.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
     steps.condition.woken = 0
-    steps.board.drain(queue(1))
+    steps.scheduler.drain(queue(1))
     assert steps.condition.woken == 1
 
 
@@ -194,17 +194,17 @@ class Shift(Bed):
 
     def __init__(self, share: int) -> None:
         self.share = share
-        self.loop_board = LoopBoard(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
+        self.loop_board = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
         self.done: set[str] = set()
         self.tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
         super().__init__(self.loop_board)
 
     async def _work(self) -> None:
-        visit = Visit()
-        while await self.loop_board.visit_async(visit):
-            await run_visit_async(visit, self._attempt, 1, VirtualClock())
+        worker = Worker()
+        while await self.loop_board.take_runs_async(worker):
+            await run_worker_async(worker, self._attempt, 1, VirtualClock())
 
-    async def _attempt(self, messages: tuple[Message, ...], _: MessageTurn) -> Stop | None:
+    async def _attempt(self, messages: tuple[Message, ...], _: MessageRun) -> Stop | None:
         key = messages[0].key or ""
         await asyncio.sleep(3600 if key.startswith("hangs") else int(key[0]) / 10_000)
         self.done.add(key)
@@ -221,7 +221,7 @@ Burst = tuple[list[int], bool, int]
 bursts = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=8), st.booleans(), st.integers(0, 50)), max_size=8)
 
 
-@pytest.mark.parametrize("share", [SHARE, MOST_MESSAGES])
+@pytest.mark.parametrize("share", [SHARE, MAX_MESSAGES])
 @settings(max_examples=200, deadline=None)
 @example(bursts=[([2] * 8, False, 10), ([2] * 8, False, 10), ([0] * 5, True, 20), ([], True, 0)])
 @given(bursts=bursts)
@@ -244,17 +244,17 @@ def test_whatever_hangs_all_other_keys_are_run_while_one_worker_is_free(share: i
 
 def test_a_cancelled_worker_leaves_the_visits_it_looked_after_to_another() -> None:
     async def main() -> list[str | None]:
-        board = LoopBoard(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
-        bed, slow, others = Bed(board), Visit(), [Visit(), Visit()]
+        scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
+        bed, slow, others = Bed(scheduler), Worker(), [Worker(), Worker()]
         bed.put("hangs", "a", "b")
-        assert await board.visit_async(slow)
-        slow.turn = slow.waiting.popleft()
-        watcher, sleeper = (asyncio.create_task(board.visit_async(visit)) for visit in others)
+        assert await scheduler.take_runs_async(slow)
+        slow.run = slow.waiting.popleft()
+        watcher, sleeper = (asyncio.create_task(scheduler.take_runs_async(worker)) for worker in others)
         await asyncio.sleep(0.001)
-        assert board._watched
+        assert scheduler._watched
         watcher.cancel()
         async with asyncio.timeout(1):
             assert await sleeper
-        return [turn.key for turn in others[1].waiting]
+        return [run.key for run in others[1].waiting]
 
     assert run_virtual(main) == ["a", "b"]

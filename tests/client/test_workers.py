@@ -12,7 +12,7 @@ from lanemq.client.consumer.listener import (
 )
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import DeadLetter, HoldQueue, SendBack
-from lanemq.core.consuming.turns import (
+from lanemq.core.consuming.runs import (
     NO_LEASE_NEEDED,
     NOT_LEASED,
     Order,
@@ -87,7 +87,7 @@ def test_no_worker_waits_for_a_lane_while_another_lane_is_ready() -> None:
         floor.add(queue(0))
         slow = [message(n, key="slow") for n in range(10)]
         others = [message(10 + n, key=f"k{n}") for n in range(1000)]
-        floor.board.put(queue(0), slow + others, QueueOffset(1010), QueueOffset(0))
+        floor.scheduler.put(queue(0), slow + others, QueueOffset(1010), QueueOffset(0))
         floor.wait(lambda: len(done) == 1000)
         stuck.set()
 
@@ -124,7 +124,7 @@ def test_without_a_lease_nothing_runs_and_with_one_it_does() -> None:
         floor.add(queue(0), until=NOT_LEASED)
         floor.put(queue(0), 1)
         assert not seen.wait(0.1)
-        floor.board.set_usable_until(queue(0), NO_LEASE_NEEDED)
+        floor.scheduler.set_usable_until(queue(0), NO_LEASE_NEEDED)
         assert seen.wait(WAIT)
 
     floor.run(scenario)
@@ -144,10 +144,10 @@ def test_counters_match_what_happened() -> None:
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
         floor.put(queue(0), 10)
-        floor.wait(lambda: floor.board.committable(queue(0)) == 10)
+        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 10)
 
     floor.run(scenario)
-    count = floor.tallies.total()["orders"]
+    count = floor.counts.total()["orders"]
     assert (count.ok, count.failed) == (10, 1)
 
 
@@ -168,7 +168,7 @@ def test_used_up_retries_bury_the_message_once_and_the_queue_goes_on() -> None:
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
         floor.put(queue(0), 3)
-        floor.wait(lambda: floor.board.committable(queue(0)) == 3)
+        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 3)
 
     floor.run(scenario)
     assert seen == [0, 0, 0, 1, 2]
@@ -208,7 +208,7 @@ def test_to_dead_letter_buries_at_once_and_the_lane_goes_on() -> None:
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
         floor.put(queue(0), 4)
-        floor.wait(lambda: floor.board.committable(queue(0)) == 4)
+        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 4)
 
     floor.run(scenario)
     assert seen == [0, 1, 2, 3]
@@ -225,7 +225,7 @@ def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> 
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))
         floor.put(queue(0), 6)
-        floor.wait(lambda: floor.board.committable(queue(0)) == 6)
+        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 6)
 
     floor.run(scenario)
     assert sorted(floor.letters.sent_back) == [(1, 0), (3, 0), (5, 0)]
@@ -257,10 +257,10 @@ def test_a_concurrent_listener_keeps_order_only_with_one_thread(threads: int, or
 
 
 def test_a_worker_that_breaks_down_is_reported_not_silently_gone() -> None:
-    def handler(batch: Any, turn: Any) -> None:
+    def handler(batch: Any, run: Any) -> None:
         raise SystemExit(1)
 
-    floor = Floor(attempt=handler)
+    floor = Floor(handler=handler)
 
     def scenario(floor: Floor) -> None:
         floor.add(queue(0))

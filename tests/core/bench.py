@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldQueue
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, Finished, LaneOptions, LaneRun, Order, Outcome, Wait
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED, Finished, LaneOptions, Order, Outcome, Turn, Wait
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -40,25 +40,25 @@ class Bench:
         end = QueueOffset(start + len(keys))
         assert self.scheduler.put(queue, messages, end, pulled_from=start)
 
-    def turn(self) -> Turn[Msg]:
-        turn = self.scheduler.next_turn(now=self.now)
-        assert isinstance(turn, Turn), turn
-        return turn
+    def run(self) -> LaneRun[Msg]:
+        run = self.scheduler.next_run(now=self.now)
+        assert isinstance(run, LaneRun), run
+        return run
 
     def idle(self) -> Wait:
-        wait = self.scheduler.next_turn(now=self.now)
+        wait = self.scheduler.next_run(now=self.now)
         assert isinstance(wait, Wait), wait
         return wait
 
-    def finish(self, turn: Turn[Msg], outcome: Outcome, done: int = 0) -> Finished[Msg]:
-        return self.scheduler.finish(turn, outcome, done=done, now=self.now)
+    def finish(self, run: LaneRun[Msg], outcome: Outcome, done: int = 0) -> Finished[Msg]:
+        return self.scheduler.finish(run, outcome, done=done, now=self.now)
 
-    def sent_back(self, turn: Turn[Msg], *ok: bool) -> Finished[Msg]:
-        return self.scheduler.sent_back(turn, ok, now=self.now)
+    def sent_back(self, run: LaneRun[Msg], *ok: bool) -> Finished[Msg]:
+        return self.scheduler.sent_back(run, ok, now=self.now)
 
     def pass_time(self, span: int) -> None:
         self.now = Millis(self.now + span)
 
 
-def offsets(turn: Turn[Msg]) -> list[int]:
-    return [message.queue_offset for message in turn.messages]
+def offsets(run: LaneRun[Msg]) -> list[int]:
+    return [message.queue_offset for message in run.messages]

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, ShutLanes, Work
-from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, LaneOptions, Order, Turn
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.queue import MessageQueue
@@ -46,13 +46,13 @@ def shut(scheduler: LaneScheduler[M]) -> ShutLanes[M]:
     return lanes
 
 
-def turn(scheduler: LaneScheduler[M]) -> Turn[M] | None:
-    found = scheduler.next_turn(now=Millis(0))
-    return found if isinstance(found, Turn) else None
+def run(scheduler: LaneScheduler[M]) -> LaneRun[M] | None:
+    found = scheduler.next_run(now=Millis(0))
+    return found if isinstance(found, LaneRun) else None
 
 
 def fail(scheduler: LaneScheduler[M], reason: str = "why") -> None:
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     scheduler.finish(found, FAILED, now=Millis(0), reason=reason)
 

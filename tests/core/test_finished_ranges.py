@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lanemq.core.backoff import Backoff
 from lanemq.core.brokering.group_offsets import CommitKind, Committed, GroupOffsets
 from lanemq.core.consuming.retry_policy import HoldKey
+from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, LaneRun, Order, Outcome
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order, Outcome, Turn
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import RemoteProtocolError
 from lanemq.model.queue import MessageQueue
@@ -97,7 +97,7 @@ class Owner:
     """One member's holding; dies at any moment."""
 
     scheduler: LaneScheduler[Msg]
-    running: list[Turn[Msg]] = field(default_factory=list)
+    running: list[LaneRun[Msg]] = field(default_factory=list)
 
 
 class Owners(RuleBasedStateMachine):
@@ -141,14 +141,14 @@ class Owners(RuleBasedStateMachine):
     @rule(count=st.integers(2, 5))
     def begin(self, count: int) -> None:
         for _ in range(count):
-            turn = self.owner.scheduler.next_turn(now=self.now)
-            if isinstance(turn, Turn):
-                self.check_start(turn)
-                self.owner.running.append(turn)
+            run = self.owner.scheduler.next_run(now=self.now)
+            if isinstance(run, LaneRun):
+                self.check_start(run)
+                self.owner.running.append(run)
 
-    def check_start(self, turn: Turn[Msg]) -> None:
-        first = turn.messages[0]
-        run = [message.queue_offset for message in turn.messages]
+    def check_start(self, run: LaneRun[Msg]) -> None:
+        first = run.messages[0]
+        run = [message.queue_offset for message in run.messages]
         earlier = {at for at in wanted(0, run[0]) if Msg(at).key == first.key}
         assert earlier <= self.finished, f"{first} started before {earlier - self.finished}"
         line = [at for at in wanted(run[0], run[-1] + 1) if Msg(at).key == first.key]
@@ -164,10 +164,10 @@ class Owners(RuleBasedStateMachine):
     def end(self, pick: int, outcome: Outcome, part: int) -> None:
         if not self.owner.running:
             return
-        turn = self.owner.running.pop(pick % len(self.owner.running))
-        done = len(turn.messages) if outcome is DONE else min(part, len(turn.messages) - 1)
-        self.owner.scheduler.finish(turn, outcome, done=done, now=self.now)
-        self.finished |= {m.queue_offset for m in turn.messages[:done]}
+        run = self.owner.running.pop(pick % len(self.owner.running))
+        done = len(run.messages) if outcome is DONE else min(part, len(run.messages) - 1)
+        self.owner.scheduler.finish(run, outcome, done=done, now=self.now)
+        self.finished |= {m.queue_offset for m in run.messages[:done]}
 
     @rule()
     def wait(self) -> None:
@@ -203,19 +203,19 @@ class Owners(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing is lost: the last owner works everything off, whatever the others left."""
-        for turn in self.owner.running:
-            self.owner.scheduler.finish(turn, DONE, now=self.now)
-            self.finished |= {m.queue_offset for m in turn.messages}
+        for run in self.owner.running:
+            self.owner.scheduler.finish(run, DONE, now=self.now)
+            self.finished |= {m.queue_offset for m in run.messages}
         self.take_over()
         while True:
             start = self.owner.scheduler.next_offset(Q)
             if start is None or start >= self.stored:
                 break
             self.pull(6)
-            while isinstance(turn := self.owner.scheduler.next_turn(now=self.now), Turn):
-                self.check_start(turn)
-                self.owner.scheduler.finish(turn, DONE, now=self.now)
-                self.finished |= {m.queue_offset for m in turn.messages}
+            while isinstance(run := self.owner.scheduler.next_run(now=self.now), LaneRun):
+                self.check_start(run)
+                self.owner.scheduler.finish(run, DONE, now=self.now)
+                self.finished |= {m.queue_offset for m in run.messages}
         assert self.finished == set(wanted(0, self.stored))
         assert self.owner.scheduler.committable(Q) == self.stored
         assert self.owner.scheduler.finished_ranges(Q) == NOTHING_FINISHED
@@ -235,9 +235,9 @@ def test_what_former_owners_finished_inside_a_pull_is_not_run() -> None:
     scheduler = keyed(0, FinishedRanges.of([(1, 3), (4, 5)]))
     assert scheduler.put(Q, [Msg(at) for at in range(6)], QueueOffset(6), pulled_from=QueueOffset(0))
     seen = []
-    while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
-        seen += [message.queue_offset for message in turn.messages]
-        scheduler.finish(turn, DONE, now=Millis(0))
+    while isinstance(run := scheduler.next_run(now=Millis(0)), LaneRun):
+        seen += [message.queue_offset for message in run.messages]
+        scheduler.finish(run, DONE, now=Millis(0))
     assert sorted(seen) == [0, 3, 5]
     assert scheduler.committable(Q) == 6
 
@@ -254,10 +254,10 @@ def test_what_a_filter_left_out_between_finished_messages_is_no_gap() -> None:
     """Another filter may want it; an offset that nobody looked at is nobody's to skip."""
     scheduler = keyed(0, NOTHING_FINISHED)
     assert scheduler.put(Q, [Msg(0), Msg(1), Msg(5)], QueueOffset(8), pulled_from=QueueOffset(0))
-    unfinished = scheduler.next_turn(now=Millis(0))
-    while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
-        scheduler.finish(turn, DONE, now=Millis(0))
-    assert isinstance(unfinished, Turn)
+    unfinished = scheduler.next_run(now=Millis(0))
+    while isinstance(run := scheduler.next_run(now=Millis(0)), LaneRun):
+        scheduler.finish(run, DONE, now=Millis(0))
+    assert isinstance(unfinished, LaneRun)
     assert scheduler.finished_ranges(Q).ranges() == [(1, 2), (5, 6)]
 
 
@@ -266,8 +266,8 @@ def test_with_the_whole_queue_in_order_there_are_no_finished_ranges_and_none_are
     scheduler.add(Q, QueueOffset(0), Order.QUEUE, usable_until=NO_LEASE_NEEDED, done=FinishedRanges.of([(1, 2)]))
     assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
     seen = []
-    while isinstance(turn := scheduler.next_turn(now=Millis(0)), Turn):
-        seen += [message.queue_offset for message in turn.messages]
+    while isinstance(run := scheduler.next_run(now=Millis(0)), LaneRun):
+        seen += [message.queue_offset for message in run.messages]
         assert scheduler.finished_ranges(Q) == NOTHING_FINISHED
-        scheduler.finish(turn, DONE, now=Millis(0))
+        scheduler.finish(run, DONE, now=Millis(0))
     assert seen == [0, 1]

@@ -9,7 +9,7 @@ from tests.core.bench import Bench, Msg, Q, offsets
 
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.turns import DONE, NO_LEASE_NEEDED, Order, Turn, Why
+from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneRun, Order, Why
 from lanemq.model.units import QueueOffset
 
 
@@ -17,38 +17,38 @@ def bench(order: Order = Order.KEY, **options: object) -> Bench:
     return Bench(HoldKey(), order, **options)
 
 
-def visit(made: Bench, most: int) -> list[Turn[Msg]]:
-    return made.scheduler.next_turns(most, now=made.now)
+def worker(made: Bench, most: int) -> list[LaneRun[Msg]]:
+    return made.scheduler.next_runs(most, now=made.now)
 
 
 def test_a_visit_takes_lanes_until_it_has_enough_messages() -> None:
     made = bench()
     made.hold(Q, "a", "b", "a", "c", "d")
-    assert [offsets(turn) for turn in visit(made, 3)] == [[0, 2], [1]]
-    assert [offsets(turn) for turn in visit(made, 100)] == [[3], [4]]
+    assert [offsets(run) for run in worker(made, 3)] == [[0, 2], [1]]
+    assert [offsets(run) for run in worker(made, 100)] == [[3], [4]]
 
 
 def test_a_run_is_no_longer_than_its_limit_however_much_is_asked_for() -> None:
     made = bench(run_limit=2)
     made.hold(Q, "a", "a", "a")
-    (turn,) = visit(made, 100)
-    assert offsets(turn) == [0, 1]
-    made.scheduler.finish_done([turn], now=made.now)
-    assert [offsets(turn) for turn in visit(made, 100)] == [[2]]
+    (run,) = worker(made, 100)
+    assert offsets(run) == [0, 1]
+    made.scheduler.finish_done([run], now=made.now)
+    assert [offsets(run) for run in worker(made, 100)] == [[2]]
 
 
 def test_a_lane_in_a_visit_is_given_to_nobody_else() -> None:
     made = bench()
     made.hold(Q, "a", "b")
-    visit(made, 100)
+    worker(made, 100)
     made.put(Q, "a", "b", "c")
-    assert [offsets(turn) for turn in visit(made, 100)] == [[4]]
+    assert [offsets(run) for run in worker(made, 100)] == [[4]]
 
 
 def test_without_order_every_message_is_a_turn_of_its_own() -> None:
     made = bench(Order.NONE)
     made.hold(Q, "a", "a", "a")
-    assert [offsets(turn) for turn in visit(made, 2)] == [[0], [1]]
+    assert [offsets(run) for run in worker(made, 2)] == [[0], [1]]
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.NONE])
@@ -59,9 +59,9 @@ def test_turns_reported_together_leave_what_turns_reported_singly_leave(
     together, singly = bench(order), bench(order)
     for each in (together, singly):
         each.hold(Q, *keys)
-    turns, same = visit(together, 100), visit(singly, 100)
-    chosen = ends.sample(range(len(turns)), ends.randint(0, len(turns)))
-    together.scheduler.finish_done([turns[at] for at in chosen], now=together.now)
+    runs, same = worker(together, 100), worker(singly, 100)
+    chosen = ends.sample(range(len(runs)), ends.randint(0, len(runs)))
+    together.scheduler.finish_done([runs[at] for at in chosen], now=together.now)
     for at in chosen:
         singly.finish(same[at], DONE)
     for ask in ("committable", "finished_ranges", "cached", "next_offset"):
@@ -72,13 +72,13 @@ def test_turns_reported_together_leave_what_turns_reported_singly_leave(
 def test_turns_of_a_queue_that_was_given_up_count_for_nothing() -> None:
     made = bench()
     made.hold(Q, "a", "b")
-    turns = visit(made, 100)
+    runs = worker(made, 100)
     made.scheduler.drop(Q)
     made.hold(Q, "a", "b")
-    assert visit(made, 100) == [], "those of the former holding still run"
-    assert made.scheduler.finish_done(turns, now=made.now) == [(Q, Why.QUEUE_GONE)] * 2
+    assert worker(made, 100) == [], "those of the former holding still run"
+    assert made.scheduler.finish_done(runs, now=made.now) == [(Q, Why.QUEUE_GONE)] * 2
     assert made.scheduler.committable(Q) == 0
-    assert [offsets(turn) for turn in visit(made, 100)] == [[0], [1]]
+    assert [offsets(run) for run in worker(made, 100)] == [[0], [1]]
 
 
 def test_a_message_that_came_while_its_lane_ran_waits_behind_what_returns() -> None:
@@ -88,7 +88,7 @@ def test_a_message_that_came_while_its_lane_ran_waits_behind_what_returns() -> N
     lane = home.lane("a")
     assert lane is not None
     taken = home.take(lane, 32)
-    lane.turn = Turn(Q, "a", tuple(taken), 1, 1, home, 0, lane)
+    lane.run = LaneRun(Q, "a", tuple(taken), 1, 1, home, 0, lane)
     home.put([Msg(2, "a")], QueueOffset(3))
     assert home.settle(lane, 1, commit=True)
     assert [message.queue_offset for message in home.take(lane, 32)] == [1, 2]

@@ -10,20 +10,20 @@ from tests.core.bench import Msg, Q, R
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
-from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import (
+from lanemq.core.consuming.runs import (
     DONE,
     FAILED,
     NO_LEASE_NEEDED,
     STOPPED,
     LaneOptions,
+    LaneRun,
     Order,
     Outcome,
     Suspend,
-    Turn,
     Wait,
     Why,
 )
+from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -38,7 +38,7 @@ class Promises(RuleBasedStateMachine):
         super().__init__()
         self.scheduler: LaneScheduler[Msg] = LaneScheduler(LaneOptions(policy=self.policy, run_limit=4))
         self.now = Millis(0)
-        self.running: list[Turn[Msg]] = []
+        self.running: list[LaneRun[Msg]] = []
         self.committed: dict[MessageQueue, int] = {Q: 0, R: 0}
         self.leased: dict[MessageQueue, int] = {}
         # Offsets that ended well in the present holding, and how far it was pulled.
@@ -97,64 +97,64 @@ class Promises(RuleBasedStateMachine):
     @rule(most=st.integers(1, 12))
     def begin_visit(self, most: int) -> None:
         """Several turns for one worker keep the same promises as turns for several workers."""
-        turns = self.scheduler.next_turns(most, now=self.now)
-        assert sum(len(turn.messages) for turn in turns[:-1]) < most, "no turn beyond what was asked for"
-        for turn in turns:
-            self.begun(turn)
+        runs = self.scheduler.next_runs(most, now=self.now)
+        assert sum(len(run.messages) for run in runs[:-1]) < most, "no turn beyond what was asked for"
+        for run in runs:
+            self.begun(run)
 
     def begin_one(self) -> None:
-        turn = self.scheduler.next_turn(now=self.now)
-        if isinstance(turn, Wait):
-            assert turn.until is None or turn.until > self.now
+        run = self.scheduler.next_run(now=self.now)
+        if isinstance(run, Wait):
+            assert run.until is None or run.until > self.now
             return
-        self.begun(turn)
+        self.begun(run)
 
-    def begun(self, turn: Turn[Msg]) -> None:
-        assert self.now < self.leased[turn.queue]
-        assert list(turn.messages) == sorted(turn.messages, key=lambda m: m.queue_offset), "a run is in order"
+    def begun(self, run: LaneRun[Msg]) -> None:
+        assert self.now < self.leased[run.queue]
+        assert list(run.messages) == sorted(run.messages, key=lambda m: m.queue_offset), "a run is in order"
         busy = {self.lane(t.queue, m) for t in self.running for m in t.messages}
-        for message in turn.messages:
-            lane = self.lane(turn.queue, message)
+        for message in run.messages:
+            lane = self.lane(run.queue, message)
             assert lane not in busy or self.order is Order.NONE, "one running turn per lane"
-            self.nothing_earlier_is_open(turn.queue, message, turn)
-        self.running.append(turn)
+            self.nothing_earlier_is_open(run.queue, message, run)
+        self.running.append(run)
 
-    def nothing_earlier_is_open(self, queue: MessageQueue, message: Msg, turn: Turn[Msg]) -> None:
+    def nothing_earlier_is_open(self, queue: MessageQueue, message: Msg, run: LaneRun[Msg]) -> None:
         for earlier in range(self.committed[queue], message.queue_offset):
             other = Msg(earlier, key=[None, "a", "b"][earlier % 3])
-            if earlier not in self.ended[queue] and other not in turn.messages:
+            if earlier not in self.ended[queue] and other not in run.messages:
                 assert self.lane(queue, other) != self.lane(queue, message), f"{message} passed {other}"
 
     @rule(data=st.data(), outcome=st.sampled_from([DONE, DONE, STOPPED, FAILED, Suspend(Millis(10))]))
     def end(self, data: st.DataObject, outcome: Outcome) -> None:
         if not self.running:
             return
-        turn = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        most = len(turn.messages) - (outcome not in (DONE, STOPPED))
-        done = len(turn.messages) if outcome is DONE else data.draw(st.integers(0, most))
-        finished = self.scheduler.finish(turn, outcome, done=done, now=self.now)
+        run = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        most = len(run.messages) - (outcome not in (DONE, STOPPED))
+        done = len(run.messages) if outcome is DONE else data.draw(st.integers(0, most))
+        finished = self.scheduler.finish(run, outcome, done=done, now=self.now)
         if finished.why is Why.QUEUE_GONE:
             assert finished.committable is None
             return
-        self.ended[turn.queue].update(m.queue_offset for m in turn.messages[:done])
+        self.ended[run.queue].update(m.queue_offset for m in run.messages[:done])
         if finished.committable is not None:
-            self.committed[turn.queue] = finished.committable
+            self.committed[run.queue] = finished.committable
 
     @rule(data=st.data(), again=st.booleans())
     def end_many(self, data: st.DataObject, again: bool) -> None:
         """Turns of all queues, dropped ones among them, reported together; and once more, which changes nothing."""
-        turns = data.draw(st.lists(st.sampled_from(self.running), unique_by=id)) if self.running else []
-        told = self.scheduler.finish_done(turns, now=self.now)
-        assert not any(self.scheduler.is_running(turn) for turn in turns)
+        runs = data.draw(st.lists(st.sampled_from(self.running), unique_by=id)) if self.running else []
+        told = self.scheduler.finish_done(runs, now=self.now)
+        assert not any(self.scheduler.is_running(run) for run in runs)
         gone = {queue for queue, why in told if why is Why.QUEUE_GONE}
-        for turn in turns:
-            self.running.remove(turn)
-            if turn.queue in self.leased and not getattr(turn.gate, "dropped", False):
-                self.ended[turn.queue].update(m.queue_offset for m in turn.messages)
+        for run in runs:
+            self.running.remove(run)
+            if run.queue in self.leased and not getattr(run.gate, "dropped", False):
+                self.ended[run.queue].update(m.queue_offset for m in run.messages)
             else:
-                assert turn.queue in gone
+                assert run.queue in gone
         if again:
-            assert self.scheduler.finish_done(turns, now=self.now) == []
+            assert self.scheduler.finish_done(runs, now=self.now) == []
 
     @invariant()
     def committable_is_the_first_unfinished(self) -> None:
@@ -168,20 +168,20 @@ class Promises(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing is forgotten: with time, leases and succeeding handlers every queue is worked off."""
-        for turn in self.running:
-            self.scheduler.finish(turn, DONE, now=self.now)
+        for run in self.running:
+            self.scheduler.finish(run, DONE, now=self.now)
         for queue in self.leased:
             self.scheduler.set_usable_until(queue, NO_LEASE_NEEDED)
             for key in self.scheduler.snapshot()[queue].parked:
                 assert self.scheduler.resume(queue, key)
         while True:
-            turn = self.scheduler.next_turn(now=self.now)
-            if isinstance(turn, Turn):
-                self.scheduler.finish(turn, DONE, now=self.now)
-            elif turn.until is None:
+            run = self.scheduler.next_run(now=self.now)
+            if isinstance(run, LaneRun):
+                self.scheduler.finish(run, DONE, now=self.now)
+            elif run.until is None:
                 break
             else:
-                self.now = turn.until
+                self.now = run.until
         for queue in self.leased:
             assert self.scheduler.committable(queue) == self.pulled[queue]
             assert self.scheduler.cached(queue) == Cached(0, 0, 0)

@@ -4,7 +4,7 @@ import pytest
 from tests.core.bench import Bench, Msg, Q, R, offsets
 
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
-from lanemq.core.consuming.turns import (
+from lanemq.core.consuming.runs import (
     COMMIT,
     DONE,
     FAILED,
@@ -13,10 +13,10 @@ from lanemq.core.consuming.turns import (
     ROLL_BACK,
     STOPPED,
     LaneOptions,
+    LaneRun,
     Order,
     Outcome,
     Suspend,
-    Turn,
     Why,
 )
 from lanemq.model.errors import InvalidOption, UsageError
@@ -31,12 +31,12 @@ ONE = {"run_limit": 1}
 def test_failure_inside_a_run_finishes_what_succeeded_and_returns_the_rest() -> None:
     bench = Bench(run_limit=8)
     bench.hold(Q, *[None] * 5)
-    turn = bench.turn()
-    assert offsets(turn) == [0, 1, 2, 3, 4]
-    assert bench.finish(turn, FAILED, done=2).committable == 2
+    run = bench.run()
+    assert offsets(run) == [0, 1, 2, 3, 4]
+    assert bench.finish(run, FAILED, done=2).committable == 2
     bench.idle()
     bench.pass_time(1_000)
-    repeated = bench.turn()
+    repeated = bench.run()
     assert (offsets(repeated), repeated.attempt) == ([2, 3, 4], 2)
 
 
@@ -44,8 +44,8 @@ def test_failure_inside_a_run_finishes_what_succeeded_and_returns_the_rest() -> 
 def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> None:
     bench = Bench(order=order, run_limit=8)
     bench.hold(Q, *["k"] * 4)
-    assert bench.finish(bench.turn(), STOPPED, done=3).committable == 3
-    again = bench.turn()
+    assert bench.finish(bench.run(), STOPPED, done=3).committable == 3
+    again = bench.run()
     assert (offsets(again), again.attempt) == ([3], 1)
 
 
@@ -54,10 +54,10 @@ def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> Non
 def test_returned_messages_come_before_those_pulled_meanwhile(order: Order) -> None:
     bench = Bench(order=order, run_limit=8)
     bench.hold(Q, "k", "k")
-    turn = bench.turn()
+    run = bench.run()
     bench.put(Q, "k")
-    bench.finish(turn, STOPPED, done=1)
-    assert offsets(bench.turn()) == [1, 2]
+    bench.finish(run, STOPPED, done=1)
+    assert offsets(bench.run()) == [1, 2]
 
 
 @pytest.mark.row("A75")
@@ -68,7 +68,7 @@ def test_handler_gets_one_message_at_a_time_by_default() -> None:
 def test_run_is_cut_to_whole_batches() -> None:
     bench = Bench(batch_size=3, run_limit=8)
     bench.hold(Q, *[None] * 20)
-    assert len(bench.turn().messages) == 6
+    assert len(bench.run().messages) == 6
 
 
 # Gates
@@ -84,7 +84,7 @@ def test_turn_needs_broadcasting_or_a_live_lease(deadline: Millis, runs: bool) -
     bench.hold(Q, None)
     bench.scheduler.set_usable_until(Q, deadline)
     bench.pass_time(500)
-    assert isinstance(bench.scheduler.next_turn(now=bench.now), Turn) is runs
+    assert isinstance(bench.scheduler.next_run(now=bench.now), LaneRun) is runs
 
 
 @pytest.mark.row("A47")
@@ -102,7 +102,7 @@ def test_renewed_lease_lets_the_queue_go_on_where_it_stopped() -> None:
     bench.scheduler.set_usable_until(Q, NOT_LEASED)
     bench.idle()
     bench.scheduler.set_usable_until(Q, Millis(100))
-    assert offsets(bench.turn()) == [0, 1]
+    assert offsets(bench.run()) == [0, 1]
 
 
 @pytest.mark.row("A72")
@@ -110,15 +110,15 @@ def test_running_turn_sees_loss_expiry_and_drain_before_its_next_message() -> No
     bench = Bench()
     for queue in (Q, R):
         bench.hold(queue, None, None)
-    turn, other = bench.turn(), bench.turn()
-    assert turn.may_go_on(now=bench.now)
+    run, other = bench.run(), bench.run()
+    assert run.may_go_on(now=bench.now)
     bench.scheduler.set_usable_until(Q, Millis(50))
-    assert turn.usable_until == 50
-    assert not turn.may_go_on(now=Millis(50))
+    assert run.usable_until == 50
+    assert not run.may_go_on(now=Millis(50))
     bench.scheduler.set_usable_until(Q, Millis(90))
-    assert turn.may_go_on(now=Millis(50)), "a renewal lengthens a running turn"
+    assert run.may_go_on(now=Millis(50)), "a renewal lengthens a running turn"
     bench.scheduler.set_usable_until(Q, NOT_LEASED)
-    assert not turn.may_go_on(now=bench.now)
+    assert not run.may_go_on(now=bench.now)
     bench.scheduler.drop(R)
     assert not other.may_go_on(now=bench.now)
 
@@ -127,10 +127,10 @@ def test_running_turn_sees_loss_expiry_and_drain_before_its_next_message() -> No
 def test_emptied_queue_leaves_the_line_and_comes_back_with_the_next_pull() -> None:
     bench = Bench()
     bench.hold(Q, None)
-    bench.finish(bench.turn(), DONE)
+    bench.finish(bench.run(), DONE)
     assert bench.idle().until is None
     bench.put(Q, None)
-    assert offsets(bench.turn()) == [1]
+    assert offsets(bench.run()) == [1]
 
 
 @pytest.mark.row("A64")
@@ -138,11 +138,11 @@ def test_burst_of_pulls_gives_one_turn_at_a_time() -> None:
     bench = Bench(**ONE)
     bench.hold(Q, None)
     bench.put(Q, None)
-    running = bench.turn()
+    running = bench.run()
     bench.put(Q, None)
     bench.idle()
     bench.finish(running, DONE)
-    bench.turn()
+    bench.run()
     bench.idle()
 
 
@@ -151,17 +151,17 @@ def test_queue_that_ran_a_minute_pauses_for_the_others() -> None:
     bench = Bench(**ONE)
     bench.hold(Q, *[None] * 9)
     for _ in range(2):
-        turn = bench.turn()
+        run = bench.run()
         bench.pass_time(30_000)
-        bench.finish(turn, DONE)
-    turn = bench.turn()
-    assert turn.may_go_on(now=bench.now)
+        bench.finish(run, DONE)
+    run = bench.run()
+    assert run.may_go_on(now=bench.now)
     bench.pass_time(1)
-    assert not turn.may_go_on(now=bench.now)
-    bench.finish(turn, DONE)
+    assert not run.may_go_on(now=bench.now)
+    bench.finish(run, DONE)
     assert bench.idle().until == bench.now + 10
     bench.pass_time(10)
-    assert bench.turn().may_go_on(now=Millis(bench.now + 60_000)), "a new slice began"
+    assert bench.run().may_go_on(now=Millis(bench.now + 60_000)), "a new slice began"
 
 
 @pytest.mark.row("A66")
@@ -171,9 +171,9 @@ def test_lanes_and_queues_take_turns() -> None:
     bench.hold(R, "c", "c")
     seen = []
     for _ in range(5):
-        turn = bench.turn()
-        seen.append((turn.queue.queue_id, turn.key))
-        bench.finish(turn, DONE)
+        run = bench.run()
+        seen.append((run.queue.queue_id, run.key))
+        bench.finish(run, DONE)
     assert seen == [(0, "a"), (1, "c"), (0, "b"), (1, "c"), (0, "a")]
 
 
@@ -184,9 +184,9 @@ def test_lanes_and_queues_take_turns() -> None:
 def test_nothing_is_committable_after_a_drop() -> None:
     bench = Bench()
     bench.hold(Q, None)
-    turn = bench.turn()
+    run = bench.run()
     bench.scheduler.drop(Q)
-    finished = bench.finish(turn, DONE)
+    finished = bench.finish(run, DONE)
     assert (finished.why, finished.committable) == (Why.QUEUE_GONE, None)
     assert bench.scheduler.committable(Q) is None
 
@@ -195,10 +195,10 @@ def test_nothing_is_committable_after_a_drop() -> None:
 def test_message_sent_back_after_a_drop_commits_nothing() -> None:
     bench = Bench(SendBack(), Order.NONE)
     bench.hold(Q, None)
-    turn = bench.turn()
-    bench.finish(turn, FAILED)
+    run = bench.run()
+    bench.finish(run, FAILED)
     bench.scheduler.drop(Q)
-    assert bench.sent_back(turn, True).why is Why.QUEUE_GONE
+    assert bench.sent_back(run, True).why is Why.QUEUE_GONE
 
 
 @pytest.mark.row("A50")
@@ -207,12 +207,12 @@ def test_regained_queue_waits_for_the_turn_of_its_former_holding() -> None:
     """The handler of the lost holding still runs; running its message again beside it breaks the lane."""
     bench = Bench()
     bench.hold(Q, None, None)
-    stale = bench.turn()
+    stale = bench.run()
     bench.scheduler.drop(Q)
     bench.hold(Q, None, None)
     bench.idle()
     assert bench.finish(stale, DONE).committable is None
-    fresh = bench.turn()
+    fresh = bench.run()
     assert offsets(fresh) == [0, 1], "replayed from the committed offset, without a gap"
     assert bench.finish(fresh, DONE).committable == 2
 
@@ -221,23 +221,23 @@ def test_regained_queue_waits_for_the_turn_of_its_former_holding() -> None:
 def test_drained_means_no_handler_is_running() -> None:
     bench = Bench(DeadLetter(skip=True, hold=HoldQueue(retries=0)), **ONE)
     bench.hold(Q, None, None)
-    turn = bench.turn()
+    run = bench.run()
     bench.scheduler.drain(Q)
     assert not bench.scheduler.is_drained(Q)
-    bench.finish(turn, FAILED)
+    bench.finish(run, FAILED)
     assert not bench.scheduler.is_drained(Q), "a dead letter is on its way"
-    bench.sent_back(turn, True)
+    bench.sent_back(run, True)
     assert bench.scheduler.is_drained(Q)
     bench.idle()
     assert bench.scheduler.committable(Q) == 1
     bench.scheduler.reopen(Q)
-    assert offsets(bench.turn()) == [1]
+    assert offsets(bench.run()) == [1]
 
 
 def test_drained_waits_for_handlers_of_a_former_holding_too() -> None:
     bench = Bench()
     bench.hold(Q, None)
-    stale = bench.turn()
+    stale = bench.run()
     bench.scheduler.drop(Q)
     bench.hold(Q, None)
     bench.scheduler.drain(Q)
@@ -266,7 +266,7 @@ def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
     bench.hold(Q)
     assert bench.scheduler.put(Q, [Msg(2)], QueueOffset(6), pulled_from=QueueOffset(0))
     assert bench.scheduler.committable(Q) == 2
-    assert bench.finish(bench.turn(), DONE).committable == 6
+    assert bench.finish(bench.run(), DONE).committable == 6
     assert bench.scheduler.put(Q, [], QueueOffset(9), pulled_from=QueueOffset(6))
     assert bench.scheduler.committable(Q) == 9
 
@@ -274,14 +274,14 @@ def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
 def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -> None:
     bench = Bench(HoldKey(), Order.KEY)
     bench.hold(Q, "stuck", "b", "c", "late", "e")
-    turns = {bench_turn.key: bench_turn for bench_turn in [bench.turn() for _ in range(5)]}
+    runs = {bench_turn.key: bench_turn for bench_turn in [bench.run() for _ in range(5)]}
     for key in ("b", "c", "e"):
-        bench.finish(turns[key], DONE)
+        bench.finish(runs[key], DONE)
     assert bench.scheduler.committable(Q) == 0
     assert bench.scheduler.finished_ranges(Q).ranges() == [(1, 3), (4, 5)]
     assert bench.scheduler.cached(Q).count == 2
     assert bench.scheduler.cached(Q).span == 5
-    bench.finish(turns["stuck"], DONE)
+    bench.finish(runs["stuck"], DONE)
     assert bench.scheduler.committable(Q) == 3
 
 
@@ -291,23 +291,23 @@ def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -
 def test_turn_is_finished_once() -> None:
     bench = Bench()
     bench.hold(Q, None)
-    turn = bench.turn()
-    bench.finish(turn, DONE)
+    run = bench.run()
+    bench.finish(run, DONE)
     with pytest.raises(UsageError, match="once"):
-        bench.finish(turn, DONE)
+        bench.finish(run, DONE)
 
 
 def test_turn_that_waits_for_sent_back_takes_no_other_outcome() -> None:
     bench = Bench(SendBack(), Order.NONE)
     bench.hold(Q, None)
-    turn = bench.turn()
+    run = bench.run()
     with pytest.raises(UsageError, match="sent_back answers"):
-        bench.sent_back(turn, True)
-    bench.finish(turn, FAILED)
+        bench.sent_back(run, True)
+    bench.finish(run, FAILED)
     with pytest.raises(UsageError, match="sent_back"):
-        bench.finish(turn, DONE)
+        bench.finish(run, DONE)
     with pytest.raises(UsageError, match="one value each"):
-        bench.sent_back(turn, True, True)
+        bench.sent_back(run, True, True)
 
 
 @pytest.mark.parametrize(("outcome", "done"), [(FAILED, 2), (STOPPED, 3), (COMMIT, -1)])
@@ -315,7 +315,7 @@ def test_done_must_fit_the_turn(outcome: Outcome, done: int) -> None:
     bench = Bench()
     bench.hold(Q, None, None)
     with pytest.raises(UsageError, match="done="):
-        bench.finish(bench.turn(), outcome, done=done)
+        bench.finish(bench.run(), outcome, done=done)
 
 
 @pytest.mark.row("A52")
@@ -377,18 +377,18 @@ def test_finish_says_whether_the_loop_goes_on(
     """After every outcome the worker knows: the next messages, when they come, or that nothing comes by itself."""
     bench = Bench(policy, run_limit=2, **options)
     bench.hold(Q, "k", "k")
-    turn = bench.turn()
+    run = bench.run()
     bench.put(Q, "k", "k")
-    finished = bench.finish(turn, outcome)
+    finished = bench.finish(run, outcome)
     assert (finished.why, bench.scheduler.committable(Q)) == (why, committable)
     assert finished.until == (goes_on if isinstance(goes_on, int) else None)
     if isinstance(goes_on, list):
-        assert offsets(bench.turn()) == goes_on[:2]
+        assert offsets(bench.run()) == goes_on[:2]
         return
     assert bench.idle().until == goes_on
     if goes_on is not None:
         bench.pass_time(goes_on)
-        assert offsets(bench.turn()) == [0, 1]
+        assert offsets(bench.run()) == [0, 1]
 
 
 @pytest.mark.row("A82")
@@ -396,7 +396,7 @@ def test_finish_says_whether_the_loop_goes_on(
 def test_whatever_a_turn_of_a_dropped_queue_reports_nothing_goes_on(outcome: Outcome) -> None:
     bench = Bench()
     bench.hold(Q, "k", "k")
-    turn = bench.turn()
+    run = bench.run()
     bench.scheduler.drop(Q)
-    assert bench.finish(turn, outcome) == (Why.QUEUE_GONE, None, (), None)
+    assert bench.finish(run, outcome) == (Why.QUEUE_GONE, None, (), None)
     assert bench.idle().until is None

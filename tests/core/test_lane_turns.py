@@ -10,7 +10,7 @@ from tests.core.bench import Bench, Msg, Q, offsets
 from lanemq.core.consuming.lane_turns import pass_finished
 from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.turns import DONE, FAILED, SLICE_PAUSE, STOPPED, Order, Turn, Why
+from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why
 from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 
@@ -19,36 +19,36 @@ def bench(**options: object) -> Bench:
     return Bench(HoldKey(), Order.KEY, **options)
 
 
-def visit(made: Bench, most: int) -> list[Turn[Msg]]:
-    return made.scheduler.next_turns(most, now=made.now)
+def worker(made: Bench, most: int) -> list[LaneRun[Msg]]:
+    return made.scheduler.next_runs(most, now=made.now)
 
 
 def test_a_message_behind_a_running_single_one_waits_for_it() -> None:
     made = bench()
     made.hold(Q, "a")
-    (turn,) = visit(made, 100)
+    (run,) = worker(made, 100)
     made.put(Q, "a")
-    assert visit(made, 100) == []
-    made.scheduler.finish_done([turn], now=made.now)
-    assert [offsets(each) for each in visit(made, 100)] == [[1]]
+    assert worker(made, 100) == []
+    made.scheduler.finish_done([run], now=made.now)
+    assert [offsets(each) for each in worker(made, 100)] == [[1]]
 
 
 def test_a_message_behind_a_waiting_single_one_joins_its_turn_in_its_place() -> None:
     made = bench()
     made.hold(Q, "a", "b")
     made.put(Q, "a")
-    assert [offsets(each) for each in visit(made, 100)] == [[0, 2], [1]]
+    assert [offsets(each) for each in worker(made, 100)] == [[0, 2], [1]]
 
 
 def test_a_single_message_that_fails_holds_what_comes_after_it() -> None:
     made = bench()
     made.hold(Q, "a")
-    (turn,) = visit(made, 100)
-    assert made.finish(turn, FAILED).why is Why.HELD
+    (run,) = worker(made, 100)
+    assert made.finish(run, FAILED).why is Why.HELD
     made.put(Q, "a", "b")
-    assert [offsets(each) for each in visit(made, 100)] == [[2]]
+    assert [offsets(each) for each in worker(made, 100)] == [[2]]
     made.pass_time(10_000)
-    (again,) = visit(made, 100)
+    (again,) = worker(made, 100)
     assert (offsets(again), again.attempt) == ([0, 1], 2)
 
 
@@ -56,26 +56,26 @@ def test_a_single_message_that_was_not_begun_runs_in_a_new_turn() -> None:
     """The old one may still be in the hands of a worker that was late."""
     made = bench()
     made.hold(Q, "a")
-    (turn,) = visit(made, 100)
-    made.finish(turn, STOPPED)
-    (other,) = visit(made, 100)
-    assert other is not turn
-    assert made.scheduler.finish_done([turn], now=made.now) == []
+    (run,) = worker(made, 100)
+    made.finish(run, STOPPED)
+    (other,) = worker(made, 100)
+    assert other is not run
+    assert made.scheduler.finish_done([run], now=made.now) == []
     with pytest.raises(UsageError, match="ended already"):
-        made.finish(turn, DONE)
+        made.finish(run, DONE)
     assert made.scheduler.committable(Q) == 0
 
 
 def test_a_single_message_uses_up_the_slice_of_the_lane_that_grows_behind_it() -> None:
     made = bench(max_continuous=50)
     made.hold(Q, "a")
-    (turn,) = visit(made, 100)
+    (run,) = worker(made, 100)
     made.put(Q, "a")
     made.pass_time(51)
-    made.scheduler.finish_done([turn], now=made.now)
-    assert visit(made, 100) == []
+    made.scheduler.finish_done([run], now=made.now)
+    assert worker(made, 100) == []
     made.pass_time(SLICE_PAUSE)
-    assert [offsets(each) for each in visit(made, 100)] == [[1]]
+    assert [offsets(each) for each in worker(made, 100)] == [[1]]
 
 
 def test_a_question_about_a_single_message_changes_nothing() -> None:
@@ -84,20 +84,20 @@ def test_a_question_about_a_single_message_changes_nothing() -> None:
     asked = made.scheduler.view(Q, "a", now=made.now)
     assert asked is not None
     assert (asked.state, asked.head, asked.waiting) == (LaneState.READY, 0, 1)
-    turns = visit(made, 100)
-    assert [offsets(each) for each in turns] == [[0], [1]]
+    runs = worker(made, 100)
+    assert [offsets(each) for each in runs] == [[0], [1]]
     for key in "ab":
         running = made.scheduler.view(Q, key, now=made.now)
         assert running is not None
         assert (running.state, running.waiting) == (LaneState.RUNNING, 1)
-    made.scheduler.finish_done(turns, now=made.now)
-    assert (made.scheduler.committable(Q), visit(made, 100)) == (2, [])
+    made.scheduler.finish_done(runs, now=made.now)
+    assert (made.scheduler.committable(Q), worker(made, 100)) == (2, [])
 
 
 def test_a_key_that_has_run_leaves_nothing_behind() -> None:
     made = bench()
     made.hold(Q, *(f"key-{n}" for n in range(100)))
-    made.scheduler.finish_done(visit(made, 1_000), now=made.now)
+    made.scheduler.finish_done(worker(made, 1_000), now=made.now)
     view = made.scheduler.view(Q, "key-7", now=made.now)
     assert view is not None
     assert view.state is LaneState.EMPTY

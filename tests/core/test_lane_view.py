@@ -7,8 +7,8 @@ from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.keyed_queue import FOLD_AT
 from lanemq.core.consuming.lane_view import LaneState, LaneView
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
+from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, Order, Turn
 from lanemq.model.units import Millis, QueueOffset
 
 NOW = Millis(1_000)
@@ -23,10 +23,10 @@ def laid(policy: FailurePolicy = SLOW, order: Order = Order.KEY, keys: str = "aa
     return scheduler
 
 
-def begin(scheduler: LaneScheduler[Msg]) -> Turn[Msg]:
-    turn = scheduler.next_turn(now=NOW)
-    assert isinstance(turn, Turn)
-    return turn
+def begin(scheduler: LaneScheduler[Msg]) -> LaneRun[Msg]:
+    run = scheduler.next_run(now=NOW)
+    assert isinstance(run, LaneRun)
+    return run
 
 
 def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
@@ -38,9 +38,9 @@ def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
 def test_a_lane_goes_from_ready_to_running_to_held_and_to_nothing() -> None:
     scheduler = laid()
     assert (seen(scheduler, "a").state, seen(scheduler, "a").waiting) == (LaneState.READY, 2)
-    turn = begin(scheduler)
+    run = begin(scheduler)
     assert (seen(scheduler, "a").state, seen(scheduler, "a").head) == (LaneState.RUNNING, 0)
-    scheduler.finish(turn, FAILED, now=NOW)
+    scheduler.finish(run, FAILED, now=NOW)
     held = seen(scheduler, "a")
     assert (held.state, held.head, held.attempts, held.until) == (LaneState.HELD, 0, 1, 1_500)
     assert seen(scheduler, "b").state is LaneState.READY, "nobody else waits"
@@ -91,8 +91,8 @@ def test_a_stuck_key_costs_ranges_not_every_message_that_passes_it() -> None:
         messages = [Msg(offset, str(offset)) for offset in range(at, at + 500)]
         assert scheduler.put(Q, messages, QueueOffset(at + 500), pulled_from=QueueOffset(at))
         at += 500
-        while isinstance(turn := scheduler.next_turn(now=NOW), Turn):
-            scheduler.finish(turn, DONE, now=NOW)
+        while isinstance(run := scheduler.next_run(now=NOW), LaneRun):
+            scheduler.finish(run, DONE, now=NOW)
     assert scheduler.finished_ranges(Q).ranges() == [(1, at)]
     assert scheduler.cached(Q).count == 1
     assert scheduler.committable(Q) == 0

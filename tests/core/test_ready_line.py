@@ -5,7 +5,7 @@ from tests.core.bench import Msg, Q, R
 from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
 from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import Again
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED, NOT_LEASED, Lane
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Lane
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 

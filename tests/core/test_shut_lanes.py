@@ -1,10 +1,10 @@
 """Parked lanes between a member and a broker, step by step: what is offered, kept, given back and opened."""
 
-from tests.core.shut_bench import PAUSE, M, Q, fail, give, member, one, parked, put, reconcile, shut, store, turn, work
+from tests.core.shut_bench import PAUSE, M, Q, fail, give, member, one, parked, put, reconcile, run, shut, store, work
 
 from lanemq.core.consuming.retry_policy import HoldKey, Park
+from lanemq.core.consuming.runs import DONE
 from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork
-from lanemq.core.consuming.turns import DONE
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
@@ -21,7 +21,7 @@ def test_what_the_broker_keeps_is_finished_and_the_lane_stays_shut() -> None:
     store(scheduler)
     assert scheduler.committable(Q) == 2
     put(scheduler, (2, "k"), (3, "j"))
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(3, "j"),)
     assert one(scheduler) == ParkWork("k", (M(2, "k"),), None)
@@ -39,7 +39,7 @@ def test_what_the_broker_does_not_take_is_offered_again_after_a_pause() -> None:
 def test_a_lane_the_broker_would_not_begin_stays_here_whole() -> None:
     scheduler = parked()
     store(scheduler, status=None, settled=0)
-    assert (scheduler.committable(Q), turn(scheduler)) == (0, None)
+    assert (scheduler.committable(Q), run(scheduler)) == (0, None)
     assert one(scheduler, now=PAUSE) == ParkWork("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
 
 
@@ -68,7 +68,7 @@ def test_a_person_at_the_member_does_not_open_what_the_broker_may_have() -> None
     scheduler = parked()
     shut(scheduler).failed(one(scheduler), now=Millis(0), pause=PAUSE)
     assert scheduler.resume(Q, "k")
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
     assert isinstance(one(scheduler), ParkWork)
 
 
@@ -78,18 +78,18 @@ def test_redriven_messages_run_alone_and_newer_ones_wait_for_the_last() -> None:
     put(scheduler, (2, "k"))
     reconcile(scheduler, {"k": True})
     assert give(scheduler, M(0, "k")).done == -1
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(0, "k"),)
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
     scheduler.finish(found, DONE, now=Millis(0))
-    assert turn(scheduler) is None, "the broker must know first"
+    assert run(scheduler) is None, "the broker must know first"
     assert give(scheduler, M(1, "k")).done == 0
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     scheduler.finish(found, DONE, now=Millis(0))
     assert give(scheduler, None, None).done == 1
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(2, "k"),)
     scheduler.finish(found, DONE, now=Millis(0))
@@ -112,7 +112,7 @@ def test_an_emptied_lane_opens() -> None:
     store(scheduler)
     put(scheduler, (2, "k"))
     reconcile(scheduler, {})
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(2, "k"),)
 
@@ -123,7 +123,7 @@ def test_successors_of_a_lane_that_was_emptied_meanwhile_run() -> None:
     store(scheduler)
     put(scheduler, (2, "k"))
     store(scheduler, status=None, settled=0)
-    assert turn(scheduler) is not None
+    assert run(scheduler) is not None
 
 
 def test_a_lane_with_a_question_under_way_is_not_opened_by_a_table() -> None:
@@ -133,7 +133,7 @@ def test_a_lane_with_a_question_under_way_is_not_opened_by_a_table() -> None:
     put(scheduler, (2, "k"))
     assert work(scheduler)
     reconcile(scheduler, {})
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
 
 
 def test_a_lane_that_came_after_the_question_is_not_opened_by_its_answer() -> None:
@@ -144,7 +144,7 @@ def test_a_lane_that_came_after_the_question_is_not_opened_by_its_answer() -> No
     put(scheduler, (2, "k"))
     lanes.reconcile({}, before)
     scheduler.offer(Q)
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
 
 
 def test_a_lane_whose_message_runs_is_not_opened_beside_it() -> None:
@@ -154,13 +154,13 @@ def test_a_lane_whose_message_runs_is_not_opened_beside_it() -> None:
     put(scheduler, (2, "k"))
     reconcile(scheduler, {"k": True})
     give(scheduler, M(0, "k"))
-    running = turn(scheduler)
+    running = run(scheduler)
     reconcile(scheduler, {})
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
     assert running is not None
     scheduler.finish(running, DONE, now=Millis(0))
     give(scheduler, None, None)
-    assert turn(scheduler) is not None
+    assert run(scheduler) is not None
 
 
 def test_a_person_s_wish_is_not_lost_with_a_lane_the_broker_would_not_begin() -> None:
@@ -170,7 +170,7 @@ def test_a_person_s_wish_is_not_lost_with_a_lane_the_broker_would_not_begin() ->
     assert isinstance(under_way, ParkWork)
     shut(scheduler).stored(under_way, 0, None, now=Millis(0), pause=PAUSE)
     scheduler.offer(Q)
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(0, "k"), M(1, "k"))
 
@@ -187,7 +187,7 @@ def test_a_person_at_the_member_resumes_by_way_of_the_broker() -> None:
     scheduler = parked()
     store(scheduler)
     assert scheduler.resume(Q, "k")
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
     found = one(scheduler)
     assert found == RedriveWork("k")
     shut(scheduler).told(found)
@@ -197,7 +197,7 @@ def test_a_person_at_the_member_resumes_by_way_of_the_broker() -> None:
 def test_a_person_at_the_member_resumes_what_is_only_here_at_once() -> None:
     scheduler = parked()
     assert scheduler.resume(Q, "k")
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(0, "k"), M(1, "k"))
     assert not scheduler.resume(Q, "k")
@@ -208,7 +208,7 @@ def test_a_resume_does_not_overtake_a_request_under_way() -> None:
     scheduler = parked()
     under_way = one(scheduler)
     assert scheduler.resume(Q, "k")
-    assert turn(scheduler) is None
+    assert run(scheduler) is None
     assert isinstance(under_way, ParkWork)
     shut(scheduler).stored(under_way, 2, LaneStatus.PARKED, now=Millis(0), pause=PAUSE)
     assert one(scheduler) == RedriveWork("k")
@@ -223,7 +223,7 @@ def test_a_policy_may_keep_its_lanes_in_memory() -> None:
 def test_a_new_owner_keeps_shut_what_was_parked() -> None:
     scheduler = member(0, kept=(KeptLane("k", False, 1), KeptLane("j", True, 0)))
     put(scheduler, (0, "j"), (1, "k"), (2, "k"), (3, "i"))
-    found = turn(scheduler)
+    found = run(scheduler)
     assert found is not None
     assert found.messages == (M(3, "i"),)
     assert work(scheduler) == [ParkWork("k", (M(2, "k"),), None), NextWork("j", -1)]

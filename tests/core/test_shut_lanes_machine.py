@@ -17,9 +17,9 @@ from tests.core.shut_bench import (
 )
 
 from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLanes
+from lanemq.core.consuming.runs import FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, Work
-from lanemq.core.consuming.turns import FAILED, Turn
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.units import Millis
@@ -55,8 +55,8 @@ class World:
             put(self.scheduler, *((each.queue_offset, each.key or "") for each in batch))
 
     def run(self, good: bool) -> bool:
-        found = self.scheduler.next_turn(now=Millis(self.now))
-        if not isinstance(found, Turn):
+        found = self.scheduler.next_run(now=Millis(self.now))
+        if not isinstance(found, LaneRun):
             return False
         for number, message in enumerate(found.messages):
             self.begin(message)

@@ -13,7 +13,7 @@ from lanemq._fast import references, twins
 HOMES = (
     "clock",
     "core.sending.sharding",
-    "core.consuming.turns",
+    "core.consuming.runs",
     "core.consuming.lane_turns",
     "wire.record",
     "wire.record_columns",

@@ -19,11 +19,11 @@ from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 from lanemq._fast import references, twins
 from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.visits import Visit
+from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message, Source
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_turns import grow
-from lanemq.core.consuming.turns import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, Order, Turn
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, LaneRun, Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
@@ -90,16 +90,20 @@ def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
 def test_turns_of_both_kinds_ask_their_gate_alike(closed: bool, until: int, slice_end: int, now: int) -> None:
     def asked(kind: Any, gate: Any) -> tuple[bool, int]:
         gate.closed = closed
-        turn = kind(Q, "k", (Msg(0, "k"),), 1, 1, gate, slice_end)
-        return turn.may_go_on(now=now), turn.usable_until
+        run = kind(Q, "k", (Msg(0, "k"),), 1, 1, gate, slice_end)
+        return run.may_go_on(now=now), run.usable_until
 
-    there = asked(references["Turn"], references["Gate"](Millis(until)))
-    assert asked(Turn, Gate(Millis(until))) == there
+    there = asked(references["LaneRun"], references["Gate"](Millis(until)))
+    assert asked(LaneRun, Gate(Millis(until))) == there
 
 
-@pytest.mark.parametrize("name", ["Gate", "Turn", "Lane"])
+@pytest.mark.parametrize("name", ["Gate", "LaneRun", "Lane"])
 def test_both_kinds_begin_alike(name: str) -> None:
-    arguments = {"Gate": (5,), "Turn": (Q, "k", (Msg(0, "k"),), 2, 7, Gate(Millis(9)), 4), "Lane": ("k", [Msg(0, "k")])}
+    arguments = {
+        "Gate": (5,),
+        "LaneRun": (Q, "k", (Msg(0, "k"),), 2, 7, Gate(Millis(9)), 4),
+        "Lane": ("k", [Msg(0, "k")]),
+    }
     made, reference = twins[name](*arguments[name]), references[name](*arguments[name])
     fields = getattr(references[name], "__slots__", ("usable_until", "closed"))
     assert [getattr(made, field) for field in fields] == [getattr(reference, field) for field in fields]
@@ -117,7 +121,7 @@ class Side:
         self.lanes: dict[str | None, Any] = {}
         self.offsets: deque[int] = deque()
         self.finished: set[int] = set()
-        self.running: list[Turn[Msg]] = []
+        self.running: list[LaneRun[Msg]] = []
         self.tokens = count(1)
         self.put_so_far = 0
 
@@ -128,30 +132,30 @@ class Side:
         self.do["lay_in_lanes"](self.lanes, self.home.ready, messages, Q, self.home)
 
     def take(self, most: int, slice_end: int) -> Any:
-        turns = self.do["take_turns"](self.home, most, 2, slice_end, self.tokens)
-        self.running += turns
-        return self.do["count_messages"](turns), [seen(turn) for turn in turns]
+        runs = self.do["take_runs"](self.home, most, 2, slice_end, self.tokens)
+        self.running += runs
+        return self.do["count_messages"](runs), [seen(run) for run in runs]
 
     def end(self, chosen: list[int]) -> Any:
-        turns = [self.running[at] for at in sorted({at % len(self.running) for at in chosen})] if self.running else []
-        self.running = [turn for turn in self.running if turn not in turns]
-        done, more, redriven = self.do["end_turns"](turns, self.lanes)
+        runs = [self.running[at] for at in sorted({at % len(self.running) for at in chosen})] if self.running else []
+        self.running = [run for run in self.running if run not in runs]
+        done, more, redriven = self.do["end_runs"](runs, self.lanes)
         self.home.ready.extend(more)
         size = self.do["pass_finished"](self.offsets, self.finished, done)
-        return done, [lane.key for lane in more], redriven, size, [turn.running for turn in turns]
+        return done, [lane.key for lane in more], redriven, size, [run.running for run in runs]
 
     def fail(self, at: int) -> None:
         """A turn that fails gets its lane, and waits in it."""
         if not self.running:
             return
-        turn = self.running.pop(at % len(self.running))
-        if turn.lane is None:
-            self.lanes[turn.key] = grow(turn)
-        assert turn.lane is not None
-        turn.lane.pending[:0] = turn.messages
-        turn.running, turn.lane.turn = False, None
-        self.home.failures[turn.messages[0].queue_offset] = 1
-        self.home.ready.append(turn.lane)
+        run = self.running.pop(at % len(self.running))
+        if run.lane is None:
+            self.lanes[run.key] = grow(run)
+        assert run.lane is not None
+        run.lane.pending[:0] = run.messages
+        run.running, run.lane.run = False, None
+        self.home.failures[run.messages[0].queue_offset] = 1
+        self.home.ready.append(run.lane)
 
     def all_seen(self) -> Any:
         places = {key: seen(place) for key, place in self.lanes.items()}
@@ -161,8 +165,8 @@ class Side:
 
 def seen(place: Any) -> Any:
     if isinstance(place, Lane):
-        turn = place.turn.token if place.turn else None
-        return "lane", place.key, list(place.pending), place.slice_end, turn
+        run = place.run.token if place.run else None
+        return "lane", place.key, list(place.pending), place.slice_end, run
     lane = None if place.lane is None else place.lane.key
     return "turn", place.key, place.messages, place.attempt, place.token, place.slice_end, place.running, lane
 
@@ -189,8 +193,8 @@ def test_every_step_leaves_the_same(steps: list[tuple[str, Any]]) -> None:
 @given(st.lists(st.sampled_from("ab"), max_size=9), st.integers(1, 4))
 def test_messages_without_order_are_cut_alike(keys: list[str], size: int) -> None:
     messages = [Msg(n, key) for n, key in enumerate(keys)]
-    cut = [chosen["cut_turns"](messages, size, Q, Gate(Millis(9))) for chosen in (twins, references)]
-    assert [seen(turn) for turn in cut[0]] == [seen(turn) for turn in cut[1]]
+    cut = [chosen["cut_runs"](messages, size, Q, Gate(Millis(9))) for chosen in (twins, references)]
+    assert [seen(run) for run in cut[0]] == [seen(run) for run in cut[1]]
 
 
 # --- running
@@ -200,10 +204,10 @@ def test_messages_without_order_are_cut_alike(keys: list[str], size: int) -> Non
 @given(st.lists(st.integers(1, 5), max_size=5), st.integers(1, 3), st.integers(1, 12), st.integers(0, 12))
 def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, until: int) -> None:
     def told(run: Any, plain: Any) -> Any:
-        visit, gate, now, calls = Visit(), Gate(Millis(until)), count(), count(1)
+        worker, gate, now, calls = Worker(), Gate(Millis(until)), count(), count(1)
         made = [[_message(10 * n + at) for at in range(size)] for n, size in enumerate(sizes)]
-        turns = [Turn(Q, "k", tuple(each), n + 1, n, gate, 100) for n, each in enumerate(made)]
-        visit.waiting.extend(turns)
+        runs = [LaneRun(Q, "k", tuple(each), n + 1, n, gate, 100) for n, each in enumerate(made)]
+        worker.waiting.extend(runs)
         handed: list[list[int]] = []
 
         def call(batch: Any) -> None:
@@ -211,16 +215,16 @@ def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, u
             if next(calls) == failing:
                 raise ValueError("broken")
 
-        attempt = plain(call, True, lambda error, batch: Stop(FAILED, error=None))
-        ran = run(visit, attempt, batch_size, lambda: next(now), STOPPED_BY_GATE)
-        began = [(turn.token, turn.began) for turn in turns]
+        handler = plain(call, True, lambda error, batch: Stop(FAILED, error=None))
+        ran = run(worker, handler, batch_size, lambda: next(now), STOPPED_BY_GATE)
+        began = [(run.token, run.began) for run in runs]
         retried = [each.retried_here for messages in made for each in messages]
-        in_hand = visit.turn.token if visit.turn else None
-        ended = [turn.token for turn in visit.ended]
-        return ran, handed, began, retried, in_hand, ended, len(visit.waiting)
+        in_hand = worker.run.token if worker.run else None
+        ended = [run.token for run in worker.ended]
+        return ran, handed, began, retried, in_hand, ended, len(worker.waiting)
 
-    ours = told(twins["run_turns"], twins["plain_attempt"])
-    assert ours == told(references["run_turns"], references["plain_attempt"])
+    ours = told(twins["run_waiting"], twins["plain_handler"])
+    assert ours == told(references["run_waiting"], references["plain_handler"])
 
 
 def _message(offset: int) -> Message:
@@ -234,13 +238,13 @@ def test_what_is_no_ordinary_error_leaves_the_turn_in_hand(chosen: dict[str, Any
     def call(_: Any) -> None:
         raise SystemExit(3)
 
-    visit = Visit()
-    visit.waiting.append(Turn(Q, "k", (_message(0),), 1, 1, Gate(Millis(9)), 9))
-    attempt = chosen["plain_attempt"](call, False, lambda *_: pytest.fail("not asked"))
+    worker = Worker()
+    worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, Gate(Millis(9)), 9))
+    handler = chosen["plain_handler"](call, False, lambda *_: pytest.fail("not asked"))
     with pytest.raises(SystemExit):
-        chosen["run_turns"](visit, attempt, 1, lambda: Millis(0), STOPPED_BY_GATE)
-    assert visit.turn is not None
-    assert not visit.ended
+        chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), STOPPED_BY_GATE)
+    assert worker.run is not None
+    assert not worker.ended
 
 
 def test_both_clocks_are_one() -> None:

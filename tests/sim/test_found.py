@@ -11,10 +11,10 @@ import pytest
 from tests.client.test_send_engine import Rig
 from tests.sim.stage import ADDRESS, Heard, Stage
 
-from lanemq.client.consumer.async_scheduler import LoopBoard
+from lanemq.client.consumer.async_scheduler import AsyncScheduler
 from lanemq.clock import SystemClock
+from lanemq.core.consuming.runs import LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import LaneOptions, Order
 from lanemq.history import History
 from lanemq.model.errors import BrokerReadOnly
 from lanemq.net.address import Address
@@ -57,10 +57,10 @@ def test_a_cancellation_that_comes_with_a_turn_is_not_forgotten() -> None:
     """`asyncio.timeout` around `poll` would wait for ever."""
 
     async def main() -> None:
-        board = LoopBoard(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
-        task = asyncio.create_task(board.take_async(10))
+        scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, SystemClock())
+        task = asyncio.create_task(scheduler.take_run_async(10))
         await asyncio.sleep(0)
-        board.close()
+        scheduler.close()
         assert task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of turns and lanes, and of the steps that every message takes from a pull to the handler and back.
+"""Twins of runs and lanes, and of the steps that every message takes from a pull to the handler and back.
 
-The references are in `core/turns.py` (`Gate`, `Turn`, `Lane`), `core/lane_turns.py`, `client/attempts.py`
-(`plain_attempt`), `client/turn_run.py` (`run_turns`) and `clock.py`, with what everything means. The gain is that of
+The references are in `core/runs.py` (`Gate`, `LaneRun`, `Lane`), `core/lane_turns.py`, `client/attempts.py`
+(`plain_handler`), `client/turn_run.py` (`run_waiting`) and `clock.py`, with what everything means. The gain is that of
 the classes: their fields are read and written without asking for them by name. Messages may be of any class; those of
 `messages.pyx` are read in the same way.
 """
@@ -41,11 +41,11 @@ if _pure != NULL and _pure[0] not in (0, 48):
 SOURCES = LANEMQ_SOURCES.decode()
 
 
-# --- turns
+# --- runs
 
 
 cdef class Gate:
-    """Twin of `core.turns.Gate`."""
+    """Twin of `core.runs.Gate`."""
 
     cdef public int64_t usable_until
     cdef public bint closed
@@ -55,8 +55,8 @@ cdef class Gate:
         self.usable_until = usable_until
 
 
-cdef class Turn:
-    """Twin of `core.turns.Turn`."""
+cdef class LaneRun:
+    """Twin of `core.runs.LaneRun`."""
 
     cdef public object queue
     cdef public object key
@@ -86,17 +86,17 @@ cdef class Turn:
         return may_go_on(self, now)
 
 
-cdef inline bint may_go_on(Turn turn, int64_t now) noexcept:
-    cdef Gate gate = turn.gate
-    return not gate.closed and now < gate.usable_until and now <= turn.slice_end
+cdef inline bint may_go_on(LaneRun run, int64_t now) noexcept:
+    cdef Gate gate = run.gate
+    return not gate.closed and now < gate.usable_until and now <= run.slice_end
 
 
 cdef class Lane:
-    """Twin of `core.turns.Lane`."""
+    """Twin of `core.runs.Lane`."""
 
     cdef public object key
     cdef public list pending
-    cdef public Turn turn
+    cdef public LaneRun run
     cdef public object slice_end
     cdef public object redriven
 
@@ -108,124 +108,124 @@ cdef class Lane:
         return GenericAlias(cls, item)
 
 
-cdef Lane grow(Turn turn):
+cdef Lane grow(LaneRun run):
     """As `core.lane_turns.grow`."""
     cdef Lane lane = Lane.__new__(Lane)
-    lane.key, lane.pending = turn.key, [] if turn.running else list(turn.messages)
-    if turn.running:
-        lane.turn, lane.slice_end = turn, turn.slice_end
-    turn.lane = lane
+    lane.key, lane.pending = run.key, [] if run.running else list(run.messages)
+    if run.running:
+        lane.run, lane.slice_end = run, run.slice_end
+    run.lane = lane
     return lane
 
 
-# --- from a pull to turns, and back
+# --- from a pull to runs, and back
 
 
 def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
     """Twin of `core.lane_turns.lay_in_lanes`."""
     cdef PyObject *found
-    cdef Turn turn
+    cdef LaneRun run
     cdef Lane lane
     join = ready.append
     for message in messages:
         key = key_of(<Laid>message) if isinstance(message, Laid) else message.key
         found = PyDict_GetItemWithError(lanes, key)
         if found == NULL:
-            turn = Turn.__new__(Turn)
-            turn.queue, turn.key, turn.messages, turn.attempt, turn.gate = queue, key, (message,), 1, gate
-            lanes[key] = turn
-            join(turn)
+            run = LaneRun.__new__(LaneRun)
+            run.queue, run.key, run.messages, run.attempt, run.gate = queue, key, (message,), 1, gate
+            lanes[key] = run
+            join(run)
             continue
         place = <object>found
-        if type(place) is Turn:
-            lanes[key] = lane = grow(<Turn>place)
+        if type(place) is LaneRun:
+            lanes[key] = lane = grow(<LaneRun>place)
         else:
             lane = place
         lane.pending.append(message)
 
 
-def cut_turns(messages, Py_ssize_t size, queue, Gate gate):
-    """Twin of `core.lane_turns.cut_turns`."""
-    cdef list turns = []
-    cdef Turn turn
+def cut_runs(messages, Py_ssize_t size, queue, Gate gate):
+    """Twin of `core.lane_turns.cut_runs`."""
+    cdef list runs = []
+    cdef LaneRun run
     cdef Py_ssize_t at
     if size < 1:
-        return references["cut_turns"](messages, size, queue, gate)
+        return references["cut_runs"](messages, size, queue, gate)
     for at in range(0, len(messages), size):
-        turn = Turn.__new__(Turn)
-        turn.messages = (messages[at],) if size == 1 else tuple(messages[at:at + size])
-        turn.queue, turn.attempt, turn.gate = queue, 1, gate
-        turns.append(turn)
-    return turns
+        run = LaneRun.__new__(LaneRun)
+        run.messages = (messages[at],) if size == 1 else tuple(messages[at:at + size])
+        run.queue, run.attempt, run.gate = queue, 1, gate
+        runs.append(run)
+    return runs
 
 
-def take_turns(home, Py_ssize_t most, limit, int64_t slice_end, tokens):
-    """Twin of `core.lane_turns.take_turns`."""
-    cdef list turns = [], taken
-    cdef Turn turn
+def take_runs(home, Py_ssize_t most, limit, int64_t slice_end, tokens):
+    """Twin of `core.lane_turns.take_runs`."""
+    cdef list runs = [], taken
+    cdef LaneRun run
     cdef Lane lane
     ready = home.ready
     first = ready.popleft
     while most > 0 and ready:
         place = first()
-        turn = <Turn>place if type(place) is Turn else None
-        if turn is None or turn.lane is not None:
-            lane = place if turn is None else turn.lane
+        run = <LaneRun>place if type(place) is LaneRun else None
+        if run is None or run.lane is not None:
+            lane = place if run is None else run.lane
             taken = home.take(lane, limit)
             if not taken:
                 continue
-            turn = turn_of(home, lane, taken, slice_end)
+            run = run_of(home, lane, taken, slice_end)
         else:
-            turn.slice_end = slice_end
-        turn.token = next(tokens)
-        turn.running = True
-        turns.append(turn)
-        most -= len(turn.messages)
-    home.running += len(turns)
-    return turns
+            run.slice_end = slice_end
+        run.token = next(tokens)
+        run.running = True
+        runs.append(run)
+        most -= len(run.messages)
+    home.running += len(runs)
+    return runs
 
 
-cdef Turn turn_of(home, Lane lane, list taken, int64_t slice_end):
-    cdef Turn turn = Turn.__new__(Turn)
+cdef LaneRun run_of(home, Lane lane, list taken, int64_t slice_end):
+    cdef LaneRun run = LaneRun.__new__(LaneRun)
     if lane.slice_end is None:
         lane.slice_end = slice_end
     failures = home.failures
-    turn.queue, turn.key, turn.messages, turn.gate = home.queue, lane.key, tuple(taken), home
-    turn.attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
-    turn.slice_end, turn.lane = lane.slice_end, lane
-    lane.turn = turn
-    return turn
+    run.queue, run.key, run.messages, run.gate = home.queue, lane.key, tuple(taken), home
+    run.attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
+    run.slice_end, run.lane = lane.slice_end, lane
+    lane.run = run
+    return run
 
 
-def count_messages(list turns not None):
+def count_messages(list runs not None):
     """Twin of `core.lane_turns.count_messages`."""
     cdef Py_ssize_t count = 0
-    cdef Turn turn
-    for turn in turns:
-        count += len(turn.messages)
+    cdef LaneRun run
+    for run in runs:
+        count += len(run.messages)
     return count
 
 
-def end_turns(turns, dict lanes):
-    """Twin of `core.lane_turns.end_turns`."""
+def end_runs(runs, dict lanes):
+    """Twin of `core.lane_turns.end_runs`."""
     cdef list done = [], more = [], redriven = []
-    cdef Turn turn
+    cdef LaneRun run
     cdef Lane lane
-    for turn in turns:
-        turn.running = False
-        lane = turn.lane
+    for run in runs:
+        run.running = False
+        lane = run.lane
         if lane is not None:
-            lane.turn = None
+            lane.run = None
             if lane.redriven is not None:
                 redriven.append(lane)
                 continue
             if lane.pending:
                 more.append(lane)
-                done.extend(turn.messages)
+                done.extend(run.messages)
                 continue
         if lanes is not None:
-            del lanes[turn.key]
-        done.extend(turn.messages)
+            del lanes[run.key]
+        done.extend(run.messages)
     return done, more, redriven
 
 
@@ -268,13 +268,13 @@ def running_ms():
 cdef object OUR_CLOCK = running_ms
 
 
-cdef class PlainAttempt:
-    """What `plain_attempt` makes."""
+cdef class PlainHandler:
+    """What `plain_handler` makes."""
 
     cdef object call, stop_after
     cdef bint batched
 
-    def __call__(self, batch, turn):
+    def __call__(self, batch, run):
         try:
             self.call(batch if self.batched else batch[0])
         except Exception as error:
@@ -282,48 +282,48 @@ cdef class PlainAttempt:
         return None
 
 
-def plain_attempt(call, bint batched, stop_after):
-    """Twin of `client.attempts.plain_attempt`."""
-    cdef PlainAttempt attempt = PlainAttempt.__new__(PlainAttempt)
-    attempt.call, attempt.batched, attempt.stop_after = call, batched, stop_after
-    return attempt
+def plain_handler(call, bint batched, stop_after):
+    """Twin of `client.attempts.plain_handler`."""
+    cdef PlainHandler handler = PlainHandler.__new__(PlainHandler)
+    handler.call, handler.batched, handler.stop_after = call, batched, stop_after
+    return handler
 
 
-def run_turns(visit, attempt, Py_ssize_t batch_size, now, closed):
-    """Twin of `client.turn_run.run_turns`."""
-    cdef Py_ssize_t turns = 0, messages = 0, done, count
-    cdef Turn turn
+def run_waiting(worker, handler, Py_ssize_t batch_size, now, closed):
+    """Twin of `client.turn_run.run_waiting`."""
+    cdef Py_ssize_t runs = 0, messages = 0, done, count
+    cdef LaneRun run
     cdef tuple batch
     cdef int64_t time
     cdef bint own_clock = now is OUR_CLOCK and lane_running_ms() >= 0
-    waiting = visit.waiting
-    first, end = waiting.popleft, visit.ended.append
+    waiting = worker.waiting
+    first, end = waiting.popleft, worker.ended.append
     while waiting:
         try:
-            turn = first()
+            run = first()
         except IndexError:
             break
-        visit.turn = turn
-        batch = turn.messages
+        worker.run = run
+        batch = run.messages
         count, done = len(batch), 0
-        mark(batch[0], turn.attempt - 1)
+        mark(batch[0], run.attempt - 1)
         while done < count:
             time = lane_running_ms() if own_clock else now()
-            if not may_go_on(turn, time):
-                return turns, messages, closed, done
+            if not may_go_on(run, time):
+                return runs, messages, closed, done
             if not done:
-                turn.began = time
+                run.began = time
             if batch_size < count:
-                batch = turn.messages[done:done + batch_size]
-            stop = attempted(attempt, batch, turn)
+                batch = run.messages[done:done + batch_size]
+            stop = handled(handler, batch, run)
             if stop is not None:
-                return turns, messages, stop, done + <Py_ssize_t>stop.succeeded
+                return runs, messages, stop, done + <Py_ssize_t>stop.succeeded
             done += batch_size
-        end(turn)
-        turns += 1
+        end(run)
+        runs += 1
         messages += count
-    visit.turn = None
-    return turns, messages, None, 0
+    worker.run = None
+    return runs, messages, None, 0
 
 
 cdef inline int mark(message, int retried) except -1:
@@ -335,12 +335,12 @@ cdef inline int mark(message, int retried) except -1:
     return 0
 
 
-cdef inline object attempted(attempt, tuple batch, Turn turn):
+cdef inline object handled(handler, tuple batch, LaneRun run):
     """A handler that takes messages is called without a detour."""
-    cdef PlainAttempt plain
-    if type(attempt) is not PlainAttempt:
-        return attempt(batch, turn)
-    plain = <PlainAttempt>attempt
+    cdef PlainHandler plain
+    if type(handler) is not PlainHandler:
+        return handler(batch, run)
+    plain = <PlainHandler>handler
     try:
         plain.call(batch if plain.batched else batch[0])
     except Exception as error:
@@ -350,6 +350,6 @@ cdef inline object attempted(attempt, tuple batch, Turn turn):
 
 TWINS = {
     each.__name__: each
-    for each in (Gate, Turn, Lane, lay_in_lanes, cut_turns, take_turns, count_messages, end_turns,
-                 pass_finished, running_ms, plain_attempt, run_turns)
+    for each in (Gate, LaneRun, Lane, lay_in_lanes, cut_runs, take_runs, count_messages, end_runs,
+                 pass_finished, running_ms, plain_handler, run_waiting)
 }

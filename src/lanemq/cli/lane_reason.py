@@ -12,7 +12,7 @@ from lanemq.cli.output import cell, plural, wall_time
 from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.views import NoAnswer
 from lanemq.core.consuming.lane_view import LaneState
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.wire.lane_state_bodies import LaneStateAnswer
 

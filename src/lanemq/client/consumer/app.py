@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
-from lanemq.client.consumer.attempts import async_attempt_of, attempt_of
+from lanemq.client.consumer.attempts import async_batch_handler, batch_handler
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.engine_thread import EngineThread
 from lanemq.client.consumer.handler import handler_call
@@ -25,7 +25,7 @@ from lanemq.client.consumer.signals import stop_on_signals
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.subscription import DEFAULT_WORKERS, StationPlan
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import Closed, InvalidOption
 
 log = logging.getLogger(__name__)
@@ -116,8 +116,8 @@ class App:
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None or topic not in engine.stations:
             raise Closed(f"this app does not consume {topic!r} at the moment")
-        board = engine.stations[topic].board
-        return any([board.resume(holding.queue, key) for holding in engine.holdings.of_topic(topic)])
+        scheduler = engine.stations[topic].scheduler
+        return any([scheduler.resume(holding.queue, key) for holding in engine.holdings.of_topic(topic)])
 
     def __enter__(self) -> "App":
         self.start()
@@ -141,8 +141,8 @@ class App:
                 policy=policy,
                 workers=workers,
                 batch_size=batch_size,
-                attempt=None if call.is_async else attempt_of(call, batched=batched),
-                async_attempt=async_attempt_of(call, batched=batched) if call.is_async else None,
+                handler=None if call.is_async else batch_handler(call, batched=batched),
+                async_handler=async_batch_handler(call, batched=batched) if call.is_async else None,
             )
             self._plans.append(plan)
             return handler

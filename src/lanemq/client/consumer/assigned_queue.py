@@ -12,8 +12,8 @@ from lanemq.client.consumer.subscription import Station
 from lanemq.client.message import Source
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
 from lanemq.core.consuming.rebalance import QueueLifecycle
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.core.consuming.shut_lanes import KeptLane
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED, NOT_LEASED
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset

@@ -12,17 +12,17 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Unpack
 
-from lanemq.client.consumer.async_scheduler import LoopBoard
+from lanemq.client.consumer.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.engine_thread import ended_by
-from lanemq.client.consumer.open_turns import OpenTurns, plans_for
+from lanemq.client.consumer.open_turns import Undecided, plans_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import FailurePolicy
+from lanemq.core.consuming.runs import Why
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import Why
 from lanemq.model.errors import Closed
 
 
@@ -42,8 +42,8 @@ class AsyncConsumer:
         self.options = consumer_options(servers, group, **settings)
         self._plans = plans_for(topics, tags, on_fail)
         first = self._plans[0]
-        self._board = LoopBoard(LaneScheduler(first.lanes), first.order, self.options.clock)
-        self._turns = OpenTurns(self._board, group, self.options.history, self.options.clock)
+        self._board = AsyncScheduler(LaneScheduler(first.lanes), first.order, self.options.clock)
+        self._runs = Undecided(self._board, group, self.options.history, self.options.clock)
         self._engine: ConsumerEngine | None = None
         self._running: asyncio.Task[None] | None = None
         self._term: object | None = None
@@ -63,7 +63,7 @@ class AsyncConsumer:
 
     async def close(self, *, now: bool = False) -> None:
         """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
-        self._turns.abandon()
+        self._runs.abandon()
         if self._engine is not None and self._running is not None:
             (self._engine.stop_now if now else self._engine.stop)()
             try:
@@ -76,24 +76,24 @@ class AsyncConsumer:
 
         Raises what ended the consumer, if nobody asked it to end.
         """
-        turn = await self._board.take_async(timeout)
-        if turn is None and self._engine is not None and self._engine.failure is not None:
+        run = await self._board.take_run_async(timeout)
+        if run is None and self._engine is not None and self._engine.failure is not None:
             raise ended_by(self._engine.failure)
-        return None if turn is None else self._turns.give_out(turn)
+        return None if run is None else self._runs.give_out(run)
 
     async def done(self, message: Message) -> bool:
         """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
-        return self._turns.done(message)
+        return self._runs.done(message)
 
     async def retry(self, message: Message, after: float | None = None) -> None:
         """The same message again, after `after` seconds or as the failure policy says."""
-        self._turns.retry(message, after)
+        self._runs.retry(message, after)
 
     async def dead(self, message: Message, why: str = "") -> bool:
         """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
-        turn, end = self._turns.buried(message, why)
+        run, end = self._runs.buried(message, why)
         engine = self._require_engine()
-        finished = await engine.aftermath.settle(engine.stations[turn.queue.topic], turn, end)
+        finished = await engine.reporter.settle(engine.stations[run.queue.topic], run, end)
         return finished.why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:

@@ -2,44 +2,44 @@
 
 import asyncio
 
-from lanemq.client.consumer.scheduler import LaneBoard, pause_of, watching
-from lanemq.client.consumer.turn_desk import MessageTurn
-from lanemq.client.consumer.visits import Visit
+from lanemq.client.consumer.in_progress import MessageRun
+from lanemq.client.consumer.scheduler import Scheduler, pause_of, watching
+from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message
 from lanemq.clock import Clock
+from lanemq.core.consuming.runs import LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import Order, Turn
 
 
-class LoopBoard(LaneBoard):
+class AsyncScheduler(Scheduler):
     """As `LaneBoard`, and nobody who waits blocks the loop."""
 
     def __init__(self, scheduler: LaneScheduler[Message], order: Order, clock: Clock) -> None:
         super().__init__(scheduler, order, clock)
         self._sleepers: list[asyncio.Future[None]] = []
 
-    async def visit_async(self, visit: Visit) -> bool:
+    async def take_runs_async(self, worker: Worker) -> bool:
         """As `visit`, without blocking the loop."""
-        with self._told:
-            self._desk.end(visit, self._clock.now())
+        with self._effects:
+            self._in_progress.end(worker, self._clock.now())
         while not self._closed:
-            with self._told:
+            with self._effects:
                 now = self._clock.now()
-                filled = self._fill(visit, now)
+                filled = self._fill(worker, now)
             if filled:
                 return True
-            await self._rest(pause_of(self._scheduler.wait(), None, now))
+            await self._rest(pause_of(self._lanes.wait(), None, now))
         return False
 
-    async def take_async(self, timeout: float | None = None) -> MessageTurn | None:
+    async def take_run_async(self, timeout: float | None = None) -> MessageRun | None:
         """As `take`, without blocking the loop."""
         slept = False
         deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
         while not self._closed:
             now = self._clock.now()
             with self._mutex:
-                found = self._desk.take(now)
-                if isinstance(found, Turn):
+                found = self._in_progress.take_run(now)
+                if isinstance(found, LaneRun):
                     if slept:
                         self._wake(1)
                     return found

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from lanemq._fast import compiled
 from lanemq.client.consumer.handler import HandlerCall
+from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.listener import (
     ConcurrentListener,
     ConcurrentlyContext,
@@ -23,10 +24,9 @@ from lanemq.client.consumer.listener import (
     Skip,
     ToDeadLetter,
 )
-from lanemq.client.consumer.turn_desk import MessageTurn
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import clamp_suspend
-from lanemq.core.consuming.turns import COMMIT, FAILED, HOPELESS, ROLL_BACK, Outcome, Suspend
+from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ROLL_BACK, Outcome, Suspend
 from lanemq.model.errors import InvalidOption, Undecodable
 from lanemq.model.units import Millis
 
@@ -50,43 +50,43 @@ class Stop:
     """Concurrent: when the broker shall deliver it again; 0 leaves that to the broker."""
 
 
-Attempt: TypeAlias = Callable[[Batch, MessageTurn], Stop | None]
-AsyncAttempt: TypeAlias = Callable[[Batch, MessageTurn], Awaitable[Stop | None]]
+BatchHandler: TypeAlias = Callable[[Batch, MessageRun], Stop | None]
+AsyncBatchHandler: TypeAlias = Callable[[Batch, MessageRun], Awaitable[Stop | None]]
 
 
-def attempt_of(handler: HandlerCall, *, batched: bool) -> Attempt:
+def batch_handler(handler: HandlerCall, *, batched: bool) -> BatchHandler:
     """An attempt with a plain function: return is done, raise is again."""
-    return plain_attempt(handler.call, batched, stop_after)
+    return plain_handler(handler.call, batched, stop_after)
 
 
 @compiled
-def plain_attempt(
+def plain_handler(
     call: Callable[[Any], object], batched: bool, stop_after: Callable[[Exception, Batch], Stop | None]
-) -> Attempt:
+) -> BatchHandler:
     """Calls the function with a message, or with the whole batch; `stop_after` says what an exception means."""
 
-    def attempt(batch: Batch, _: MessageTurn) -> Stop | None:
+    def handler(batch: Batch, _: MessageRun) -> Stop | None:
         try:
             call(batch if batched else batch[0])
         except Exception as error:  # noqa: BLE001 - logged by the worker, and the policy decides
             return stop_after(error, batch)
         return None
 
-    return attempt
+    return handler
 
 
-def async_attempt_of(handler: HandlerCall, *, batched: bool) -> AsyncAttempt:
+def async_batch_handler(handler: HandlerCall, *, batched: bool) -> AsyncBatchHandler:
     """The same with a coroutine function."""
     call = handler.call
 
-    async def attempt(batch: Batch, _: MessageTurn) -> Stop | None:
+    async def handle(batch: Batch, _: MessageRun) -> Stop | None:
         try:
             await call(batch if batched else batch[0])
         except Exception as error:  # noqa: BLE001 - logged by the worker, and the policy decides
             return stop_after(error, batch)
         return None
 
-    return attempt
+    return handle
 
 
 def stop_after(error: Exception, batch: Batch) -> Stop | None:
@@ -107,7 +107,7 @@ def stop_after(error: Exception, batch: Batch) -> Stop | None:
             return Stop(FAILED, error=error)
 
 
-class OrderlyAttempt:
+class OrderlyHandler:
     """An attempt with RocketMQ's orderly listener.
 
     Who commits is the lane scheduler's setting, made once: `manual` here and there must agree. A listener may
@@ -118,8 +118,8 @@ class OrderlyAttempt:
         self._listener = listener
         self._manual = manual
 
-    def __call__(self, batch: Batch, turn: MessageTurn) -> Stop | None:
-        context = OrderlyContext(turn.queue, auto_commit=not self._manual)
+    def __call__(self, batch: Batch, run: MessageRun) -> Stop | None:
+        context = OrderlyContext(run.queue, auto_commit=not self._manual)
         try:
             status = self._listener(batch, context)
         except Exception as error:  # noqa: BLE001 - logged by the worker; RocketMQ suspends too
@@ -142,14 +142,14 @@ def _suspended(context: OrderlyContext) -> Suspend:
     return Suspend(None if asked == -1 else clamp_suspend(asked))
 
 
-class ConcurrentAttempt:
+class ConcurrentHandler:
     """An attempt with RocketMQ's concurrent listener: what failed goes back to the broker."""
 
     def __init__(self, listener: ConcurrentListener) -> None:
         self._listener = listener
 
-    def __call__(self, batch: Batch, turn: MessageTurn) -> Stop | None:
-        context = ConcurrentlyContext(turn.queue)
+    def __call__(self, batch: Batch, run: MessageRun) -> Stop | None:
+        context = ConcurrentlyContext(run.queue)
         try:
             status = self._listener(batch, context)
         except Exception as error:  # noqa: BLE001 - logged by the worker; RocketMQ sends back too
@@ -163,32 +163,32 @@ class ConcurrentAttempt:
         return Stop(FAILED, succeeded=succeeded, delay_level=context.delay_level_when_next_consume)
 
 
-def routed(attempts: Mapping[str, Attempt]) -> Attempt:
+def by_topic(attempts: Mapping[str, BatchHandler]) -> BatchHandler:
     """An attempt that chooses by the message's own topic: how messages of a retry topic find their handler."""
 
-    def attempt(batch: Batch, turn: MessageTurn) -> Stop | None:
+    def handler(batch: Batch, run: MessageRun) -> Stop | None:
         chosen = attempts.get(batch[0].topic)
-        return chosen(batch, turn) if chosen is not None else _nobody_for(batch[0])
+        return chosen(batch, run) if chosen is not None else _nobody_for(batch[0])
 
-    return attempt
+    return handler
 
 
-def async_routed(attempts: Mapping[str, AsyncAttempt]) -> AsyncAttempt:
+def async_by_topic(attempts: Mapping[str, AsyncBatchHandler]) -> AsyncBatchHandler:
     """The same for coroutine functions."""
 
-    async def attempt(batch: Batch, turn: MessageTurn) -> Stop | None:
+    async def handler(batch: Batch, run: MessageRun) -> Stop | None:
         chosen = attempts.get(batch[0].topic)
-        return await chosen(batch, turn) if chosen is not None else _nobody_for(batch[0])
+        return await chosen(batch, run) if chosen is not None else _nobody_for(batch[0])
 
-    return attempt
+    return handler
 
 
-def blocking(attempt: AsyncAttempt, loop: asyncio.AbstractEventLoop) -> Attempt:
+def blocking(handler: AsyncBatchHandler, loop: asyncio.AbstractEventLoop) -> BatchHandler:
     """A coroutine function's attempt for a worker thread."""
 
-    def waiting(batch: Batch, turn: MessageTurn) -> Stop | None:
+    def waiting(batch: Batch, run: MessageRun) -> Stop | None:
         async def on_the_loop() -> Stop | None:
-            return await attempt(batch, turn)
+            return await handler(batch, run)
 
         return asyncio.run_coroutine_threadsafe(on_the_loop(), loop).result()
 

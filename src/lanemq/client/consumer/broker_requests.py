@@ -68,7 +68,7 @@ class BrokerRequests:
     def _status(self, request: Command) -> bytes:
         topic = request.ext.get("topic", "")
         offsets = {
-            holding.queue: holding.station.board.committable(holding.queue) or 0
+            holding.queue: holding.station.scheduler.committable(holding.queue) or 0
             for holding in self._member.holdings
             if topic in ("", holding.queue.topic)
         }

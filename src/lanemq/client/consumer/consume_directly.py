@@ -6,7 +6,7 @@ from lanemq.client.codec import codec_named
 from lanemq.client.consumer.attempts import Stop
 from lanemq.client.consumer.member import Member
 from lanemq.client.message import Message, Source, read_messages
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED, Gate, Plain, Suspend, Turn
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, Gate, LaneRun, Plain, Suspend
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
@@ -24,12 +24,12 @@ async def consume_directly(member: Member, body: bytes) -> ConsumeDirectlyResult
     station = member.stations.get(message.topic)
     if station is None:
         raise LaneError(f"no handler for topic {message.topic!r} in group {member.options.group!r}")
-    turn = Turn(queue, message.key, (message,), 1, 0, Gate(NO_LEASE_NEEDED), NO_LEASE_NEEDED)
+    run = LaneRun(queue, message.key, (message,), 1, 0, Gate(NO_LEASE_NEEDED), NO_LEASE_NEEDED)
     began = member.options.clock.now()
-    if station.plan.async_attempt is not None:
-        stop = await station.plan.async_attempt((message,), turn)
-    elif station.plan.attempt is not None:
-        stop = await asyncio.to_thread(station.plan.attempt, (message,), turn)
+    if station.plan.async_handler is not None:
+        stop = await station.plan.async_handler((message,), run)
+    elif station.plan.handler is not None:
+        stop = await asyncio.to_thread(station.plan.handler, (message,), run)
     else:
         raise LaneError(f"topic {message.topic!r} is read by an iterator, which takes messages in order only")
     spent = member.options.clock.now() - began

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from lanemq.client.consumer.engine_thread import EngineThread
-from lanemq.client.consumer.open_turns import OpenTurns, plans_for
+from lanemq.client.consumer.open_turns import Undecided, plans_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.subscription import make_board
+from lanemq.client.consumer.subscription import make_scheduler
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import FailurePolicy
-from lanemq.core.consuming.turns import Why
+from lanemq.core.consuming.runs import Why
 from lanemq.model.errors import Closed
 
 
@@ -42,9 +42,9 @@ class Consumer:
     ) -> None:
         self.options = consumer_options(servers, group, **settings)
         plans = plans_for(topics, tags, on_fail)
-        board = make_board(plans[0], self.options.clock)
-        self._turns = OpenTurns(board, group, self.options.history, self.options.clock)
-        self._thread = EngineThread(self.options, plans, board)
+        scheduler = make_scheduler(plans[0], self.options.clock)
+        self._runs = Undecided(scheduler, group, self.options.history, self.options.clock)
+        self._thread = EngineThread(self.options, plans, scheduler)
         self._term: object | None = None
         self._ending = False
 
@@ -53,7 +53,7 @@ class Consumer:
 
     def close(self, *, now: bool = False) -> None:
         """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
-        self._turns.abandon()
+        self._runs.abandon()
         try:
             self._thread.stop(now=now)
         finally:
@@ -64,25 +64,25 @@ class Consumer:
 
         Raises what ended the consumer, if nobody asked it to end.
         """
-        turn = self._turns.board.take(timeout)
-        if turn is None:
+        run = self._runs.scheduler.take_run(timeout)
+        if run is None:
             self._thread.check()
             return None
-        return self._turns.give_out(turn)
+        return self._runs.give_out(run)
 
     def done(self, message: Message) -> bool:
         """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
-        return self._turns.done(message)
+        return self._runs.done(message)
 
     def retry(self, message: Message, after: float | None = None) -> None:
         """The same message again, after `after` seconds or as the failure policy says."""
-        self._turns.retry(message, after)
+        self._runs.retry(message, after)
 
     def dead(self, message: Message, why: str = "") -> bool:
         """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
-        turn, end = self._turns.buried(message, why)
+        run, end = self._runs.buried(message, why)
         engine = self._thread.engine
-        settling = engine.aftermath.settle(engine.stations[turn.queue.topic], turn, end)
+        settling = engine.reporter.settle(engine.stations[run.queue.topic], run, end)
         return asyncio.run_coroutine_threadsafe(settling, self._thread.loop).result().why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:
@@ -96,7 +96,7 @@ class Consumer:
     def _end_iteration(self) -> None:
         self._ending = True
         with contextlib.suppress(RuntimeError, Closed):  # ended already
-            self._thread.loop.call_soon_threadsafe(self._turns.board.close)
+            self._thread.loop.call_soon_threadsafe(self._runs.scheduler.close)
 
     def __next__(self) -> Message:
         message = None if self._ending else self.poll()

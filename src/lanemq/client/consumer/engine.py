@@ -16,21 +16,21 @@ from lanemq.client.consumer.broker_requests import BrokerRequests
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.hand_over import HandOver
 from lanemq.client.consumer.heartbeat import Heartbeat
-from lanemq.client.consumer.history import recorded_plan, told_group
+from lanemq.client.consumer.history import group_in_history, recorded_plan
 from lanemq.client.consumer.leases import LockKeeper
-from lanemq.client.consumer.metrics import Tallies
+from lanemq.client.consumer.metrics import ConsumerCounts
 from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.overdue import OverdueTurns
+from lanemq.client.consumer.overdue import OverdueRuns
 from lanemq.client.consumer.park_calls import ParkCalls
 from lanemq.client.consumer.parking import Parker
 from lanemq.client.consumer.pull import Puller
 from lanemq.client.consumer.rebalance import Rebalancer
 from lanemq.client.consumer.retry_subscription import retry_plan
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.subscription import Station, StationPlan
-from lanemq.client.consumer.workers import Aftermath, TaskWorkers, ThreadWorkers
+from lanemq.client.consumer.workers import RunReporter, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
 from lanemq.client.message import Source
 from lanemq.client.routing import AsyncRoutes
@@ -61,7 +61,7 @@ class ConsumerEngine:
     rebalancer: Rebalancer
     stations: dict[str, Station]
 
-    def __init__(self, options: ConsumerOptions, plans: Sequence[StationPlan], shared: LaneBoard | None = None) -> None:
+    def __init__(self, options: ConsumerOptions, plans: Sequence[StationPlan], shared: Scheduler | None = None) -> None:
         """`shared`: one board for all topics, for somebody who takes turns by hand."""
         if not plans:
             raise InvalidOption("nothing is subscribed: register at least one handler or topic")
@@ -71,7 +71,7 @@ class ConsumerEngine:
         self.options = options
         self.client_id = options.client_id or new_client_id()
         self.holdings = Holdings()
-        self.tallies = Tallies()
+        self.counts = ConsumerCounts()
         self.started = asyncio.Event()
         self._plans = list(plans)
         self._shared = shared
@@ -102,7 +102,7 @@ class ConsumerEngine:
             raise
         finally:
             for station in self.stations.values():
-                station.board.close()
+                station.scheduler.close()
             self.pool.close()
         if self._broken is not None:
             raise LaneError(f"a handler ended its worker, the consumer stopped: {self._broken!r}") from self._broken
@@ -151,24 +151,24 @@ class ConsumerEngine:
         self.rebalancer.parker = self.puller.parker = self.parker
         self.keeper.parked, self.hand_over.flush = self.parker.look, self.parker.flush
         self.dead_letters = DeadLetters(options, self.calls)
-        self.aftermath = Aftermath(options.group, self.dead_letters, options.history)
+        self.reporter = RunReporter(options.group, self.dead_letters, options.history)
         self._codec = codec_named(options.codec)
         if not options.broadcasting:
             self._plans.append(retry_plan(options.group, self._plans, asyncio.get_running_loop()))
         if options.history.on:
-            name = told_group(options, self.client_id)
+            name = group_in_history(options, self.client_id)
             self._plans = [recorded_plan(plan, name, options.history, clock) for plan in self._plans]
         self.stations = {plan.topic: Station(plan, clock, self._shared) for plan in self._plans}
         self.rebalancer.stations = self.stations
         for station in self.stations.values():
-            station.board.on_shut = self.parker.call
+            station.scheduler.on_parked = self.parker.call
         self.heartbeat.subscriptions = {topic: each.plan.filter for topic, each in self.stations.items()}
 
     def _start(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         self._workers: list[ThreadWorkers | TaskWorkers] = []
         for station in self.stations.values():
             self._man(station, tasks)
-        overdue = OverdueTurns(self.options, self.stations, self.dead_letters)
+        overdue = OverdueRuns(self.options, self.stations, self.dead_letters)
         loops = [
             self.rebalancer.run(self.started.set),
             self.heartbeat.run(),
@@ -182,12 +182,12 @@ class ConsumerEngine:
     def _man(self, station: Station, tasks: asyncio.TaskGroup) -> None:
         """Workers for a station; one without a handler is served by somebody who takes turns by hand."""
         clock = self.options.clock
-        if station.plan.async_attempt is not None:
-            task_workers = TaskWorkers(station, self.aftermath, clock, self.tallies)
+        if station.plan.async_handler is not None:
+            task_workers = TaskWorkers(station, self.reporter, clock, self.counts)
             task_workers.start(tasks)
             self._workers.append(task_workers)
-        elif station.plan.attempt is not None:
-            thread_workers = ThreadWorkers(station, self.aftermath, clock, self.tallies, self._worker_broke)
+        elif station.plan.handler is not None:
+            thread_workers = ThreadWorkers(station, self.reporter, clock, self.counts, self._worker_broke)
             thread_workers.start()
             self._workers.append(thread_workers)
 
@@ -207,7 +207,7 @@ class ConsumerEngine:
         holding.life.happened(Event.LOCATED, now=now)
         self.holdings.add(holding)
         self.offsets.begin(holding, start)
-        station.board.add(queue, start.offset, holding.usable_until, start.finished, start.kept)
+        station.scheduler.add(queue, start.offset, holding.usable_until, start.finished, start.kept)
         self._record_grant(holding)
         log.info("%s is ours from offset %d on, epoch %d", queue, start.offset, holding.epoch)
         self._start_pulling(holding)
@@ -236,7 +236,7 @@ class ConsumerEngine:
         # because the connection is lost is no renewal; the lease itself runs on.
         if self.options.history.on and until > self.options.clock.now():
             self.options.history.lease_renewed(self._lease(holding), until=until * NANOS, asked=_asked(holding))
-        holding.station.board.set_usable_until(holding.queue, until)
+        holding.station.scheduler.set_usable_until(holding.queue, until)
         holding.wake.set()
 
     def _record_grant(self, holding: Holding) -> None:
@@ -286,7 +286,7 @@ class ConsumerEngine:
         for workers in self._workers:
             await workers.stop(patience)
         for station in self.stations.values():
-            station.board.close()
+            station.scheduler.close()
         for holding in self.holdings:
             self._abandon(holding)
         if not self._now.is_set():
@@ -307,7 +307,7 @@ class ConsumerEngine:
         holding.released = True
         if holding.puller is not None:
             holding.puller.cancel()
-        holding.station.board.drop(holding.queue)  # workers see it before their next message
+        holding.station.scheduler.drop(holding.queue)  # workers see it before their next message
 
 
 def _asked(holding: Holding) -> int:

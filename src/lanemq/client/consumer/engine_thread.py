@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import StationPlan
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.model.errors import Closed, LaneError
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class EngineThread:
     """Starts once, stops once."""
 
-    def __init__(self, options: ConsumerOptions, plans: Sequence[StationPlan], shared: LaneBoard | None = None) -> None:
+    def __init__(self, options: ConsumerOptions, plans: Sequence[StationPlan], shared: Scheduler | None = None) -> None:
         self._options = options
         self._plans = plans
         self._shared = shared

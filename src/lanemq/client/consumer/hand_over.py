@@ -97,7 +97,7 @@ class HandOver:
     def call_off(self, holding: Holding) -> None:
         """The queue is wanted here again before it left."""
         if holding.life.happened(Event.WANTED, now=self._clock.now()) is Step.REOPEN:
-            holding.station.board.reopen(holding.queue)
+            holding.station.scheduler.reopen(holding.queue)
 
     def lose(self, holding: Holding, why: str) -> None:
         """The queue is another member's: dropped at once, nothing committed."""
@@ -114,13 +114,13 @@ class HandOver:
 
     async def _drain(self, holding: Holding, most_ms: int) -> Event | None:
         await _stop_pulling(holding)
-        board, queue = holding.station.board, holding.queue
+        scheduler, queue = holding.station.scheduler, holding.queue
         if holding.lease is None:
             return Event.DRAINED  # nobody competes for it; what still runs is delivered again elsewhere (A88)
         if holding.released:
             return None
-        board.drain(queue)
-        if await board.drained(queue, most_ms):
+        scheduler.drain(queue)
+        if await scheduler.drained(queue, most_ms):
             return Event.DRAINED
         holding.life.expire(now=self._clock.now())
         log.warning("%s stays here: its handler runs on, %d rounds late now", queue, holding.life.late)
@@ -152,7 +152,7 @@ class HandOver:
     def _drop(self, holding: Holding) -> None:
         if holding.puller is not None and holding.puller is not asyncio.current_task():
             holding.puller.cancel()
-        holding.station.board.drop(holding.queue)
+        holding.station.scheduler.drop(holding.queue)
         self._offsets().forget(holding.queue)
 
     def _lease(self, holding: Holding) -> Lease:

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from lanemq.client.consumer.attempts import AsyncAttempt, Attempt, Batch, Stop
+from lanemq.client.consumer.attempts import AsyncBatchHandler, Batch, BatchHandler, Stop
+from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import StationPlan
-from lanemq.client.consumer.turn_desk import MessageTurn
 from lanemq.client.message import Message
 from lanemq.clock import Clock
-from lanemq.core.consuming.turns import COMMIT, STOPPED, Order
+from lanemq.core.consuming.runs import COMMIT, STOPPED, Order
 from lanemq.history import History, Outcome, Place
 
 
-def told_group(options: ConsumerOptions, client_id: str) -> str:
+def group_in_history(options: ConsumerOptions, client_id: str) -> str:
     """The group's name in a history. Members that share nothing are groups of their own to whoever judges."""
     return f"{options.group} of {client_id}" if options.broadcasting else options.group
 
@@ -27,8 +27,8 @@ def recorded_plan(plan: StationPlan, group: str, history: History, clock: Clock)
     recorder = TurnRecorder(group, history, clock, keyed=plan.order is not Order.NONE)
     return replace(
         plan,
-        attempt=None if plan.attempt is None else recorder.around(plan.attempt),
-        async_attempt=None if plan.async_attempt is None else recorder.around_async(plan.async_attempt),
+        handler=None if plan.handler is None else recorder.around(plan.handler),
+        async_handler=None if plan.async_handler is None else recorder.around_async(plan.async_handler),
     )
 
 
@@ -42,25 +42,25 @@ class TurnRecorder:
         self._clock = clock
         self._numbers: Iterator[int] = count(1)
 
-    def around(self, attempt: Attempt) -> Attempt:
-        def recorded(batch: Batch, turn: MessageTurn) -> Stop | None:
-            self.begin(batch, turn)
-            stop = attempt(batch, turn)
-            self.end(batch, turn, stop)
+    def around(self, handler: BatchHandler) -> BatchHandler:
+        def recorded(batch: Batch, run: MessageRun) -> Stop | None:
+            self.begin(batch, run)
+            stop = handler(batch, run)
+            self.end(batch, run, stop)
             return stop
 
         return recorded
 
-    def around_async(self, attempt: AsyncAttempt) -> AsyncAttempt:
-        async def recorded(batch: Batch, turn: MessageTurn) -> Stop | None:
-            self.begin(batch, turn)
-            stop = await attempt(batch, turn)
-            self.end(batch, turn, stop)
+    def around_async(self, handler: AsyncBatchHandler) -> AsyncBatchHandler:
+        async def recorded(batch: Batch, run: MessageRun) -> Stop | None:
+            self.begin(batch, run)
+            stop = await handler(batch, run)
+            self.end(batch, run, stop)
             return stop
 
         return recorded
 
-    def begin(self, batch: Batch, turn: MessageTurn) -> None:
+    def begin(self, batch: Batch, run: MessageRun) -> None:
         number = next(self._numbers) if len(batch) > 1 else 0
         for message in batch:
             self._history.turn(
@@ -72,10 +72,10 @@ class TurnRecorder:
                 batch=number,
             )
 
-    def end(self, batch: Batch, turn: MessageTurn, stop: Stop | None) -> None:
-        late = self._clock.now() >= turn.usable_until
+    def end(self, batch: Batch, run: MessageRun, stop: Stop | None) -> None:
+        late = self._clock.now() >= run.usable_until
         for at, message in enumerate(batch):
-            outcome = _outcome(at, turn, stop, late=late)
+            outcome = _outcome(at, run, stop, late=late)
             self._history.turn_end(self._place(message), self._key(message), outcome, epoch=message.epoch)
 
     def _key(self, message: Message) -> str:
@@ -86,9 +86,9 @@ class TurnRecorder:
         return Place(self._group, queue.topic, queue.queue_id, message.queue_offset)
 
 
-def _outcome(at: int, turn: MessageTurn, stop: Stop | None, *, late: bool) -> Outcome:
+def _outcome(at: int, run: MessageRun, stop: Stop | None, *, late: bool) -> Outcome:
     """A handler that was frozen beyond its lease ends before anybody tells the member that the queue is lost."""
-    if turn.gate.closed and getattr(turn.gate, "dropped", False):
+    if run.gate.closed and getattr(run.gate, "dropped", False):
         return "abandoned"
     good = stop is None or at < stop.succeeded or stop.outcome is COMMIT or stop.outcome is STOPPED
     if late:

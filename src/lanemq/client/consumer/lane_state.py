@@ -1,8 +1,8 @@
 """Answering LANE_STATE: what a lane of this member is doing, and what it waits for."""
 
-from lanemq.client.consumer.lane_trouble import LaneLook
+from lanemq.client.consumer.lane_trouble import LaneStatus
 from lanemq.client.consumer.member import Member
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.lane_state_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
@@ -13,14 +13,14 @@ def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
     asked = LaneStateBody.decode(body)
     queue = MessageQueue(asked.topic, asked.broker, asked.queue_id)
     holding = member.holdings.get(queue)
-    look = None if holding is None else holding.station.board.look(queue, asked.key)
+    look = None if holding is None else holding.station.scheduler.look(queue, asked.key)
     if holding is None or look is None:
         raise LaneError(f"{member.client_id} does not hold {queue}")
     until = holding.usable_until
     return _answer(look, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - look.now))
 
 
-def _answer(look: LaneLook, lease: int) -> LaneStateAnswer:
+def _answer(look: LaneStatus, lease: int) -> LaneStateAnswer:
     view, now, trouble = look.view, look.now, look.trouble
     return LaneStateAnswer(
         state=view.state.value,

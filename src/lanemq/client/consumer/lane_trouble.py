@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lanemq.client.message import Message
 from lanemq.core.consuming.lane_view import LaneView
-from lanemq.core.consuming.turns import Turn, Why
+from lanemq.core.consuming.runs import LaneRun, Why
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 
@@ -16,7 +16,7 @@ REASON_CHARS = 500
 """Of an error's text; some carry whole documents."""
 
 
-class Trouble(NamedTuple):
+class Failing(NamedTuple):
     """`offset` is the message that failed."""
 
     since: Millis
@@ -25,26 +25,26 @@ class Trouble(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLook:
+class LaneStatus:
     """A lane at one moment of the member's clock; `began` is the begin of the turn that runs."""
 
     view: LaneView
     now: Millis
     began: Millis | None
-    trouble: Trouble | None
+    trouble: Failing | None
 
 
 _GOES_ON = (Why.HELD, Why.GIVE, Why.ROLLED_BACK, Why.PARKED)
 
 
-def note_trouble(
-    troubles: dict[tuple[MessageQueue, str | None], Trouble], turn: Turn[Message], why: Why, reason: str, now: Millis
+def note_failing(
+    troubles: dict[tuple[MessageQueue, str | None], Failing], run: LaneRun[Message], why: Why, reason: str, now: Millis
 ) -> None:
     """Called for turns that failed, and for every turn while there is trouble somewhere."""
-    place = turn.queue, turn.key
+    place = run.queue, run.key
     if why in _GOES_ON:
         known = troubles.get(place)
-        offset = turn.messages[0].queue_offset
-        troubles[place] = Trouble(known.since if known else now, offset, reason[:REASON_CHARS])
+        offset = run.messages[0].queue_offset
+        troubles[place] = Failing(known.since if known else now, offset, reason[:REASON_CHARS])
     elif why is not Why.STOPPED:
         troubles.pop(place, None)

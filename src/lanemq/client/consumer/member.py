@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from lanemq.client.consumer.assigned_queue import Holding, Holdings
 from lanemq.client.consumer.heartbeat import Heartbeat
-from lanemq.client.consumer.metrics import Tallies
+from lanemq.client.consumer.metrics import ConsumerCounts
 from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import Station
@@ -19,7 +19,7 @@ class Member(Protocol):
     client_id: str
     holdings: Holdings
     stations: dict[str, Station]
-    tallies: Tallies
+    counts: ConsumerCounts
     heartbeat: Heartbeat
     offsets: OffsetKeeper
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from lanemq.client.consumer.assigned_queue import Holding, Holdings, Start
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.history import told_group
+from lanemq.client.consumer.history import group_in_history
 from lanemq.client.consumer.leases import Lose
 from lanemq.client.consumer.offset_file import FileOffsets, LocalOffsets, MemoryOffsets
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
@@ -135,14 +135,14 @@ class OffsetKeeper:
         """A queue that leaves in the middle of a move leaves from its new place; its handlers have ended."""
         queue, history = holding.queue, self._options.history
         if history.on:
-            place = Place(told_group(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
+            place = Place(group_in_history(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
             history.reset(place, "it is given up on the way to another offset", epoch=holding.epoch)
 
     def _look(self, holding: Holding) -> None:
         """The newest progress; nothing of a queue that is not ours any more (A99)."""
         if holding.released:
             return
-        progress = holding.station.board.progress(holding.queue)
+        progress = holding.station.scheduler.progress(holding.queue)
         if progress is not None:
             offset, finished = progress
             self._table.advance(holding.queue, offset, increase_only=False)

@@ -9,33 +9,33 @@ from collections.abc import Sequence
 
 from lanemq.client.consumer.attempts import Stop
 from lanemq.client.consumer.history import TurnRecorder
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import StationPlan
-from lanemq.client.consumer.turn_desk import MessageFinished, MessageTurn
 from lanemq.client.consumer.turn_run import TurnEnd
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
-from lanemq.core.consuming.turns import DONE, FAILED, STOPPED, Order, Suspend, Why
+from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Order, Suspend, Why
 from lanemq.history import History
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.units import Millis
 
 
-class OpenTurns:
+class Undecided:
     """Messages in the user's hands."""
 
-    def __init__(self, board: LaneBoard, group: str, history: History, clock: Clock) -> None:
-        self.board = board
-        self._open: dict[Message, MessageTurn] = {}
+    def __init__(self, scheduler: Scheduler, group: str, history: History, clock: Clock) -> None:
+        self.scheduler = scheduler
+        self._open: dict[Message, MessageRun] = {}
         self._recorder = TurnRecorder(group, history, clock) if history.on else None
 
-    def give_out(self, turn: MessageTurn) -> Message:
-        (message,) = turn.messages
-        message.retried_here = turn.attempt - 1
-        self._open[message] = turn
+    def give_out(self, run: MessageRun) -> Message:
+        (message,) = run.messages
+        message.retried_here = run.attempt - 1
+        self._open[message] = run
         if self._recorder is not None:
-            self._recorder.begin(turn.messages, turn)
+            self._recorder.begin(run.messages, run)
         return message
 
     def done(self, message: Message) -> bool:
@@ -46,7 +46,7 @@ class OpenTurns:
         delay = None if after is None else Millis(int(after * 1000))
         return self._finish(message, Stop(FAILED if delay is None else Suspend(delay)))
 
-    def buried(self, message: Message, why: str) -> tuple[MessageTurn, TurnEnd]:
+    def buried(self, message: Message, why: str) -> tuple[MessageRun, TurnEnd]:
         """The turn, and the end that sends its message to the dead letters; the caller settles it."""
         stop = Stop(Suspend(None), bury=why)
         return self._take_back(message, stop), TurnEnd(stop, 0)
@@ -55,22 +55,22 @@ class OpenTurns:
         """Everything undecided goes back to its lane; other threads may be deciding meanwhile, each turn ends once."""
         with contextlib.suppress(KeyError):  # empty
             while True:
-                _, turn = self._open.popitem()
-                self.board.finish(turn, STOPPED)
+                _, run = self._open.popitem()
+                self.scheduler.finish(run, STOPPED)
 
     def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
-        turn = self._take_back(message, stop)
+        run = self._take_back(message, stop)
         if stop is None:
-            return self.board.finish(turn, DONE)
-        return self.board.finish(turn, stop.outcome, reason="its consumer asked for a retry")
+            return self.scheduler.finish(run, DONE)
+        return self.scheduler.finish(run, stop.outcome, reason="its consumer asked for a retry")
 
-    def _take_back(self, message: Message, stop: Stop | None) -> MessageTurn:
-        turn = self._open.pop(message, None)
-        if turn is None:
+    def _take_back(self, message: Message, stop: Stop | None) -> MessageRun:
+        run = self._open.pop(message, None)
+        if run is None:
             raise UsageError(f"{message} is not waiting for a decision: decide about each message once")
         if self._recorder is not None:
-            self._recorder.end(turn.messages, turn, stop)
-        return turn
+            self._recorder.end(run.messages, run, stop)
+        return run
 
 
 def plans_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[StationPlan]:

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.subscription import Station
-from lanemq.client.consumer.turn_desk import MessageTurn
 from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis, to_millis
@@ -25,7 +25,7 @@ SENT_BACK_LEVEL = 3
 """Delay level of a message that took too long (RocketMQ's ProcessQueue.cleanExpiredMsg)."""
 
 
-class OverdueTurns:
+class OverdueRuns:
     """Looks for stuck turns of concurrent stations."""
 
     def __init__(self, options: ConsumerOptions, stations: Mapping[str, Station], dead_letters: DeadLetters) -> None:
@@ -50,12 +50,12 @@ class OverdueTurns:
 
     async def _look_at(self, station: Station, before: Millis, most: int) -> None:
         """Sending takes seconds where a broker is slow: whether a turn still hangs is asked when it comes to it."""
-        for turn in station.board.overdue(before):
-            if turn in station.board.overdue(before) and await self._sent_back(turn, most):
-                if station.board.take_over(turn):
-                    log.warning("a handler of %s hangs; its messages were sent back", turn.queue)
+        for run in station.scheduler.overdue(before):
+            if run in station.scheduler.overdue(before) and await self._sent_back(run, most):
+                if station.scheduler.take_over(run):
+                    log.warning("a handler of %s hangs; its messages were sent back", run.queue)
                 else:
-                    log.warning("a handler of %s came back late; its messages were sent back already", turn.queue)
+                    log.warning("a handler of %s came back late; its messages were sent back already", run.queue)
 
-    async def _sent_back(self, turn: MessageTurn, most: int) -> bool:
-        return all([await self._dead_letters.send_back(message, SENT_BACK_LEVEL, most) for message in turn.messages])
+    async def _sent_back(self, run: MessageRun, most: int) -> bool:
+        return all([await self._dead_letters.send_back(message, SENT_BACK_LEVEL, most) for message in run.messages])

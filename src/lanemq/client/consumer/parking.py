@@ -101,8 +101,8 @@ class Parker:
             self._called.set()
 
     async def _look(self, holding: Holding, serial: int) -> None:
-        board, queue = holding.station.board, holding.queue
-        known = board.shut(queue, lambda shut: shut.kept()) or frozenset()
+        scheduler, queue = holding.station.scheduler, holding.queue
+        known = scheduler.shut(queue, lambda shut: shut.kept()) or frozenset()
         try:
             lanes = {lane.key: lane.redriving for lane in await self._calls.kept(queue)}
         except (LaneError, ProtocolError) as error:  # the next renewal asks again
@@ -110,7 +110,7 @@ class Parker:
             return
         if not holding.released:
             holding.parked_serial = serial
-            board.shut(queue, lambda shut: shut.reconcile(lanes, known))
+            scheduler.shut(queue, lambda shut: shut.reconcile(lanes, known))
             self._called.set()
 
     def _begin(self, holding: Holding, tasks: asyncio.TaskGroup) -> None:
@@ -130,10 +130,10 @@ class Parker:
             return []
         now = self._clock.now()
         if not holding.keeps_parked:
-            if holding.station.board.shut(holding.queue, _take_news):
+            if holding.station.scheduler.shut(holding.queue, _take_news):
                 self._rate_limited.warn(str(holding), f"{holding}: {STAYS_HERE}")
             return []
-        return holding.station.board.shut(holding.queue, lambda shut: shut.work(now=now)) or []
+        return holding.station.scheduler.shut(holding.queue, lambda shut: shut.work(now=now)) or []
 
     async def _do(self, holding: Holding, work: Work[Message]) -> None:
         try:
@@ -169,7 +169,7 @@ class Parker:
         elif work.failure is not None:
             log.warning("key %r of %s is parked at the broker, see `lanemq parked`", work.key, holding)
         now = self._clock.now()
-        holding.station.board.shut(
+        holding.station.scheduler.shut(
             holding.queue,
             lambda shut: shut.stored(work, answer.settled, answer.status, now=now, pause=FULL_PAUSE),
         )
@@ -183,15 +183,15 @@ class Parker:
             self._options.history.redriven(self._place(holding.queue, message.queue_offset), work.key or "")
         if status is None:
             log.info("key %r of %s is an ordinary one again", work.key, holding)
-        holding.station.board.shut(holding.queue, lambda shut: shut.given(work, message, status))
+        holding.station.scheduler.shut(holding.queue, lambda shut: shut.given(work, message, status))
 
     async def _redrive(self, holding: Holding, work: RedriveWork) -> None:
         try:
             await self._calls.redrive(holding.queue, work.key)
         except OffsetNotFound:
-            holding.station.board.shut(holding.queue, lambda shut: shut.given(work, None, None))
+            holding.station.scheduler.shut(holding.queue, lambda shut: shut.given(work, None, None))
         else:
-            holding.station.board.shut(holding.queue, lambda shut: shut.told(work))
+            holding.station.scheduler.shut(holding.queue, lambda shut: shut.told(work))
 
     def _not_done(self, holding: Holding, work: Work[Message], error: Exception) -> None:
         if _not_supported(error):
@@ -200,7 +200,7 @@ class Parker:
         else:
             self._rate_limited.warn(str(holding), f"parked key {work.key!r} of {holding}: trying again, {error}")
         now = self._clock.now()
-        holding.station.board.shut(holding.queue, lambda shut: shut.failed(work, now=now, pause=NO_ANSWER_PAUSE))
+        holding.station.scheduler.shut(holding.queue, lambda shut: shut.failed(work, now=now, pause=NO_ANSWER_PAUSE))
 
     def _record(self, holding: Holding, work: ParkWork[Message], answer: Stored) -> None:
         if self._options.history.on:

@@ -11,14 +11,14 @@ import logging
 from lanemq.client.consumer.assigned_queue import Holding
 from lanemq.client.consumer.calls import ConsumerCalls, Pulled
 from lanemq.client.consumer.heartbeat import Heartbeat
-from lanemq.client.consumer.history import told_group
+from lanemq.client.consumer.history import group_in_history
 from lanemq.client.consumer.leases import Lose
 from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.parking import Parker
 from lanemq.client.message import Message, read_messages
 from lanemq.core.consuming.flow_control import WaitFor, verdict
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.history import Place
 from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.units import QueueOffset, to_millis
@@ -76,14 +76,14 @@ class Puller:
         if not holding.may_pull(now=self._clock.now()):
             await self._wait(holding, to_millis(self._options.pull_retry))
             return
-        board, queue = holding.station.board, holding.queue
+        scheduler, queue = holding.station.scheduler, holding.queue
         limits = self._options.limits(holding.lane)
-        room = verdict(board.cached(queue), limits, out_of_order=_span_counts(holding))
+        room = verdict(scheduler.cached(queue), limits, out_of_order=_span_counts(holding))
         if isinstance(room, WaitFor):
-            board.call_below(queue, limits.messages // 2, lambda: self._call(holding))
+            scheduler.call_below(queue, limits.messages // 2, lambda: self._call(holding))
             await self._wait(holding, room.delay)
             return
-        offset = board.next_offset(queue)
+        offset = scheduler.next_offset(queue)
         if offset is not None:
             await self._pull(holding, offset)
 
@@ -106,28 +106,28 @@ class Puller:
 
     async def move(self, holding: Holding, offset: QueueOffset) -> None:
         """Goes on elsewhere in the queue. Handlers end first: two turns of a key must never overlap."""
-        board, queue = holding.station.board, holding.queue
+        scheduler, queue = holding.station.scheduler, holding.queue
         holding.moving = offset
-        log.warning("%s goes on at offset %d instead of %s", queue, offset, board.next_offset(queue))
-        board.drain(queue)
-        while not await board.drained(queue, to_millis(self._options.hand_over_timeout)):
+        log.warning("%s goes on at offset %d instead of %s", queue, offset, scheduler.next_offset(queue))
+        scheduler.drain(queue)
+        while not await scheduler.drained(queue, to_millis(self._options.hand_over_timeout)):
             log.warning("%s waits for its running handler before it moves to offset %d", queue, offset)
         if holding.released:
             return
         if self._options.history.on:
-            place = Place(told_group(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
+            place = Place(group_in_history(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
             reason = "the broker or a person named another offset"
             self._options.history.reset(place, reason, epoch=holding.epoch)
         kept = await self.parker.kept(queue, asked=holding.keeps_parked)
         if holding.released:
             return
-        board.drop(queue)
-        board.add(queue, offset, holding.usable_until, kept=kept)
+        scheduler.drop(queue)
+        scheduler.add(queue, offset, holding.usable_until, kept=kept)
         await self._offsets.move_to(holding, offset)
         holding.moving = None
 
     def _take_in(self, holding: Holding, messages: list[Message], pulled: Pulled, pulled_from: QueueOffset) -> None:
-        holding.station.board.put(holding.queue, messages, pulled.next_offset, pulled_from)
+        holding.station.scheduler.put(holding.queue, messages, pulled.next_offset, pulled_from)
 
     def _wanted(self, holding: Holding, body: bytes) -> list[Message]:
         """The messages, without those whose tag only shares its hash with a wanted one."""

@@ -8,7 +8,7 @@ consumer.start()
 
 from typing import Unpack
 
-from lanemq.client.consumer.attempts import Attempt, ConcurrentAttempt, OrderlyAttempt
+from lanemq.client.consumer.attempts import BatchHandler, ConcurrentHandler, OrderlyHandler
 from lanemq.client.consumer.engine_thread import EngineThread
 from lanemq.client.consumer.listener import ConcurrentListener, OrderlyListener
 from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
@@ -22,7 +22,7 @@ from lanemq.core.consuming.retry_policy import (
     HoldQueue,
     SendBack,
 )
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import Closed, InvalidOption
 
 MAX_RECONSUME = 16
@@ -55,7 +55,7 @@ class PushConsumer:
         self._suspend = suspend_current_queue_time_millis / 1000
         self._manual = manual_commit
         self._topics: dict[str, str] = {}
-        self._attempt: Attempt | None = None
+        self._attempt: BatchHandler | None = None
         self._thread: EngineThread | None = None
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
@@ -65,16 +65,16 @@ class PushConsumer:
     def register_orderly(self, listener: OrderlyListener) -> None:
         """One queue, one message at a time, in order."""
         self._not_started()
-        self._attempt = OrderlyAttempt(listener, manual=self._manual)
+        self._attempt = OrderlyHandler(listener, manual=self._manual)
 
     def register_concurrent(self, listener: ConcurrentListener) -> None:
         """As many at once as there are threads, in any order."""
         self._not_started()
-        self._attempt = ConcurrentAttempt(listener)
+        self._attempt = ConcurrentHandler(listener)
 
     @property
     def consume_orderly(self) -> bool:
-        return isinstance(self._attempt, OrderlyAttempt)
+        return isinstance(self._attempt, OrderlyHandler)
 
     def start(self) -> None:
         """Once; a second start is refused. On the main thread: SIGTERM shuts down before it ends the process."""
@@ -99,7 +99,7 @@ class PushConsumer:
         return StationPlan(
             topic=topic,
             tags=tags,
-            attempt=self._attempt,
+            handler=self._attempt,
             order=Order.QUEUE if self.consume_orderly else Order.NONE,
             policy=self._policy(),
             workers=self._threads,

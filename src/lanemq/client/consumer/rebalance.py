@@ -22,7 +22,7 @@ from lanemq.client.consumer.subscription import Station
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import Stage, queue_changes
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import LaneError, TopicNotFound
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lanemq.client.consumer.attempts import Attempt, async_routed, blocking, routed
+from lanemq.client.consumer.attempts import BatchHandler, async_by_topic, blocking, by_topic
 from lanemq.client.consumer.subscription import StationPlan
-from lanemq.core.consuming.turns import Order
+from lanemq.core.consuming.runs import Order
 from lanemq.model.names import retry_topic
 
 MOST_WORKERS = 4
@@ -21,14 +21,14 @@ def retry_plan(group: str, plans: Sequence[StationPlan], loop: asyncio.AbstractE
     """The plan of the retry topic: as relaxed in order as the most relaxed of the group's topics."""
     model = next((plan for plan in plans if plan.order is Order.NONE), plans[0])
     plan = replace(model, topic=retry_topic(group), tags="*", batch_size=1, workers=min(MOST_WORKERS, model.workers))
-    if all(each.async_attempt is not None for each in plans):
-        attempts = {each.topic: each.async_attempt for each in plans if each.async_attempt is not None}
-        return replace(plan, attempt=None, async_attempt=async_routed(attempts))
-    threads = {each.topic: attempt for each in plans if (attempt := _for_threads(each, loop)) is not None}
-    return replace(plan, attempt=routed(threads) if threads else None, async_attempt=None)
+    if all(each.async_handler is not None for each in plans):
+        attempts = {each.topic: each.async_handler for each in plans if each.async_handler is not None}
+        return replace(plan, handler=None, async_handler=async_by_topic(attempts))
+    threads = {each.topic: handler for each in plans if (handler := _for_threads(each, loop)) is not None}
+    return replace(plan, handler=by_topic(threads) if threads else None, async_handler=None)
 
 
-def _for_threads(plan: StationPlan, loop: asyncio.AbstractEventLoop) -> Attempt | None:
-    if plan.async_attempt is not None:
-        return blocking(plan.async_attempt, loop)
-    return plan.attempt
+def _for_threads(plan: StationPlan, loop: asyncio.AbstractEventLoop) -> BatchHandler | None:
+    if plan.async_handler is not None:
+        return blocking(plan.async_handler, loop)
+    return plan.handler

@@ -22,15 +22,15 @@ def running_info(member: Member) -> ConsumerRunningInfo:
         mq_table={holding.queue: _queue_info(holding, options.clock.now()) for holding in member.holdings},
         status_table={
             topic: ConsumeStatus(
-                consume_failed_msgs=count.failed, consume_rt=count.turn_ms / count.turns if count.turns else 0.0
+                consume_failed_msgs=count.failed, consume_rt=count.turn_ms / count.runs if count.runs else 0.0
             )
-            for topic, count in member.tallies.total().items()
+            for topic, count in member.counts.total().items()
         },
     )
 
 
 def _queue_info(holding: Holding, now: int) -> ProcessQueueInfo:
-    view = holding.station.board.snapshot().get(holding.queue)
+    view = holding.station.scheduler.snapshot().get(holding.queue)
     if view is None:
         return ProcessQueueInfo(droped=True)
     return ProcessQueueInfo(

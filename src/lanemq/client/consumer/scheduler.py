@@ -15,16 +15,16 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from lanemq.client.consumer.lane_trouble import LaneLook
-from lanemq.client.consumer.turn_desk import Call, MessageFinished, MessageTurn, TurnDesk
-from lanemq.client.consumer.visits import PATIENCE_MS, Visit
+from lanemq.client.consumer.in_progress import Call, InProgress, MessageFinished, MessageRun
+from lanemq.client.consumer.lane_trouble import LaneStatus
+from lanemq.client.consumer.visits import LATE_MS, Worker
 from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import QueueView
+from lanemq.core.consuming.runs import LaneRun, Order, Outcome, Wait
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
-from lanemq.core.consuming.turns import Order, Outcome, Turn, Wait
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -32,7 +32,7 @@ from lanemq.model.units import Millis, QueueOffset
 R = TypeVar("R")
 
 
-class _Told:
+class _Effects:
     """The mutex, and when it is free again the calls that follow from what was done under it."""
 
     def __init__(self, mutex: threading.Lock, outcome: Callable[[], Sequence[Call]]) -> None:
@@ -51,17 +51,17 @@ class _Told:
             call()
 
 
-class LaneBoard:
+class Scheduler:
     """A scheduler shared by the event loop and the worker threads of one handler."""
 
     def __init__(self, scheduler: LaneScheduler[Message], order: Order, clock: Clock) -> None:
-        self._scheduler = scheduler
+        self._lanes = scheduler
         self._order = order
         self._clock = clock
-        self._desk = TurnDesk(scheduler, nanoseconds_of(clock))
+        self._in_progress = InProgress(scheduler, nanoseconds_of(clock))
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
-        self._told = _Told(self._mutex, self._outcome)
+        self._effects = _Effects(self._mutex, self._outcome)
         self._sleeping = 0
         # Those among them that were called and did not get here yet: each of them will look.
         self._called = 0
@@ -70,40 +70,40 @@ class LaneBoard:
         self._closed = False
 
     @property
-    def on_shut(self) -> Call:
+    def on_parked(self) -> Call:
         """Called, from any thread, when parked lanes have something for the broker."""
-        return self._desk.on_shut
+        return self._in_progress.on_parked
 
-    @on_shut.setter
-    def on_shut(self, call: Call) -> None:
-        self._desk.on_shut = call
+    @on_parked.setter
+    def on_parked(self, call: Call) -> None:
+        self._in_progress.on_parked = call
 
     # for workers
 
-    def visit(self, visit: Visit) -> bool:
+    def take_runs(self, worker: Worker) -> bool:
         """Reports what went well in a visit and fills it again; waits for turns. False when the board is closed."""
-        with self._told:
+        with self._effects:
             now = self._clock.now()
-            self._desk.end(visit, now)
-            filled = not self._closed and self._fill(visit, now)
-        return filled or self._wait_to_fill(visit)
+            self._in_progress.end(worker, now)
+            filled = not self._closed and self._fill(worker, now)
+        return filled or self._wait_to_fill(worker)
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, worker: Worker) -> None:
         """A worker ends in the middle of a visit: what it did not begin is for others."""
-        with self._told:
+        with self._effects:
             now = self._clock.now()
-            self._desk.take_back(visit, now)
-            self._desk.end(visit, now)
+            self._in_progress.take_back(worker, now)
+            self._in_progress.end(worker, now)
 
-    def take(self, timeout: float | None = None) -> MessageTurn | None:
+    def take_run(self, timeout: float | None = None) -> MessageRun | None:
         """The next turn by itself; waits for one. None when the board is closed, or nothing came in time."""
         slept = False
         deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
         with self._mutex:
             while not self._closed:
                 now = self._clock.now()
-                found = self._desk.take(now)
-                if isinstance(found, Turn):
+                found = self._in_progress.take_run(now)
+                if isinstance(found, LaneRun):
                     if slept:
                         self._wake(1)
                     return found
@@ -114,15 +114,15 @@ class LaneBoard:
                 self._sleep_on_it(pause)
         return None
 
-    def finish(self, turn: MessageTurn, outcome: Outcome, done: int = 0, reason: str = "") -> MessageFinished:
+    def finish(self, run: MessageRun, outcome: Outcome, done: int = 0, reason: str = "") -> MessageFinished:
         """Reports a turn. What it answers is to be done by the caller; a turn taken away meanwhile is ignored."""
-        with self._told:
-            return self._desk.finish(turn, outcome, done, reason, self._clock.now())
+        with self._effects:
+            return self._in_progress.finish(run, outcome, done, reason, self._clock.now())
 
-    def sent_back(self, turn: MessageTurn, ok: Sequence[bool]) -> MessageFinished:
+    def sent_back(self, run: MessageRun, ok: Sequence[bool]) -> MessageFinished:
         """Reports which of `Finished.send_back` the broker has now."""
-        with self._told:
-            return self._desk.sent_back(turn, ok, self._clock.now())
+        with self._effects:
+            return self._in_progress.sent_back(run, ok, self._clock.now())
 
     def close(self) -> None:
         """Sends every waiting worker home."""
@@ -141,56 +141,56 @@ class LaneBoard:
         kept: Iterable[KeptLane] = (),
     ) -> None:
         with self._mutex:
-            self._scheduler.add(queue, start, self._order, usable_until=usable_until, done=done, kept=kept)
+            self._lanes.add(queue, start, self._order, usable_until=usable_until, done=done, kept=kept)
 
     def put(
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset
     ) -> bool:
-        with self._told:
-            wanted = self._scheduler.put(queue, messages, next_offset, pulled_from=pulled_from)
+        with self._effects:
+            wanted = self._lanes.put(queue, messages, next_offset, pulled_from=pulled_from)
             if messages:
                 self._call_workers(1 if self._order is Order.QUEUE else len(messages))
-            self._desk.look_at_shut(queue)
+            self._in_progress.look_at_shut(queue)
         return wanted
 
     def set_usable_until(self, queue: MessageQueue, until: Millis) -> None:
         with self._mutex:
-            self._scheduler.set_usable_until(queue, until)
+            self._lanes.set_usable_until(queue, until)
             self._wake(1)
 
     def resume(self, queue: MessageQueue, key: str | None) -> bool:
-        with self._told:
-            resumed = self._scheduler.resume(queue, key)
+        with self._effects:
+            resumed = self._lanes.resume(queue, key)
             self._wake(1)
-            self._desk.look_at_shut(queue)
+            self._in_progress.look_at_shut(queue)
         return resumed
 
     def shut(self, queue: MessageQueue, act: Callable[[ShutLanes[Message]], R]) -> R | None:
         """Does something with the queue's parked lanes; None where it is not held, or has no lanes by key."""
-        with self._told:
-            lanes = self._scheduler.shut(queue)
+        with self._effects:
+            lanes = self._lanes.shut(queue)
             if lanes is None:
                 return None
             result = act(lanes)
-            self._scheduler.offer(queue)
+            self._lanes.offer(queue)
             self._wake(1)
-            self._desk.feed(queue)
+            self._in_progress.feed(queue)
         return result
 
     def drain(self, queue: MessageQueue) -> None:
-        with self._told:
-            self._desk.drain(queue, self._clock.now())
+        with self._effects:
+            self._in_progress.drain(queue, self._clock.now())
 
     def reopen(self, queue: MessageQueue) -> None:
         with self._mutex:
-            self._scheduler.reopen(queue)
+            self._lanes.reopen(queue)
             self._wake(1)
 
     async def drained(self, queue: MessageQueue, timeout_ms: int) -> bool:
         """Waits until no handler of a draining queue runs, at most so long; whether that came true."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self._mutex:
-            self._desk.drained[queue] = lambda: _set_from_thread(loop, event)
+            self._in_progress.drained[queue] = lambda: _set_from_thread(loop, event)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._is_drained(queue):
@@ -199,98 +199,98 @@ class LaneBoard:
         except TimeoutError:
             pass
         with self._mutex:
-            self._desk.drained.pop(queue, None)
+            self._in_progress.drained.pop(queue, None)
         return self._is_drained(queue)
 
     def _is_drained(self, queue: MessageQueue) -> bool:
         """A queue that was lost meanwhile has nothing left to wait for."""
         with self._mutex:
-            return self._scheduler.committable(queue) is None or self._scheduler.is_drained(queue)
+            return self._lanes.committable(queue) is None or self._lanes.is_drained(queue)
 
     def drop(self, queue: MessageQueue) -> None:
-        with self._told:
-            self._desk.drop(queue)
+        with self._effects:
+            self._in_progress.drop(queue)
 
     def committable(self, queue: MessageQueue) -> QueueOffset | None:
-        with self._told:
-            self._desk.catch_up(self._clock.now())
-            return self._scheduler.committable(queue)
+        with self._effects:
+            self._in_progress.catch_up(self._clock.now())
+            return self._lanes.committable(queue)
 
     def progress(self, queue: MessageQueue) -> tuple[QueueOffset, FinishedRanges] | None:
         """The committable offset and what is finished above it, as of one moment; None if it is not held."""
-        with self._told:
-            self._desk.catch_up(self._clock.now())
-            offset = self._scheduler.committable(queue)
-            return None if offset is None else (offset, self._scheduler.finished_ranges(queue))
+        with self._effects:
+            self._in_progress.catch_up(self._clock.now())
+            offset = self._lanes.committable(queue)
+            return None if offset is None else (offset, self._lanes.finished_ranges(queue))
 
     def next_offset(self, queue: MessageQueue) -> QueueOffset | None:
         with self._mutex:
-            return self._scheduler.next_offset(queue)
+            return self._lanes.next_offset(queue)
 
     def cached(self, queue: MessageQueue) -> Cached:
         with self._mutex:
-            return self._scheduler.cached(queue)
+            return self._lanes.cached(queue)
 
     def call_below(self, queue: MessageQueue, count: int, call: Call) -> None:
         """Once: calls back, from a worker's thread, when no more than `count` messages are cached."""
         with self._mutex:
-            self._desk.hungry[queue] = count, call
+            self._in_progress.hungry[queue] = count, call
 
-    def overdue(self, before: Millis) -> list[MessageTurn]:
+    def overdue(self, before: Millis) -> list[MessageRun]:
         """Turns that began earlier, still run, and may be taken over."""
         with self._mutex:
-            return self._desk.overdue(before)
+            return self._in_progress.overdue(before)
 
-    def take_over(self, turn: MessageTurn) -> bool:
+    def take_over(self, run: MessageRun) -> bool:
         """Ends an overdue turn whose messages the broker has; False if its handler came back meanwhile."""
-        with self._told:
-            return self._desk.take_over(turn, self._clock.now())
+        with self._effects:
+            return self._in_progress.take_over(run, self._clock.now())
 
     def snapshot(self) -> dict[MessageQueue, QueueView]:
         with self._mutex:
-            return self._scheduler.snapshot()
+            return self._lanes.snapshot()
 
-    def look(self, queue: MessageQueue, key: str | None) -> LaneLook | None:
+    def look(self, queue: MessageQueue, key: str | None) -> LaneStatus | None:
         """What a lane is doing now; None for a queue that is not held."""
         with self._mutex:
-            return self._desk.look(queue, key, self._clock.now())
+            return self._in_progress.look(queue, key, self._clock.now())
 
     # under the mutex
 
     def _outcome(self) -> Sequence[Call]:
         """Wakes whom the desk wants; what it wants called when the mutex is free."""
-        if self._desk.wanted:
-            self._wake(self._desk.wanted)
-            self._desk.wanted = 0
-        return self._desk.take_calls()
+        if self._in_progress.wanted:
+            self._wake(self._in_progress.wanted)
+            self._in_progress.wanted = 0
+        return self._in_progress.take_calls()
 
-    def _fill(self, visit: Visit, now: Millis) -> bool:
-        filled = self._desk.fill(visit, now)
-        if filled and not (self._watched or self._called) and (filled > 1 or self._is_more_for_others(visit)):
+    def _fill(self, worker: Worker, now: Millis) -> bool:
+        filled = self._in_progress.fill(worker, now)
+        if filled and not (self._watched or self._called) and (filled > 1 or self._is_more_for_others(worker)):
             self._wake(1)
         return filled > 0
 
-    def _is_more_for_others(self, visit: Visit) -> bool:
+    def _is_more_for_others(self, worker: Worker) -> bool:
         """Whoever begins a visit may have been the one who looked after the others': somebody must follow."""
-        return self._scheduler.has_ready or self._desk.visits.something_waits(besides=visit)
+        return self._lanes.has_ready or self._in_progress.busy.something_waits(besides=worker)
 
-    def _wait_to_fill(self, visit: Visit) -> bool:
+    def _wait_to_fill(self, worker: Worker) -> bool:
         filled = False
         while not (filled or self._closed):
-            with self._told:
+            with self._effects:
                 now = self._clock.now()
-                filled = self._fill(visit, now)
-                if not (filled or self._closed or self._desk.calls):
-                    self._sleep_on_it(pause_of(self._scheduler.wait(), None, now))
+                filled = self._fill(worker, now)
+                if not (filled or self._closed or self._in_progress.calls):
+                    self._sleep_on_it(pause_of(self._lanes.wait(), None, now))
         return filled
 
     def _call_workers(self, messages: int) -> None:
         """New messages: call those they want, and at least one if no sleeper looks again soon anyway."""
-        self._wake(max(self._desk.visits.workers_for(messages), 0 if self._watched else 1))
+        self._wake(max(self._in_progress.busy.workers_for(messages), 0 if self._watched else 1))
 
     def _must_watch(self) -> bool:
         """Whether somebody who goes to sleep must look again soon, because turns wait behind others, or for them."""
-        return not self._watched and (self._scheduler.has_ready or self._desk.visits.something_waits())
+        return not self._watched and (self._lanes.has_ready or self._in_progress.busy.something_waits())
 
     def _sleep_on_it(self, pause: float | None) -> None:
         watch = self._must_watch()
@@ -330,5 +330,5 @@ def pause_of(wait: Wait, deadline: int | None, now: Millis) -> float | None:
 
 def watching(pause: float | None) -> float:
     """A sleep from which one looks again soon."""
-    soon = PATIENCE_MS / 1000
+    soon = LATE_MS / 1000
     return soon if pause is None else min(pause, soon)

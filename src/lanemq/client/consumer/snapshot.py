@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lanemq.client.consumer.member import Member
 from lanemq.client.consumer.metrics import TopicCount
 from lanemq.core.consuming.lane_queue import QueueView
-from lanemq.core.consuming.turns import NO_LEASE_NEEDED
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 
@@ -37,9 +37,9 @@ def take_snapshot(member: Member) -> ConsumerSnapshot:
     now = member.options.clock.now()
     queues = {}
     for holding in member.holdings:
-        view = holding.station.board.snapshot().get(holding.queue)
+        view = holding.station.scheduler.snapshot().get(holding.queue)
         if view is not None:
             left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now)
             committed = member.offsets.get(holding.queue)
             queues[holding.queue] = HeldQueue(holding.epoch, holding.life.stage.name, committed, left, view)
-    return ConsumerSnapshot(member.client_id, member.options.group, queues, member.tallies.total())
+    return ConsumerSnapshot(member.client_id, member.options.group, queues, member.counts.total())

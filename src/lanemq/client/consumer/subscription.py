@@ -5,14 +5,14 @@
 
 from dataclasses import dataclass, field
 
-from lanemq.client.consumer.async_scheduler import LoopBoard
-from lanemq.client.consumer.attempts import AsyncAttempt, Attempt
-from lanemq.client.consumer.scheduler import LaneBoard
+from lanemq.client.consumer.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.attempts import AsyncBatchHandler, BatchHandler
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.tag_filter import TagFilter, tag_filter
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey
+from lanemq.core.consuming.runs import LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.turns import LaneOptions, Order
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_topic
 
@@ -31,9 +31,9 @@ class StationPlan:
     """One subscription and what to do with its messages; checked when made."""
 
     topic: str
-    attempt: Attempt | None = None
+    handler: BatchHandler | None = None
     """For worker threads. Neither this nor `async_attempt`: somebody takes the turns by hand (iterators)."""
-    async_attempt: AsyncAttempt | None = None
+    async_handler: AsyncBatchHandler | None = None
     tags: str = "*"
     order: Order = Order.KEY
     policy: FailurePolicy = HOLD_KEY
@@ -65,11 +65,11 @@ class StationPlan:
 class Station:
     """A plan with its board."""
 
-    def __init__(self, plan: StationPlan, clock: Clock, shared: LaneBoard | None = None) -> None:
+    def __init__(self, plan: StationPlan, clock: Clock, shared: Scheduler | None = None) -> None:
         self.plan = plan
-        self.board = shared or make_board(plan, clock)
+        self.scheduler = shared or make_scheduler(plan, clock)
 
 
-def make_board(plan: StationPlan, clock: Clock) -> LaneBoard:
-    board = LoopBoard if plan.async_attempt is not None else LaneBoard
-    return board(LaneScheduler(plan.lanes), plan.order, clock)
+def make_scheduler(plan: StationPlan, clock: Clock) -> Scheduler:
+    scheduler = AsyncScheduler if plan.async_handler is not None else Scheduler
+    return scheduler(LaneScheduler(plan.lanes), plan.order, clock)

@@ -14,80 +14,80 @@ from collections.abc import Callable, Iterator
 
 from lanemq.client.message import Message
 from lanemq.core.consuming.lane_turns import count_messages
-from lanemq.core.consuming.turns import Turn
+from lanemq.core.consuming.runs import LaneRun
 
-VISIT_NS = 1_000_000
+TARGET_NS = 1_000_000
 """What a visit should take. Longer ones save little, and let others wait."""
-MOST_MESSAGES = 256
+MAX_MESSAGES = 256
 """In one visit, however fast they are."""
-QUICK_MESSAGES = MOST_MESSAGES // 2
+QUICK_MESSAGES = MAX_MESSAGES // 2
 """From so many in a visit on, handlers cost less than waking somebody to share them."""
-PATIENCE_MS = 5
+LATE_MS = 5
 """A worker whose visit takes so long loses what it has not begun to the others. Shorter would take turns from workers
 that only wait for the interpreter; longer would let turns wait behind one that hangs.
 """
-_PATIENCE_NS = PATIENCE_MS * 1_000_000
+_LATE_NS = LATE_MS * 1_000_000
 
 
-class Visit:
+class Worker:
     """One worker's turns. The worker and the board share it without a lock: each step is one step of a deque."""
 
-    __slots__ = ("began_ns", "ended", "messages", "turn", "waiting")
+    __slots__ = ("began_ns", "ended", "messages", "run", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Turn[Message]] = deque()
+        self.waiting: deque[LaneRun[Message]] = deque()
         """Taken and not begun, in the order they run."""
-        self.ended: deque[Turn[Message]] = deque()
+        self.ended: deque[LaneRun[Message]] = deque()
         """Went well, and the board does not know it yet."""
-        self.turn: Turn[Message] | None = None
+        self.run: LaneRun[Message] | None = None
         """In the worker's hands now."""
         self.began_ns = 0
         self.messages = 0
         """That it took and that were not taken back."""
 
-    def taken_back(self) -> Iterator[Turn[Message]]:
+    def taken_back(self) -> Iterator[LaneRun[Message]]:
         """Everything that waits, the worker's no longer; the last first, as the worker comes from the other end."""
-        for turn in _popped(self.waiting.pop):
-            self.messages -= len(turn.messages)
-            yield turn
+        for run in _popped(self.waiting.pop):
+            self.messages -= len(run.messages)
+            yield run
 
-    def reported(self) -> list[Turn[Message]]:
+    def reported(self) -> list[LaneRun[Message]]:
         """Everything that went well. Under the board's mutex nobody else takes from here."""
         next_one = self.ended.popleft
         return [next_one() for _ in range(len(self.ended))]
 
 
-class Visits:
+class BusyWorkers:
     """The visits under way at one board, under its mutex."""
 
     def __init__(self) -> None:
-        self._open: dict[Visit, None] = {}
+        self._open: dict[Worker, None] = {}
         self.share = 1
         """Messages that a worker takes at once."""
         self._next_look_ns = 0
 
-    def __iter__(self) -> Iterator[Visit]:
+    def __iter__(self) -> Iterator[Worker]:
         return iter(self._open)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, visit: Visit, turns: list[Turn[Message]], now_ns: int) -> None:
-        visit.messages = count_messages(turns)
-        visit.began_ns = now_ns
-        visit.waiting.extend(turns)
-        self._open[visit] = None
+    def begin(self, worker: Worker, runs: list[LaneRun[Message]], now_ns: int) -> None:
+        worker.messages = count_messages(runs)
+        worker.began_ns = now_ns
+        worker.waiting.extend(runs)
+        self._open[worker] = None
 
-    def end(self, visit: Visit, now_ns: int) -> None:
+    def end(self, worker: Worker, now_ns: int) -> None:
         """Everything of it was run or taken back. How long it took says how many messages fit into the next."""
-        if visit not in self._open:
+        if worker not in self._open:
             return
-        del self._open[visit]
-        fit = VISIT_NS * visit.messages // max(now_ns - visit.began_ns, 1)
-        self.share = max(1, min(fit, 2 * self.share, MOST_MESSAGES))
+        del self._open[worker]
+        fit = TARGET_NS * worker.messages // max(now_ns - worker.began_ns, 1)
+        self.share = max(1, min(fit, 2 * self.share, MAX_MESSAGES))
 
-    def running(self) -> Iterator[Turn[Message]]:
-        return (turn for visit in self._open if (turn := visit.turn) is not None)
+    def running(self) -> Iterator[LaneRun[Message]]:
+        return (run for worker in self._open if (run := worker.run) is not None)
 
     def workers_for(self, messages: int) -> int:
         """How many workers so many new messages want, besides those that will be back in a millisecond."""
@@ -105,27 +105,27 @@ class Visits:
         """
         if not self._is_quick:
             return False
-        since = now_ns - _PATIENCE_NS
+        since = now_ns - _LATE_NS
         return any(each.began_ns > since for each in self._open)
 
     @property
     def _is_quick(self) -> bool:
         return self.share >= QUICK_MESSAGES
 
-    def something_waits(self, besides: Visit | None = None) -> bool:
+    def something_waits(self, besides: Worker | None = None) -> bool:
         """Whether a visit, other than this one, has something that others could run or report."""
-        return any(visit is not besides and (visit.waiting or visit.ended) for visit in self._open)
+        return any(worker is not besides and (worker.waiting or worker.ended) for worker in self._open)
 
-    def late(self, now_ns: int) -> list[Visit]:
+    def late(self, now_ns: int) -> list[Worker]:
         """Visits that take too long and have something for others. Looked for now and then, not with every visit."""
         if now_ns < self._next_look_ns:
             return []
-        self._next_look_ns = now_ns + _PATIENCE_NS // 2
-        since = now_ns - _PATIENCE_NS
+        self._next_look_ns = now_ns + _LATE_NS // 2
+        since = now_ns - _LATE_NS
         return [each for each in self._open if each.began_ns <= since and (each.waiting or each.ended)]
 
 
-def _popped(pop: Callable[[], Turn[Message]]) -> Iterator[Turn[Message]]:
+def _popped(pop: Callable[[], LaneRun[Message]]) -> Iterator[LaneRun[Message]]:
     while True:
         try:
             yield pop()

@@ -10,23 +10,23 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from lanemq.client.consumer.async_scheduler import LoopBoard
-from lanemq.client.consumer.metrics import Tallies, Tally
+from lanemq.client.consumer.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
+from lanemq.client.consumer.metrics import ConsumerCounts, WorkerCounts
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.subscription import Station
-from lanemq.client.consumer.turn_desk import MessageFinished, MessageTurn
-from lanemq.client.consumer.turn_run import TurnEnd, log_end, reason_of, run_visit, run_visit_async, stopped_at
-from lanemq.client.consumer.visits import Visit
+from lanemq.client.consumer.turn_run import TurnEnd, log_end, reason_of, run_worker, run_worker_async, stopped_at
+from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import SEND_BACK_RETRY, SendBack
-from lanemq.core.consuming.turns import STOPPED, Plain, Suspend, Why
+from lanemq.core.consuming.runs import STOPPED, Plain, Suspend, Why
 from lanemq.history import History, Place
 
 log = logging.getLogger(__name__)
 
 
-class Aftermath:
+class RunReporter:
     """What follows a turn: the report, and messages that go to the broker. Works on the event loop."""
 
     def __init__(self, group: str, dead_letters: DeadLetters, history: History) -> None:
@@ -34,21 +34,21 @@ class Aftermath:
         self._dead_letters = dead_letters
         self._history = history
 
-    async def settle(self, station: Station, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
+    async def settle(self, station: Station, run: MessageRun, end: TurnEnd) -> MessageFinished:
         """Reports a turn's end and does what the scheduler asks for in return."""
         if end.stop.bury is not None:
-            return await self._bury(station, turn, end)
-        finished = station.board.finish(turn, end.stop.outcome, end.done, reason_of(end))
-        return await self.follow(station, turn, end, finished)
+            return await self._bury(station, run, end)
+        finished = station.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
+        return await self.follow(station, run, end, finished)
 
     async def follow(
-        self, station: Station, turn: MessageTurn, end: TurnEnd, finished: MessageFinished
+        self, station: Station, run: MessageRun, end: TurnEnd, finished: MessageFinished
     ) -> MessageFinished:
         """Hands messages over if asked to; their lane waits meanwhile, and goes on only when they are stored."""
         if finished.why is not Why.GIVE:
             return finished
         ok = [await self._give(station, message, end) for message in finished.send_back]
-        return station.board.sent_back(turn, ok)
+        return station.scheduler.sent_back(run, ok)
 
     async def _give(self, station: Station, message: Message, end: TurnEnd) -> bool:
         if isinstance(policy := station.plan.policy, SendBack):
@@ -62,10 +62,10 @@ class Aftermath:
             self._history.skipped(self._place(message), message.key or "", "sent back, and comes again from elsewhere")
         return True
 
-    async def _bury(self, station: Station, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
-        if await self._buried(stopped_at(turn, end), end.stop.bury or ""):
-            return station.board.finish(turn, STOPPED, end.done + 1)
-        return station.board.finish(turn, Suspend(SEND_BACK_RETRY), end.done)
+    async def _bury(self, station: Station, run: MessageRun, end: TurnEnd) -> MessageFinished:
+        if await self._buried(stopped_at(run, end), end.stop.bury or ""):
+            return station.scheduler.finish(run, STOPPED, end.done + 1)
+        return station.scheduler.finish(run, Suspend(SEND_BACK_RETRY), end.done)
 
     async def _buried(self, message: Message, why: str) -> bool:
         if not await self._dead_letters.bury(message, why):
@@ -85,17 +85,17 @@ class ThreadWorkers:
     def __init__(
         self,
         station: Station,
-        aftermath: Aftermath,
+        reporter: RunReporter,
         clock: Clock,
-        tallies: Tallies,
+        counts: ConsumerCounts,
         broken: Callable[[BaseException], None],
     ) -> None:
         self._station = station
-        self._aftermath = aftermath
+        self._aftermath = reporter
         self._clock = clock
         self._broken = broken
         self._loop = asyncio.get_running_loop()
-        self._tallies = tallies
+        self._counts = counts
         self._threads = [
             threading.Thread(target=self._work, name=f"lanemq-{station.plan.topic}-{n}", daemon=True)
             for n in range(station.plan.workers)
@@ -107,7 +107,7 @@ class ThreadWorkers:
 
     async def stop(self, timeout_s: float) -> None:
         """Sends the workers home; one that hangs in user code is left behind, it cannot be stopped."""
-        self._station.board.close()
+        self._station.scheduler.close()
         await asyncio.to_thread(self._join, timeout_s)
 
     def _join(self, timeout_s: float) -> None:
@@ -117,38 +117,38 @@ class ThreadWorkers:
             thread.join(max(0, until - self._clock.now()) / 1000)
 
     def _work(self) -> None:
-        board, visit, tally = self._station.board, Visit(), self._tallies.new()
+        scheduler, worker, counts = self._station.scheduler, Worker(), self._counts.new()
         try:
-            while board.visit(visit):
-                self._run(visit, tally)
+            while scheduler.take_runs(worker):
+                self._run(worker, counts)
         except BaseException as error:
-            board.leave(visit)
+            scheduler.leave(worker)
             log.exception("a worker of topic %s broke down", self._station.plan.topic)
             self._loop.call_soon_threadsafe(self._broken, error)
 
-    def _run(self, visit: Visit, tally: Tally) -> None:
+    def _run(self, worker: Worker, counts: WorkerCounts) -> None:
         """All turns of a visit; what goes well is reported with the next visit, anything else at once."""
         plan, began = self._station.plan, self._clock.now()
-        assert plan.attempt is not None
+        assert plan.handler is not None
         while True:
-            ran = run_visit(visit, plan.attempt, plan.batch_size, self._clock)
+            ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
             now = self._clock.now()
-            tally.went_well(plan.topic, ran.turns, ran.messages, now - began)
-            turn = visit.turn
-            if ran.end is None or turn is None:
+            counts.went_well(plan.topic, ran.runs, ran.messages, now - began)
+            run = worker.run
+            if ran.end is None or run is None:
                 return
-            finished = self._report(turn, ran.end)
-            visit.turn, began = None, self._clock.now()
-            _count(tally, turn, ran.end, began - (turn.began or now))
-            log_end(turn, ran.end, finished)
+            finished = self._report(run, ran.end)
+            worker.run, began = None, self._clock.now()
+            _count(counts, run, ran.end, began - (run.began or now))
+            log_end(run, ran.end, finished)
 
-    def _report(self, turn: MessageTurn, end: TurnEnd) -> MessageFinished:
+    def _report(self, run: MessageRun, end: TurnEnd) -> MessageFinished:
         if end.stop.bury is not None:
-            return self._on_loop(self._aftermath.settle(self._station, turn, end))
-        finished = self._station.board.finish(turn, end.stop.outcome, end.done, reason_of(end))
+            return self._on_loop(self._aftermath.settle(self._station, run, end))
+        finished = self._station.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
         if finished.why is not Why.GIVE:
             return finished
-        return self._on_loop(self._aftermath.follow(self._station, turn, end, finished))
+        return self._on_loop(self._aftermath.follow(self._station, run, end, finished))
 
     def _on_loop(self, work: Coroutine[Any, Any, MessageFinished]) -> MessageFinished:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -157,52 +157,52 @@ class ThreadWorkers:
 class TaskWorkers:
     """The tasks of one station whose handler is a coroutine function."""
 
-    def __init__(self, station: Station, aftermath: Aftermath, clock: Clock, tallies: Tallies) -> None:
+    def __init__(self, station: Station, reporter: RunReporter, clock: Clock, counts: ConsumerCounts) -> None:
         self._station = station
-        self._aftermath = aftermath
+        self._aftermath = reporter
         self._clock = clock
-        self._tallies = tallies
+        self._counts = counts
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = [tasks.create_task(self._work()) for _ in range(self._station.plan.workers)]
 
     async def stop(self, timeout_s: float) -> None:
-        self._station.board.close()
+        self._station.scheduler.close()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in late:
                 task.cancel()
 
     async def _work(self) -> None:
-        board, tally = self._station.board, self._tallies.new()
-        assert isinstance(board, LoopBoard)
-        visit = Visit()
+        scheduler, counts = self._station.scheduler, self._counts.new()
+        assert isinstance(scheduler, AsyncScheduler)
+        worker = Worker()
         try:
-            while await board.visit_async(visit):
-                await self._run(visit, tally)
+            while await scheduler.take_runs_async(worker):
+                await self._run(worker, counts)
         finally:
-            board.leave(visit)
+            scheduler.leave(worker)
 
-    async def _run(self, visit: Visit, tally: Tally) -> None:
+    async def _run(self, worker: Worker, counts: WorkerCounts) -> None:
         plan, began = self._station.plan, self._clock.now()
-        assert plan.async_attempt is not None
+        assert plan.async_handler is not None
         while True:
-            ran = await run_visit_async(visit, plan.async_attempt, plan.batch_size, self._clock)
+            ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
             now = self._clock.now()
-            tally.went_well(plan.topic, ran.turns, ran.messages, now - began)
-            turn = visit.turn
-            if ran.end is None or turn is None:
+            counts.went_well(plan.topic, ran.runs, ran.messages, now - began)
+            run = worker.run
+            if ran.end is None or run is None:
                 return
-            finished = await self._aftermath.settle(self._station, turn, ran.end)
-            visit.turn, began = None, self._clock.now()
-            _count(tally, turn, ran.end, began - (turn.began or now))
-            log_end(turn, ran.end, finished)
+            finished = await self._aftermath.settle(self._station, run, ran.end)
+            worker.run, began = None, self._clock.now()
+            _count(counts, run, ran.end, began - (run.began or now))
+            log_end(run, ran.end, finished)
 
 
-def _count(tally: Tally, turn: MessageTurn, end: TurnEnd, took_ms: int) -> None:
+def _count(counts: WorkerCounts, run: MessageRun, end: TurnEnd, took_ms: int) -> None:
     """A turn that did not simply go well."""
     outcome = end.stop.outcome
     failed = 1 if isinstance(outcome, Suspend) or outcome in (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK) else 0
     ok = end.done + (outcome is Plain.COMMIT)
-    tally.turn(turn.queue.topic, ok=ok, failed=failed, took_ms=took_ms)
+    counts.run(run.queue.topic, ok=ok, failed=failed, took_ms=took_ms)

@@ -10,9 +10,9 @@ from operator import attrgetter
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.lane_turns import Place, cut_turns, end_turns, grow, lay_in_lanes, pass_finished
+from lanemq.core.consuming.lane_turns import Place, cut_runs, end_runs, grow, lay_in_lanes, pass_finished
+from lanemq.core.consuming.runs import Lane, LaneRun, M, Order
 from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
-from lanemq.core.consuming.turns import Lane, M, Order, Turn
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.queue import MessageQueue
@@ -71,7 +71,7 @@ class KeyedQueue(LaneQueue[M]):
         self._bytes += sum(map(_size_of, messages))
         self._next = max(self._next, next_offset)
         if self.order is Order.NONE:
-            self.ready.extend(cut_turns(messages, self._chunk, self.queue, self))
+            self.ready.extend(cut_runs(messages, self._chunk, self.queue, self))
             return
         if self.shut:
             messages = self._without_settled(self.shut, messages)
@@ -91,10 +91,10 @@ class KeyedQueue(LaneQueue[M]):
         return taken
 
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
-        assert lane.turn is not None
+        assert lane.run is not None
         if lane.redriven is not None:
             return self._settle_redriven(lane, upto)
-        messages = lane.turn.messages
+        messages = lane.run.messages
         done: Sequence[M] = messages
         if upto < len(messages):
             done = [*messages[:upto], *(m for m in messages[upto:] if m.queue_offset in gone)]
@@ -106,12 +106,12 @@ class KeyedQueue(LaneQueue[M]):
             del self._lanes[lane.key]
         return False
 
-    def settle_done(self, turns: Sequence[Turn[M]], *, commit: bool) -> list[Lane[M]]:
+    def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
         """All their messages at once; only redriven ones, which were passed long ago, go one by one."""
-        done, more, redriven = end_turns(turns, self._lanes if self.order is Order.KEY else None)
+        done, more, redriven = end_runs(runs, self._lanes if self.order is Order.KEY else None)
         for lane in redriven:
             self._settle_redriven(lane, 1)
-        self.running -= len(turns)
+        self.running -= len(runs)
         self._finish(done)
         return more
 
@@ -138,18 +138,18 @@ class KeyedQueue(LaneQueue[M]):
 
     def lane(self, key: str | None) -> Lane[M] | None:
         place = self._lanes.get(key)
-        return self.lane_of(place) if isinstance(place, Turn) else place
+        return self.lane_of(place) if isinstance(place, LaneRun) else place
 
-    def lane_of(self, turn: Turn[M]) -> Lane[M]:
-        lane = turn.lane
+    def lane_of(self, run: LaneRun[M]) -> Lane[M]:
+        lane = run.lane
         if lane is None:
-            lane = grow(turn)
+            lane = grow(run)
             if self.order is Order.KEY:
-                self._lanes[turn.key] = lane
+                self._lanes[run.key] = lane
         return lane
 
     def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
-        messages = [*(lane.turn.messages if lane.turn is not None else ()), *lane.pending]
+        messages = [*(lane.run.messages if lane.run is not None else ()), *lane.pending]
         return (QueueOffset(messages[0].queue_offset) if messages else None), len(messages)
 
     def set_aside(self, messages: Sequence[M]) -> None:

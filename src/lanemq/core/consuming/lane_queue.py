@@ -17,8 +17,8 @@ from typing import Generic
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_turns import Place
 from lanemq.core.consuming.process_queue import ProcessQueue
+from lanemq.core.consuming.runs import Gate, Lane, LaneRun, M, Order
 from lanemq.core.consuming.shut_lanes import ShutLanes
-from lanemq.core.consuming.turns import Gate, Lane, M, Order, Turn
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import UsageError
@@ -83,23 +83,21 @@ class LaneQueue(Gate, ABC, Generic[M]):
         Returns whether the lane has, or may have, more to run.
         """
 
-    def settle_done(self, turns: Sequence[Turn[M]], *, commit: bool) -> list[Lane[M]]:
+    def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
         """End turns that went well, all of this queue; the lanes that have, or may have, more to run."""
-        lanes = [turn.lane for turn in turns if turn.lane is not None]
+        lanes = [run.lane for run in runs if run.lane is not None]
         more = [
-            lane
-            for turn, lane in zip(turns, lanes, strict=True)
-            if self.settle(lane, len(turn.messages), commit=commit)
+            lane for run, lane in zip(runs, lanes, strict=True) if self.settle(lane, len(run.messages), commit=commit)
         ]
-        for turn, lane in zip(turns, lanes, strict=True):
-            turn.running, lane.turn = False, None
-        self.running -= len(turns)
+        for run, lane in zip(runs, lanes, strict=True):
+            run.running, lane.run = False, None
+        self.running -= len(runs)
         return more
 
-    def lane_of(self, turn: Turn[M]) -> Lane[M]:
+    def lane_of(self, run: LaneRun[M]) -> Lane[M]:
         """The lane of a running turn; made now, if the turn stood for it so far."""
-        assert turn.lane is not None
-        return turn.lane
+        assert run.lane is not None
+        return run.lane
 
     def roll_back(self, lane: Lane[M]) -> None:
         """Everything taken and not committed returns; a meaning it has only where a queue is one lane."""
@@ -198,8 +196,8 @@ class WholeQueue(LaneQueue[M]):
         return []
 
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
-        assert lane.turn is not None
-        messages = lane.turn.messages
+        assert lane.run is not None
+        messages = lane.run.messages
         self._gone.update(gone)
         if upto < len(messages):
             self._messages.put_back_from(messages[upto].queue_offset)

@@ -13,11 +13,11 @@ from typing import Protocol, TypeAlias
 
 from lanemq._fast import compiled
 from lanemq.core.consuming.process_queue import Stored
-from lanemq.core.consuming.turns import Gate, Lane, M, Turn
+from lanemq.core.consuming.runs import Gate, Lane, LaneRun, M
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
-Place: TypeAlias = Lane[M] | Turn[M]
+Place: TypeAlias = Lane[M] | LaneRun[M]
 """Where the messages of a key wait: its lane, or the turn that stands for it."""
 
 
@@ -32,12 +32,12 @@ class Home(Protocol[M]):
     def take(self, lane: Lane[M], limit: int) -> list[M]: ...
 
 
-def grow(turn: Turn[M]) -> Lane[M]:
+def grow(run: LaneRun[M]) -> Lane[M]:
     """The lane for which the turn stood. A turn that waits keeps its place in line, for the lane."""
-    lane: Lane[M] = Lane(turn.key, [] if turn.running else list(turn.messages))
-    turn.lane = lane
-    if turn.running:
-        lane.turn, lane.slice_end = turn, turn.slice_end
+    lane: Lane[M] = Lane(run.key, [] if run.running else list(run.messages))
+    run.lane = lane
+    if run.running:
+        lane.run, lane.slice_end = run, run.slice_end
     return lane
 
 
@@ -54,28 +54,28 @@ def lay_in_lanes(
         key = message.key
         place = lanes.get(key)
         if place is None:
-            lanes[key] = place = Turn(queue, key, (message,), 1, 0, gate, 0)
+            lanes[key] = place = LaneRun(queue, key, (message,), 1, 0, gate, 0)
             ready.append(place)
             continue
-        if isinstance(place, Turn):
+        if isinstance(place, LaneRun):
             lanes[key] = place = grow(place)
         place.pending.append(message)
 
 
 @compiled
-def cut_turns(messages: Sequence[M], size: int, queue: MessageQueue, gate: Gate) -> list[Turn[M]]:
+def cut_runs(messages: Sequence[M], size: int, queue: MessageQueue, gate: Gate) -> list[LaneRun[M]]:
     """Without order: turns of so many messages, each as good as a lane."""
     starts = range(0, len(messages), size)
-    return [Turn(queue, None, tuple(messages[at : at + size]), 1, 0, gate, 0) for at in starts]
+    return [LaneRun(queue, None, tuple(messages[at : at + size]), 1, 0, gate, 0) for at in starts]
 
 
 @compiled
-def take_turns(home: Home[M], most: int, limit: int, slice_end: int, tokens: Iterator[int]) -> list[Turn[M]]:
+def take_runs(home: Home[M], most: int, limit: int, slice_end: int, tokens: Iterator[int]) -> list[LaneRun[M]]:
     """Turns of the lanes in line, at most `limit` messages each, until they have `most` messages or more.
 
     `slice_end` is for lanes that come from a pause, or from nowhere.
     """
-    ready, turns = home.ready, []
+    ready, runs = home.ready, []
     while most > 0 and ready:
         place = ready.popleft()
         if isinstance(place, Lane) or place.lane is not None:
@@ -84,57 +84,57 @@ def take_turns(home: Home[M], most: int, limit: int, slice_end: int, tokens: Ite
             taken = home.take(lane, limit)
             if not taken:
                 continue
-            turn = _turn_of(home, lane, taken, slice_end)
+            run = _run_of(home, lane, taken, slice_end)
         else:
-            turn = place
-            turn.slice_end = slice_end
-        turn.token = next(tokens)
-        turn.running = True
-        turns.append(turn)
-        most -= len(turn.messages)
-    home.running += len(turns)
-    return turns
+            run = place
+            run.slice_end = slice_end
+        run.token = next(tokens)
+        run.running = True
+        runs.append(run)
+        most -= len(run.messages)
+    home.running += len(runs)
+    return runs
 
 
-def _turn_of(home: Home[M], lane: Lane[M], taken: list[M], slice_end: int) -> Turn[M]:
+def _run_of(home: Home[M], lane: Lane[M], taken: list[M], slice_end: int) -> LaneRun[M]:
     if lane.slice_end is None:
         lane.slice_end = slice_end
     failures = home.failures
     attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
     assert isinstance(home, Gate)
-    turn = lane.turn = Turn(home.queue, lane.key, tuple(taken), attempt, 0, home, lane.slice_end, lane)
-    return turn
+    run = lane.run = LaneRun(home.queue, lane.key, tuple(taken), attempt, 0, home, lane.slice_end, lane)
+    return run
 
 
 @compiled
-def count_messages(turns: list[Turn[M]]) -> int:
-    return sum([len(turn.messages) for turn in turns])
+def count_messages(runs: list[LaneRun[M]]) -> int:
+    return sum([len(run.messages) for run in runs])
 
 
 @compiled
-def end_turns(
-    turns: Sequence[Turn[M]], lanes: dict[str | None, Place[M]] | None
+def end_runs(
+    runs: Sequence[LaneRun[M]], lanes: dict[str | None, Place[M]] | None
 ) -> tuple[list[M], list[Lane[M]], list[Lane[M]]]:
     """Turns that went well are over: their messages, the lanes that have more, and those whose message the broker gave
     back. Lanes with nothing left are closed, where there are any (`lanes`)."""
     done: list[M] = []
     more: list[Lane[M]] = []
     redriven: list[Lane[M]] = []
-    for turn in turns:
-        turn.running = False
-        lane = turn.lane
+    for run in runs:
+        run.running = False
+        lane = run.lane
         if lane is not None:
-            lane.turn = None
+            lane.run = None
             if lane.redriven is not None:
                 redriven.append(lane)
                 continue
             if lane.pending:
                 more.append(lane)
-                done += turn.messages
+                done += run.messages
                 continue
         if lanes is not None:
-            del lanes[turn.key]
-        done += turn.messages
+            del lanes[run.key]
+        done += run.messages
     return done, more, redriven
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from lanemq.core.consuming.turns import Lane, M, Order
+from lanemq.core.consuming.runs import Lane, M, Order
 from lanemq.model.units import Millis, QueueOffset
 
 
@@ -91,7 +91,7 @@ def view_lane(home: Home[M], key: str | None, timers: Iterable[tuple[Millis, Lan
 def _state(home: Home[M], lane: Lane[M], until: Millis | None, now: Millis, *, empty: bool) -> LaneState:
     """The first that is true explains the wait: a turn that runs is under way whatever else was decided since."""
     reasons = (
-        (LaneState.RUNNING, lane.turn is not None),
+        (LaneState.RUNNING, lane.run is not None),
         (LaneState.PARKED, home.is_parked(lane)),
         (LaneState.EMPTY, empty),
         (LaneState.LEAVING, home.closed),

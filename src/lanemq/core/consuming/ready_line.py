@@ -13,7 +13,7 @@ from typing import Generic
 
 from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.retry_policy import Again
-from lanemq.core.consuming.turns import Lane, M, Order
+from lanemq.core.consuming.runs import Lane, M, Order
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 

@@ -24,12 +24,11 @@ from typing import Generic
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_queue import LaneQueue, QueueView, WholeQueue
-from lanemq.core.consuming.lane_turns import count_messages, take_turns
+from lanemq.core.consuming.lane_turns import count_messages, take_runs
 from lanemq.core.consuming.lane_view import LaneView, view_lane
 from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import Again, Give, HoldKey, after, again
-from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
-from lanemq.core.consuming.turns import (
+from lanemq.core.consuming.runs import (
     COMMIT,
     DONE,
     HOPELESS,
@@ -40,14 +39,15 @@ from lanemq.core.consuming.turns import (
     Finished,
     Lane,
     LaneOptions,
+    LaneRun,
     M,
     Order,
     Outcome,
     Suspend,
-    Turn,
     Wait,
     Why,
 )
+from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import InvalidOption, UsageError
@@ -126,20 +126,20 @@ class LaneScheduler(Generic[M]):
             home.usable_until = deadline
             self._line.enlist(home)
 
-    def next_turn(self, *, now: Millis) -> Turn[M] | Wait:
+    def next_run(self, *, now: Millis) -> LaneRun[M] | Wait:
         """The next run of messages, fair between queues and, inside a queue, between lanes."""
-        turns = self.next_turns(1, now=now)
-        return turns[0] if turns else self.wait()
+        runs = self.next_runs(1, now=now)
+        return runs[0] if runs else self.wait()
 
-    def next_turns(self, most: int, *, now: Millis) -> list[Turn[M]]:
+    def next_runs(self, most: int, *, now: Millis) -> list[LaneRun[M]]:
         """Turns of different lanes for one worker, until they have `most` messages or more; none: see `wait`."""
-        turns: list[Turn[M]] = []
+        runs: list[LaneRun[M]] = []
         while most > 0 and (home := self._line.next(now)) is not None:
-            taken = take_turns(home, most, self._limit, now + self._slice, self._tokens)
+            taken = take_runs(home, most, self._limit, now + self._slice, self._tokens)
             most -= count_messages(taken)
-            turns += taken
+            runs += taken
             self._line.enlist(home)
-        return turns
+        return runs
 
     def wait(self) -> Wait:
         """Until when there is nothing to run, if nothing happens."""
@@ -150,25 +150,25 @@ class LaneScheduler(Generic[M]):
         """Whether some lane may be ready; asking for a turn tells."""
         return bool(self._line)
 
-    def is_running(self, turn: Turn[M]) -> bool:
+    def is_running(self, run: LaneRun[M]) -> bool:
         """Begun here, and not ended."""
-        return turn.running
+        return run.running
 
-    def may_take_over(self, turn: Turn[M]) -> bool:
+    def may_take_over(self, run: LaneRun[M]) -> bool:
         """Whether somebody else than its worker may end it: not while its messages are on their way to the broker, and
         not when the queue was lost, because they are the next owner's then."""
-        return self.is_running(turn) and turn.given is None and self._queues.get(turn.queue) is turn.gate
+        return self.is_running(run) and run.given is None and self._queues.get(run.queue) is run.gate
 
-    def finish_done(self, turns: Iterable[Turn[M]], *, now: Millis) -> list[tuple[MessageQueue, Why]]:
+    def finish_done(self, runs: Iterable[LaneRun[M]], *, now: Millis) -> list[tuple[MessageQueue, Why]]:
         """`finish(turn, DONE)` for each of them at a fraction of the cost; the queues they were of.
 
         Where a turn's queue was given up meanwhile, that is said instead of `DONE`; a turn that somebody else ended
         meanwhile is left out.
         """
         ended: list[tuple[MessageQueue, Why]] = []
-        for home, group in groupby([turn for turn in turns if turn.running], _gate_of):
+        for home, group in groupby([run for run in runs if run.running], _gate_of):
             if home.dropped:
-                ended += [(turn.queue, self.finish(turn, DONE, now=now).why) for turn in group]
+                ended += [(run.queue, self.finish(run, DONE, now=now).why) for run in group]
                 continue
             for lane in home.settle_done(list(group), commit=self._auto):
                 self._go_on(home, lane, now)
@@ -176,46 +176,46 @@ class LaneScheduler(Generic[M]):
             ended.append((home.queue, Why.DONE))
         return ended
 
-    def finish(self, turn: Turn[M], outcome: Outcome, *, done: int = 0, now: Millis, reason: str = "") -> Finished[M]:
+    def finish(self, run: LaneRun[M], outcome: Outcome, *, done: int = 0, now: Millis, reason: str = "") -> Finished[M]:
         """End a turn: its first `done` messages succeeded, `outcome` speaks of the batch after them.
 
         `reason` is why it failed, for whoever finds the lane parked.
         """
-        home, _ = self._running(turn)
+        home, _ = self._running(run)
         if home.dropped:
-            return self._ghost_ended(turn)
-        if turn.given is not None:
-            raise UsageError(f"turn {turn.token} of {turn.queue} waits for sent_back, not for another outcome")
+            return self._ghost_ended(run)
+        if run.given is not None:
+            raise UsageError(f"turn {run.token} of {run.queue} waits for sent_back, not for another outcome")
         if outcome is DONE:
-            return self._end(turn, len(turn.messages), Why.DONE, now=now)
-        if not 0 <= done <= len(turn.messages) - (outcome is not STOPPED):
-            raise UsageError(f"done={done} does not fit {outcome} of a turn of {len(turn.messages)}")
+            return self._end(run, len(run.messages), Why.DONE, now=now)
+        if not 0 <= done <= len(run.messages) - (outcome is not STOPPED):
+            raise UsageError(f"done={done} does not fit {outcome} of a turn of {len(run.messages)}")
         if outcome is STOPPED:
-            return self._end(turn, done, Why.STOPPED, now=now)
+            return self._end(run, done, Why.STOPPED, now=now)
         if outcome is COMMIT or outcome is ROLL_BACK:
-            return self._commit_or_roll_back(turn, outcome, done, now)
-        return self._failed(turn, done, outcome, now, reason)
+            return self._commit_or_roll_back(run, outcome, done, now)
+        return self._failed(run, done, outcome, now, reason)
 
-    def sent_back(self, turn: Turn[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
+    def sent_back(self, run: LaneRun[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
         """The shell tried to hand over `Finished.send_back`, one truth value per message.
 
         Successors pass only when the whole batch is gone. Otherwise the batch waits; those already handed
         over are not run and not handed over a second time.
         """
-        home, _ = self._running(turn)
+        home, _ = self._running(run)
         if home.dropped:
-            return self._ghost_ended(turn)
-        if turn.given is None or len(ok) != len(turn.given[1]):
+            return self._ghost_ended(run)
+        if run.given is None or len(ok) != len(run.given[1]):
             raise UsageError("sent_back answers the messages of Finished.send_back, one value each, once")
-        done, given = turn.given
+        done, given = run.given
         gone = {m.queue_offset for m, sent in zip(given, ok, strict=True) if sent}
-        batch = turn.messages[done : done + self._options.batch_size]
+        batch = run.messages[done : done + self._options.batch_size]
         left = [m for m in batch if m.queue_offset not in gone]
         if not left:
-            return self._end(turn, done + len(batch), Why.SENT_BACK, now=now, gone=gone)
+            return self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone)
         wait = again(self._options.policy, home.failures.get(left[0].queue_offset, 0))
         self._count(home, left)
-        return self._end(turn, done, Why.HELD, now=now, gone=gone, hold=wait)
+        return self._end(run, done, Why.HELD, now=now, gone=gone, hold=wait)
 
     def resume(self, queue: MessageQueue, key: str | None = None) -> bool:
         """Let a parked lane try again with fresh retries; whether there was one."""
@@ -288,15 +288,15 @@ class LaneScheduler(Generic[M]):
         timers = ((until, lane) for until, at, lane in self._line.timers() if at is home)
         return None if home is None else view_lane(home, key, timers, now)
 
-    def _running(self, turn: Turn[M]) -> tuple[LaneQueue[M], Lane[M]]:
-        home = turn.gate
-        if not turn.running or not isinstance(home, LaneQueue):
-            raise UsageError(f"turn {turn.token} of {turn.queue} has ended already: finish each turn once")
-        return home, home.lane_of(turn)
+    def _running(self, run: LaneRun[M]) -> tuple[LaneQueue[M], Lane[M]]:
+        home = run.gate
+        if not run.running or not isinstance(home, LaneQueue):
+            raise UsageError(f"turn {run.token} of {run.queue} has ended already: finish each turn once")
+        return home, home.lane_of(run)
 
     def _end(
         self,
-        turn: Turn[M],
+        run: LaneRun[M],
         upto: int,
         why: Why,
         *,
@@ -305,7 +305,7 @@ class LaneScheduler(Generic[M]):
         gone: Collection[int] = (),
         hold: Again | None = None,
     ) -> Finished[M]:
-        home, lane = self._running(turn)
+        home, lane = self._running(run)
         more = home.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
         until = self._next_place(home, lane, more, why, hold, now)
         return Finished(why, self._moved(home), (), until)
@@ -314,8 +314,8 @@ class LaneScheduler(Generic[M]):
         self, home: LaneQueue[M], lane: Lane[M], more: bool, why: Why, hold: Again | None, now: Millis
     ) -> Millis | None:
         """Where a lane goes when its turn ended: parked, on a timer, back in line, or nowhere."""
-        if lane.turn is not None:
-            lane.turn.running, lane.turn = False, None
+        if lane.run is not None:
+            lane.run.running, lane.run = False, None
         home.running -= 1
         if why is Why.PARKED:
             return None
@@ -333,35 +333,35 @@ class LaneScheduler(Generic[M]):
         else:
             home.ready.append(lane)
 
-    def _commit_or_roll_back(self, turn: Turn[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
+    def _commit_or_roll_back(self, run: LaneRun[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
         if outcome is COMMIT or self._auto:
-            upto = min(done + self._options.batch_size, len(turn.messages))
+            upto = min(done + self._options.batch_size, len(run.messages))
             why = Why.ILLEGAL if self._auto else Why.COMMITTED
-            return self._end(turn, upto, why, now=now, commit=True)
-        home, lane = self._running(turn)
+            return self._end(run, upto, why, now=now, commit=True)
+        home, lane = self._running(run)
         home.roll_back(lane)
         until = self._next_place(home, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, None, (), until)
 
-    def _failed(self, turn: Turn[M], done: int, outcome: Outcome, now: Millis, reason: str) -> Finished[M]:
-        home, lane = self._running(turn)
-        batch = turn.messages[done : done + self._options.batch_size]
+    def _failed(self, run: LaneRun[M], done: int, outcome: Outcome, now: Millis, reason: str) -> Finished[M]:
+        home, lane = self._running(run)
+        batch = run.messages[done : done + self._options.batch_size]
         policy, failures = self._options.policy, home.failures
         asked, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
         steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
         give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
         if give:
-            turn.given = done, give
+            run.given = done, give
             return Finished(Why.GIVE, None, give)
         waits = [step for step in steps if isinstance(step, Again)]
         if len(waits) < len(batch):
             attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1
-            parked = self._end(turn, done, Why.PARKED, now=now)
+            parked = self._end(run, done, Why.PARKED, now=now)
             home.park(lane, Failure(reason, attempts), at_broker=self._park_at_broker)
             return parked
         self._count(home, batch)
         longest = max(waits, key=lambda step: step.delay)
-        return self._end(turn, done, Why.HELD, now=now, hold=longest)
+        return self._end(run, done, Why.HELD, now=now, hold=longest)
 
     def _count(self, home: LaneQueue[M], failed: Sequence[M]) -> None:
         for message in failed:
@@ -374,11 +374,11 @@ class LaneScheduler(Generic[M]):
         home.reported = committable
         return committable
 
-    def _ghost_ended(self, turn: Turn[M]) -> Finished[M]:
-        _, lane = self._running(turn)
-        turn.running, lane.turn = False, None
-        if self._line.ghost_ended(turn.queue) and turn.queue in self._queues:
-            self._line.enlist(self._queues[turn.queue])
+    def _ghost_ended(self, run: LaneRun[M]) -> Finished[M]:
+        _, lane = self._running(run)
+        run.running, lane.run = False, None
+        if self._line.ghost_ended(run.queue) and run.queue in self._queues:
+            self._line.enlist(self._queues[run.queue])
         return Finished(Why.QUEUE_GONE)
 
     def _home(self, queue: MessageQueue) -> LaneQueue[M]:

@@ -22,7 +22,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeAlias
 
-from lanemq.core.consuming.turns import Lane, M, Turn
+from lanemq.core.consuming.runs import Lane, LaneRun, M
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
@@ -64,7 +64,7 @@ Work: TypeAlias = ParkWork[M] | NextWork | RedriveWork
 class Home(Protocol[M]):
     """What the queue does for its shut lanes."""
 
-    ready: deque[Lane[M] | Turn[M]]
+    ready: deque[Lane[M] | LaneRun[M]]
 
     def set_aside(self, messages: Sequence[M]) -> None:
         """The broker keeps them: here they are finished."""

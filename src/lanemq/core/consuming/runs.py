@@ -83,7 +83,7 @@ class Gate:
 
 
 @compiled
-class Turn(Generic[M]):
+class LaneRun(Generic[M]):
     """The right to run these messages of one lane now. Read-only for everybody but the scheduler.
 
     Where keys are many, most lanes have one message and are gone when it has run. So a turn with that message stands
@@ -137,12 +137,12 @@ class Turn(Generic[M]):
 class Lane(Generic[M]):
     """The messages of one key that wait for their turn."""
 
-    __slots__ = ("key", "pending", "redriven", "slice_end", "turn")
+    __slots__ = ("key", "pending", "redriven", "run", "slice_end")
 
     def __init__(self, key: str | None, pending: list[M]) -> None:
         self.key = key
         self.pending = pending
-        self.turn: Turn[M] | None = None
+        self.run: LaneRun[M] | None = None
         # Until when turn may follow turn without a pause; None after a pause.
         self.slice_end: int | None = None
         # A parked message that the broker gave back: it runs before, and without, everything in `pending`.
