@@ -29,11 +29,10 @@ from lanemq.log.reading import verify
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
 from lanemq.wire.batch import split_batch_raw
-from lanemq.wire.frame import FrameDecoder
-from lanemq.wire.hosts import NO_HOST
-from lanemq.wire.record import record_starts, seal_records
+from lanemq.wire.command import FrameDecoder
+from lanemq.wire.properties import following_stamps
+from lanemq.wire.record import NO_HOST, record_starts, seal_records
 from lanemq.wire.send_runs import encode_send_answers, read_sends
-from lanemq.wire.stamp import following_stamps
 
 COUNT, TRIES, MANY, ROUNDS = 1000, 30, 100_000, 3
 VARIANTS = ("pure", "compiled")

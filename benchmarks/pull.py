@@ -12,7 +12,7 @@ from lanemq.net.blocking import BlockingConnection
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
-from lanemq.wire.sysflag import PULL_SUBSCRIPTION
+from lanemq.wire.record import PULL_SUBSCRIPTION
 
 ROUNDS, MESSAGES = 5, 100_000
 MEBIBYTE = 2**20

@@ -34,8 +34,8 @@ from lanemq.spark.read.fetch import RangeReader
 from lanemq.spark.read.partition_reader import RangePartition
 from lanemq.spark.read.waiting import Patience
 from lanemq.spark.source import LaneDataSource
+from lanemq.wire.properties import find_stamp
 from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.stamp import find_stamp
 
 Kinds = dict[str, Callable[[], DataFrame]]
 

@@ -118,8 +118,8 @@ def own_exceptions() -> Iterator[type[BaseException]]:
                 yield value
 
 
-NEVER_LEAVE = {"Unreadable", "_TooShort"}
-"""Signals between two modules of `wire`; `command` turns them into errors of the tree."""
+NEVER_LEAVE = {"UnreadableHeader", "_TooShort"}
+"""Signals inside `wire.command`, which turns them into errors of the tree."""
 
 
 def test_every_exception_of_ours_is_a_lane_error() -> None:

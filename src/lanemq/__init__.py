@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from lanemq.model.queue import MessageQueue
-    from lanemq.net.tls import TlsOptions
+    from lanemq.net.security import TlsOptions
     from lanemq.wire.signing import Credentials
 
 _HOMES = {
@@ -108,7 +108,7 @@ _HOMES = {
         "UsageError",
     ),
     "lanemq.model.queue": ("MessageQueue",),
-    "lanemq.net.tls": ("TlsOptions",),
+    "lanemq.net.security": ("TlsOptions",),
     "lanemq.wire.signing": ("Credentials",),
 }
 """The same for the running program."""

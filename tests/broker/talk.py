@@ -12,8 +12,7 @@ from lanemq.net.blocking import connect
 from lanemq.wire.batch import encode_batch
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, LockResponse, QueueBody, Subscription
 from lanemq.wire.codes import RequestCode
-from lanemq.wire.command import ONEWAY_BIT, Command, decode_command, encode_command
-from lanemq.wire.frame import FrameDecoder
+from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
 from lanemq.wire.headers import PullHeader, SendHeader
 from lanemq.wire.properties import encode_properties
 from lanemq.wire.record import RecordView, record_starts

@@ -10,8 +10,7 @@ from tests.broker.running import Running
 from tests.broker.talk import Talk, bodies, heartbeat, lock_body, pull_ext, send_ext
 
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
-from lanemq.wire.frame import pack_frame
+from lanemq.wire.command import RESPONSE_BIT, Command, encode_command, pack_frame
 
 BAD_NAMES = ["", "a/b", "../../etc/passwd", "..", "a\0b", "a b", "x" * 128, "ü", "a\nb"]
 

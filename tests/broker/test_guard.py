@@ -18,10 +18,9 @@ from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, Subscri
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader
-from lanemq.wire.parked_bodies import LaneBody
-from lanemq.wire.record import RecordView
+from lanemq.wire.lane_bodies import LaneBody
+from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView
 from lanemq.wire.signing import Credentials, sign
-from lanemq.wire.sysflag import PULL_SUBSCRIPTION
 
 ROOT = Credentials("root", "the root of all")
 WRITER = Credentials("writer", "writer's secret")

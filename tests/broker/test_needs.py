@@ -9,8 +9,8 @@ from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBo
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader, UnregisterHeader, UpdateOffsetHeader
-from lanemq.wire.parked_bodies import LaneBody
-from lanemq.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from lanemq.wire.lane_bodies import LaneBody
+from lanemq.wire.record import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
 SUB, BOTH = Right.SUB, Right.ANY
 GENEROUS = User("u", "secret", topics={"orders": SUB}, default_group=BOTH)

@@ -13,7 +13,7 @@ from lanemq.model.errors import StorageError
 from lanemq.wire.bodies import LaneLease
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.parked_bodies import (
+from lanemq.wire.lane_bodies import (
     LaneBody,
     NextBody,
     ParkAnswer,

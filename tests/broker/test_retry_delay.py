@@ -12,7 +12,7 @@ from tests.broker.talk import Talk, bodies
 from lanemq.log.reading import ReadResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.message_id import decode_offset_id
+from lanemq.wire.record import decode_offset_id
 
 SECOND = 1_000
 

@@ -8,8 +8,7 @@ from tests.broker.talk import Talk, bodies, records
 
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.message_id import decode_offset_id
-from lanemq.wire.record import RecordView
+from lanemq.wire.record import RecordView, decode_offset_id
 
 HOUR = 3_600_000
 

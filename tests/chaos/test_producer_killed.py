@@ -6,7 +6,7 @@ import pytest
 from tests.chaos.stage import TOPIC, Stage, stored_records
 
 from lanemq.log.store import Store
-from lanemq.wire.stamp import find_stamp
+from lanemq.wire.properties import find_stamp
 
 
 @pytest.mark.row("A10")

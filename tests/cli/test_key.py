@@ -17,7 +17,7 @@ from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.wire.lane_state_bodies import LaneStateAnswer
+from lanemq.wire.lane_bodies import LaneStateAnswer
 
 QUEUES = [MessageQueue("orders", "lanemq", number) for number in range(4)]
 KEY = "order-4711"

@@ -28,7 +28,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, encode_command
-from lanemq.wire.lane_state_bodies import LaneStateAnswer
+from lanemq.wire.lane_bodies import LaneStateAnswer
 
 LONG = Backoff(60, 1.0, 60)
 Handle = Callable[[Message], None]

@@ -24,9 +24,8 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_response
 from lanemq.wire.compression import decompress
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.properties import decode_properties
+from lanemq.wire.properties import decode_properties, find_stamp
 from lanemq.wire.route_bodies import BrokerData, QueueData, TopicRouteData
-from lanemq.wire.stamp import find_stamp
 
 
 class Fault(Enum):

@@ -26,8 +26,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.properties import decode_properties, encode_properties, find_property
-from lanemq.wire.record import encode_record
-from lanemq.wire.sysflag import TRANSACTION_COMMIT
+from lanemq.wire.record import TRANSACTION_COMMIT, encode_record
 
 # --- messages
 

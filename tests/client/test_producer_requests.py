@@ -9,7 +9,7 @@ from lanemq.wire.batch import encode_batch, split_batch
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.compression import decompress
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.stamp import find_stamp
+from lanemq.wire.properties import find_stamp
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 BUILDER = RequestBuilder("billing", "client-1", "producer-1")

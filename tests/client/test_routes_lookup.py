@@ -10,7 +10,7 @@ from lanemq.client.routing import REFRESH_MILLIS, AsyncRoutes, BlockingRoutes, T
 from lanemq.model.errors import ConnectFailed, TopicNotFound
 from lanemq.model.units import Millis
 from lanemq.net.address import Address
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import ConnectionPool
 from lanemq.wire.codes import RequestCode
 
 NOBODY = Address("127.0.0.1", 1)

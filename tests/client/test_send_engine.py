@@ -21,7 +21,7 @@ from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.batch import split_batch
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.stamp import find_stamp
+from lanemq.wire.properties import find_stamp
 
 QUEUE = MessageQueue("orders", "b", 0)
 

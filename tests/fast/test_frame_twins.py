@@ -8,7 +8,7 @@ from tests.fast.both import damaged, needs_twins, same
 
 from lanemq._fast import references, twins
 from lanemq.wire.batch import encode_batch
-from lanemq.wire.frame import Frame, pack_frame
+from lanemq.wire.command import Frame, pack_frame
 
 pytestmark = needs_twins
 

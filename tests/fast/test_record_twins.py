@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, same
 
 from lanemq._fast import references, twins
-from lanemq.wire.hosts import pack_host
+from lanemq.wire.record import pack_host
 
 pytestmark = needs_twins
 

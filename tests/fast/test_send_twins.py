@@ -11,10 +11,9 @@ from tests.fast.both import damaged, needs_twins, outcome, same
 from lanemq._fast import references, twins
 from lanemq.client.producer.requests import Parcel, RequestBuilder, properties_text
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.command import decode_command, encode_command, encode_response
-from lanemq.wire.frame import Frame, FrameDecoder
+from lanemq.wire.command import Frame, FrameDecoder, decode_command, encode_command, encode_response
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.message_id import encode_offset_id, offset_id_prefix
+from lanemq.wire.record import encode_offset_id, offset_id_prefix
 from lanemq.wire.send_runs import SendRun, encode_send_answers, read_sends
 
 BUILDER = RequestBuilder("group", "client", "producer")

@@ -12,20 +12,19 @@ import zstandard
 from tests.broker.talk import heartbeat, lock_body, pull_ext, send_ext
 
 from lanemq.model.stamp import Stamp
-from lanemq.wire import admin_headers, bodies, headers, parked_bodies, route_bodies, stats_bodies
+from lanemq.wire import admin_headers, bodies, headers, lane_bodies, route_bodies, stats_bodies
 from lanemq.wire.batch import encode_batch
 from lanemq.wire.bodies import Body
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.headers import Header
-from lanemq.wire.properties import encode_properties
+from lanemq.wire.properties import encode_properties, encode_stamp
 from lanemq.wire.record import encode_record
-from lanemq.wire.stamp import encode_stamp
 from lanemq.wire.stats_bodies import QueueTableBody
 
 TOPIC = "Fuzzed"
 GROUP = "fuzzers"
-BODY_MODULES = (bodies, route_bodies, stats_bodies, parked_bodies)
+BODY_MODULES = (bodies, route_bodies, stats_bodies, lane_bodies)
 
 
 def _kinds(modules: tuple[object, ...], base: type) -> list[type]:

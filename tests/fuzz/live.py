@@ -19,8 +19,7 @@ from tests.fuzz.mutating import Mutator
 
 from lanemq.net.address import parse_address
 from lanemq.wire.codes import RequestCode
-from lanemq.wire.command import ONEWAY_BIT, Command, decode_command, encode_command
-from lanemq.wire.frame import FrameDecoder
+from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
 
 SANE = "SaneClientsOnly"
 VISIT = 20

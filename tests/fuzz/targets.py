@@ -11,16 +11,21 @@ from tests.log.conftest import SMALL, crash, log_files, read_all, send
 from lanemq.log.store import Store
 from lanemq.model.errors import RemoteProtocolError, StorageError
 from lanemq.wire.batch import split_batch, split_batch_raw
-from lanemq.wire.command import decode_command
+from lanemq.wire.command import Frame, FrameDecoder, decode_command
 from lanemq.wire.compression import decompress
-from lanemq.wire.frame import Frame, FrameDecoder
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.loose_json import loads_loose
-from lanemq.wire.properties import decode_properties, find_property, remove_property
-from lanemq.wire.record import RecordView, check_record, record_starts
+from lanemq.wire.properties import decode_properties, find_property, find_stamp, remove_property, stamp_in
+from lanemq.wire.record import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    RecordView,
+    check_record,
+    record_starts,
+)
 from lanemq.wire.send_runs import read_sends
-from lanemq.wire.stamp import find_stamp, stamp_in
-from lanemq.wire.sysflag import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 
 RECORD_FIELDS = (
     "size", "queue_id", "flag", "queue_offset", "position", "sys_flag", "born_timestamp", "born_host",

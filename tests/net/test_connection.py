@@ -8,8 +8,7 @@ from tests.net.echo_server import EchoServer
 
 from lanemq.model.errors import Closed, ConnectFailed, ConnectionLost, InvalidOption, RequestTimedOut
 from lanemq.net.address import Address, parse_address, parse_addresses
-from lanemq.net.connection import open_connection
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
 

@@ -21,9 +21,8 @@ from lanemq.net.address import Address
 from lanemq.net.blocking import BlockingConnection, DuplexConnection, connect
 from lanemq.net.connection import open_connection
 from lanemq.net.fresh_file import FreshFile
-from lanemq.net.security import Security
+from lanemq.net.security import Security, TlsOptions, client_context
 from lanemq.net.server_tls import Door, ServerTls, TlsMode
-from lanemq.net.tls import TlsOptions, client_context
 from lanemq.net.tls_socket import TlsSocket
 from lanemq.wire.command import Command
 

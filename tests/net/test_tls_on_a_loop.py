@@ -12,8 +12,7 @@ from tests.certificates import new_authority
 from lanemq.model.errors import TlsFailed
 from lanemq.net.address import Address
 from lanemq.net.connection import open_connection
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 
 PATIENCE = 10.0
 NOWHERE = Address("127.0.0.1", 1)

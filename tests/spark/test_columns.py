@@ -13,11 +13,8 @@ from lanemq.spark.columns.arrow import Wanted, decode
 from lanemq.spark.columns.damage import Damaged
 from lanemq.spark.columns.schema import COLUMNS, arrow_schema, some_columns
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
-from lanemq.wire.hosts import pack_host
-from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import RecordView, encode_record, record_starts
-from lanemq.wire.stamp import LANE_STAMP, decode_stamp
+from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_stamp
+from lanemq.wire.record import RecordView, encode_offset_id, encode_record, pack_host, record_starts
 
 SCHEMA = arrow_schema(COLUMNS)
 ALL = 2**62

@@ -9,16 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError
-from lanemq.wire import binary_header
 from lanemq.wire.command import (
+    BINARY,
+    JSON,
     BadHeader,
     Command,
+    Frame,
+    FrameDecoder,
     decode_command,
+    encode_binary_header,
     encode_command,
     encode_response,
     response_to,
 )
-from lanemq.wire.frame import BINARY, JSON, Frame, FrameDecoder
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -136,7 +139,7 @@ def test_too_many_ext_fields_are_refused_on_both_sides() -> None:
     assert caught.value.opaque == 5
     with pytest.raises(LocalProtocolError):
         encode_command(Command(1, 5, ext=many))
-    crowded = binary_header.encode(1, "JAVA", 1, 5, 0, None, many)
+    crowded = encode_binary_header(1, "JAVA", 1, 5, 0, None, many)
     with pytest.raises(BadHeader, match="129 ext fields") as caught:
         decode_command(Frame(BINARY, crowded, b""))
     assert caught.value.opaque == 5

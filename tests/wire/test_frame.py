@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire.frame import MAX_HEADER_BYTES, Frame, FrameDecoder, pack_frame
+from lanemq.wire.command import MAX_HEADER_BYTES, Frame, FrameDecoder, pack_frame
 
 ONE = pack_frame(0, b'{"code":1}', b"body")
 TWO = pack_frame(1, b"x" * 30, b"")

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lanemq.wire import admin_headers, bodies, headers, lane_fields, route_bodies
 from lanemq.wire.admin_headers import QueryMessageHeader, ResetOffsetHeader
-from lanemq.wire.command import decode_command
-from lanemq.wire.frame import Frame
+from lanemq.wire.command import Frame, decode_command
 from lanemq.wire.headers import (
     Header,
     HeaderError,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import UsageError
-from lanemq.wire.message_id import OffsetId, decode_offset_id, encode_offset_id, unique_id
+from lanemq.wire.record import OffsetId, decode_offset_id, encode_offset_id, unique_id
 
 
 def test_offset_id_is_host_port_position_in_upper_case_hex() -> None:

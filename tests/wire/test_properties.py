@@ -7,14 +7,17 @@ from hypothesis import strategies as st
 from lanemq.model.errors import MessageTooLarge, UsageError
 from lanemq.model.stamp import Stamp
 from lanemq.wire.properties import (
+    LANE_STAMP,
     MAX_PROPERTIES_BYTES,
     append_properties,
     decode_properties,
+    decode_stamp,
     encode_properties,
+    encode_stamp,
     find_property,
+    find_stamp,
     remove_property,
 )
-from lanemq.wire.stamp import LANE_STAMP, decode_stamp, encode_stamp, find_stamp
 
 PART = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=6)
 JUNK = st.text("ab\x01\x02", max_size=20)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire.hosts import pack_host, unpack_host
 from lanemq.wire.record import (
     RecordView,
     body_crc,
@@ -17,9 +16,11 @@ from lanemq.wire.record import (
     encode_record,
     is_marked_synced,
     mark_synced,
+    pack_host,
     record_starts,
     seal_record,
     seal_records,
+    unpack_host,
 )
 
 HOST = pack_host("127.0.0.1", 10911)

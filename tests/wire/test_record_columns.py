@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from lanemq._fast import references, twins
 from lanemq.model.errors import LocalProtocolError
-from lanemq.wire.hosts import pack_host
-from lanemq.wire.record import seal_records
-from lanemq.wire.record_columns import RecordColumns, seal_columns
+from lanemq.wire.batch import RecordColumns, seal_columns
+from lanemq.wire.record import pack_host, seal_records
 
 HOST, ELSEWHERE = pack_host("10.0.0.1", 7), pack_host("10.0.0.2", 8)
 INTS = st.integers(-(2**31), 2**31 - 1)

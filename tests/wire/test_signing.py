@@ -3,8 +3,7 @@
 import pytest
 
 from lanemq.model.errors import InvalidOption
-from lanemq.wire.command import Command, decode_command, encode_command
-from lanemq.wire.frame import FrameDecoder
+from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_command
 from lanemq.wire.signing import Credentials, is_signed, sign, signature
 
 USER = Credentials("rocketmq2", "12345678")

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for what arrives at a broker: frames, batches, and the stamps of messages that follow one another.
 
-The references are in `wire/frame.py`, `wire/batch.py` and `wire/stamp.py`, with what everything means. Every length
+The references are in `wire/command.py`, `wire/batch.py` and `wire/properties.py`, with what everything means. Every length
 is compared with what is left before a byte is read, as if each frame came from an enemy.
 """
 
@@ -39,7 +39,7 @@ ctypedef const unsigned char *Bytes
 
 
 def split_frames(data, limit, kind):
-    """Twin of `wire.frame.split_frames`."""
+    """Twin of `wire.command.split_frames`."""
     found = _split_frames(data, limit, kind) if type(data) is bytes and type(limit) is int else None
     return references["split_frames"](data, limit, kind) if found is None else found
 
@@ -154,7 +154,7 @@ cdef int _apart(Bytes at, Py_ssize_t size) noexcept:
 
 
 def count_stamped(texts, start, bytes prefix not None, sequence):
-    """Twin of `wire.stamp.count_stamped`."""
+    """Twin of `wire.properties.count_stamped`."""
     if type(texts) is not list or not 0 <= start <= len(<list>texts) or not 0 <= sequence < 1 << 60:
         return references["count_stamped"](texts, start, prefix, sequence)
     return _count_stamped(texts, start, prefix, sequence)

@@ -98,7 +98,7 @@ cdef bytes _seal(tuple item, bytes topic, Py_ssize_t topic_size, int64_t queue_i
 
 def seal_columns(columns, bytes topic not None, int64_t queue_id, int64_t queue_offset, int64_t position,
                  bytes born_host not None, int64_t store_timestamp, bytes store_host not None):
-    """Twin of `wire.record_columns.seal_columns`."""
+    """Twin of `wire.batch.seal_columns`."""
     records = None
     try:
         records = _seal_columns(columns.bodies, columns.properties, columns.flags, columns.born, columns.sys_flag,

@@ -63,11 +63,9 @@ from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
 from lanemq.net.server_tls import Door
 from lanemq.wire.command import Command
-from lanemq.wire.hosts import pack_host
-from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import RecordView
+from lanemq.wire.properties import PropertyName, find_stamp
+from lanemq.wire.record import RecordView, pack_host
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
-from lanemq.wire.stamp import find_stamp
 
 log = logging.getLogger(__name__)
 

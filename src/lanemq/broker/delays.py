@@ -16,10 +16,8 @@ from lanemq.log.reading import ReadStatus
 from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.wire.hosts import pack_host
-from lanemq.wire.properties import PropertyName, decode_properties, remove_property, tag_code_of
-from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_properties, remove_property, tag_code_of
+from lanemq.wire.record import RecordView, pack_host, record_starts
 
 log = logging.getLogger(__name__)
 

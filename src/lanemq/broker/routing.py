@@ -22,8 +22,7 @@ from lanemq.model.names import (
 )
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.properties import PropertyName, append_properties, find_property, remove_property
-from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.properties import LANE_STAMP, PropertyName, append_properties, find_property, remove_property
 
 _DELAY = PropertyName.DELAY + "\x01"
 _TIMER = "TIMER_"

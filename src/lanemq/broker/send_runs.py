@@ -21,17 +21,13 @@ from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
-from lanemq.wire.batch import weigh
+from lanemq.wire.batch import RecordColumns, weigh
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import Command, decode_command, encode_response
-from lanemq.wire.frame import Frame
+from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.hosts import pack_host
-from lanemq.wire.message_id import offset_id_prefix
-from lanemq.wire.record_columns import RecordColumns
+from lanemq.wire.properties import following_stamps
+from lanemq.wire.record import TRANSACTION_MASK, offset_id_prefix, pack_host
 from lanemq.wire.send_runs import SendRun, encode_send_answers, first_of, read_sends
-from lanemq.wire.stamp import following_stamps
-from lanemq.wire.sysflag import TRANSACTION_MASK
 
 log = logging.getLogger(__name__)
 

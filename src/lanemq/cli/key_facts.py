@@ -17,7 +17,7 @@ from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.lane_state_bodies import LaneStateAnswer
+from lanemq.wire.lane_bodies import LaneStateAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from lanemq.client.admin.views import NoAnswer
 from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.runs import Order
 from lanemq.core.parked_lane import LaneStatus
-from lanemq.wire.lane_state_bodies import LaneStateAnswer
+from lanemq.wire.lane_bodies import LaneStateAnswer
 
 OWN_TURN = "its own turn: it runs, is about to be tried again, or is held after a failure"
 

@@ -23,8 +23,7 @@ from lanemq.wire.headers import (
     QueueHeader,
     SearchOffsetHeader,
 )
-from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.sysflag import PULL_SUBSCRIPTION
+from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView, record_starts
 
 READER_GROUP = "lanemq-cli"
 """Pulls must name a group. Nobody joins this one, and it has no offsets."""

@@ -13,7 +13,7 @@ from typing import Any
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.history import History, Role, open_history
 from lanemq.model.errors import InvalidOption
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import TlsOptions
 from lanemq.wire.signing import Credentials
 
 _DESCRIPTIONS: dict[object, str] = {

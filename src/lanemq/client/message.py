@@ -19,11 +19,16 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.compression import decompress
-from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName, find_property
-from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, RecordView, record_starts
-from lanemq.wire.stamp import find_stamp
-from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from lanemq.wire.properties import PropertyName, find_property, find_stamp
+from lanemq.wire.record import (
+    BORN_HOST_V6,
+    HEAD_BYTES,
+    MAGIC_V1,
+    STORE_HOST_V6,
+    RecordView,
+    encode_offset_id,
+    record_starts,
+)
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_address
 from lanemq.net.blocking import BlockingConnection
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import ConnectionPool
 from lanemq.net.security import OPEN, Security
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command

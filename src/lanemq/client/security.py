@@ -23,8 +23,7 @@ from lanemq.model.environment import (
     VERIFY,
 )
 from lanemq.model.errors import InvalidOption
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
 _YES, _NO = frozenset({"1", "true", "on", "yes"}), frozenset({"", "0", "false", "off", "no"})

@@ -21,9 +21,8 @@ from lanemq.log.options import StoreOptions
 from lanemq.log.queue_index import QueueIndex, QueueTable, pack_entries, pack_entry
 from lanemq.model.errors import DiskFull, StorageError, WriteFailed
 from lanemq.model.units import Millis
-from lanemq.wire.hosts import NO_HOST
-from lanemq.wire.record import seal_records
-from lanemq.wire.record_columns import RecordColumns, seal_columns
+from lanemq.wire.batch import RecordColumns, seal_columns
+from lanemq.wire.record import NO_HOST, seal_records
 
 RecordParts: TypeAlias = tuple[bytes, bytes, int, int, int, int, int]
 """The fields of a `NewRecord` as a plain tuple, which is cheaper: a broker makes hundreds of thousands a second."""

@@ -27,12 +27,18 @@ from lanemq.model.errors import (
     TlsFailed,
 )
 from lanemq.net.address import Address
-from lanemq.net.security import OPEN, Security, request_encoder
-from lanemq.net.tls import TlsOptions, client_context
+from lanemq.net.security import (
+    OPEN,
+    Security,
+    TlsOptions,
+    alert,
+    client_context,
+    handshake_trouble,
+    request_encoder,
+    unheard,
+)
 from lanemq.net.tls_socket import TlsSocket
-from lanemq.net.tls_trouble import alert, handshake_trouble, unheard
-from lanemq.wire.command import Command, decode_command
-from lanemq.wire.frame import FrameDecoder
+from lanemq.wire.command import Command, FrameDecoder, decode_command
 
 CONNECT_SECONDS = 3.0
 WRITE_SECONDS = 3.0

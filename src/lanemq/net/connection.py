@@ -1,7 +1,7 @@
-"""The calling side on an event loop: one connection per address, fully multiplexed.
+"""The calling side on an event loop: one multiplexed connection per address, and the pool that shares them.
 
-Requests are matched to answers by `opaque`. The peer may send requests too (RocketMQ's brokers do); they
-go to `on_request`. A connection that is lost fails everything that still waits: nobody is left hanging.
+Requests are matched to replies by `opaque`. The peer may send requests too, as RocketMQ's brokers do; they go to
+`on_request`. When a connection is lost, every request that still waits for its reply fails.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from lanemq.model.errors import (
+    Closed,
     ConnectFailed,
     ConnectionLost,
     InvalidOption,
@@ -19,12 +20,18 @@ from lanemq.model.errors import (
     RequestTimedOut,
     TlsFailed,
 )
-from lanemq.net.address import Address
-from lanemq.net.security import OPEN, Security, request_encoder
-from lanemq.net.tls import TlsOptions, client_context
-from lanemq.net.tls_trouble import alert, handshake_trouble, unheard
-from lanemq.wire.command import Command, decode_command, encode_command
-from lanemq.wire.frame import FrameDecoder
+from lanemq.net.address import Address, parse_address
+from lanemq.net.security import (
+    OPEN,
+    Security,
+    TlsOptions,
+    alert,
+    client_context,
+    handshake_trouble,
+    request_encoder,
+    unheard,
+)
+from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_command
 
 log = logging.getLogger(__name__)
 
@@ -211,3 +218,47 @@ async def _connect_encrypted(made: Connection, tls: TlsOptions) -> None:
         if isinstance(error, (ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
             raise TlsFailed(f"no TLS connection to {address}: {handshake_trouble(error, address, tls)}") from error
         raise
+
+
+class ConnectionPool:
+    """Shares connections; two askers for one address wait for the same attempt."""
+
+    def __init__(
+        self, on_request: OnRequest | None = None, on_lost: OnLost | None = None, *, security: Security = OPEN
+    ) -> None:
+        self._on_request = on_request
+        self._on_lost = on_lost
+        self._security = security
+        self._open: dict[Address, Connection] = {}
+        self._locks: dict[Address, asyncio.Lock] = {}
+        self._closed = False
+
+    async def get(self, address: Address | str) -> Connection:
+        """A live connection to the address, or `ConnectFailed`."""
+        if isinstance(address, str):
+            address = parse_address(address)
+        connection = self._open.get(address)
+        if connection is not None and connection.is_open:
+            return connection
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            connection = self._open.get(address)
+            if connection is None or not connection.is_open:
+                connection = await self._connect(address)
+            return connection
+
+    async def _connect(self, address: Address) -> Connection:
+        if self._closed:
+            raise Closed("this client is closed")
+        connection = await open_connection(
+            address, on_request=self._on_request, on_lost=self._on_lost, security=self._security
+        )
+        self._open[address] = connection
+        return connection
+
+    def live(self) -> list[Connection]:
+        return [connection for connection in self._open.values() if connection.is_open]
+
+    def close(self) -> None:
+        self._closed = True
+        for connection in self.live():
+            connection.close()

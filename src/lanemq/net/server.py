@@ -17,11 +17,9 @@ from typing import Protocol, cast
 
 from lanemq.model.errors import ProtocolError, TlsFailed, TransportError
 from lanemq.net.address import Address
-from lanemq.net.reads import NoReads, Reads
 from lanemq.net.server_tls import FAREWELL_SECONDS, HANDSHAKE_SECONDS, Door
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import BadHeader, Command, decode_command, encode_response
-from lanemq.wire.frame import Frame, FrameDecoder
+from lanemq.wire.command import BadHeader, Command, Frame, FrameDecoder, decode_command, encode_response
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +45,25 @@ BACKLOG = 1024
 
 Together = Callable[["Peer", deque[Frame]], int]
 """Handles several frames in one go: how many from the first on; 0 if the first has to be handed over by itself."""
+
+
+class Reads(Protocol):
+    """Told by a server around everything that it makes of a read."""
+
+    def begin(self) -> None: ...
+
+    def end(self, sender: int) -> None:
+        """`sender` is the number of the peer whose requests were handed over since `begin`."""
+
+
+class NoReads:
+    """Nobody wants to know."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, sender: int) -> None:
+        pass
 
 
 class Dispatcher(Protocol):

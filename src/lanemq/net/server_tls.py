@@ -16,7 +16,7 @@ from pathlib import Path
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectionLost, InvalidOption, TlsFailed
 from lanemq.net.fresh_file import FreshFile
-from lanemq.net.tls import show, trust
+from lanemq.net.security import show, trust
 
 HANDSHAKE_BYTE = b"\x16"
 """TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""

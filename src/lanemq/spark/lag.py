@@ -28,8 +28,7 @@ from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 from lanemq.spark.offsets import Positions, from_json
 from lanemq.spark.options import DEFAULT_GROUP
 from lanemq.spark.read.fetch import QueueRange, RangeReader

@@ -12,8 +12,7 @@ from typing import Final
 from lanemq.client.security import credentials_of, secret_in, secret_of_environment, security_of, tls_options
 from lanemq.model.environment import VERIFY
 from lanemq.model.errors import InvalidOption
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
 SECURITY_OPTIONS: Final = (

@@ -1,18 +1,28 @@
-"""Batch bodies: several messages for one queue in one send.
+"""Many messages at once: batch bodies, and the columns in which a broker seals them.
+
+A batch body holds several messages for one queue; topic, queue and times come from the request:
 
     total size 4 | magic 4 (0) | CRC 4 (0) | flag 4 | body length 4, body | properties length 2, properties
 
-Topic, queue and times come from the request. The rule guarded here: a batch is taken whole or not at all, so
-every size must agree with every other before the first message is stored.
+A batch is taken whole or not at all, so every size must agree with every other before the first message is stored.
+
+The messages of a batch differ in bodies, properties and little else. Kept as columns, each step runs once for the whole
+batch instead of once per message. Invariant: `seal_columns` gives byte for byte the records that `seal_records` gives
+for the same messages one by one.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate, count, repeat
+from operator import concat
 from struct import Struct
 from typing import NamedTuple
+from zlib import crc32
 
 from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES
+from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MAX_TOPIC_BYTES, OUR_FLAGS, refuse_tail
 
 BATCH_HEAD = Struct(">iiiii")
 """Total size, magic, CRC, flag, body length."""
@@ -127,3 +137,82 @@ def _prove_texts(texts: list[bytes], end: int) -> None:
 
 def _damaged(position: int, end: int, what: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"batch message at byte {position} of {end} makes no sense: {what}")
+
+
+_HEAD_FRONT = Struct(">iIiiiqq40s")
+"""Size, magic, body CRC, queue id, flag, queue offset, position, and the origin."""
+_HEAD_BACK = Struct(">iq8sq8si")
+"""Sys flag, born time, born host, store time, store host, reconsume times."""
+_CHECKSUM = Struct(">Q")
+_INT, _SHORT = Struct(">i"), Struct(">h")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumns:
+    """Messages to store: a list for what is each one's own, all of one length, and once what they share."""
+
+    bodies: list[bytes]
+    properties: list[bytes]
+    tag_codes: list[int]
+    flags: list[int]
+    born: list[int]
+    sys_flag: int
+    reconsume_times: int
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def behind(self, first: int) -> "RecordColumns":
+        """Without the first so many messages."""
+        return replace(
+            self,
+            bodies=self.bodies[first:],
+            properties=self.properties[first:],
+            tag_codes=self.tag_codes[first:],
+            flags=self.flags[first:],
+            born=self.born[first:],
+        )
+
+
+@compiled
+def seal_columns(
+    columns: RecordColumns,
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+    position: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+) -> list[bytes]:
+    """Records that follow one another in queue and log.
+
+    The checksum is taken of head and tail in one piece: for zlib, two short pieces take twice as long as one.
+    """
+    bodies, texts = columns.bodies, columns.properties
+    lengths = list(map(len, texts))
+    if len(topic) > MAX_TOPIC_BYTES or max(lengths, default=0) > MAX_PROPERTIES_BYTES:
+        refuse_tail(topic, max(texts, key=len))
+    named = bytes((len(topic),)) + topic
+    sized = map(_INT.pack, map(len, bodies))
+    tails = list(map(b"".join, zip(sized, bodies, repeat(named), map(_SHORT.pack, lengths), texts, strict=False)))
+    sizes = [HEAD_BYTES + len(tail) for tail in tails]
+    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
+    origins = _head_backs(columns, born_host, store_timestamp, store_host)
+    positions = accumulate(sizes, initial=position)
+    same = repeat(MAGIC_V1), repeat(queue_id)
+    heads = list(
+        map(_HEAD_FRONT.pack, sizes, same[0], crcs, same[1], columns.flags, count(queue_offset), positions, origins)
+    )
+    wholes: Iterable[bytes] = map(concat, heads, tails)  # type: ignore[arg-type]
+    checks = map(_CHECKSUM.pack, map(crc32, wholes))
+    return list(map(b"".join, zip(heads, checks, tails, strict=False)))
+
+
+def _head_backs(columns: RecordColumns, born_host: bytes, store_timestamp: int, store_host: bytes) -> Iterable[bytes]:
+    """The second half of each head; messages of a batch were born together and share it."""
+    born, sys_flag = columns.born, columns.sys_flag & OUR_FLAGS
+    rest = born_host, store_timestamp, store_host, columns.reconsume_times
+    if born.count(born[0]) == len(born):
+        return repeat(_HEAD_BACK.pack(sys_flag, born[0], *rest))
+    return [_HEAD_BACK.pack(sys_flag, moment, *rest) for moment in born]

@@ -1,19 +1,155 @@
-"""Commands: what a frame says.
+"""Frames and commands: RocketMQ's remoting protocol, from bytes to requests and responses and back.
 
-One shape serves requests and responses; bit 0 of `flag` tells them apart. The rule guarded here: a sound
-frame with a careless header still becomes a command (Node clients put numbers and booleans into `extFields`,
-Java accepts numbers as text); one that cannot be read is refused, with the opaque to answer to if known.
-Which fields a code needs is `headers`' matter; the compact header lives in `binary_header`.
+A frame is one command in a stream of bytes:
+
+    | 4 bytes    | 1 byte         | 3 bytes       | header length | the rest |
+    | length L   | serialize type | header length | header        | body     |
+
+`L` counts everything after itself. A peer can make this module hold at most one frame of the limit.
+
+A command has one shape for requests and responses; bit 0 of `flag` tells them apart. Headers are read leniently, as
+RocketMQ reads them: Node clients put numbers and booleans into `extFields`, Java accepts numbers as text. A header that
+cannot be read is refused, with the opaque to answer to if it is known. `headers` knows which fields a code needs.
+
+The binary header (serialize type 1) is an alternative to JSON that clients choose by configuration:
+
+    code 2 | language 1 | version 2 | opaque 4 | flag 4 | remark 4+n | ext fields 4+m
+
+Ext fields are repeated `key length 2, key, value length 4, value` (RocketMQ's RocketMQSerializable). An empty text and
+an absent one are the same in this form, so empty ext values do not survive it.
 """
 
-from typing import Annotated
+from struct import Struct, pack
+from struct import error as struct_error
+from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
+from lanemq._fast import compiled
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire import binary_header
-from lanemq.wire.frame import BINARY, JSON, Frame, pack_frame
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""The length field included, as in RocketMQ's NettyDecoder."""
+MAX_HEADER_BYTES = 256 * 1024
+"""Properties may take 32767 bytes, and JSON turns each separator among them into six characters."""
+
+JSON = 0
+BINARY = 1
+"""Serialize types of a header (RocketMQ's SerializeType)."""
+
+_CRUMB_BYTES = 4096
+"""What arrives in smaller pieces is put together at once."""
+
+_FRAME_HEAD = Struct(">II")
+_FRAME_LENGTH = Struct(">I")
+
+
+class Frame(NamedTuple):
+    """One frame, taken apart but not understood."""
+
+    serialize_type: int
+    header: bytes
+    body: bytes
+
+
+class FrameDecoder:
+    """Turns what a socket delivers into frames; one decoder per connection."""
+
+    __slots__ = ("_limit", "_needed", "_rest", "pending")
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._rest: list[bytes | bytearray] = []
+        self._needed = 0
+        """Fewer bytes than this in `_rest` cannot complete a frame: not worth looking again."""
+        self.pending = 0
+        """Bytes of an unfinished frame; more than 0 at the end of a connection means it was cut off."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes.
+
+        `RemoteProtocolError` means that nothing behind this point can be trusted. Frames in front of the bad
+        one in the same `data` are dropped with it: the connection is closed, and for its peer an unanswered
+        request is the same as a lost one.
+        """
+        if self._rest:
+            self._keep(data)
+            if self.pending < self._needed:
+                return []
+            data = b"".join(self._rest)
+            self._rest.clear()
+            self.pending = 0
+        frames: list[Frame] = []
+        position = self._take_frames(data, frames)
+        if position < len(data):
+            self._keep(data[position:])
+        return frames
+
+    def _keep(self, data: bytes) -> None:
+        """As it came, so that it is copied once; crumbs together, or each would take many times its own size."""
+        self.pending += len(data)
+        if len(data) >= _CRUMB_BYTES:
+            self._rest.append(data)
+        elif self._rest and isinstance(self._rest[-1], bytearray):
+            self._rest[-1] += data
+        else:
+            self._rest.append(bytearray(data))
+
+    def _take_frames(self, data: bytes, frames: list[Frame]) -> int:
+        """Append the whole frames of `data`, return where the unfinished one begins."""
+        whole, position, self._needed = split_frames(data, self._limit, Frame)
+        frames += whole
+        return position
+
+
+@compiled
+def split_frames(data: bytes, limit: int, kind: type[Frame]) -> tuple[list[Frame], int, int]:
+    """The whole frames of `data`, where the unfinished one begins, and how many bytes it needs at least."""
+    frames: list[Frame] = []
+    position, end = 0, len(data)
+    while end - position >= 8:
+        length, mark = _FRAME_HEAD.unpack_from(data, position)
+        body_at = position + 8 + (mark & 0xFFFFFF)
+        next_at = position + 4 + length
+        if next_at - position > limit or body_at > next_at or mark & 0xFEFFFFFF > MAX_HEADER_BYTES:
+            _refuse_frame(length, mark, limit)
+        if next_at > end:
+            return frames, position, next_at - position
+        frames.append(kind(mark >> 24, data[position + 8 : body_at], data[body_at:next_at]))
+        position = next_at
+    if end - position >= 4:
+        (length,) = _FRAME_LENGTH.unpack_from(data, position)
+        if length < 4 or length + 4 > limit:
+            _refuse_frame(length, 0, limit)
+    return frames, position, 8
+
+
+def pack_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:
+    """The bytes of one frame, ready for the socket."""
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(
+            f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}: send fewer properties"
+        )
+    lengths = _FRAME_HEAD.pack(4 + len(header) + len(body), serialize_type << 24 | len(header))
+    return lengths + header + body
+
+
+def _refuse_frame(length: int, mark: int, limit: int) -> None:
+    """Say what is wrong with a frame that `_take_frames` did not accept."""
+    serialize_type, header = mark >> 24, mark & 0xFFFFFF
+    if length + 4 > limit:
+        problem = f"a frame of {length + 4} bytes is over the limit of {limit}"
+    elif length < 4:
+        problem = f"a frame of length {length} has no room for its own header length"
+    elif serialize_type not in (JSON, BINARY):
+        problem = f"header serialize type {serialize_type} is unknown"
+    elif header > MAX_HEADER_BYTES:
+        problem = f"a header of {header} bytes is over the limit of {MAX_HEADER_BYTES}"
+    else:
+        problem = f"a header of {header} bytes does not fit into a frame of length {length}"
+    raise RemoteProtocolError(f"{problem}; the peer does not speak RocketMQ's remoting protocol")
+
 
 RESPONSE_BIT = 1
 ONEWAY_BIT = 2
@@ -90,7 +226,7 @@ class Command:
         )
 
 
-class _JsonHeader(Struct, kw_only=True):
+class _JsonHeader(msgspec.Struct, kw_only=True):
     """Members in the order in which Java writes them. Without a code, an answer would count as success."""
 
     code: _Int32
@@ -130,7 +266,7 @@ def encode_command(command: Command) -> bytes:
     if len(command.ext) > MAX_EXT_FIELDS:
         raise LocalProtocolError(f"{len(command.ext)} ext fields, at most {MAX_EXT_FIELDS} may be sent")
     if command.serialize_type == BINARY:
-        header = binary_header.encode(
+        header = encode_binary_header(
             command.code,
             command.language,
             command.version,
@@ -198,8 +334,8 @@ def _encode_json(value: object) -> bytes:
 
 def _decode_binary(header: bytes, body: bytes) -> Command:
     try:
-        code, language, version, opaque, flag, remark, ext = binary_header.decode(header)
-    except binary_header.Unreadable as error:
+        code, language, version, opaque, flag, remark, ext = decode_binary_header(header)
+    except UnreadableHeader as error:
         raise BadHeader(str(error), error.opaque) from None
     if len(ext) > MAX_EXT_FIELDS:
         known = None if flag & RESPONSE_BIT else opaque
@@ -255,3 +391,89 @@ def _text_or(value: object, default: str) -> str:
 
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else _encoder.encode(value).decode()
+
+
+LANGUAGES = (
+    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS",
+    "RUST", "NODE_JS",
+)  # fmt: skip
+"""Position is the byte on the wire (RocketMQ's LanguageCode)."""
+OTHER = LANGUAGES.index("OTHER")
+
+_BINARY_HEAD = Struct(">hBhii")
+_SHORT = Struct(">H")
+_LONG = Struct(">I")
+
+BinaryFields = tuple[int, str, int, int, int, str | None, dict[str, str]]
+"""code, language, version, opaque, flag, remark, ext"""
+
+
+class UnreadableHeader(Exception):
+    """The header ends too early or holds no text where text is due; `opaque` is set for a request."""
+
+    def __init__(self, problem: str, opaque: int | None = None) -> None:
+        self.opaque = opaque
+        super().__init__(problem)
+
+
+def encode_binary_header(
+    code: int, language: str, version: int, opaque: int, flag: int, remark: str | None, ext: dict[str, str]
+) -> bytes:
+    """The header's bytes; a code that does not fit into 16 bits needs a JSON header and is refused."""
+    number = LANGUAGES.index(language) if language in LANGUAGES else OTHER
+    try:
+        text = b"" if remark is None else remark.encode()
+        fields = b"".join(_field(key, value) for key, value in ext.items() if value)
+        return b"".join(
+            (_BINARY_HEAD.pack(code, number, version, opaque, flag), _LONG.pack(len(text)), text,
+             _LONG.pack(len(fields)), fields)
+        )  # fmt: skip
+    except (struct_error, UnicodeEncodeError) as problem:
+        raise LocalProtocolError(f"command {code} does not fit into a binary header ({problem}): use JSON") from None
+
+
+def decode_binary_header(header: bytes) -> BinaryFields:
+    """The fields, or `UnreadableHeader`."""
+    if len(header) < _BINARY_HEAD.size:
+        raise UnreadableHeader(f"a binary header of {len(header)} bytes is cut off")
+    code, number, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
+    language = LANGUAGES[number] if number < len(LANGUAGES) else "OTHER"
+    try:
+        remark, position = _cut(header, _BINARY_HEAD.size, _LONG)
+        fields, _ = _cut(header, position, _LONG)
+        return code, language, version, opaque, flag, remark.decode() or None, _split_fields(fields)
+    except (_TooShort, UnicodeDecodeError) as problem:
+        raise UnreadableHeader(str(problem), None if flag & 1 else opaque) from None
+
+
+class _TooShort(Exception):
+    """A length that points behind the end."""
+
+
+def _field(key: str, value: str) -> bytes:
+    name, text = key.encode(), value.encode()
+    return pack(">H", len(name)) + name + pack(">I", len(text)) + text
+
+
+def _split_fields(fields: bytes) -> dict[str, str]:
+    ext: dict[str, str] = {}
+    position = 0
+    while position < len(fields):
+        key, position = _cut(fields, position, _SHORT)
+        value, position = _cut(fields, position, _LONG)
+        if key and value:
+            ext[key.decode()] = value.decode()
+    return ext
+
+
+def _cut(data: bytes, position: int, length_of: Struct) -> tuple[bytes, int]:
+    """The bytes behind a length field at `position`, and where they end. A missing field counts as 0."""
+    start = position + length_of.size
+    if position == len(data):
+        return b"", position
+    if start > len(data):
+        raise _TooShort("a length field is cut off")
+    end = start + int(length_of.unpack_from(data, position)[0])
+    if end > len(data):
+        raise _TooShort(f"{end - start} bytes are announced, {len(data) - start} are left")
+    return data[start:end], end

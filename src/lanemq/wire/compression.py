@@ -12,7 +12,7 @@ import lz4.frame
 import zstandard
 
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.wire.sysflag import (
+from lanemq.wire.record import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_MASK,

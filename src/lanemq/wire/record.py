@@ -15,15 +15,69 @@ them by 12 bytes each.
 """
 
 from collections.abc import Iterable
-from struct import Struct, error
-from typing import Final, NoReturn
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from struct import Struct, error, pack
+from typing import Final, NamedTuple, NoReturn
 from zlib import crc32
 
 from lanemq._fast import compiled
-from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire.hosts import NO_HOST, unpack_host
+from lanemq.model.errors import LocalProtocolError, RemoteProtocolError, UsageError
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
-from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
+
+COMPRESSED: Final = 0x1
+MULTI_TAGS: Final = 0x2
+TRANSACTION_PREPARED: Final = 0x4
+TRANSACTION_COMMIT: Final = 0x8
+TRANSACTION_ROLLBACK: Final = 0xC
+TRANSACTION_MASK: Final = 0xC
+BORN_HOST_V6: Final = 0x10
+STORE_HOST_V6: Final = 0x20
+NEED_UNWRAP: Final = 0x40
+INNER_BATCH: Final = 0x80
+COMPRESSION_MASK: Final = 0x700
+COMPRESSION_LZ4: Final = 0x100
+COMPRESSION_ZSTD: Final = 0x200
+COMPRESSION_ZLIB: Final = 0x300
+
+PULL_COMMIT_OFFSET: Final = 0x1
+"""The request's commitOffset counts."""
+PULL_SUSPEND: Final = 0x2
+"""The broker may hold the request until a message arrives."""
+PULL_SUBSCRIPTION: Final = 0x4
+"""The request brings its own filter expression."""
+PULL_CLASS_FILTER: Final = 0x8
+PULL_LITE: Final = 0x10
+
+
+_HOST = Struct(">4sI")
+HOST_BYTES = 8
+NO_HOST = bytes(HOST_BYTES)
+
+
+@lru_cache(maxsize=4096)
+def pack_host(ip: str, port: int) -> bytes:
+    """The field for a peer; what is no IPv4 address, mapped or plain, becomes 0.0.0.0."""
+    return _HOST.pack(_ipv4(ip).packed, port & 0xFFFFFFFF)
+
+
+def unpack_host(field: bytes) -> str:
+    """`ip:port` of a field of 8 bytes, or `[ip]:port` of one of 20."""
+    port = int.from_bytes(field[-4:], "big")
+    if len(field) == HOST_BYTES:
+        return f"{IPv4Address(field[:4])}:{port}"
+    return f"[{IPv6Address(field[:16])}]:{port}"
+
+
+def _ipv4(ip: str) -> IPv4Address:
+    try:
+        address = ip_address(ip)
+    except ValueError:
+        return IPv4Address(0)
+    if isinstance(address, IPv4Address):
+        return address
+    return address.ipv4_mapped or IPv4Address(0)
+
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -380,3 +434,48 @@ class RecordView:
 
     def _damaged(self, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"record at byte {self._start} of {len(self._buffer)} is damaged: {what}")
+
+
+_MAX_ID_CHARS = 56
+
+
+class OffsetId(NamedTuple):
+    """Where to look: connect to `ip:port` and ask for `position`."""
+
+    ip: str
+    port: int
+    position: int
+
+
+@lru_cache(maxsize=64)
+def offset_id_prefix(ip: str, port: int) -> str:
+    """The part that all offset ids of a broker share."""
+    return pack_host(ip, port).hex().upper()
+
+
+def encode_offset_id(ip: str, port: int, position: int) -> str:
+    """32 characters; an IPv6 broker appears as 0.0.0.0, as in its records."""
+    return f"{offset_id_prefix(ip, port)}{position:016X}"
+
+
+def decode_offset_id(text: str) -> OffsetId:
+    """The address in an offset id, or `UsageError`: people paste all kinds of ids into tools."""
+    try:
+        data = bytes.fromhex(text) if len(text) in (32, _MAX_ID_CHARS) and text.isalnum() else b""
+    except ValueError:
+        data = b""
+    if not data:
+        raise UsageError(f"{text[:80]!r} is no offset message id: 32 or 56 hex digits are expected")
+    address = IPv4Address(data[:4]) if len(data) == 16 else IPv6Address(data[:16])
+    port = int.from_bytes(data[-12:-8], "big")
+    return OffsetId(str(address), port, int.from_bytes(data[-8:], "big", signed=True))
+
+
+def unique_id(ip_bytes: bytes, pid: int, salt: int, millis: int, counter: int) -> str:
+    """A producer's id for a message, from parts the caller brings.
+
+    `ip_bytes` are the 4 or 16 bytes of its address, `salt` tells apart processes with equal address and pid,
+    `millis` counts from the first of the month, `counter` within the process. Numbers wrap to their width.
+    """
+    tail = pack(">HIIH", pid & 0xFFFF, salt & 0xFFFFFFFF, millis & 0xFFFFFFFF, counter & 0xFFFF)
+    return (ip_bytes + tail).hex().upper()

@@ -15,8 +15,7 @@ from msgspec.structs import force_setattr
 
 from lanemq._fast import compiled
 from lanemq.wire.codes import RequestCode
-from lanemq.wire.command import VERSION
-from lanemq.wire.frame import JSON, Frame
+from lanemq.wire.command import JSON, VERSION, Frame
 from lanemq.wire.headers import Int32, SendHeader
 from lanemq.wire.lane_fields import LANE_STORED
 

@@ -14,7 +14,7 @@ from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
-from lanemq.wire.hosts import NO_HOST
+from lanemq.wire.record import NO_HOST
 
 ANN, BOB = 1, 2
 """Numbers of peers."""

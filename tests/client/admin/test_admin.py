@@ -25,7 +25,7 @@ from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBo
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import UpdateOffsetHeader
-from lanemq.wire.message_id import encode_offset_id
+from lanemq.wire.record import encode_offset_id
 from lanemq.wire.route_bodies import BrokerData, ClusterInfo
 from lanemq.wire.stats_bodies import ConsumeStats
 

@@ -15,8 +15,8 @@ from lanemq.wire.bodies import HeartbeatData, LockRequest
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader, UnregisterHeader
-from lanemq.wire.parked_bodies import LaneBody
-from lanemq.wire.sysflag import PULL_COMMIT_OFFSET
+from lanemq.wire.lane_bodies import LaneBody
+from lanemq.wire.record import PULL_COMMIT_OFFSET
 
 TopicAt = Callable[[int], str]
 """The topic of the message at a log position."""

@@ -22,7 +22,7 @@ from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.parked_bodies import NextBody, ParkAnswer, ParkBody
+from lanemq.wire.lane_bodies import NextBody, ParkAnswer, ParkBody
 from lanemq.wire.record import RecordView
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
-from lanemq.wire.parked_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
-from lanemq.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from lanemq.wire.record import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = logging.getLogger(__name__)
 

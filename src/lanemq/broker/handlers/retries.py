@@ -14,11 +14,8 @@ from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader
-from lanemq.wire.hosts import pack_host
-from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName, decode_properties, encode_properties, tag_code_of
-from lanemq.wire.record import RecordView
-from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_properties, encode_properties, tag_code_of
+from lanemq.wire.record import RecordView, encode_offset_id, pack_host
 
 
 class RetryHandler:

@@ -19,17 +19,13 @@ from lanemq.model.errors import MessageRefused, StorageError
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
-from lanemq.wire.batch import DELAYED, TAGGED, split_batch_raw, weigh
+from lanemq.wire.batch import DELAYED, TAGGED, RecordColumns, split_batch_raw, weigh
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
-from lanemq.wire.hosts import pack_host
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
-from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName, remove_property, tag_code_of
-from lanemq.wire.record_columns import RecordColumns
-from lanemq.wire.stamp import following_stamps, stamp_in
-from lanemq.wire.sysflag import TRANSACTION_MASK
+from lanemq.wire.properties import PropertyName, following_stamps, remove_property, stamp_in, tag_code_of
+from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, pack_host
 
 _TAG = b"TAGS\x01"
 

@@ -18,7 +18,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
 from lanemq.model.units import Millis
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.hosts import NO_HOST
+from lanemq.wire.record import NO_HOST
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from lanemq.cli.reading import FOUND_MOST
 from lanemq.client.admin.views import NoAnswer
 from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.lane_state_bodies import LaneStateAnswer
+from lanemq.wire.lane_bodies import LaneStateAnswer
 
 SHOWN_CHARS = 60
 

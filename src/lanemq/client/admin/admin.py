@@ -53,11 +53,10 @@ from lanemq.wire.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
+from lanemq.wire.lane_bodies import LaneStateAnswer, LaneStateBody
 from lanemq.wire.lane_fields import GLOBAL_ORDER, LANE_CLIENT
-from lanemq.wire.lane_state_bodies import LaneStateAnswer, LaneStateBody
-from lanemq.wire.message_id import decode_offset_id
 from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import RecordView, record_starts
+from lanemq.wire.record import RecordView, decode_offset_id, record_starts
 from lanemq.wire.route_bodies import SubscriptionGroupTable, TopicList
 from lanemq.wire.stats_bodies import ConsumerConnection, ConsumeStats, TopicStatsTable
 

@@ -17,7 +17,7 @@ from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
-from lanemq.wire.parked_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, ParkedTable
 from lanemq.wire.record import RecordView, record_starts
 
 

@@ -14,7 +14,7 @@ from lanemq.model.errors import ConnectFailed, OffsetNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import ConnectionPool
 from lanemq.wire.bodies import ConsumerIdList, LaneLease, LaneProgress, LockRequest, LockResponse, QueueBody
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command

@@ -40,8 +40,7 @@ from lanemq.history import Lease
 from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
-from lanemq.net.connection import Connection
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import Connection, ConnectionPool
 
 log = logging.getLogger(__name__)
 

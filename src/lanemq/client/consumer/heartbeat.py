@@ -15,7 +15,7 @@ from lanemq.client.consumer.tag_filter import TagFilter
 from lanemq.client.routing import AsyncRoutes
 from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
 

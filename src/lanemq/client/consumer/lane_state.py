@@ -5,7 +5,7 @@ from lanemq.client.consumer.member import Member
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.lane_state_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
+from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
 
 
 def lane_state(member: Member, body: bytes) -> LaneStateAnswer:

@@ -19,8 +19,7 @@ from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
 from lanemq.net.address import Address, parse_addresses
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
 STRATEGIES: dict[str, Allocate] = {

@@ -11,7 +11,7 @@ from lanemq.model.units import Epoch
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import ParkHeader, ParkNextResponse
-from lanemq.wire.parked_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
 
 
 class Stored(NamedTuple):

@@ -25,7 +25,7 @@ from lanemq.model.units import QueueOffset, to_millis
 from lanemq.net.rate_limited_log import RateLimitedLog
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
-from lanemq.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from lanemq.wire.record import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from lanemq.wire.headers import (
     UpdateOffsetHeader,
 )
 from lanemq.wire.lane_fields import LANE_CLIENT
-from lanemq.wire.sysflag import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
+from lanemq.wire.record import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _NOT_NEW = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
 

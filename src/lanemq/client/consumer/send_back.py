@@ -16,9 +16,8 @@ from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, retry_topic
 from lanemq.wire.codes import STORED_CODES, RequestCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendBackHeader, SendHeader
-from lanemq.wire.properties import PropertyName, encode_properties
-from lanemq.wire.stamp import LANE_STAMP
-from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
+from lanemq.wire.properties import LANE_STAMP, PropertyName, encode_properties
+from lanemq.wire.record import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 
 log = logging.getLogger(__name__)
 

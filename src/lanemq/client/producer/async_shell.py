@@ -22,8 +22,7 @@ from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.net.address import parse_addresses
-from lanemq.net.connection import Connection, open_connection
-from lanemq.net.pool import ConnectionPool
+from lanemq.net.connection import Connection, ConnectionPool, open_connection
 from lanemq.wire.command import Command
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from lanemq.clock import Clock
 from lanemq.history import NO_HISTORY, History
 from lanemq.model.errors import InvalidOption
 from lanemq.model.names import check_group
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
 MAX_BODY_BYTES = 4 * 1024 * 1024

@@ -20,8 +20,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
 from lanemq.wire.lane_fields import LANE_CLIENT
-from lanemq.wire.properties import PropertyName, append_properties, check_properties_size
-from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.properties import LANE_STAMP, PropertyName, append_properties, check_properties_size
 
 MAX_DELAY_LEVEL = 18
 """The levels 1 to 18 stand for 1 s to 2 h (MessageStoreConfig.messageDelayLevel); 0 means no delay."""

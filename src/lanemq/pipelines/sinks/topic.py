@@ -33,8 +33,7 @@ from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkF
 from lanemq.model.names import check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
-from lanemq.net.security import Security
-from lanemq.net.tls import TlsOptions
+from lanemq.net.security import Security, TlsOptions
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, Rows

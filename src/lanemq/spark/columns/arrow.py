@@ -18,11 +18,8 @@ from lanemq.spark.columns.damage import Damaged, Packed, unpack
 from lanemq.spark.columns.layout import Layout, measure
 from lanemq.spark.columns.properties import Entries, entries_of, texts, unicode_texts
 from lanemq.spark.columns.stamps import stamp_column
-from lanemq.wire.message_id import encode_offset_id
-from lanemq.wire.properties import PropertyName
-from lanemq.wire.record import RecordView
-from lanemq.wire.stamp import LANE_STAMP
-from lanemq.wire.sysflag import COMPRESSED
+from lanemq.wire.properties import LANE_STAMP, PropertyName
+from lanemq.wire.record import COMPRESSED, RecordView, encode_offset_id
 
 
 @dataclass(frozen=True, slots=True)

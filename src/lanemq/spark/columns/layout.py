@@ -11,8 +11,7 @@ import numpy as np
 
 from lanemq._fast import compiled
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.wire.record import HEAD_BYTES, MAGIC_V2, record_starts
-from lanemq.wire.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from lanemq.wire.record import BORN_HOST_V6, HEAD_BYTES, MAGIC_V2, STORE_HOST_V6, record_starts
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 

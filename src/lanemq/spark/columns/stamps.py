@@ -1,6 +1,6 @@
 """Stamps as a column of structs.
 
-The meaning is that of `wire.stamp.decode_stamp`: text that is not exactly a stamp is no stamp (null). A stamp is
+The meaning is that of `wire.properties.decode_stamp`: text that is not exactly a stamp is no stamp (null). A stamp is
 `producer.epoch.sequence`; the pattern does the cutting, and only numbers that may not fit are looked at one by one.
 """
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq._fast import compiled
-from lanemq.wire.stamp import decode_stamp
+from lanemq.wire.properties import decode_stamp
 
 STAMP_TYPE = pa.struct([("producer", pa.string()), ("epoch", pa.int64()), ("sequence", pa.int64())])
 

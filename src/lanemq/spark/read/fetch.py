@@ -21,8 +21,7 @@ from lanemq.spark.read.waiting import Patience
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, PullResponse
-from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.sysflag import PULL_SUBSCRIPTION
+from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView, record_starts
 
 log = logging.getLogger(__name__)
 

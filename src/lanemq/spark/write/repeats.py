@@ -19,9 +19,8 @@ from lanemq.spark.options import DEFAULT_GROUP
 from lanemq.spark.read.fetch import PULL_BYTES, DataLost, QueueRange, RangeReader
 from lanemq.spark.read.waiting import Patience
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIPPED
-from lanemq.wire.properties import PropertyName
+from lanemq.wire.properties import PropertyName, find_stamp
 from lanemq.wire.record import RecordView, record_starts
-from lanemq.wire.stamp import find_stamp
 
 log = logging.getLogger(__name__)
 

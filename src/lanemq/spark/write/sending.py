@@ -28,8 +28,7 @@ from lanemq.spark.read.waiting import Patience
 from lanemq.spark.write.repeats import Repeats
 from lanemq.wire.codes import ResponseCode, error_for
 from lanemq.wire.command import Command
-from lanemq.wire.properties import PropertyName
-from lanemq.wire.stamp import LANE_STAMP
+from lanemq.wire.properties import LANE_STAMP, PropertyName
 
 PRODUCER_GROUP = "lanemq-spark-sink"
 BATCH_MESSAGES = 1_000

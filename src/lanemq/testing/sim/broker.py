@@ -21,8 +21,7 @@ from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
-from lanemq.net.reads import Reads
-from lanemq.net.server import Peer, Server, Together
+from lanemq.net.server import Peer, Reads, Server, Together
 from lanemq.testing.sim.disk import SimDisk
 from lanemq.testing.sim.histories import Histories
 from lanemq.testing.sim.host import Host

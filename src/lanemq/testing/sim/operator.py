@@ -11,7 +11,7 @@ from lanemq.wire.admin_headers import CreateTopicHeader, DeleteTopicHeader, Rese
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import Header
-from lanemq.wire.parked_bodies import LaneBody, ParkedLaneBody, ParkedTable
+from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedTable
 
 ANSWER_SECONDS = 5.0
 

@@ -1,8 +1,4 @@
-"""JSON bodies of the requests about parked lanes; all of them are LaneMQ's own.
-
-The rule guarded here: a key travels in the body, as JSON text, and never in a header field. It may hold anything,
-and "no key" (null) is another lane than any key.
-"""
+"""JSON bodies of LaneMQ's own requests about lanes: parked lanes, and what a lane is doing."""
 
 from msgspec import field
 
@@ -90,3 +86,39 @@ class ParkedResult(Body):
     """Lanes that are redriven from now on, or messages that were discarded."""
     left: int = 0
     """Messages that the lane holds now."""
+
+
+UNKNOWN = -1
+
+
+class LaneStateBody(Body):
+    """LANE_STATE (4208), relayed by the broker to a member as 307 is: the header names group and member."""
+
+    topic: str = ""
+    broker: str = ""
+    queue_id: int = 0
+    key: str | None = None
+
+
+class LaneStateAnswer(Body):
+    """The member's answer. -1 stands for "does not apply"."""
+
+    state: str = ""
+    order: str = ""
+    head: int = UNKNOWN
+    """First unfinished offset of the lane here."""
+    attempts: int = 0
+    """How often the head failed so far."""
+    retry_in: int = UNKNOWN
+    running_for: int = UNKNOWN
+    blocked_for: int = UNKNOWN
+    """Since the first failure of the lane that no success followed."""
+    reason: str = ""
+    """The newest error."""
+    waiting: int = 0
+    """Messages of the lane here that are not finished."""
+    committable: int = 0
+    next_offset: int = 0
+    """From here on nothing is fetched yet."""
+    lease: int = UNKNOWN
+    """What the member believes is left of its lease."""
