@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lanemq.pipelines.running.runner import RunningPipeline, start
     from lanemq.pipelines.sinks.delta import DeltaSink, read_table
     from lanemq.pipelines.sinks.factory import open_sink
-    from lanemq.pipelines.sinks.forward import ForeachSink
+    from lanemq.pipelines.sinks.foreach import ForeachSink
     from lanemq.pipelines.sinks.parquet import ParquetSink
     from lanemq.pipelines.sinks.postgres import PostgresSink
     from lanemq.pipelines.sinks.sqlite import SqliteSink
@@ -65,7 +65,7 @@ _HOMES = {
         "read_table",
     ),
     "lanemq.pipelines.sinks.factory": ("open_sink",),
-    "lanemq.pipelines.sinks.forward": ("ForeachSink",),
+    "lanemq.pipelines.sinks.foreach": ("ForeachSink",),
     "lanemq.pipelines.sinks.parquet": ("ParquetSink",),
     "lanemq.pipelines.sinks.postgres": ("PostgresSink",),
     "lanemq.pipelines.sinks.sqlite": ("SqliteSink",),

@@ -1,4 +1,8 @@
-"""One place of every kind: makes sinks for it and reads what is in it, as a user of the place would."""
+"""One target of every kind: makes sinks for it and reads its content as a user would.
+
+The sinks are subclasses that call `reached` between the steps of a commit, so that a test can let the process die, or
+another run start, exactly there.
+"""
 
 import json
 import sqlite3
@@ -14,14 +18,14 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 from tests.spark.driving import Query
 
-from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch, Runs
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, TableRows
 from lanemq.pipelines.sinks import DeltaSink, ParquetSink, PostgresSink, SqliteSink, TopicSink, read_table
+from lanemq.pipelines.sinks.sql import SqlSink
 
 QUERY = "3f1c-query"
-WAIT = Millis(3_000)
+WAIT = 3.0
 
 EVENTS = StructType(
     [StructField("shard", StringType()), StructField("n", LongType()), StructField("text", StringType())]
@@ -41,6 +45,91 @@ Change = tuple[int, str | None, int, bool]
 
 class Died(Exception):
     """The process ended here."""
+
+
+class Steps:
+    """A hook between the steps of a commit."""
+
+    def reached(self, step: str) -> None:
+        """Called with the name of the step that was just done; tests replace it."""
+
+
+class SteppedDelta(Steps, DeltaSink):
+    def _prepare(self, *args: Any) -> Any:
+        commit = super()._prepare(*args)
+        self.reached("files placed")
+        return commit
+
+    def _commit(self, *args: Any) -> bool:
+        new = super()._commit(*args)
+        self.reached("committed")
+        return new
+
+
+class SteppedParquet(Steps, ParquetSink):
+    def _write_file(self, *args: Any) -> None:
+        super()._write_file(*args)
+        self.reached("one file written")
+
+    def _stage(self, *args: Any) -> Path:
+        staged = super()._stage(*args)
+        self.reached("staged")
+        return staged
+
+    def _publish(self, *args: Any) -> bool:
+        new = super()._publish(*args)
+        self.reached("published")
+        return new
+
+    def _publish_empty(self, *args: Any) -> bool:
+        new = super()._publish_empty(*args)
+        self.reached("published")
+        return new
+
+    def _remove_older_notes(self, *args: Any) -> None:
+        self.reached("empty batch noted")
+        super()._remove_older_notes(*args)
+
+    def _move_away(self, *args: Any) -> None:
+        self.reached("older run found")
+        super()._move_away(*args)
+
+
+class SteppedSql(Steps, SqlSink):
+    def _apply(self, *args: Any) -> int:
+        self.reached("ledger locked")
+        stale = super()._apply(*args)
+        self.reached("rows in")
+        return stale
+
+    def _note(self, connection: Any, terms: Any, number: int | None) -> None:
+        super()._note(connection, terms, number)
+        if number is not None:
+            self.reached("noted")
+
+    def _count_stale(self, *args: Any) -> None:
+        super()._count_stale(*args)
+        self.reached("committed")
+
+    def _prepare_table(self, *args: Any) -> None:
+        super()._prepare_table(*args)
+        self.reached("table prepared")
+
+
+class SteppedSqlite(SteppedSql, SqliteSink):
+    pass
+
+
+class SteppedPostgres(SteppedSql, PostgresSink):
+    pass
+
+
+class SteppedTopic(Steps, TopicSink):
+    def _send(self, *args: Any) -> list[str]:
+        refusals = super()._send(*args)
+        if not refusals:
+            self.reached("sent")
+        return refusals
 
 
 class Place:
@@ -103,7 +192,7 @@ class Place:
 
 class DeltaPlace(Place):
     def make(self) -> DeltaSink:
-        return DeltaSink(self.folder / "table")
+        return SteppedDelta(self.folder / "table")
 
     def events(self) -> list[dict[str, Any]]:
         return list(read_table(self.folder / "table").to_pylist())
@@ -114,7 +203,7 @@ class DeltaPlace(Place):
 
 class ParquetPlace(Place):
     def make(self) -> ParquetSink:
-        return ParquetSink(self.folder / "files")
+        return SteppedParquet(self.folder / "files")
 
     def events(self) -> list[dict[str, Any]]:
         found = ds.dataset(self.folder / "files", format="parquet", partitioning="hive").to_table(use_threads=False)
@@ -123,7 +212,7 @@ class ParquetPlace(Place):
 
 class SqlitePlace(Place):
     def make(self) -> SqliteSink:
-        return SqliteSink(self.folder / "rows.db", "rows", wait=WAIT)
+        return SteppedSqlite(self.folder / "rows.db", "rows", wait=WAIT)
 
     def ask(self, statement: str) -> list[Any]:
         connection = sqlite3.connect(self.folder / "rows.db")
@@ -147,7 +236,7 @@ class PostgresPlace(Place):
         self.ask(f"CREATE SCHEMA {self.schema}")
 
     def make(self) -> PostgresSink:
-        return PostgresSink(self.dsn, f"{self.schema}.rows", wait=WAIT)
+        return SteppedPostgres(self.dsn, f"{self.schema}.rows", wait=WAIT)
 
     def ask(self, statement: str) -> list[Any]:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -170,7 +259,7 @@ class TopicPlace(Place):
         self.spark = spark
 
     def make(self) -> TopicSink:
-        return TopicSink(self.address, self.topic, key="shard", wait=WAIT)
+        return SteppedTopic(self.address, self.topic, key="shard", wait=WAIT)
 
     def events(self) -> list[dict[str, Any]]:
         with Query(servers=self.address, topic=self.topic, startingOffsets="earliest") as query:
@@ -195,7 +284,7 @@ def dies_at(sink: Any, step: int) -> None:
         if next(passed) == step:
             raise Died(name)
 
-    sink._reached = reached
+    sink.reached = reached
 
 
 def _arrow(schema: StructType) -> pa.Schema:

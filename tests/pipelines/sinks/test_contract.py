@@ -160,7 +160,7 @@ def test_a_run_that_is_replaced_in_the_middle_of_its_write_is_refused(place: Pla
     """It looked before its successor came; only its commit can find out. (Databases hold a lock instead.)"""
     old = place.opened(epoch=1)
     successors: list[Any] = []
-    old._reached = lambda step: successors or successors.append(place.opened(epoch=2))
+    old.reached = lambda step: successors or successors.append(place.opened(epoch=2))
     with pytest.raises(SinkFenced):
         old.write(place.batch_rows(a=[1], b=[2]), named(1, 0))
     assert successors[0].applied() is None
@@ -231,7 +231,7 @@ def test_rows_that_lose_a_merge_are_counted_and_told(place: Place, caplog: pytes
     assert (sink.last_stale, caplog.messages) == (0, [])
     sink.write(changes((1, "newer", 11, False), (2, "older", 9, False), (3, "new", 1, False)), named(1, 1))
     assert sink.last_stale == 1
-    assert "1 of 3 rows were left out, being older than the table's" in caplog.messages[-1]
+    assert "1 of 3 rows were left out because they are older than the table's" in caplog.messages[-1]
     assert "sequence=" in caplog.messages[-1]
     sink.write(changes((1, "begun again", 0, False), (2, None, 10, True)), named(1, 2))
     assert sink.last_stale == 2, "none of them newer: Delta has nothing to commit, and counts all the same"

@@ -16,7 +16,7 @@ from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, QUERY, DeltaPla
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import TableRows
-from lanemq.pipelines.sinks import DeltaSink, delta_files, read_table
+from lanemq.pipelines.sinks import DeltaSink, delta, read_table
 from lanemq.pipelines.sinks.columns import arrow_schema
 
 
@@ -108,7 +108,7 @@ def test_files_and_their_names_are_on_the_disk_before_the_log_names_them(
 ) -> None:
     """Or a power cut leaves a batch that counts as applied, and rows that nobody can read."""
     happened: list[str] = []
-    monkeypatch.setattr(delta_files, "sync", lambda path: happened.append(path.name))
+    monkeypatch.setattr(delta, "sync", lambda path: happened.append(path.name))
     sink = place.opened()
     before(sink, "_append_files", lambda: happened.append("commit"))
     sink.write(place.batch_rows(a=[1], b=[2]), named(1, 0))
@@ -125,7 +125,7 @@ def test_files_of_a_crashed_batch_are_invisible_and_vacuumed(place: DeltaPlace) 
     orphans = list((place.folder / "table").glob("*.parquet"))
     assert orphans
     assert place.numbers() == []
-    sink = DeltaSink(place.folder / "table", maintain_every=1, keep_hours=0)
+    sink = DeltaSink(place.folder / "table", maintain_every=1, keep_files=0)
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     sink.write(place.batch_rows(a=[2]), named(1, 0, "q"))
     assert place.numbers() == [2]
@@ -141,7 +141,7 @@ def test_a_stage_that_writes_its_files_again_changes_nothing_that_is_committed(p
 
 
 def test_compaction_keeps_the_rows_and_what_is_known_of_batches(place: DeltaPlace) -> None:
-    sink = DeltaSink(place.folder / "table", maintain_every=5, keep_hours=0)
+    sink = DeltaSink(place.folder / "table", maintain_every=5, keep_files=0)
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     for number in range(11):
         sink.write(place.batch_rows(a=[number], b=[100 + number]), named(1, number, "q"))

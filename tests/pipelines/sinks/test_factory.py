@@ -25,13 +25,13 @@ from lanemq.pipelines.sinks import (
     [
         (
             "delta",
-            {"path": "t", "partition_by": ["day"], "maintain_every": 0, "keep_hours": 1, "evolve": False},
+            {"path": "t", "partition_by": ["day"], "maintain_every": 0, "keep_files": 3600, "evolve": False},
             DeltaSink,
         ),
         ("delta", {"path": "s3://b/t", "partition_by": "day, hour", "storage_options": {"region": "x"}}, DeltaSink),
         ("parquet", {"path": "p"}, ParquetSink),
         ("sqlite", {"path": "f.db", "table": "t", "wait": "10s"}, SqliteSink),
-        ("postgres", {"dsn": "host=x", "table": "s.t", "wait": 500}, PostgresSink),
+        ("postgres", {"dsn": "host=x", "table": "s.t", "wait": 0.5}, PostgresSink),
         ("topic", {"servers": "h:9876", "topic": "t", "key": "id", "wait": "1m"}, TopicSink),
     ],
 )
@@ -47,7 +47,7 @@ def test_every_kind_can_be_declared(kind: str, options: dict[str, Any], made: ty
         ("sqlite", {"path": "x"}, "table: missing"),
         ("parquet", {"path": "x", "partitionby": "day"}, "partitionby: a sink of kind parquet has no such option"),
         ("delta", {"path": 5}, "path = 5: write a text"),
-        ("delta", {"path": "x", "keep_hours": -1}, "keep_hours = -1"),
+        ("delta", {"path": "x", "keep_files": -1}, "keep_files = -1"),
         ("delta", {"path": "x", "maintain_every": True}, "maintain_every = True"),
         ("delta", {"path": "x", "evolve": "yes"}, "evolve = 'yes': write true or false"),
         ("delta", {"path": "x", "partition_by": [1]}, "partition_by"),
@@ -63,7 +63,7 @@ def test_an_option_that_cannot_be_used_is_named(kind: str, options: dict[str, An
 
 def test_counts_are_checked_without_a_file_too() -> None:
     with pytest.raises(InvalidOption, match="cannot be negative"):
-        DeltaSink("t", keep_hours=-1)
+        DeltaSink("t", keep_files=-1)
 
 
 def test_a_function_gets_every_batch_with_its_name(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class World:
                 self.start()
                 self.late = name in DONE
 
-        sink._reached, self.late = reached, False
+        sink.reached, self.late = reached, False
         self._apply(epoch, sink, number)
 
     def _apply(self, epoch: int, sink: Any, number: int) -> None:

@@ -71,7 +71,7 @@ def test_a_batch_without_rows_that_died_at_any_step_is_known_or_can_be_repeated(
 
 def test_a_run_replaced_while_it_notes_an_empty_batch_is_refused(place: ParquetPlace) -> None:
     old = place.opened(epoch=1)
-    old._reached = lambda step: place.opened(epoch=2) if step == "staged" else None
+    old.reached = lambda step: place.opened(epoch=2) if step == "staged" else None
     with pytest.raises(SinkFenced):
         old.write(place.batch_rows(a=[]), named(1, 0))
     assert place.opened(epoch=2).applied() is None
@@ -116,7 +116,7 @@ def test_a_run_replaced_between_its_last_file_and_the_rename_is_refused(place: P
         if step == "staged":
             place.opened(epoch=2)
 
-    old._reached = replace_when_staged
+    old.reached = replace_when_staged
     with pytest.raises(SinkFenced):
         old.write(place.batch_rows(a=[1]), named(1, 0))
     assert place.events() == []
@@ -132,7 +132,7 @@ def test_of_two_runs_that_open_at_once_only_the_newer_can_write(place: ParquetPl
         if not newer:
             newer.append(place.opened(epoch=3))
 
-    older._reached = interrupt  # type: ignore[method-assign]
+    older.reached = interrupt  # type: ignore[method-assign]
     older.open(None, "3f1c-query", 2, EVENTS, place.opened(epoch=1, query="x")._opened().how)  # type: ignore[arg-type]
     with pytest.raises(SinkFenced):
         older.write(place.batch_rows(a=[1]), named(2, 0))

@@ -15,7 +15,7 @@ from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import TableRows
 from lanemq.pipelines.sinks import PostgresSink, open_sink
 from lanemq.pipelines.sinks.columns import arrow_schema
-from lanemq.pipelines.sinks.nul import without_nul
+from lanemq.pipelines.sinks.postgres import without_nul
 
 MONEY = t.DecimalType(10, 2)
 UTC, LOCAL = t.TimestampType(), t.TimestampNTZType()

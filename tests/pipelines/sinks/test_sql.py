@@ -25,10 +25,9 @@ from tests.pipelines.sinks.places import (
 from tests.pipelines.sinks.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StorageError, TransportError
-from lanemq.model.units import Millis
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import TableRows
-from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres_types, sqlite
+from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres, sqlite
 from lanemq.pipelines.sinks.columns import arrow_schema
 
 both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
@@ -179,7 +178,7 @@ def test_a_busy_sqlite_file_is_waited_for_and_then_given_up(tmp_path: Path, monk
     sink.open(None, "3f1c-query", 1, EVENTS, Append())  # type: ignore[arg-type]
     assert len(pauses) == 3
     holder.execute("BEGIN IMMEDIATE")
-    impatient = SqliteSink(tmp_path / "rows.db", "rows", wait=Millis(0))
+    impatient = SqliteSink(tmp_path / "rows.db", "rows", wait=0)
     with pytest.raises(RequestTimedOut, match="another transaction has it"):
         impatient.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     impatient.close()
@@ -206,7 +205,7 @@ def test_a_connection_that_ends_within_a_transaction_is_opened_again(place: Post
             ended.append(name)
             place.ask(f"SELECT pg_terminate_backend({sink._connection.info.backend_pid}, 5000)")
 
-    sink._reached = end
+    sink.reached = end
     assert sink.write(place.batch_rows(a=[1, 2]), named(1, 0))
     assert (ended, place.numbers(), sink.applied()) == ([step], [1, 2], 0)
 
@@ -223,7 +222,7 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path, postgres: Server) 
 
 
 def test_a_server_that_is_nowhere_is_given_up_and_a_refusal_is_not_waited_for(tmp_path: Path, postgres: Server) -> None:
-    nowhere = PostgresSink(f"host={tmp_path} user=lanemq dbname=postgres", "rows", wait=Millis(0))
+    nowhere = PostgresSink(f"host={tmp_path} user=lanemq dbname=postgres", "rows", wait=0)
     with pytest.raises(TransportError):
         nowhere.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     refused = PostgresSink(postgres.dsn.replace("dbname=postgres", "dbname=missing"), "rows")
@@ -244,7 +243,7 @@ def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refus
         if step == at and not successors:
             successors.append(place.opened(epoch=2))
 
-    old._reached = hang
+    old.reached = hang
     with pytest.raises(SinkFenced):
         old.write(place.batch_rows(a=[1]), named(1, 0))
     assert successors[0].applied() is None
@@ -267,7 +266,7 @@ def test_an_older_run_that_opens_late_ends_nobodys_session(
                 place.opened(epoch=1)
             refused.append(True)
 
-    new._reached = come_late
+    new.reached = come_late
     assert new.write(place.batch_rows(a=[1]), named(2, 0))
     assert refused == [True]
     place.close()
@@ -308,4 +307,4 @@ def test_names_that_are_no_tables_are_refused(name: str) -> None:
 
 def test_types_without_a_column_are_refused() -> None:
     with pytest.raises(InvalidOption, match="cast it to text"):
-        postgres_types.declared(pa.duration("us"))
+        postgres.column_type(pa.duration("us"))

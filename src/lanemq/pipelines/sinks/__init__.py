@@ -1,8 +1,8 @@
-"""Where the rows of a pipeline go: each batch once, whatever is repeated and whoever wakes up late."""
+"""The sinks of a pipeline: each applies a batch once, even if it is repeated or an older run is still writing."""
 
 from lanemq.pipelines.sinks.delta import DeltaSink, read_table
 from lanemq.pipelines.sinks.factory import open_sink
-from lanemq.pipelines.sinks.forward import ForeachSink
+from lanemq.pipelines.sinks.foreach import ForeachSink
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.pipelines.sinks.postgres import PostgresSink
 from lanemq.pipelines.sinks.sqlite import SqliteSink

@@ -1,23 +1,32 @@
 """Batches in a Delta table: rows, batch number and epoch in one commit of its log.
 
-The rules guarded here: the number and the epoch are application transactions of the commit that adds the rows, so
-they are there together or not at all. A commit is made against the version in which both were read; Delta refuses a
-commit if a version in between has touched one of the same application ids, and `open` writes the epoch down before
-anything else. So a run that was replaced is refused even if it began its write earlier.
+The batch number and the epoch are application transactions of the commit that adds the rows. A commit is made against
+the version in which both were read. Delta refuses the commit if a version in between has touched one of the same
+application ids, and `open` writes the epoch before anything else. So a run that was replaced is refused even if it
+began its write earlier.
 
-A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`, or a late older
-change would bring a row back; `read_table` hides them, `purge_tombstones` ends them.
+A merge replaces a row only by one with a higher sequence. Deletions stay as rows with `_deleted`, because otherwise a
+late older change would bring the row back; `read_table` hides them, `purge_tombstones` removes them.
+
+Appended rows become files of the table: placed in its folder first, named in its log afterwards. A file is visible only
+through the commit that names it, and no two attempts share a file name; what a crash leaves is invisible to readers and
+deleted by the next vacuum. Files are on the disk before the log can name them, or a power cut could leave a batch that
+counts as applied without its rows. A stage's file is copied as it is: delta-rs would decode and encode every row, ten
+times as slow, and mix the rows of several files.
 """
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.table import TableMerger
 from deltalake.transaction import AddAction
@@ -26,37 +35,43 @@ from pyspark.sql.types import StructType
 
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import InvalidOption, StorageError
+from lanemq.model.units import Millis
+from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.columns import fit, merge_table
-from lanemq.pipelines.sinks.delta_files import place_files
-from lanemq.pipelines.sinks.delta_table import add_columns, column_types, is_type, open_table, takes_files
-from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
-from lanemq.pipelines.sinks.widening import Room, widened
+from lanemq.pipelines.sinks.columns import ExtraColumns, ShardRows, fit, merge_table, shards
+from lanemq.pipelines.sinks.ledger import ExactSink, LedgerEntry, Terms
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ATTEMPTS = 50
-"""Commits that may fail because others write to the table too, before the batch does."""
+MAX_ATTEMPTS = 50
+"""Commits that may fail because other writers change the table, before the batch fails."""
+MAX_BOUND_LENGTH = 64
+"""Characters of a text that is recorded as a file's smallest or largest value."""
+FORGETS = "delta.setTransactionRetentionDuration"
+PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "changeDataFeed"})
+"""Table features with which plain Parquet files can be added; delta-rs writes to tables with any other."""
+_PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date)
 
 
 class DeltaSink(ExactSink):
     """Appends or merges batches.
 
     Args:
-        path: Folder, or address of an object store that delta-rs knows (`s3://...`, with `storage_options`). Appended
-            rows keep the order of their shard within a file only in folders, and in tables without constraints,
-            generated or renamed columns.
-        partition_by: Columns whose values divide the files; few values each, or the files become many and small. An
-            empty text becomes null there, because partitions of Delta know none.
-        maintain_every: Batches between compactions with vacuum, 0 for never. Often costs time, rarely leaves many
-            small files to read.
-        keep_hours: How long files that no version needs any more stay for slow readers and time travel. A merge
-            rewrites the files it touches, so long means disk space; shorter than the longest query breaks that query,
-            and 0 also deletes what another writer is just about to commit.
+        path: A folder, or an object store address that delta-rs knows (`s3://...`, with `storage_options`). Appended
+            rows keep the order of their shard within a file only in folders, and in tables without constraints and
+            without generated or renamed columns.
+        partition_by: Columns whose values divide the files. Columns with many values make many small files. Empty
+            text becomes null, because Delta partitions cannot hold it.
+        maintain_every: Batches between compactions with vacuum, 0 for never. Low values cost time; high values leave
+            many small files to read.
+        keep_files: Seconds that files which no version needs any more are kept for slow readers and time travel,
+            rounded up to hours. High values cost disk space, since a merge rewrites the files it touches. A value
+            below the duration of the longest query breaks that query; 0 also deletes what another writer is about to
+            commit.
         evolve: Whether a run with new columns may add them to the table.
     """
 
@@ -66,25 +81,25 @@ class DeltaSink(ExactSink):
         partition_by: Sequence[str] = (),
         *,
         maintain_every: int = 100,
-        keep_hours: int = 24,
+        keep_files: float = 86_400.0,
         evolve: bool = True,
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if maintain_every < 0 or keep_hours < 0:
-            raise InvalidOption("maintain_every and keep_hours are counts and cannot be negative")
+        if maintain_every < 0 or keep_files < 0:
+            raise InvalidOption("maintain_every and keep_files cannot be negative; use 0 or more")
         self._path = str(path)
         self._partition_by = tuple(partition_by)
         self._maintain_every = maintain_every
-        self._keep_hours = keep_hours
+        self._keep_hours = math.ceil(keep_files / 3600)
         self._evolve = self.widens = evolve
         self._storage = dict(storage_options or {})
         self._clock = clock or SystemClock()
         self._table: DeltaTable | None = None
         self._since_maintained = 0
         self._stale = 0
-        """Rows that lost in the last attempt to merge."""
-        self._room = Room(f"table {path}")
+        """Rows that the last attempt to merge left out."""
+        self._extra_columns = ExtraColumns(f"table {path}")
 
     def __str__(self) -> str:
         return f"Delta table {self._path}"
@@ -97,29 +112,23 @@ class DeltaSink(ExactSink):
 
     def applied_before_open(self, query: str) -> int | None:
         try:
-            there = DeltaTable.is_deltatable(self._path, self._storage or None)
-            return (
-                DeltaTable(self._path, storage_options=self._storage or None).transaction_version(query)
-                if there
-                else None
-            )
+            if not DeltaTable.is_deltatable(self._path, self._storage or None):
+                return None
+            return DeltaTable(self._path, storage_options=self._storage or None).transaction_version(query)
         except DeltaError as error:
             raise StorageError(f"the table {self._path} cannot be read: {error}") from error
 
     def applied(self) -> int | None:
-        return self._standing(self._opened()).batch
+        return self._entry(self._opened()).batch
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch)
         self._stale = self.last_stale = 0
-        if not self._standing(terms).admits(batch):
+        if not self._entry(terms).admits(batch):
             return False
-        commit = self._prepare(rows, batch, terms)
-        self._reached("files placed")
-        new = self._until_committed(lambda: self._standing(terms).admits(batch) and commit(), str(batch))
-        self._reached("committed")
+        new = self._commit(self._prepare(rows, batch, terms), batch, terms)
         if new:
-            self._tell_stale(batch, rows.count(), self._stale)
+            self._count_stale(batch, rows.count(), self._stale)
             self._maintain()
         return new
 
@@ -128,7 +137,7 @@ class DeltaSink(ExactSink):
         self._table = None
 
     def purge_tombstones(self, below: int | str) -> int:
-        """Removes deletions with a sequence below this one, and says how many.
+        """Remove deletions with a sequence below this one, and return how many there were.
 
         An older change of such a key that arrives afterwards is taken for a new row: choose a sequence that nothing
         on its way to the table is older than.
@@ -141,43 +150,46 @@ class DeltaSink(ExactSink):
         return int(table.delete(f'"{DELETED}" AND "{SEQUENCE}" < {bound}')["num_deleted_rows"])
 
     def _find_table(self, terms: Terms) -> bool:
-        self._table = open_table(self._path, terms, self._partition_by, self._storage, evolve=self._evolve)
+        self._table = _open_table(self._path, terms, self._partition_by, self._storage, evolve=self._evolve)
         return True
 
-    def _standing(self, terms: Terms) -> Standing:
-        """Brings the table up to date, so that what is committed next is judged by what was read here."""
-        table = self._delta()
-        try:
-            table.update_incremental()
-        except DeltaError as error:
-            raise StorageError(f"the table {self._path} cannot be read any more: {error}") from error
-        return Standing(table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query)))
-
     def _claim(self, terms: Terms) -> bool:
-        if not self._standing(terms).lacks(terms):
+        if not self._entry(terms).lacks(terms):
             return False
         self._commit_nothing(CommitProperties(app_transactions=[Transaction(_epoch_id(terms.query), terms.epoch)]))
         return True
 
     def _widen(self, terms: Terms) -> bool:
-        self._standing(terms).lacks(terms)
-        return add_columns(self._delta(), terms.schema)
+        self._entry(terms).lacks(terms)
+        return _add_columns(self._delta(), terms.schema)
+
+    def _entry(self, terms: Terms) -> LedgerEntry:
+        """Read the ledger from the newest version; the next commit is checked against this version."""
+        table = self._delta()
+        try:
+            table.update_incremental()
+        except DeltaError as error:
+            raise StorageError(f"the table {self._path} cannot be read any more: {error}") from error
+        return LedgerEntry(table.transaction_version(terms.query), table.transaction_version(_epoch_id(terms.query)))
 
     def _prepare(self, rows: Rows, batch: Batch, terms: Terms) -> Callable[[], bool]:
-        """What takes time and does not depend on the table's version; what is left can be tried repeatedly."""
+        """Do what is slow and independent of the table's version; the returned commit can be tried repeatedly."""
         named = CommitProperties(
             app_transactions=[Transaction(batch.query, batch.number), Transaction(_epoch_id(batch.query), batch.epoch)]
         )
         if isinstance(terms.how, Merge):
-            wider = widened(terms, rows) if self.widens else terms
+            wider = terms.widened(rows) if self.widens else terms
             changes = merge_table(rows, wider.schema, terms.how.keys)
             keys = terms.how.keys
             return lambda: self._merge(changes, keys, batch, named)
-        if "://" in self._path or not takes_files(self._delta()):
+        if "://" in self._path or not _takes_files(self._delta()):
             table = fit(rows.table(), terms.schema)
             return lambda: self._append_streamed(table, named)
-        files = place_files(rows, terms.schema, Path(self._path), self._partition_by, self._clock.wall())
+        files = _place_files(rows, terms.schema, Path(self._path), self._partition_by, self._clock.wall())
         return lambda: self._append_files(files, named)
+
+    def _commit(self, commit: Callable[[], bool], batch: Batch, terms: Terms) -> bool:
+        return self._until_committed(lambda: self._entry(terms).admits(batch) and commit(), str(batch))
 
     def _append_files(self, files: list[AddAction], named: CommitProperties) -> bool:
         table = self._delta()
@@ -198,14 +210,15 @@ class DeltaSink(ExactSink):
         table = self._delta()
         if changes.num_rows:
             same = " AND ".join(f"s.{_quoted(key)} = t.{_quoted(key)}" for key in keys)
-            changes, missing = self._room.made(changes, self._opened().schema.names, column_types(table), is_type)
+            declared = self._opened().schema.names
+            changes, missing = self._extra_columns.fit(changes, declared, _column_types(table), _is_type)
             merge = table.merge(
                 changes, same, source_alias="s", target_alias="t", merge_schema=bool(missing), commit_properties=named
             )
             done = _updating(merge, changes).when_not_matched_insert_all().execute()
             self._stale = changes.num_rows - done["num_target_rows_inserted"] - done["num_target_rows_updated"]
         if table.transaction_version(batch.query) != batch.number:
-            # A merge that changes nothing commits nothing, and the batch would be unknown.
+            # A merge that changes nothing commits nothing, and the batch would not be recorded.
             self._commit_nothing(named)
         return True
 
@@ -216,18 +229,21 @@ class DeltaSink(ExactSink):
         )
 
     def _until_committed(self, attempt: Callable[[], T], what: str) -> T:
-        for number in range(ATTEMPTS):
+        for number in range(MAX_ATTEMPTS):
             try:
                 return attempt()
             except CommitFailedError as error:
-                log.info("%s: table %s was changed meanwhile, attempt %d: %s", what, self._path, number + 1, error)
+                log.info("%s: another writer changed table %s, attempt %d: %s", what, self._path, number + 1, error)
                 last = error
             except DeltaError as error:
                 raise StorageError(f"{what}: the table {self._path} could not be written: {error}") from error
-        raise StorageError(f"{what}: others change the table {self._path} faster than it can be written") from last
+        raise StorageError(
+            f"{what}: other writers change the table {self._path} faster than it can be written; let fewer of them "
+            f"write at once"
+        ) from last
 
     def _maintain(self) -> None:
-        """Fewer files for readers, and no files that nobody reads. What fails here is tried again later."""
+        """Compact and vacuum when it is time. A failure is logged, and the next time tries again."""
         self._since_maintained += 1
         if not self._maintain_every or self._since_maintained < self._maintain_every:
             return
@@ -247,9 +263,9 @@ class DeltaSink(ExactSink):
 
 
 def read_table(path: str | Path, storage_options: Mapping[str, str] | None = None) -> pa.Table:
-    """The rows of a table as its users mean them: without deletions, and without the columns that order changes."""
+    """The current rows of a table, without deletions and without the columns `_sequence`, `_deleted` and `_kept`."""
     found = DeltaTable(str(path), storage_options=dict(storage_options or {}) or None)
-    # Not `to_pyarrow_table`: Arrow's threads call back into Python, and a program that ends meanwhile is aborted.
+    # Not `to_pyarrow_table`: Arrow's threads call back into Python, which aborts a program that exits at that moment.
     rows = QueryBuilder().register("rows", found).execute("select * from rows").read_all()
     table = pa.table(rows).cast(pa.schema(found.schema().to_arrow()))
     if DELETED in table.schema.names and SEQUENCE in table.schema.names:
@@ -259,7 +275,7 @@ def read_table(path: str | Path, storage_options: Mapping[str, str] | None = Non
 
 
 def _updating(merge: TableMerger, changes: pa.Table) -> TableMerger:
-    """Newer rows replace older ones, but for the columns that they keep."""
+    """Newer rows replace older ones, except for the columns that they keep."""
     newer, kept = f"s.{_quoted(SEQUENCE)} > t.{_quoted(SEQUENCE)}", f"s.{_quoted(KEPT)}"
     if KEPT not in changes.schema.names:
         return merge.when_matched_update_all(newer)
@@ -273,9 +289,210 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
 def _epoch_id(query: str) -> str:
     return f"{query}#epoch"
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+# Opening a table. What could only fail, or silently go wrong, in a later batch is refused here: a column of another
+# type, rows appended to a merged table, a table that forgets which batches it has.
+
+
+def _open_table(
+    path: str, terms: Terms, partition_by: Sequence[str], storage: Mapping[str, str], *, evolve: bool
+) -> DeltaTable:
+    """The table, created if it does not exist; it has, or may get, every column that the run will write."""
+    _check_partitioning(terms.schema, partition_by)
+    table = _created(path, terms.schema, partition_by, storage)
+    found = table.metadata()
+    if list(found.partition_columns) != list(partition_by):
+        raise InvalidOption(
+            f"partition_by: the table {path} is partitioned by ({', '.join(found.partition_columns)}), "
+            f"not by ({', '.join(partition_by)})"
+        )
+    if FORGETS in found.configuration:
+        raise InvalidOption(
+            f"the table {path} has the property {FORGETS}: it would forget which batches it has; unset it"
+        )
+    _check_columns(path, table.schema(), terms.schema, evolve=evolve)
+    return table
+
+
+def _check_partitioning(wanted: pa.Schema, partition_by: Sequence[str]) -> None:
+    for name in partition_by:
+        if name not in wanted.names:
+            raise InvalidOption(f"partition_by: there is no column {name}; there are {', '.join(wanted.names)}")
+        if not any(fits(wanted.field(name).type) for fits in _PARTITION_TYPES):
+            raise InvalidOption(
+                f"partition_by: {name} is {wanted.field(name).type}; use text, integers, booleans, dates"
+            )
+        if pa.types.is_string(wanted.field(name).type) and not wanted.field(name).nullable:
+            raise InvalidOption(
+                f"partition_by: {name} is text that must not be null, as a key of a merge, and Delta partitions store "
+                f"empty text as null: one such row would make the table unreadable; use another column"
+            )
+
+
+def _created(path: str, wanted: pa.Schema, partition_by: Sequence[str], storage: Mapping[str, str]) -> DeltaTable:
+    try:
+        return DeltaTable.create(
+            path, wanted, mode="ignore", partition_by=list(partition_by) or None, storage_options=dict(storage) or None
+        )
+    except CommitFailedError:
+        raise
+    except DeltaError as error:
+        raise InvalidOption(f"path {path}: no Delta table could be opened or created there: {error}") from error
+    except Exception as error:
+        # deltalake raises the plain class for types that Delta does not have.
+        if type(error) is not Exception:
+            raise
+        raise InvalidOption(f"path {path}: {str(error).splitlines()[0]}") from error
+
+
+def _check_columns(path: str, found: Schema, wanted: pa.Schema, *, evolve: bool) -> None:
+    there = {field["name"]: field for field in json.loads(found.to_json())["fields"]}
+    for field in json.loads(Schema.from_arrow(wanted).to_json())["fields"]:
+        name = field["name"]
+        if name in there and _shape(there[name]["type"]) != _shape(field["type"]):
+            raise InvalidOption(
+                f"column {name} is {_type_name(there[name]['type'])} in the table {path} and would become "
+                f"{_type_name(field['type'])}: cast it, or write to another table"
+            )
+        if name not in there and not evolve:
+            raise InvalidOption(f"column {name} is not in the table {path}: add it, or allow it with evolve = true")
+    _check_how(path, set(there), wanted)
+    for name, field in there.items():
+        if not field["nullable"] and (name not in wanted.names or wanted.field(name).nullable):
+            raise InvalidOption(f"column {name} of the table {path} must not be null, and the rows may have none")
+
+
+def _check_how(path: str, there: set[str], wanted: pa.Schema) -> None:
+    """Refuse to append to a merged table, and the reverse: such rows would never be replaced, or would repeat keys."""
+    merged, merges = {SEQUENCE, DELETED} <= there, {SEQUENCE, DELETED} <= set(wanted.names)
+    if merged != merges:
+        kinds = ("is merged by key", "appends rows") if merged else ("holds plain rows", "merges by key")
+        raise InvalidOption(f"the table {path} {kinds[0]} and this pipeline {kinds[1]}: write to another table")
+
+
+def _add_columns(table: DeltaTable, wanted: pa.Schema) -> bool:
+    """Add missing columns, null in existing rows. Returns whether there were any."""
+    there = {field.name for field in table.schema().fields}
+    new = pa.schema([field.with_nullable(True) for field in wanted if field.name not in there])
+    if new.names:
+        table.alter.add_columns(list(Schema.from_arrow(new).fields))
+        table.update_incremental()
+    return bool(new.names)
+
+
+def _column_types(table: DeltaTable) -> dict[str, Any]:
+    """The table's columns with Delta's names for their types."""
+    return {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+
+
+def _is_type(declared: Any, kind: pa.DataType) -> bool:
+    """Whether a column of the table has this type."""
+    wanted = json.loads(Schema.from_arrow(pa.schema([("it", kind)])).to_json())["fields"][0]["type"]
+    return bool(_shape(declared) == _shape(wanted))
+
+
+def _shape(kind: Any) -> Any:
+    """A type without what may differ: comments, and which parts may be null."""
+    if isinstance(kind, dict):
+        left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
+        return {name: _shape(part) for name, part in kind.items() if name not in left_out}
+    return [_shape(part) for part in kind] if isinstance(kind, list) else kind
+
+
+def _type_name(kind: Any) -> str:
+    return kind if isinstance(kind, str) else str(kind.get("type"))
+
+
+def _takes_files(table: DeltaTable) -> bool:
+    """Whether Parquet files can be added as they are: the table has no constraints, renamed or generated columns."""
+    protocol = table.protocol()
+    features = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
+    if (protocol.min_writer_version > 2 and not features) or not features <= PLAIN_FEATURES:
+        return False
+    fields = json.loads(table.schema().to_json())["fields"]
+    return not any(field["metadata"] for field in fields) and not any(
+        name.startswith("delta.constraints.") for name in table.metadata().configuration
+    )
+
+
+# Rows as files of the table.
+
+
+def _place_files(
+    rows: Rows, wanted: pa.Schema, folder: Path, partition_by: Sequence[str], wall: Millis
+) -> list[AddAction]:
+    """Write every shard's rows to the table's folder, and return what the table's log has to say about them."""
+    actions = []
+    for shard in shards(rows, wanted):
+        for values, part in _partitions(shard, partition_by):
+            target = folder / f"lanemq-{uuid.uuid4().hex}.parquet"
+            part.put(target)
+            sync(target)
+            actions.append(
+                AddAction(target.name, target.stat().st_size, values, wall, True, _stats(pq.read_metadata(target)))
+            )
+    if actions:
+        sync(folder)
+    return actions
+
+
+def _partitions(shard: ShardRows, partition_by: Sequence[str]) -> Iterator[tuple[Mapping[str, str | None], ShardRows]]:
+    """The shard's rows by the values of the partition columns, each part in order."""
+    if not partition_by:
+        yield {}, shard
+        return
+    table = shard.load()
+    for values in table.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
+        part = table.filter(_matching(table, values)).drop_columns(list(partition_by))
+        texts = {name: _partition_text(value) for name, value in values.items()}
+        yield texts, ShardRows(shard.shard, part.num_rows, None, part)
+
+
+def _matching(table: pa.Table, values: Mapping[str, Any]) -> pa.ChunkedArray:
+    mask = pa.chunked_array([pa.repeat(True, table.num_rows)])
+    for name, value in values.items():
+        column = table[name]
+        mask = pc.and_(mask, pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False))
+    return mask
+
+
+def _partition_text(value: Any) -> str | None:
+    """A partition value as Delta's protocol writes it; empty text is null there."""
+    if value is None or value == "":
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _stats(metadata: pq.FileMetaData) -> str:
+    """The number of rows and the range of each column, by which readers and merges skip files."""
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for at in range(metadata.num_columns):
+        found = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
+        bounds = _bounds([column.statistics for column in found])
+        if "." not in metadata.schema.column(at).path and bounds is not None:
+            name = metadata.schema.column(at).name
+            smallest[name], largest[name], nulls[name] = bounds
+    return json.dumps(
+        {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}
+    )
+
+
+def _bounds(parts: Sequence[Any]) -> tuple[int | str, int | str, int] | None:
+    """The range of integers and short texts only: all readers agree on these, unlike on NaN and timestamps."""
+    if not parts or any(part is None or not part.has_min_max or not part.has_null_count for part in parts):
+        return None
+    low, high = min(part.min for part in parts), max(part.max for part in parts)
+    if isinstance(low, bool) or not isinstance(low, int | str):
+        return None
+    if isinstance(low, str) and max(len(low), len(high)) > MAX_BOUND_LENGTH:
+        return None
+    return low, high, sum(part.null_count for part in parts)

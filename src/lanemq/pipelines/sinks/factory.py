@@ -1,7 +1,6 @@
-"""Sinks by name, as a pipeline's file declares them.
+"""Sinks by kind, as a TOML file declares them.
 
-The rule guarded here: an option that a sink does not have, or that has the wrong form, is an error that names it;
-never ignored.
+An option that a sink does not have, or a value of the wrong form, is an error that names the option.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Millis
 from lanemq.pipelines.declare.options import near
 from lanemq.pipelines.ports import Sink
 from lanemq.pipelines.sinks.delta import DeltaSink
@@ -28,7 +26,7 @@ class _Kind:
     required: tuple[str, ...]
     options: Mapping[str, Callable[[Any], Any]]
     also: tuple[str, ...] = ()
-    """Options that are read together."""
+    """Names of options that are read by other code."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,7 +34,7 @@ class _Kind:
 
 
 def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
-    """The sink that a file declares with `kind` and its options; not opened yet."""
+    """Make the sink that a file declares with `kind` and its options; it is not opened yet."""
     known = _KINDS.get(kind)
     if known is None:
         raise InvalidOption(f"kind: there is no sink {kind!r}; choose from {', '.join(_KINDS)}")
@@ -54,7 +52,7 @@ def open_sink(kind: str, options: Mapping[str, Any]) -> Sink:
 
 
 def _secured(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The other options, and the arguments that TLS and credentials come to; they are called as those of a source."""
+    """The other options, and the arguments for TLS and credentials. Their names are those of a source's options."""
     flat = dict(flat_options(options))
     known = {name.lower(): name for name in SECURITY_OPTIONS}
     secure = {name.lower(): option_text(value) for name, value in flat.items() if name.lower() in known}
@@ -104,11 +102,15 @@ def _table_of_texts(value: Any) -> dict[str, str]:
     return {str(name): str(part) for name, part in value.items()}
 
 
-def _duration(value: Any) -> Millis:
-    return Millis(_count(value)) if not isinstance(value, str) else duration(value)
+def _seconds(value: Any) -> float:
+    if isinstance(value, str):
+        return duration(value) / 1000
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ValueError("write a number of seconds, or text such as 30s or 15m")
+    return float(value)
 
 
-_SQL = {"table": _text, "wait": _duration, "evolve": _yes_or_no}
+_SQL = {"table": _text, "wait": _seconds, "evolve": _yes_or_no}
 
 _KINDS: dict[str, _Kind] = {
     "delta": _Kind(
@@ -118,7 +120,7 @@ _KINDS: dict[str, _Kind] = {
             "path": _text,
             "partition_by": _texts,
             "maintain_every": _count,
-            "keep_hours": _count,
+            "keep_files": _seconds,
             "evolve": _yes_or_no,
             "storage_options": _table_of_texts,
         },
@@ -131,7 +133,7 @@ _KINDS: dict[str, _Kind] = {
         ("servers", "topic"),
         {
             "servers": _text, "topic": _text, "key": _text, "value": _text, "tags": _text, "name": _text,
-            "wait": _duration,
+            "wait": _seconds,
         },
         SECURITY_OPTIONS,
     ),

@@ -1,20 +1,20 @@
-"""Batches as folders of Parquet files: a batch is there completely, or not at all.
+"""Batches as folders of Parquet files: a batch is there completely or not at all.
 
     <path>/lanemq_query=<query>/lanemq_batch=<number>/000-<shard>.parquet     what readers see
     <path>/_lanemq/query=<query>/epoch=<epoch>/                               what is being written
     <path>/_lanemq/query=<query>/empty-<number>                               the newest batch without rows
 
-The rules guarded here: a batch's files are written and synced under the run's own epoch folder, then one `rename` of
-their folder makes them visible; a number that is there is not written again. Opening by a newer run moves the older
-epoch folders away, so the older run's rename finds nothing to rename. Both are single renames, one of them is first:
-no lock is needed, and a run that hangs in between holds nobody up. That is as good as the file system's `rename`:
-atomic on local disks, NFS and HDFS-like systems; do not use object stores behind a file interface.
+A run writes and syncs the files of a batch in the folder of its own epoch, then one `rename` of their folder makes
+them visible. A number that is there is not written again. A newer run that opens the sink moves the older epoch
+folders away, so the older run's rename finds nothing to rename. Each is a single rename and one of them comes first,
+so no lock is needed and a run that hangs in between blocks no other. This is as safe as the file system's `rename`:
+atomic on local disks, NFS and HDFS-like systems. Do not use object stores behind a file interface.
 
-A batch without rows is a note that is renamed in the same way and replaces older ones, so that a topic which is silent
-most of the time leaves no folders.
+A batch without rows is a small file that is renamed in the same way and replaces older ones, so a topic that is mostly
+silent leaves no folders.
 
-Readers skip names with an underscore. The folders' names become columns `lanemq_query` and `lanemq_batch` in Spark,
-pandas and Arrow; old batches may be deleted or compacted by anybody, except the newest of each query.
+Readers skip names that begin with an underscore. The folder names become the columns `lanemq_query` and `lanemq_batch`
+in Spark, pandas and Arrow. Old batches may be deleted or compacted, except the newest of each query.
 """
 
 import json
@@ -32,8 +32,8 @@ from lanemq.pipelines.atomic_files import sync
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import Rows
-from lanemq.pipelines.sinks.ledger import ExactSink, Standing, Terms
-from lanemq.pipelines.sinks.shard_files import file_name, shards
+from lanemq.pipelines.sinks.columns import ShardRows, file_name, shards
+from lanemq.pipelines.sinks.ledger import ExactSink, LedgerEntry, Terms
 
 _BATCH, _EPOCH, _EMPTY = "lanemq_batch=", "epoch=", "empty-"
 _NOTE = "_batch.json"
@@ -83,30 +83,27 @@ class ParquetSink(ExactSink):
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch)
-        workshop = self._workshop(terms)
-        if not Standing(self._applied, self._newest_epoch(terms)).admits(batch):
+        run_folder = self._run_folder(terms)
+        if not LedgerEntry(self._applied, self._newest_epoch(terms)).admits(batch):
             return False
         try:
-            staged = self._stage(rows, batch, workshop, terms)
-            self._reached("staged")
+            staged = self._stage(rows, batch, run_folder, terms)
             new = (self._publish if rows.count() else self._publish_empty)(staged, batch, terms)
         except FileNotFoundError:
-            if workshop.exists():
+            if run_folder.exists():
                 raise
-            Standing(None, self._newest_epoch(terms)).admits(batch)
-            raise SinkFenced(f"{workshop} is gone: a newer run of pipeline {terms.query} has opened the sink") from None
-        self._reached("published")
+            LedgerEntry(None, self._newest_epoch(terms)).admits(batch)
+            raise SinkFenced(
+                f"{run_folder} is gone: a newer run of pipeline {terms.query} has opened the sink; stop this one"
+            ) from None
         self._applied = batch.number
         return new
 
-    def _stage(self, rows: Rows, batch: Batch, workshop: Path, terms: Terms) -> Path:
-        folder = workshop / f"{batch.number}-{uuid.uuid4().hex}"
+    def _stage(self, rows: Rows, batch: Batch, run_folder: Path, terms: Terms) -> Path:
+        folder = run_folder / f"{batch.number}-{uuid.uuid4().hex}"
         folder.mkdir()
         for at, shard in enumerate(shards(rows, terms.schema)):
-            target = folder / f"{at:03}-{file_name(shard.shard)}.parquet"
-            shard.put(target)
-            sync(target)
-            self._reached("one file written")
+            self._write_file(shard, folder / f"{at:03}-{file_name(shard.shard)}.parquet")
         note = folder / _NOTE
         note.write_text(
             json.dumps({"query": batch.query, "batch": batch.number, "epoch": batch.epoch, "rows": rows.count()})
@@ -115,12 +112,16 @@ class ParquetSink(ExactSink):
         sync(folder)
         return folder
 
+    def _write_file(self, shard: ShardRows, target: Path) -> None:
+        shard.put(target)
+        sync(target)
+
     def _publish(self, staged: Path, batch: Batch, terms: Terms) -> bool:
         target = self._visible(terms.query) / f"{_BATCH}{batch.number}"
         try:
             staged.rename(target)
         except OSError:
-            # A folder with something in it is never replaced: the batch is there.
+            # rename never replaces a folder that is not empty: the batch is there.
             if not target.exists():
                 raise
             shutil.rmtree(staged, ignore_errors=True)
@@ -129,42 +130,49 @@ class ParquetSink(ExactSink):
         return True
 
     def _publish_empty(self, staged: Path, batch: Batch, terms: Terms) -> bool:
-        """The number is part of the name, so no note can replace that of a later batch."""
+        """Record a batch without rows. The number is part of the name, so no note replaces that of a later batch."""
         notes = self._notes(terms.query)
         (staged / _NOTE).rename(notes / f"{_EMPTY}{batch.number}")
         sync(notes)
-        self._reached("empty batch noted")
+        self._remove_older_notes(notes, batch)
+        shutil.rmtree(staged, ignore_errors=True)
+        return True
+
+    def _remove_older_notes(self, notes: Path, batch: Batch) -> None:
         for older, number in _numbered(notes, _EMPTY):
             if number < batch.number:
                 older.unlink(missing_ok=True)
-        shutil.rmtree(staged, ignore_errors=True)
-        return True
 
     def _highest(self, query: str) -> int | None:
         found = _numbered(self._visible(query), _BATCH) + _numbered(self._notes(query), _EMPTY)
         return max((number for _, number in found), default=None)
 
     def _take_over(self, terms: Terms) -> None:
-        """Each run makes its folder first and looks for others then, so of two runs at least one sees the other."""
-        own = self._workshop(terms)
+        """Refuse this run or move older runs' folders away.
+
+        Each run makes its folder before it looks for others, so of two concurrent runs at least one sees the other.
+        """
+        own = self._run_folder(terms)
         own.mkdir(exist_ok=True)
         try:
             others = [epoch for _, epoch in _numbered(own.parent, _EPOCH) if epoch != terms.epoch]
-            Standing(None, max(others, default=None)).lacks(terms)
+            LedgerEntry(None, max(others, default=None)).lacks(terms)
         except SinkFenced:
             shutil.rmtree(own, ignore_errors=True)
             raise
         for folder, epoch in _numbered(own.parent, _EPOCH):
             if epoch < terms.epoch:
-                self._reached("older run found")
-                with suppress(FileNotFoundError):  # moved by a run that is newer still
-                    folder.rename(own.parent / f"gone-{uuid.uuid4().hex}")
+                self._move_away(folder)
         for left in [*own.parent.glob("gone-*"), *own.glob("*")]:
             shutil.rmtree(left, ignore_errors=True)
         sync(own.parent)
 
+    def _move_away(self, older: Path) -> None:
+        with suppress(FileNotFoundError):  # an even newer run was faster
+            older.rename(older.parent / f"gone-{uuid.uuid4().hex}")
+
     def _check_schema(self, schema: StructType) -> None:
-        """Columns may be added by a later run; a column that changed its type would make the folder unreadable."""
+        """Later runs may add columns. A column with another type would make the folder unreadable."""
         types = {field.name: field.dataType for field in self._known_schema()}
         for field in schema:
             if types.get(field.name, field.dataType) != field.dataType:
@@ -192,14 +200,19 @@ class ParquetSink(ExactSink):
     def _newest_epoch(self, terms: Terms) -> int | None:
         return max((epoch for _, epoch in _numbered(self._notes(terms.query), _EPOCH)), default=None)
 
-    def _workshop(self, terms: Terms) -> Path:
+    def _run_folder(self, terms: Terms) -> Path:
         return self._notes(terms.query) / f"{_EPOCH}{terms.epoch}"
 
     def _notes(self, query: str) -> Path:
         return self._path / "_lanemq" / f"query={quote(query, safe='')}"
 
     def _visible(self, query: str) -> Path:
-        return self._path / f"lanemq_query={quote(query, safe='')}"
+        return batches_folder(self._path, query)
+
+
+def batches_folder(path: Path, query: str) -> Path:
+    """The folder with the visible batches of a query, one folder `lanemq_batch=<number>` each."""
+    return path / f"lanemq_query={quote(query, safe='')}"
 
 
 def _numbered(folder: Path, prefix: str) -> list[tuple[Path, int]]:

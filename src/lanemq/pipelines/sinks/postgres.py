@@ -1,79 +1,113 @@
-"""Batches in a PostgreSQL table, by COPY: rows and ledger row in one transaction of the server.
+"""Batches in a PostgreSQL table, by COPY: rows and ledger row in one transaction.
 
-The rules guarded here: the ledger row is locked FOR UPDATE before a batch is judged, so a second run waits for the
-first one's end. A run that hangs inside its transaction must not hold up its successor for ever: a newer run that
-waited `LOCK_MS` in vain has the server end the older one's session, which leaves nothing of the batch behind.
-Sequences that are text compare byte by byte (collation "C"), as they were made to.
+The ledger row is locked FOR UPDATE before a batch is checked, so a second run waits until the first one ends. If the
+older run hangs inside its transaction, a newer run that has waited `LOCK_MS` lets the server end the older session,
+which leaves nothing of the batch behind. Text sequences compare byte by byte (collation "C").
 
-Maps, arrays and structs are stored as jsonb, times as timestamptz. PostgreSQL has no NUL: `nul.py`.
+Maps, arrays and structs are stored as jsonb, times as timestamptz. PostgreSQL cannot store the character NUL, so it is
+replaced by U+FFFD.
+
+A column is accepted when the pipeline starts only if it stores every possible value unchanged. So limits count
+(`numeric(4,1)`, `varchar(20)`, `timestamp(0)`), and types that take only some texts (`uuid`, `jsonb`) are refused for
+text: one value that does not fit would fail its batch at every start. `trust_columns` overrides this for types that
+refuse a text that does not fit, never for types that round it.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import md5
 from io import BytesIO
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from lanemq.clock import Clock
 from lanemq.model.errors import ConnectFailed, ConnectionLost, InvalidOption, LaneError, RequestTimedOut, StorageError
-from lanemq.model.units import Millis
 from lanemq.pipelines.ports import SEQUENCE, Merge
 from lanemq.pipelines.sinks.columns import is_nested, json_column
 from lanemq.pipelines.sinks.ledger import Terms
-from lanemq.pipelines.sinks.nul import may_have_nul, newest_of_each, without_nul
-from lanemq.pipelines.sinks.postgres_types import declared, refuses, takes
 from lanemq.pipelines.sinks.sql import Column, SqlSink, names_of
-from lanemq.spark.options import WAIT
 
 log = logging.getLogger(__name__)
 
 LOCK_MS = 5_000
-"""How long the server lets us wait for a lock; then it is a line in the log, and tried again."""
+"""How long the server waits for a lock, before the sink logs a warning and tries again."""
 HANGING_MS = 60_000
-"""How long the server keeps a transaction whose client says nothing, if no newer run comes."""
+"""How long the server keeps a transaction of a silent client, if no newer run ends it."""
 CONNECT_SECONDS = 5
-SETTLING = 0x1A9E_3D61
+SCHEMA_LOCK = 0x1A9E_3D61
 """The advisory lock under which tables are created."""
 
-_PASSING_STATES = frozenset({"40001", "40P01", "55P03", "57014", "53300", "53400"})
-"""Serialization, deadlock, lock timeout, cancelled, too many connections, limits: the same may succeed later."""
-_PASSING_REFUSALS = ("starting up", "shutting down", "recovery", "too many", "reserved", "terminating")
-"""Parts of what a server says that will take connections again."""
+_RETRIABLE_STATES = frozenset({"40001", "40P01", "55P03", "57014", "53300", "53400"})
+"""Serialization, deadlock, lock timeout, cancelled, too many connections, limits: a later attempt may succeed."""
+_RETRIABLE_REFUSALS = ("starting up", "shutting down", "recovery", "too many", "reserved", "terminating")
+"""Parts of the refusal of a server that will take connections again later."""
+
+_NUMERIC_HEADER: Final = 4
+"""What PostgreSQL adds to the encoded limits of a numeric or a varchar."""
+_MICROSECONDS: Final = 6
+_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
+"""Decimal digits of an integer, by its bits."""
+
+_REFUSING: Final = frozenset("EISU")
+"""Categories of types that refuse a text that does not fit: enums, addresses, texts with a limit, and user-defined
+types, which include uuid, json and jsonb. A domain has the category of its type. Numbers, times, shapes and arrays of
+them round instead, and `name` cuts."""
+
+_TYPES: tuple[tuple[Any, str, frozenset[str]], ...] = (
+    (pa.types.is_boolean, "boolean", frozenset({"bool"})),
+    (pa.types.is_int8, "smallint", frozenset({"int2", "int4", "int8", "numeric"})),
+    (pa.types.is_int16, "smallint", frozenset({"int2", "int4", "int8", "numeric"})),
+    (pa.types.is_int32, "integer", frozenset({"int4", "int8", "numeric"})),
+    (pa.types.is_int64, "bigint", frozenset({"int8", "numeric"})),
+    (pa.types.is_float32, "real", frozenset({"float4", "float8"})),
+    (pa.types.is_float64, "double precision", frozenset({"float8"})),
+    (pa.types.is_decimal, "numeric", frozenset({"numeric"})),
+    (pa.types.is_binary, "bytea", frozenset({"bytea"})),
+    (pa.types.is_date, "date", frozenset({"date"})),
+    (pa.types.is_nested, "jsonb", frozenset({"jsonb", "json", "text"})),
+    (pa.types.is_string, "text", frozenset({"text", "varchar", "bpchar", "citext"})),
+)
+"""Arrow type, type of a new column, and types (names of pg_type) of existing columns that take the values."""
+
+NUL, REPLACEMENT = "\0", "\ufffd"
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""NUL as JSON writes it, not preceded by an escaped backslash."""
 
 
 class PostgresSink(SqlSink):
     """Appends or merges batches into a table of a PostgreSQL database.
 
     Args:
-        dsn: As libpq has it: `host=db dbname=shop user=...` or `postgresql://...`.
+        dsn: A libpq connection string: `host=db dbname=shop user=...` or `postgresql://...`.
         table: `orders` or `sales.orders`; the ledger `lanemq_ledger` is kept in the same schema.
-        wait: Milliseconds to wait for a server that is away or a lock that is held. Short fails at every fail-over.
+        wait: Seconds to wait for a server that is down or a lock that is held. A low value fails at every fail-over.
         evolve: Whether a run with new columns may add them to the table.
-        nul: What becomes of the character NUL in a text, also within maps, arrays and structs: "replace" stores
+        nul: What happens to the character NUL in a text, also within maps, arrays and structs: "replace" stores
             U+FFFD instead, with a warning and a count; "fail" ends the pipeline, at every start, until the message
             is left out.
-        trust_columns: Columns of the table that get texts and have a type which takes only some: `uuid`, `jsonb`,
-            `varchar(20)`, an enum, a domain. They are refused unless named here. A text that does not fit after all
-            ends the pipeline, at every start, until the message is left out.
+        trust_columns: Columns that receive texts and have a type that takes only some of them: `uuid`, `jsonb`,
+            `varchar(20)`, an enum, a domain. The sink refuses such columns unless they are named here. A text that
+            does not fit then ends the pipeline, at every start, until the message is left out.
     """
 
     adding = "ADD COLUMN IF NOT EXISTS"
     for_update = "FOR UPDATE"
-    place_of = "strpos"
+    position_in_text = "strpos"
     bytewise = ' COLLATE "C"'
-    room_for_updates = " WITH (fillfactor = 70)"
+    merged_table_options = " WITH (fillfactor = 70)"
 
     def __init__(
         self,
         dsn: str,
         table: str,
         *,
-        wait: Millis = WAIT,
+        wait: float = 60.0,
         evolve: bool = True,
         nul: str = "replace",
         trust_columns: Sequence[str] = (),
@@ -87,16 +121,16 @@ class PostgresSink(SqlSink):
         self._nul = nul
         self._trusted = frozenset(trust_columns)
         self._json_texts: list[str] = []
-        """Trusted columns of JSON: it has no NUL either, not even an escaped one."""
+        """Trusted columns of JSON, where even an escaped NUL is refused."""
         self._psycopg = _driver()
         self._dsn = dsn
         self._connection: Any = None
 
     def close(self) -> None:
         super().close()
-        self._forget()
+        self._disconnect()
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -109,16 +143,16 @@ class PostgresSink(SqlSink):
                 yield connection
         except self._psycopg.Error as error:
             if connection.broken or connection.closed:
-                self._forget()
+                self._disconnect()
                 raise ConnectionLost(f"PostgreSQL, table {self._table}: {_first_line(error)}") from error
-            raise self._in_our_words(error) from error
+            raise self._lane_error(error) from error
 
     def _connected(self) -> Any:
         if self._connection is None:
             try:
                 self._connection = self._psycopg.connect(self._dsn, autocommit=True, connect_timeout=CONNECT_SECONDS)
             except self._psycopg.OperationalError as error:
-                raise _why_not(str(error)) from error
+                raise _connect_error(str(error)) from error
             self._connection.execute(
                 f"SET lock_timeout = {LOCK_MS}; SET idle_in_transaction_session_timeout = {HANGING_MS}; "
                 f"SET client_encoding = 'UTF8'; SET TimeZone = 'UTC'; SET application_name = '{self._session_name()}'"
@@ -133,39 +167,41 @@ class PostgresSink(SqlSink):
             raise
 
     def _end_older_run(self, terms: Terms) -> None:
-        """Reads without the lock: an epoch that is committed is enough to know who is older."""
+        """End the session of an older run that holds the ledger row. Reads the ledger without a lock."""
         with self._transaction() as connection:
-            known = self._ask(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
-            if not known or not self._seen(connection, terms.query).lacks(terms):
+            known = self._execute(connection, "SELECT to_regclass(?) IS NOT NULL", (self._ledger,))[0][0]
+            if not known or not self._entry(connection, terms.query).lacks(terms):
                 return
-            ended = self._ask(
+            ended = self._execute(
                 connection,
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE application_name = ? AND pid <> pg_backend_pid()",
                 (self._session_name(),),
             )
         if ended:
-            log.warning("table %s: an older run of %s held it, its session was ended", self._table, terms.query)
+            log.warning(
+                "table %s: an older run of %s held its lock, so that run's session was ended", self._table, terms.query
+            )
 
     def _session_name(self) -> str:
-        """The same for all runs of a query that write to this table, and for nobody else."""
+        """The session name shared by all runs of a query that write to this table, and by no others."""
         query = self._terms.query if self._terms is not None else ""
         return f"lanemq {md5(f'{query} {self._table}'.encode(), usedforsecurity=False).hexdigest()[:16]}"
 
-    def _in_our_words(self, error: Any) -> LaneError:
+    def _lane_error(self, error: Any) -> LaneError:
         said = f"table {self._table}: {_first_line(error)}"
-        if error.sqlstate in _PASSING_STATES:
+        if error.sqlstate in _RETRIABLE_STATES:
             return RequestTimedOut(said)
         if self._trusted and str(error.sqlstate).startswith(("22", "23514")):
             lines = (error.diag.context or "").splitlines()
             where = next((f" ({line})" for line in lines if line.startswith("COPY")), "")
-            said += f"{where}. trust_columns says that all texts fit: leave such rows out before the sink"
+            said += f"{where}. trust_columns promises that all texts fit: leave such rows out before the sink"
         return InvalidOption(said) if error.sqlstate == "42P10" else StorageError(said)
 
-    def _settle(self, connection: Any) -> None:
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (SETTLING,))
+    def _lock_schema(self, connection: Any) -> None:
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
 
-    def _ask(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def _execute(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if values:
             statement = statement.replace("%", "%%").replace("?", "%s")
         try:
@@ -175,7 +211,7 @@ class PostgresSink(SqlSink):
         return list(cursor.fetchall()) if cursor.description else []
 
     def _columns(self, connection: Any, table: str) -> list[Column]:
-        found = self._ask(
+        found = self._execute(
             connection,
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), "
             "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', t.typname, a.atttypmod, t.typcategory "
@@ -186,17 +222,17 @@ class PostgresSink(SqlSink):
         return [Column(*row) for row in found]
 
     def _column_type(self, field: pa.Field) -> str:
-        said = declared(field.type)
+        said = column_type(field.type)
         if field.name == SEQUENCE and said == "text":
             said = 'text COLLATE "C"'
         return f"{said}{'' if field.nullable else ' NOT NULL'}"
 
     def _accepts(self, column: Column, kind: pa.DataType) -> bool:
-        trusted = column.name in self._trusted and refuses(column.base, column.group, kind)
-        return trusted or takes(column.base, column.limit, kind)
+        trusted = column.name in self._trusted and _refuses(column.base, column.group, kind)
+        return trusted or _takes(column.base, column.limit, kind)
 
-    def _way_out(self, column: Column, kind: pa.DataType) -> str:
-        if not refuses(column.base, column.group, kind):
+    def _remedy(self, column: Column, kind: pa.DataType) -> str:
+        if not _refuses(column.base, column.group, kind):
             return ""
         return f"; if every text fits, say so with trust_columns=[{column.name!r}]"
 
@@ -228,17 +264,17 @@ class PostgresSink(SqlSink):
                 copy.write(table)
 
     def _storable(self, table: pa.Table, keys: Sequence[str]) -> bytes:
-        """What COPY reads, without texts that the server would refuse."""
+        """The table as input for COPY, without texts that the server would refuse."""
         texts = _in_text(table)
         written = _csv(texts)
         nested = [f.name for f in table.schema if is_nested(f.type) or f.name in self._json_texts]
-        if not may_have_nul(written, bool(nested)):
+        if not _may_have_nul(written, bool(nested)):
             return written
         texts, found = without_nul(texts, nested)
-        self._tell_nul(found)
-        return _csv(newest_of_each(texts, keys) if set(keys) & set(found) else texts)
+        self._count_nul(found)
+        return _csv(_newest_of_each(texts, keys) if set(keys) & set(found) else texts)
 
-    def _tell_nul(self, found: Mapping[str, int]) -> None:
+    def _count_nul(self, found: Mapping[str, int]) -> None:
         if not found:
             return
         said = ", ".join(f"{count} of column {name}" for name, count in found.items())
@@ -260,16 +296,16 @@ def _driver() -> ModuleType:
     return found
 
 
-def _why_not(said: str) -> LaneError:
-    """A server that says no for good, such as to a wrong password, need not be asked again."""
+def _connect_error(said: str) -> LaneError:
+    """A retriable error, or `InvalidOption` if the server refuses for good, for example because of a wrong password."""
     line = next(iter(said.strip().splitlines()), "no reason given")
-    if "FATAL" in said and not any(passing in said for passing in _PASSING_REFUSALS):
+    if "FATAL" in said and not any(passing in said for passing in _RETRIABLE_REFUSALS):
         return InvalidOption(f"dsn: PostgreSQL refuses the connection: {line}")
     return ConnectFailed(f"PostgreSQL: {line}")
 
 
 def _in_text(table: pa.Table) -> pa.Table:
-    """Bytes and what is nested as COPY reads them."""
+    """The table with bytes and nested values as text for COPY."""
     for at, field in enumerate(table.schema):
         if is_nested(field.type):
             table = table.set_column(at, field.name, json_column(table[at]))
@@ -280,7 +316,7 @@ def _in_text(table: pa.Table) -> pa.Table:
 
 
 def _csv(table: pa.Table) -> bytes:
-    """As COPY reads it: null is nothing, empty text is a pair of quotes."""
+    """CSV for COPY: null is an empty field, empty text a pair of quotes."""
     target = BytesIO()
     # One chunk, because pyarrow 26 writes uninitialised memory for a table with an empty chunk among others.
     pcsv.write_csv(table.combine_chunks(), target, pcsv.WriteOptions(include_header=False))
@@ -289,3 +325,88 @@ def _csv(table: pa.Table) -> bytes:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def column_type(kind: pa.DataType) -> str:
+    """The type of a new column for such values."""
+    if pa.types.is_decimal(kind):
+        return f"numeric({kind.precision}, {kind.scale})"
+    return _types_for(kind)[0]
+
+
+def _takes(base: str, limit: int, kind: pa.DataType) -> bool:
+    """Whether a column stores every value of this type unchanged. `base`: its pg_type; `limit`: its atttypmod."""
+    if base not in _types_for(kind)[1]:
+        return False
+    if limit < 0:
+        return True
+    if base == "numeric":
+        return _has_digits(limit - _NUMERIC_HEADER, kind)
+    return base in ("timestamp", "timestamptz") and limit >= _MICROSECONDS
+
+
+def _refuses(base: str, group: str, kind: pa.DataType) -> bool:
+    """Whether the column refuses a text that does not fit, instead of changing it. `group`: its typcategory."""
+    return group in _REFUSING and base != "name" and bool(pa.types.is_string(kind))
+
+
+def _has_digits(limit: int, kind: pa.DataType) -> bool:
+    """Whether there are enough digits before and after the point. The scale is an 11-bit number with a sign."""
+    precision, scale = limit >> 16 & 0xFFFF, ((limit & 0x7FF) ^ 0x400) - 0x400
+    is_decimal = pa.types.is_decimal(kind)
+    after = kind.scale if is_decimal else 0
+    before = kind.precision - kind.scale if is_decimal else _DIGITS[kind.bit_width]
+    return bool(scale >= after and precision - scale >= before)
+
+
+def _types_for(kind: pa.DataType) -> tuple[str, frozenset[str]]:
+    if pa.types.is_timestamp(kind):
+        return ("timestamptz", frozenset({"timestamptz"})) if kind.tz else ("timestamp", frozenset({"timestamp"}))
+    for fits, name, accepted in _TYPES:
+        if fits(kind):
+            return name, accepted
+    raise InvalidOption(f"type {kind} has no column in PostgreSQL: cast it to text")
+
+
+def _may_have_nul(written: bytes, json: bool) -> bool:
+    """A quick check whether `without_nul`, which is slow, is needed. `json`: some columns hold JSON."""
+    return b"\0" in written or (json and b"\\u0000" in written)
+
+
+def without_nul(table: pa.Table, json: Collection[str] = ()) -> tuple[pa.Table, Mapping[str, int]]:
+    """Replace NUL in every text; returns the table and how many texts of which column had one.
+
+    PostgreSQL stores NUL neither in text nor in jsonb, and one such message must not end a pipeline for ever. The
+    replacement keeps the length of the text and shows that a character was lost. `json`: columns whose texts are JSON.
+    """
+    found: dict[str, int] = {}
+    for at, field in enumerate(table.schema):
+        if not pa.types.is_string(field.type):
+            continue
+        hits = pc.match_substring(table[at], "\\u0000" if field.name in json else NUL)
+        if not pc.any(hits).as_py():
+            continue
+        before = table[at]
+        after = _json_without_nul(before) if field.name in json else pc.replace_substring(before, NUL, REPLACEMENT)
+        count = int(pc.sum(pc.not_equal(before, after)).as_py())
+        if count:
+            found[field.name] = count
+            table = table.set_column(at, field, after)
+    return table, found
+
+
+def _newest_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """One row per key, the one with the highest sequence: replacing NUL may have made two keys equal."""
+    sequences = table[SEQUENCE].to_pylist()
+    best: dict[tuple[object, ...], int] = {}
+    for at, key in enumerate(zip(*(table[name].to_pylist() for name in keys), strict=True)):
+        if key not in best or sequences[at] > sequences[best[key]]:
+            best[key] = at
+    return table if len(best) == table.num_rows else table.take(sorted(best.values()))
+
+
+def _json_without_nul(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    def replaced(text: str | None) -> str | None:
+        return None if text is None else _ESCAPED.sub(lambda hit: hit[1] + REPLACEMENT, text)
+
+    return pa.chunked_array([pa.array([replaced(text) for text in column.to_pylist()], pa.string())])

@@ -1,8 +1,7 @@
 """Batches in a SQLite file: for small tables, tests, and programs on the same machine.
 
-The rule guarded here: every transaction begins IMMEDIATE, so two runs never judge the ledger at once. Values SQLite
-has no type for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays and structs as JSON. It
-has no NaN: those become NULL.
+Invariant: every transaction begins IMMEDIATE, so two runs never read the ledger at once. Values that SQLite has no type
+for are stored as text: times as ISO 8601 in UTC, decimals exactly, maps, arrays and structs as JSON. NaN becomes NULL.
 """
 
 import sqlite3
@@ -15,34 +14,32 @@ import pyarrow as pa
 
 from lanemq.clock import Clock
 from lanemq.model.errors import InvalidOption, LaneError, RequestTimedOut, StorageError
-from lanemq.model.units import Millis
 from lanemq.pipelines.sinks.columns import is_nested, json_column
 from lanemq.pipelines.sinks.ledger import Terms
 from lanemq.pipelines.sinks.sql import Column, SqlSink, in_rows, names_of
-from lanemq.spark.options import WAIT
 
 BUSY_SECONDS = 1.0
-"""How long SQLite itself waits for a lock; then it is a line in the log, and tried again."""
+"""How long SQLite itself waits for a lock, before the sink logs a warning and tries again."""
 
-_PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_RETRIABLE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _AFFINITIES = (
     ("INT", "integer"), ("CHAR", "text"), ("CLOB", "text"), ("TEXT", "text"), ("BLOB", "blob"), ("REAL", "real"),
     ("FLOA", "real"), ("DOUB", "real"),
 )  # fmt: skip
-"""SQLite's rule for what a declared type makes of a value: the first part found in it decides."""
+"""SQLite's rule for the affinity of a declared type: the first part found in its name decides."""
 
 
 class SqliteSink(SqlSink):
     """Appends or merges batches into a table of a SQLite file.
 
     Args:
-        path: The file; created if it is not there. Not on a network drive, whose locks SQLite cannot trust.
-        wait: Milliseconds to wait for somebody else's transaction. Short fails where a backup takes long.
+        path: The file; created if it does not exist. Not on a network drive, where SQLite's locks do not hold.
+        wait: Seconds to wait for another connection's transaction. A low value fails while a backup runs.
         evolve: Whether a run with new columns may add them to the table.
     """
 
     def __init__(
-        self, path: str | Path, table: str, *, wait: Millis = WAIT, evolve: bool = True, clock: Clock | None = None
+        self, path: str | Path, table: str, *, wait: float = 60.0, evolve: bool = True, clock: Clock | None = None
     ) -> None:
         super().__init__(table, wait, evolve, clock)
         self._path = path
@@ -52,7 +49,7 @@ class SqliteSink(SqlSink):
         return f"table {self._table} of {self._path}"
 
     def applied_before_open(self, query: str) -> int | None:
-        """To connect would make the file."""
+        # Connecting would create the file.
         return super().applied_before_open(query) if Path(self._path).exists() else None
 
     def close(self) -> None:
@@ -74,11 +71,11 @@ class SqliteSink(SqlSink):
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise self._in_our_words(error) from error
+            raise self._lane_error(error) from error
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            # A runner's passes come from another thread than its batches, never at the same time.
+            # Retry passes run in another thread than batches, never at the same time.
             self._connection = sqlite3.connect(
                 self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -86,15 +83,15 @@ class SqliteSink(SqlSink):
             self._connection.execute("PRAGMA synchronous = FULL")
         return self._connection
 
-    def _in_our_words(self, error: sqlite3.Error) -> LaneError:
-        if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _PASSING:
+    def _lane_error(self, error: sqlite3.Error) -> LaneError:
+        if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _RETRIABLE:
             return RequestTimedOut(f"{self._path}: {error}; another transaction has it")
         return StorageError(f"table {self._table} in {self._path}: {error}")
 
-    def _settle(self, connection: Any) -> None:
-        """The transaction has the whole file."""
+    def _lock_schema(self, connection: Any) -> None:
+        """Nothing to do: the transaction locks the whole file."""
 
-    def _ask(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def _execute(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
             return list(connection.execute(statement, tuple(values)).fetchall())
         except sqlite3.OperationalError as error:
@@ -103,7 +100,7 @@ class SqliteSink(SqlSink):
             raise
 
     def _columns(self, connection: Any, table: str) -> list[Column]:
-        found = self._ask(connection, f"PRAGMA table_xinfo({table})")
+        found = self._execute(connection, f"PRAGMA table_xinfo({table})")
         return [
             Column(name, kind.lower(), bool(must and default is None)) for _, name, kind, must, default, *_ in found
         ]
@@ -145,7 +142,7 @@ def _declared(kind: pa.DataType) -> str:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Numbers, text and bytes only."""
+    """The table with numbers, text and bytes only."""
     for at, field in enumerate(table.schema):
         if is_nested(field.type):
             table = table.set_column(at, field.name, json_column(table[at]))

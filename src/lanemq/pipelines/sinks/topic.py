@@ -1,18 +1,17 @@
-"""Batches as messages of another topic: rows in the order of their shard, each once on a LaneMQ broker.
+"""Batches as messages of another topic: rows in the order of their shard, each stored once by a LaneMQ broker.
 
-The rules guarded here: a message's stamp is (query and shard, batch number, place in the batch), so the same row has
-the same stamp whoever sends it and however often, and the broker stores it once. That needs the same rows in the same
-order when a batch is repeated: a shard's file is; rows of a merge are sorted by key first, because nothing orders
-them otherwise.
+The producer stamp of a message is (query and shard, batch number, index in the batch). So a row has the same stamp
+whichever run sends it and however often, and the broker stores it once. That needs the same rows in the same order when
+a batch is repeated: a shard's file has them; rows of a merge are sorted by key first.
 
-Fencing is by the batch number, not by the run: an older run that sends the batch of the newer one sends the same
-messages, which are dropped; a batch that is behind what a shard has sent is refused (`SinkFenced`). So an older run
-can complete a batch that both are at, and can do no other harm.
+Runs are fenced by the batch number, not by the epoch. If an older run sends the batch of the newer one, it sends the
+same messages, which the broker drops; a batch before the last one of a shard is refused (`SinkFenced`). So an older run
+can complete the batch that both are at and nothing else.
 
-A topic cannot be asked which batches it has: `applied` knows only this run's, and `write` is True whenever messages
-were sent, also when the broker dropped them all. A broker forgets producers that were silent for a week; an Apache
-broker knows no stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two copies of
-one checkpoint cannot be told apart here, as nothing is written down at the topic: never start a second one.
+A topic cannot tell which batches it has: `applied` knows only those of this run, and `write` returns True whenever
+messages were sent, even if the broker dropped them all. A broker forgets producers that were silent for a week; an
+Apache broker ignores stamps and stores repeats. Two sinks of one pipeline into one topic need different names. Two
+copies of one checkpoint cannot be told apart here, since the topic stores no ledger: never start a second copy.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from lanemq.client.security import security_of
 from lanemq.clock import SystemClock
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, UsageError
 from lanemq.model.names import check_topic
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, to_millis
 from lanemq.net.address import parse_addresses
 from lanemq.net.security import Security, TlsOptions
 from lanemq.pipelines.batch import Batch
@@ -39,17 +38,17 @@ from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, Rows
 from lanemq.pipelines.sinks.columns import fit, json_bytes, merge_table
 from lanemq.pipelines.sinks.ledger import ExactSink, Terms
-from lanemq.spark.options import WAIT
 from lanemq.spark.read.waiting import Patience
 from lanemq.spark.write.sending import Outgoing, TaskSender
 from lanemq.wire.signing import Credentials
 
-ROWS_AT_ONCE = 8_192
+ROWS_PER_BATCH = 8_192
+"""Rows that are read from a file and encoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
-    """How rows become messages; goes to the executors."""
+class RowEncoder:
+    """Turns rows into messages. Pickled to the executors."""
 
     servers: str
     topic: str
@@ -59,7 +58,7 @@ class Letters:
     wait: Millis
     security: Security
 
-    def of(self, rows: pa.RecordBatch) -> Iterator[Outgoing]:
+    def messages(self, rows: pa.RecordBatch) -> Iterator[Outgoing]:
         keys, tags = self._texts(rows, self.key), self._texts(rows, self.tags)
         for at, value in enumerate(self._values(rows)):
             yield Outgoing(self.topic, value, keys[at], tags[at])
@@ -80,21 +79,21 @@ class Letters:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
-    """What one task sends, and as whom."""
+class ShardSender:
+    """Sends the rows of one shard as one producer. Pickled to the executors."""
 
-    letters: Letters
+    encoder: RowEncoder
     schema: pa.Schema
     producer: str
     number: int
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> str | None:
-        """None when every row is stored; why not, if a later batch is there already."""
-        letters = self.letters
-        sender = TaskSender(letters.servers, self.producer, self.number, letters.wait, security=letters.security)
+        """Send the rows; None when every row is stored, or the refusal if the topic has a later batch."""
+        encoder = self.encoder
+        sender = TaskSender(encoder.servers, self.producer, self.number, encoder.wait, security=encoder.security)
         try:
             for batch in batches:
-                for row in letters.of(batch):
+                for row in encoder.messages(batch):
                     sender.send(row)
             sender.flush()
         except ProducerFenced as error:
@@ -107,25 +106,25 @@ class Sending:
         with pq.ParquetFile(path) as file:
             return self.send(
                 batch
-                for part in file.iter_batches(ROWS_AT_ONCE)
+                for part in file.iter_batches(ROWS_PER_BATCH)
                 for batch in fit(pa.Table.from_batches([part]), self.schema).to_batches()
             )
 
 
 class TopicSink(ExactSink):
-    """Sends rows to a topic, from the executors where the rows are in files.
+    """Sends rows to a topic, from the executors if the rows are in files.
 
     Args:
         servers: The broker, or name servers.
-        topic: Must exist: a topic created by the way would have a number of queues that nobody chose.
-        key: Column with the message's key; without one an ordered topic is refused. Default for a merge by one key.
-        value: Column with the body, text or bytes; without one the whole row is sent as a JSON object.
+        topic: The topic. It must exist, since the number of its queues is a decision that a sink cannot take.
+        key: Column with the message's key; an ordered topic needs one. Default: the key of a merge by one column.
+        value: Column with the body, text or bytes. Default: the whole row as a JSON object.
         tags: Column with RocketMQ's tag.
-        name: Tells apart two sinks of one pipeline into the same topic.
-        wait: Milliseconds to wait for a broker that is away.
-        tls: How connections are encrypted; not given, the environment of the process that declares the sink says it.
-            Goes to the executors, so files must lie at the same place on all machines.
-        credentials: Whose requests they are; not given, likewise.
+        name: Distinguishes two sinks of one pipeline into the same topic.
+        wait: Seconds to wait for a broker that is down.
+        tls: TLS options. Default: the environment of the process that declares the sink. They go to the executors, so
+            files must have the same path on all machines.
+        credentials: The user. Default: likewise from the environment.
     """
 
     all_at_once = False
@@ -139,22 +138,22 @@ class TopicSink(ExactSink):
         value: str | None = None,
         tags: str | None = None,
         name: str = "",
-        wait: Millis = WAIT,
+        wait: float = 60.0,
         tls: TlsOptions | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         parse_addresses(servers)
         security = security_of(tls, credentials)
-        self._letters = Letters(servers, check_topic(topic), key, value, tags, wait, security)
+        self._encoder = RowEncoder(servers, check_topic(topic), key, value, tags, to_millis(wait), security)
         self._name = name
         self._spark: SparkSession | None = None
         self._sent: int | None = None
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
-        given = self._letters
+        given = self._encoder
         if given.key is None and isinstance(how, Merge) and len(how.keys) == 1:
-            self._letters = given = replace(given, key=how.keys[0])
+            self._encoder = given = replace(given, key=how.keys[0])
         for option, column in (("key", given.key), ("value", given.value), ("tags", given.tags)):
             if column is not None and column not in terms.schema.names:
                 raise InvalidOption(f"{option}: there is no column {column}; there are {', '.join(terms.schema.names)}")
@@ -175,8 +174,7 @@ class TopicSink(ExactSink):
             return False
         refusals = self._send(rows, batch, terms)
         if refusals:
-            raise SinkFenced(f"{batch}: topic {self._letters.topic} has a later batch of this pipeline: {refusals[0]}")
-        self._reached("sent")
+            raise SinkFenced(f"{batch}: topic {self._encoder.topic} has a later batch of this pipeline: {refusals[0]}")
         self._sent = batch.number
         return True
 
@@ -184,29 +182,29 @@ class TopicSink(ExactSink):
         if isinstance(terms.how, Merge):
             changes = merge_table(rows, terms.schema, terms.how.keys)
             ordered = changes.sort_by([(key, "ascending") for key in terms.how.keys])
-            outcomes = [self._sending("merge", batch, terms).send(iter(ordered.to_batches(ROWS_AT_ONCE)))]
+            outcomes = [self._sender("merge", batch, terms).send(iter(ordered.to_batches(ROWS_PER_BATCH)))]
         elif isinstance(rows, FileRows):
             outcomes = self._send_files([file for file in rows.files if file.rows], batch, terms)
         else:
             table = fit(rows.table(), terms.schema)
-            outcomes = [self._sending("driver", batch, terms).send(iter(table.to_batches(ROWS_AT_ONCE)))]
+            outcomes = [self._sender("driver", batch, terms).send(iter(table.to_batches(ROWS_PER_BATCH)))]
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _send_files(self, files: list[RowFile], batch: Batch, terms: Terms) -> list[str | None]:
-        """One task per shard; what a task sent before it failed is dropped when it is run again."""
-        work = [(self._sending(file.shard, batch, terms), str(Path(file.path).absolute())) for file in files]
+        """Send each shard in a task of its own. The broker drops what a failed task had already sent."""
+        work = [(self._sender(file.shard, batch, terms), str(Path(file.path).absolute())) for file in files]
         if len(work) < 2:
-            return [sending.send_file(path) for sending, path in work]
+            return [sender.send_file(path) for sender, path in work]
         assert self._spark is not None, "open() sets it"
         tasks = self._spark.sparkContext.parallelize(work, len(work))
-        return list(tasks.map(_run).collect())
+        return list(tasks.map(_send_file).collect())
 
-    def _sending(self, shard: str, batch: Batch, terms: Terms) -> Sending:
+    def _sender(self, shard: str, batch: Batch, terms: Terms) -> ShardSender:
         name = md5("\0".join((terms.query, self._name, shard)).encode(), usedforsecurity=False).hexdigest()
-        return Sending(self._letters, terms.schema, f"sink-{name}", batch.number)
+        return ShardSender(self._encoder, terms.schema, f"sink-{name}", batch.number)
 
     def _find_topic(self) -> None:
-        given = self._letters
+        given = self._encoder
         routes = BlockingRoutes(parse_addresses(given.servers), SystemClock(), security=given.security)
         try:
             route = Patience(given.wait).run(lambda: routes.get(given.topic), f"topic {given.topic}")
@@ -216,9 +214,9 @@ class TopicSink(ExactSink):
             raise MissingKey(given.topic)
 
 
-def _run(work: tuple[Sending, str]) -> str | None:
-    sending, path = work
-    return sending.send_file(path)
+def _send_file(work: tuple[ShardSender, str]) -> str | None:
+    sender, path = work
+    return sender.send_file(path)
 
 
 def _is_body(kind: Any) -> bool:

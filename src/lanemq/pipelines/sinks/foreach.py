@@ -1,8 +1,8 @@
-"""Batches for a function of the user's own: at least once, under a name that stays the same.
+"""Batches for a function of the user's own, at least once.
 
-What is *not* guarded here: after a crash the function gets a batch again, with the same rows and number, and possibly
-a higher epoch. Whether it had an effect already only the function can know: it should keep (query, number) together
-with the effect, and refuse epochs below the highest it has seen.
+After a crash the function gets a batch again, with the same rows and number and possibly a higher epoch. Only the
+function can know whether the first call had an effect: it should store (query, number) together with the effect, and
+refuse epochs below the highest it has seen.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from lanemq.pipelines.sinks.ledger import ExactSink
 
 
 class ForeachSink(ExactSink):
-    """Calls `function(rows, batch)` on the driver for every batch, empty ones included."""
+    """Calls `function(rows, batch)` on the driver for every batch, including empty ones."""
 
     all_at_once = False
 
@@ -32,7 +32,7 @@ class ForeachSink(ExactSink):
         self._done = None
 
     def applied(self) -> int | None:
-        """Of this run only."""
+        """The highest batch number of this run; earlier runs are unknown."""
         self._opened()
         return self._done
 
