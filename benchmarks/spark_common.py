@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from lanemq.client.admin.admin import Admin
 from lanemq.model.units import Millis
 from lanemq.spark import recommended, register
-from lanemq.spark.write.sending import Outgoing, TaskSender
+from lanemq.spark.write.sending import OutgoingRow, TaskSender
 
 QUEUES = 4
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
@@ -37,7 +37,7 @@ def fill(address: str, topic: str, count: int, value: Callable[[int], bytes], ke
         admin.create_topic(topic, QUEUES)
     sender = TaskSender(address, f"fill-{topic}", 0, Millis(10_000))
     for number in range(count):
-        sender.send(Outgoing(topic, value(number), f"key-{number % keys}"))
+        sender.send(OutgoingRow(topic, value(number), f"key-{number % keys}"))
     sender.flush()
     sender.close()
 

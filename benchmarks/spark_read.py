@@ -26,13 +26,12 @@ from pyspark.sql.datasource import InputPartition
 from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import cpu_seconds, fill, session, timed
 from lanemq.model.units import Millis
-from lanemq.spark.columns.arrow import Wanted, decode
+from lanemq.spark.columns.arrow import DecodeOptions, decode
 from lanemq.spark.columns.schema import COLUMNS, arrow_schema
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.batch_reader import LaneBatchReader
-from lanemq.spark.read.fetch import RangeReader
-from lanemq.spark.read.partition_reader import RangePartition
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.read.partition_reader import RangePartition, RangeReader
+from lanemq.spark.retrying import Retrying
 from lanemq.spark.source import LaneDataSource
 from lanemq.wire.properties import find_stamp
 from lanemq.wire.record import RecordView, record_starts
@@ -45,11 +44,11 @@ class RowReader(LaneBatchReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, RangePartition)
-        reader = RangeReader(Patience(Millis(10_000)))
+        reader = RangeReader(Retrying(Millis(10_000)))
         try:
-            for body in reader.chunks(partition.wanted, partition.terms.chunk_bytes):
+            for body in reader.chunks(partition.range, partition.settings.chunk_bytes):
                 for start in record_starts(body):
-                    yield _row(RecordView(body, start), partition.wanted.queue.broker)
+                    yield _row(RecordView(body, start), partition.range.queue.broker)
         finally:
             reader.close()
 
@@ -89,10 +88,10 @@ def decoding(address: str, topic: str, count: int, name: str) -> None:
     bodies: list[bytes] = []
     for partition in LaneBatchReader(options, COLUMNS).partitions():
         assert isinstance(partition, RangePartition)
-        reader = RangeReader(Patience(Millis(10_000)))
-        bodies += reader.chunks(partition.wanted, partition.terms.chunk_bytes)
+        reader = RangeReader(Retrying(Millis(10_000)))
+        bodies += reader.chunks(partition.range, partition.settings.chunk_bytes)
         reader.close()
-    wanted = Wanted(arrow_schema(COLUMNS), "broker")
+    wanted = DecodeOptions(arrow_schema(COLUMNS), "broker")
     began = time.process_time()
     for body in bodies:
         decode(body, 0, 2**62, wanted)

@@ -27,7 +27,7 @@ from benchmarks.harness import BrokerProcess, report
 from benchmarks.spark_common import QUEUES, QUIET, fill, session, timed
 from lanemq import Producer
 from lanemq.spark import register
-from lanemq.spark.lag import moved
+from lanemq.spark.lag import offsets_advanced
 
 TOPIC = "stream"
 PATIENCE_SECONDS = 300
@@ -43,8 +43,8 @@ def streamed(spark: SparkSession, address: str, folder: Path, rows: int) -> list
     writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
     query = writer.trigger(availableNow=True).start(str(folder / "streamed"))
     query.awaitTermination()
-    done = [each for each in progress_of(query) if moved(each)]
-    return [moved(each) / each["durationMs"]["triggerExecution"] * 1_000 for each in done[1:]]
+    done = [each for each in progress_of(query) if offsets_advanced(each)]
+    return [offsets_advanced(each) / each["durationMs"]["triggerExecution"] * 1_000 for each in done[1:]]
 
 
 def batched(spark: SparkSession, address: str, folder: Path, rows: int, times: int) -> list[float]:
@@ -113,7 +113,9 @@ def _times(query: Any, address: str, topic: str, batches: int) -> list[float]:
     try:
         while len(found) < batches + 20 and time.monotonic() < until:
             time.sleep(0.2)
-            found |= {p["batchId"]: p["durationMs"]["triggerExecution"] for p in progress_of(query) if moved(p)}
+            found |= {
+                p["batchId"]: p["durationMs"]["triggerExecution"] for p in progress_of(query) if offsets_advanced(p)
+            }
     finally:
         done.set()
         sender.join()

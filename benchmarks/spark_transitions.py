@@ -30,7 +30,7 @@ from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.stages.transitions.event import COLUMNS
 from lanemq.spark import recommended
-from lanemq.spark.columns.schema import arrow_schema, some_columns
+from lanemq.spark.columns.schema import arrow_schema, select_columns
 
 QUEUES = 4
 KEYS = (10_000, 1_000_000)
@@ -73,7 +73,7 @@ class PlainStep(StatefulProcessor):
 def make_input(folder: Path, keys: int, rows: int, batches: int) -> None:
     """A file per queue and batch; a key is always in the same queue."""
     random = np.random.default_rng(7)
-    schema = arrow_schema(some_columns(COLUMNS))
+    schema = arrow_schema(select_columns(COLUMNS))
     share = rows // QUEUES
     for batch in range(batches):
         for queue in range(QUEUES):
@@ -94,7 +94,7 @@ def make_input(folder: Path, keys: int, rows: int, batches: int) -> None:
 
 
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
-    reader = spark.readStream.schema(some_columns(COLUMNS)).option("maxFilesPerTrigger", QUEUES)
+    reader = spark.readStream.schema(select_columns(COLUMNS)).option("maxFilesPerTrigger", QUEUES)
     return reader.parquet(str(folder))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Run
-from tests.spark.driving import send, until
+from tests.spark.spark_driver import send, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer

@@ -16,10 +16,9 @@ from tests.fast.test_key_twins import LOGS, log_of
 from lanemq._fast import references, twins
 from lanemq.spark.columns import layout
 from lanemq.spark.columns import properties as property_columns
-from lanemq.spark.columns import stamps as stamp_columns
 
 pytestmark = needs_twins
-HOMES = layout, property_columns, stamp_columns
+HOMES = layout, property_columns
 """Imported here and not in `both`: the extra `lanemq[spark]` may be missing."""
 
 
@@ -72,7 +71,7 @@ def test_stamps_are_cut_alike(texts: list[str | None]) -> None:
 
 
 def test_a_column_of_stamps_has_the_type_that_spark_expects() -> None:
-    assert twins["stamp_column"](pa.array(["p.1.2"])).type == stamp_columns.STAMP_TYPE
+    assert twins["stamp_column"](pa.array(["p.1.2"])).type == property_columns.STAMP_TYPE
 
 
 def test_an_offset_outside_of_the_text_reads_nothing() -> None:

@@ -50,6 +50,6 @@ def test_keys_are_found_alike(log: bytes, number: int) -> None:
 @settings(deadline=None, max_examples=200)
 @given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(0, 150))
 def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
-    """Damaged records reach no consumer, so the two may differ here; the twin must only end, one way or the other."""
+    """OnDamaged records reach no consumer, so the two may differ here; the twin must only end, one way or the other."""
     found = outcome(twins["find_key"], log, start)
     assert found is None or isinstance(found, str | tuple)

@@ -65,7 +65,7 @@ def test_messages_have_the_same_keys(body: bytes) -> None:
 @settings(deadline=None, max_examples=150)
 @given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(-5, 150))
 def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
-    """Damaged records reach no consumer; the twin must only end, one way or the other."""
+    """OnDamaged records reach no consumer; the twin must only end, one way or the other."""
     made = outcome(twins["Laid"], SOURCE, log, start)
     found = made if isinstance(made, tuple) else outcome(lambda: made.key)
     assert found is None or isinstance(found, str | tuple)

@@ -6,14 +6,14 @@ import pytest
 from lanemq.pipelines import LastState, Project, Topic, Transitions
 from lanemq.pipelines.stages.cdc.reading import Reader
 from lanemq.pipelines.stages.transitions.decoding import empty_decoder
-from lanemq.spark.columns.damage import Damaged, Packed, unpack
+from lanemq.spark.columns.arrow import CompressedBody, OnDamaged, decompress_bodies
 from lanemq.wire.compression import ZLIB_SYS_FLAG
 
 
 def body_for(stage: object) -> bytes | None:
     """What the source hands to this stage."""
-    damaged = Damaged(stage.on_damaged or Damaged.FAIL)
-    (body,) = unpack([Packed(0, ZLIB_SYS_FLAG, b"x\x9cno zlib")], damaged, str)
+    damaged = OnDamaged(stage.on_damaged or OnDamaged.FAIL)
+    (body,) = decompress_bodies([CompressedBody(0, ZLIB_SYS_FLAG, b"x\x9cno zlib")], damaged, str)
     return body
 
 

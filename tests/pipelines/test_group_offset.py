@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.driving import Query, send
+from tests.spark.spark_driver import Query, send
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import Pipeline, Project, SqliteSink, Topic, start
-from lanemq.spark.group.ending import is_done
 from lanemq.spark.offsets import from_json
+from lanemq.spark.read.stream_reader import is_committed
 from lanemq.testing.embedded import EmbeddedBroker
 
 
@@ -62,14 +62,14 @@ def test_only_the_batch_that_was_planned_last_counts(tmp_path: Path) -> None:
     first, second = {"t": {"b/0": 5}}, {"t": {"b/0": 9}}
     note(tmp_path, first, 0, done=True)
     note(tmp_path, second, 1, done=False)
-    assert is_done(str(tmp_path), from_json(first))
-    assert not is_done(f"file://{tmp_path}", from_json(second))
+    assert is_committed(str(tmp_path), from_json(first))
+    assert not is_committed(f"file://{tmp_path}", from_json(second))
     note(tmp_path, second, 1, done=True)
-    assert is_done(f"file://{tmp_path}", from_json(second))
+    assert is_committed(f"file://{tmp_path}", from_json(second))
     (tmp_path / "offsets" / "1").write_text("v1\n")
-    assert not is_done(str(tmp_path), from_json(second))
-    assert not is_done(None, {})
-    assert not is_done(str(tmp_path / "nothing"), {})
+    assert not is_committed(str(tmp_path), from_json(second))
+    assert not is_committed(None, {})
+    assert not is_committed(str(tmp_path / "nothing"), {})
 
 
 def test_a_stop_right_behind_a_batch_leaves_no_message_to_be_read_again(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.pipelines.cdc.following import Frame
-from tests.spark.driving import Checkpoint as Planned
-from tests.spark.driving import Query, send, until
+from tests.spark.spark_driver import Checkpoint as Planned
+from tests.spark.spark_driver import Query, send, until
 
 from lanemq.client.consumer.app import App
 from lanemq.model.errors import UsageError
@@ -19,11 +19,11 @@ from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.running.work import Work
 from lanemq.pipelines.sink_positions import SinkPosition, SinkPositions
-from lanemq.spark.columns.schema import some_columns
+from lanemq.spark.columns.schema import select_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-NEEDED = some_columns(["topic", "broker", "queue_id", "queue_offset", "store_timestamp", "key", "value"])
+NEEDED = select_columns(["topic", "broker", "queue_id", "queue_offset", "store_timestamp", "key", "value"])
 Place = tuple[int, int]
 
 

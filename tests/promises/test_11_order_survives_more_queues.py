@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.pipelines.transitions.driving import QUERY, Pipeline, Sent, arrow
-from tests.spark.driving import Query, send
+from tests.spark.spark_driver import Query, send
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError

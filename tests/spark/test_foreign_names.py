@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.columns.schema import COLUMNS, some_columns
-from lanemq.spark.foreign_names import FOREIGN, column_in_our_words, in_our_words
+from lanemq.spark.columns.schema import COLUMNS, select_columns
+from lanemq.spark.foreign_names import FOREIGN, equivalent_column, equivalent_option
 from lanemq.spark.options import parse_read_options
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md").read_text("utf-8")
@@ -28,12 +28,12 @@ def told(name: str) -> str:
 @pytest.mark.parametrize(("ours", "kafkas"), TABLE, ids=lambda names: ",".join(names))
 def test_the_document_says_what_the_error_says(ours: list[str], kafkas: list[str]) -> None:
     if kafkas in (NONE, THE_SAME):
-        assert all(in_our_words(name) is None for name in ours)
+        assert all(equivalent_option(name) is None for name in ours)
         return
     for name in kafkas:
         said = told(name.replace("*", "x"))
         assert name.replace("*", "").lower() in said
-        assert ("left out" in said) if ours == NONE else any(option in said for option in ours), said
+        assert ("no equivalent" in said) if ours == NONE else any(option in said for option in ours), said
 
 
 def test_every_name_of_kafka_s_is_in_the_document() -> None:
@@ -65,7 +65,7 @@ def test_a_foreign_name_is_answered_with_ours(name: str, said: str) -> None:
 )
 def test_a_column_of_kafka_s_is_answered_with_ours(kafkas: str, ours: str) -> None:
     with pytest.raises(InvalidOption, match=rf"\['{kafkas}'\]; {kafkas} is {ours} here; choose from topic"):
-        some_columns(["key", kafkas])
+        select_columns(["key", kafkas])
 
 
 def test_the_document_and_the_error_agree_about_columns() -> None:
@@ -74,7 +74,7 @@ def test_the_document_and_the_error_agree_about_columns() -> None:
     pairs = [(re.findall(r"`(\w+)`", theirs)[0], re.findall(r"`(\w+)`", ours)) for theirs, ours in rows]
     assert len(pairs) == 7
     known = set(COLUMNS.fieldNames())
-    assert all(theirs in known or column_in_our_words(theirs) in ours for theirs, ours in pairs)
+    assert all(theirs in known or equivalent_column(theirs) in ours for theirs, ours in pairs)
 
 
 def test_the_document_says_what_to_do_about_an_unknown_format() -> None:

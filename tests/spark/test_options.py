@@ -5,8 +5,8 @@ import pytest
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
+from lanemq.spark.offsets import Bounds, LimitKind, resolve_offset
 from lanemq.spark.options import parse_read_options
-from lanemq.spark.places import Bounds, Kind, named_offset
 
 GOOD = {"servers": "localhost:9876", "topic": "orders"}
 
@@ -34,7 +34,7 @@ GOOD = {"servers": "localhost:9876", "topic": "orders"}
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         ({"minPartitions": "4"}, "minPartitions"),
-        ({"onDamaged": "skip"}, "^onDamaged: 'skip' is none of fail, null, raw"),
+        ({"onDamaged": "skip"}, "^onDamaged: 'skip' is not one of fail, null, raw"),
         ({"group": "no blanks"}, "group"),
         ({"tags": "a || "}, "tags"),
         ({"kafka.bootstrap.servers": "x"}, "kafka.bootstrap.servers"),
@@ -73,17 +73,17 @@ def test_names_of_options_have_no_case() -> None:
 
 def test_a_member_begins_where_its_group_stands() -> None:
     """From latest it would skip what the group has not done yet."""
-    assert parse_read_options({**GOOD, "group": "g"}, streaming=True).start.kind is Kind.COMMITTED
-    assert parse_read_options(GOOD, streaming=True).start.kind is Kind.LATEST
-    assert parse_read_options(GOOD, streaming=False).start.kind is Kind.EARLIEST
+    assert parse_read_options({**GOOD, "group": "g"}, streaming=True).start.kind is LimitKind.COMMITTED
+    assert parse_read_options(GOOD, streaming=True).start.kind is LimitKind.LATEST
+    assert parse_read_options(GOOD, streaming=False).start.kind is LimitKind.EARLIEST
 
 
 def test_json_names_queues_with_or_without_their_broker() -> None:
     text = '{"orders": {"1": 5, "b/0": -1, "0": 9}}'
-    place = parse_read_options({**GOOD, "startingOffsets": text}, streaming=True).start
+    limit = parse_read_options({**GOOD, "startingOffsets": text}, streaming=True).start
     bounds = Bounds(QueueOffset(2), QueueOffset(20))
-    named = {broker: place.named(MessageQueue("orders", broker, 0)) for broker in "ab"}
+    named = {broker: limit.given_for(MessageQueue("orders", broker, 0)) for broker in "ab"}
     assert named == {"a": 9, "b": -1}
-    assert named_offset(-1, bounds) == 20
-    assert named_offset(-2, bounds) == 2
-    assert place.named(MessageQueue("orders", "a", 2)) is None
+    assert resolve_offset(-1, bounds) == 20
+    assert resolve_offset(-2, bounds) == 2
+    assert limit.given_for(MessageQueue("orders", "a", 2)) is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.spark.session import other_python
+from lanemq.spark.session import python_mismatch
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "numpy"])
@@ -20,6 +20,6 @@ def test_workers_with_another_python_are_noticed(tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.write_text("")
     other.chmod(0o755)
-    assert other_python(sys.executable, sys.executable) is None
-    assert "PYSPARK_PYTHON" in str(other_python(str(other), sys.executable))
-    assert "PYSPARK_PYTHON" in str(other_python("no-such-python", sys.executable))
+    assert python_mismatch(sys.executable, sys.executable) is None
+    assert "PYSPARK_PYTHON" in str(python_mismatch(str(other), sys.executable))
+    assert "PYSPARK_PYTHON" in str(python_mismatch("no-such-python", sys.executable))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.driving import send, until
+from tests.spark.spark_driver import send, until
 
 from lanemq import App, Message
 from lanemq.client.admin.admin import Admin

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for Spark's columns: where the parts of records, the entries of properties and the parts of stamps lie.
 
-The references are in `spark/layout.py`, `spark/property_columns.py` and `spark/stamp_columns.py`, with what everything
+The references are in `spark/columns/layout.py` and `spark/columns/properties.py`, with what everything
 means. NumPy and Arrow are imported when a function is called: a broker has neither.
 """
 
@@ -41,7 +41,7 @@ ctypedef const unsigned char *Bytes
 
 
 def record_spans(body, low, high):
-    """Twin of `spark.layout.record_spans`."""
+    """Twin of `spark.columns.layout.record_spans`."""
     found = _record_spans(body, low, high) if type(body) is bytes else None
     return references["record_spans"](body, low, high) if found is None else found
 
@@ -117,7 +117,7 @@ cdef bint _measure(Bytes data, int64_t start, int64_t size, int64_t[:, ::1] into
 
 
 def entry_spans(const unsigned char[::1] text not None, const int64_t[::1] offsets not None):
-    """Twin of `spark.property_columns.entry_spans`."""
+    """Twin of `spark.columns.properties.entry_spans`."""
     import numpy
 
     cdef Py_ssize_t records = offsets.shape[0] - 1, row, count = 0, most
@@ -148,7 +148,7 @@ def entry_spans(const unsigned char[::1] text not None, const int64_t[::1] offse
 
 
 def stamp_column(values):
-    """Twin of `spark.stamp_columns.stamp_column`."""
+    """Twin of `spark.columns.properties.stamp_column`."""
     import pyarrow
 
     if values.type != pyarrow.string() or values.offset or not len(values):

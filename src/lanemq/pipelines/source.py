@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lanemq.model.errors import InvalidOption
 from lanemq.spark import register
-from lanemq.spark.columns.schema import some_columns
-from lanemq.spark.options import ReadOptions, parse_read_options
-from lanemq.spark.security_options import SECRETS
+from lanemq.spark.columns.schema import select_columns
+from lanemq.spark.options import SECRETS, ReadOptions, parse_read_options
 from lanemq.spark.source import FORMAT
 
 
@@ -36,7 +35,7 @@ class Topic:
             self.options["startingOffsets"] = "earliest"
         self.parsed: ReadOptions = parse_read_options(self.options, streaming=True)
         if self.parsed.columns:
-            some_columns(self.parsed.columns)
+            select_columns(self.parsed.columns)
 
     @property
     def telling_options(self) -> dict[str, str]:
@@ -64,7 +63,7 @@ class Topic:
         if checkpoint is not None:
             reader = reader.option("checkpointLocation", str(checkpoint))
         if columns and not self.parsed.columns:
-            reader = reader.schema(some_columns(columns))
+            reader = reader.schema(select_columns(columns))
         return reader.load()
 
     def __repr__(self) -> str:

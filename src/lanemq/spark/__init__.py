@@ -1,4 +1,4 @@
-"""Topics as tables and streams of Spark: `register(spark)`, then `format("lanemq")`."""
+"""Reads and writes topics as tables and streams in Spark: `register(spark)`, then `format("lanemq")`."""
 
 try:
     from lanemq.spark.lag import LagListener, QueueLag, lag_of
@@ -7,8 +7,8 @@ try:
 except ModuleNotFoundError as missing:
     package = (missing.name or "").partition(".")[0]
     if package in ("pyspark", "pyarrow", "numpy"):
-        told = f"lanemq.spark needs {package}: pip install 'lanemq[spark]'"
-        raise ModuleNotFoundError(told, name=package) from missing
+        message = f"lanemq.spark needs {package}: pip install 'lanemq[spark]'"
+        raise ModuleNotFoundError(message, name=package) from missing
     raise
 
 __all__ = ["LagListener", "QueueLag", "lag_of", "recommended", "register"]

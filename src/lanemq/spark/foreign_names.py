@@ -1,7 +1,7 @@
-"""Options and columns of other sources in our words, for people who bring a query along.
+"""Options and columns of other sources, with their equivalents here.
 
-The rule guarded here: whoever writes an option or a column of Spark's Kafka source, or a setting of RocketMQ's clients,
-is told its name here, or why there is none. The tables in docs/reference/spark.md say the same.
+An unknown option or column is refused; if Spark's Kafka source or RocketMQ's clients have it, the error names the
+equivalent, or says why there is none. docs/reference/spark.md has the same tables.
 """
 
 from typing import Final
@@ -10,23 +10,23 @@ _KAFKA: Final = {
     "kafka.bootstrap.servers": "use servers",
     "subscribe": "use topic",
     "subscribePattern": "use topicPattern",
-    "assign": "left out; single queues are a matter of group, or of startingOffsets and endingOffsets",
-    "startingOffsetsByTimestampStrategy": "left out; a time behind the last message always means the end of the queue",
-    "endingOffsetsByTimestampStrategy": "left out; a time behind the last message always means the end of the queue",
-    "maxRecordsPerPartition": "left out; it would split a queue over tasks. Limit the batch with maxOffsetsPerTrigger",
+    "assign": "there is no equivalent; use group to share queues, or startingOffsets and endingOffsets per queue",
+    "startingOffsetsByTimestampStrategy": "there is no equivalent; a time after the last message means the queue's end",
+    "endingOffsetsByTimestampStrategy": "there is no equivalent; a time after the last message means the queue's end",
+    "maxRecordsPerPartition": "there is no equivalent, as it would split a queue over tasks; use maxOffsetsPerTrigger",
     "kafka.group.id": "use group",
-    "groupIdPrefix": "left out; a query without group is nobody's member and stores no offsets",
-    "includeHeaders": "use columns; a message's headers are the column properties",
-    "fetchOffset.numRetries": "use brokerWait, a time instead of a number of attempts",
-    "fetchOffset.retryIntervalMs": "use brokerWait, a time instead of a number of attempts",
+    "groupIdPrefix": "there is no equivalent; a query without group joins no group and stores no offsets",
+    "includeHeaders": "use columns; a message's headers are in the column properties",
+    "fetchOffset.numRetries": "use brokerWait, a duration instead of a number of attempts",
+    "fetchOffset.retryIntervalMs": "use brokerWait, a duration instead of a number of attempts",
     "kafkaConsumer.pollTimeoutMs": "use brokerWait",
     "kafka.auto.offset.reset": "use startingOffsets",
-    "kafka.enable.auto.commit": "left out; the checkpoint is the truth, and with group offsets are stored after it",
+    "kafka.enable.auto.commit": "there is no equivalent; the checkpoint decides, and group stores offsets after it",
     "kafka.max.poll.records": "use maxOffsetsPerTrigger",
     "kafka.security.protocol": "use tls",
     "kafka.ssl.*": "use tls.ca, tls.cert and tls.key",
     "kafka.sasl.*": "use accessKey and secretKey",
-    "kafka.*": "left out; settings of Kafka's client mean nothing to RocketMQ's protocol",
+    "kafka.*": "there is no equivalent; settings of Kafka's client do not apply to RocketMQ's protocol",
 }
 _ROCKETMQ: Final = {
     "nameServer": "use servers",
@@ -37,10 +37,9 @@ _ROCKETMQ: Final = {
 }
 
 FOREIGN: Final = _KAFKA | _ROCKETMQ
-"""What to write instead of an option that does not exist here, by its name elsewhere."""
+"""By the option's name elsewhere: what to use here. A name that ends with `*` is a prefix; the first match counts."""
 
-_LOWER: Final = {name.lower(): said for name, said in FOREIGN.items()}
-"""A name that ends with `*` stands for all that begin like it; the first such counts."""
+_LOWER: Final = {name.lower(): advice for name, advice in FOREIGN.items()}
 
 _COLUMNS: Final = {
     "partition": "queue_id",
@@ -58,16 +57,16 @@ _COLUMNS: Final = {
 }
 """Columns of Spark's Kafka source, and fields of RocketMQ's messages, by their names there."""
 
-_LOWER_COLUMNS: Final = {name.lower(): ours for name, ours in _COLUMNS.items()}
+_LOWER_COLUMNS: Final = {name.lower(): column for name, column in _COLUMNS.items()}
 
 
-def column_in_our_words(name: str) -> str | None:
-    """The column that holds here what another source calls `name`; None if nobody knows it."""
+def equivalent_column(name: str) -> str | None:
+    """The column here that holds what another source calls `name`; None if the name is unknown."""
     return _LOWER_COLUMNS.get(name.lower())
 
 
-def in_our_words(name: str) -> str | None:
-    """What to say about an option that is another source's; None if nobody knows it."""
+def equivalent_option(name: str) -> str | None:
+    """What to use here instead of another source's option; None if the option is unknown."""
     lower = name.lower()
-    families = (family for family in _LOWER if family.endswith("*") and lower.startswith(family[:-1]))
-    return _LOWER.get(lower) or next((_LOWER[family] for family in families), None)
+    prefixes = (prefix for prefix in _LOWER if prefix.endswith("*") and lower.startswith(prefix[:-1]))
+    return _LOWER.get(lower) or next((_LOWER[prefix] for prefix in prefixes), None)

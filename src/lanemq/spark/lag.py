@@ -1,10 +1,10 @@
-"""How far a streaming query is behind, from the progress that Spark reports: in messages, and in seconds.
+"""The lag of a streaming query, in messages and in seconds, from the progress that Spark reports.
 
     spark.streams.addListener(LagListener(print, servers="localhost:9876"))
 
-Messages are the difference of two offsets that the progress has. A count alone says little: ten messages may be a
-second or a week. So the age of the oldest message that is not done is asked for, one small pull per queue that is
-behind; a broker that is away costs the answer and never the query.
+The lag in messages is the difference of two offsets in the progress. Ten messages may be a second or a week, so the age
+of the oldest unread message is read too, with one small pull per queue that is behind. If the broker does not answer,
+the age is unknown; the query is not affected.
 """
 
 import json
@@ -31,8 +31,8 @@ from lanemq.net.address import Address, parse_addresses
 from lanemq.net.security import Security, TlsOptions
 from lanemq.spark.offsets import Positions, from_json
 from lanemq.spark.options import DEFAULT_GROUP
-from lanemq.spark.read.fetch import QueueRange, RangeReader
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.read.partition_reader import QueueRange, RangeReader
+from lanemq.spark.retrying import Retrying
 from lanemq.wire.record import RecordView, record_starts
 from lanemq.wire.signing import Credentials
 
@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """One queue of a query."""
+    """The lag of a query in one queue."""
 
     queue: MessageQueue
     offset: int
-    """The next one to read."""
+    """The next offset to read."""
     end: int
     seconds: float | None = None
-    """Age of the message at `offset`; None if all are done, or if nobody asked or answered."""
+    """Age of the message at `offset`; None if there is no lag, or if the age is unknown."""
 
     @property
     def messages(self) -> int:
@@ -67,22 +67,22 @@ class QueueLag:
 
 
 def lag_of(progress: Mapping[str, Any]) -> tuple[QueueLag, ...]:
-    """The lag that `query.lastProgress` tells, over all its `lanemq` sources, sorted by queue."""
+    """The lag in `query.lastProgress`, over all its `lanemq` sources, sorted by queue."""
     return tuple(sorted(_of_sources(progress), key=lambda each: each.queue))
 
 
-def between(offsets: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> tuple[QueueLag, ...]:
-    """The lag of positions against the ends of their queues."""
+def lag_between(offsets: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> tuple[QueueLag, ...]:
+    """The lag between positions and the ends of their queues."""
     return tuple(QueueLag(queue, offsets[queue], ends.get(queue, offsets[queue])) for queue in sorted(offsets))
 
 
-def oldest(queues: Iterable[QueueLag]) -> float | None:
-    """The lag in seconds: the age of the oldest message that is not done; None if all are, or if nobody knows."""
+def oldest_age(queues: Iterable[QueueLag]) -> float | None:
+    """The age of the oldest unread message in seconds; None if there is none, or if no age is known."""
     return max((each.seconds for each in queues if each.seconds is not None), default=None)
 
 
-def moved(progress: Mapping[str, Any]) -> int:
-    """Offsets that the batch of a progress went forward; for a first one, which has no start, what Spark counted."""
+def offsets_advanced(progress: Mapping[str, Any]) -> int:
+    """How many offsets a batch advanced; for the first batch, which has no start, the rows that Spark counted."""
     total = 0
     for source in progress["sources"]:
         start, end = _positions(source["startOffset"]), _positions(source["endOffset"])
@@ -92,11 +92,11 @@ def moved(progress: Mapping[str, Any]) -> int:
     return total
 
 
-class LagTimes:
-    """Asks brokers how old the next message of a queue is. For one thread."""
+class LagAges:
+    """Reads from brokers how old the next message of a queue is. Not thread-safe."""
 
     def __init__(self, servers: str, clock: Clock | None = None, *, security: Security | None = None) -> None:
-        """`security`: None looks into the environment."""
+        """`security`: None takes TLS and credentials from the environment."""
         self._clock = clock or SystemClock()
         self._security = security_of() if security is None else security
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
@@ -107,8 +107,8 @@ class LagTimes:
             reader.close()
         self._routes.close()
 
-    def aged(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
-        """The same with seconds, where there is a lag and the broker tells."""
+    def with_ages(self, queues: Sequence[QueueLag]) -> tuple[QueueLag, ...]:
+        """The same queues with `seconds` filled in, where there is a lag and the broker answers."""
         return tuple(replace(each, seconds=self._age(each)) if each.messages else each for each in queues)
 
     def _age(self, each: QueueLag) -> float | None:
@@ -118,7 +118,7 @@ class LagTimes:
             wanted = QueueRange(each.queue, first, after, address, DEFAULT_GROUP)
             body = next(self._reader(address).chunks(wanted, 1), b"")
         except LaneError as error:
-            log.debug("the age of %s at %d is not known: %s", each.queue, each.offset, error)
+            log.debug("%s: the age of offset %d is unknown: %s", each.queue, each.offset, error)
             return None
         starts = record_starts(body)
         if not starts:
@@ -128,7 +128,7 @@ class LagTimes:
     def _reader(self, address: Address) -> RangeReader:
         if address not in self._readers:
             self._readers[address] = RangeReader(
-                Patience(Millis(0), self._clock), fail_on_data_loss=False, security=self._security
+                Retrying(Millis(0), self._clock), fail_on_data_loss=False, security=self._security
             )
         return self._readers[address]
 
@@ -136,9 +136,9 @@ class LagTimes:
 class LagListener(StreamingQueryListener):
     """Reports the lag of every `lanemq` query of a session after each batch.
 
-    `report` gets the query's name (its id if it has none) and the lag of its queues; it runs on Spark's listener
-    thread, so it should be quick. With `servers` the lag is also measured in seconds; `tls` and `credentials` are
-    those of every client, and what is not given is looked for in the environment.
+    `report` is called with the query's name (its id if it has none) and the lag of its queues. It runs on Spark's
+    listener thread, so it should be fast. With `servers` the lag is also measured in seconds. `tls` and `credentials`
+    are those of every client; what is not given comes from the environment.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class LagListener(StreamingQueryListener):
     ) -> None:
         self._report = report
         security = security_of(tls, credentials)
-        self._times = LagTimes(servers, security=security) if servers is not None else None
+        self._ages = LagAges(servers, security=security) if servers is not None else None
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         pass
@@ -161,7 +161,7 @@ class LagListener(StreamingQueryListener):
         queues = lag_of(progress)
         if queues:
             name = progress.get("name") or progress["id"]
-            self._report(name, self._times.aged(queues) if self._times is not None else queues)
+            self._report(name, self._ages.with_ages(queues) if self._ages is not None else queues)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         pass
@@ -170,9 +170,9 @@ class LagListener(StreamingQueryListener):
         pass
 
     def close(self) -> None:
-        """Ends its connections; remove it from the session first."""
-        if self._times is not None:
-            self._times.close()
+        """Closes its connections. Remove the listener from the session first."""
+        if self._ages is not None:
+            self._ages.close()
 
 
 def _of_sources(progress: Mapping[str, Any]) -> Iterator[QueueLag]:
@@ -181,10 +181,10 @@ def _of_sources(progress: Mapping[str, Any]) -> Iterator[QueueLag]:
             offsets, ends = _positions(source["endOffset"]), _positions(source["latestOffset"])
         except (LaneError, ValueError):
             continue  # another kind of source
-        yield from between({queue: at for queue, at in offsets.items() if queue.broker}, ends)
+        yield from lag_between({queue: at for queue, at in offsets.items() if queue.broker}, ends)
 
 
 def _positions(offset: object) -> Positions:
-    """Offsets in a progress are JSON in a string, and the word null before the first batch."""
+    """Offsets in a progress: JSON in a string, and `null` before the first batch."""
     found = json.loads(offset) if isinstance(offset, str) else offset
     return from_json(found) if isinstance(found, Mapping) else {}

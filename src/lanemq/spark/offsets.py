@@ -1,24 +1,35 @@
-"""Positions of a query in all its queues, and the JSON in which Spark's checkpoint keeps them.
+"""Offsets of a query: its positions in all queues, and where its options tell it to start and end.
+
+Positions are stored in Spark's checkpoint as JSON:
 
     {"orders": {"broker-a/0": 17, "broker-a/1": 4}}
 
-The rule guarded here: equal positions give equal text, because Spark compares texts to see whether there is
-anything new. An offset is the next one to read.
+An offset is always the next one to read: "starting at 5" reads the message at 5, and "ending at 9" does not read the
+message at 9. `startingOffsets` and `endingOffsets` accept the same JSON, so a position from a query's progress can be
+pasted into an option.
+
+Invariant: equal positions give equal text, because Spark compares texts to decide whether there is new data.
 """
 
-from collections.abc import Mapping
-from typing import TypeAlias
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, TypeAlias
 
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 
 Positions: TypeAlias = dict[MessageQueue, QueueOffset]
 OffsetJson: TypeAlias = dict[str, dict[str, int]]
 
+LATEST, EARLIEST = -1, -2
+"""Values in the JSON of `startingOffsets` and `endingOffsets`, as in Spark's Kafka source."""
+
 
 def to_json(positions: Mapping[MessageQueue, QueueOffset]) -> OffsetJson:
-    """What the checkpoint keeps, sorted."""
+    """The checkpoint's form of these positions, sorted."""
     topics: OffsetJson = {}
     for queue in sorted(positions):
         topics.setdefault(queue.topic, {})[f"{queue.broker}/{queue.queue_id}"] = int(positions[queue])
@@ -26,7 +37,7 @@ def to_json(positions: Mapping[MessageQueue, QueueOffset]) -> OffsetJson:
 
 
 def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
-    """What the checkpoint kept; `UsageError` for what this source never wrote."""
+    """The positions in a checkpoint; `UsageError` if this source did not write it."""
     positions: Positions = {}
     try:
         for topic, queues in offset.items():
@@ -35,7 +46,103 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
                 positions[MessageQueue(topic, broker, int(queue_id))] = QueueOffset(int(number))
     except (AttributeError, TypeError, ValueError):
         raise UsageError(
-            f"the checkpoint holds {str(offset)[:200]}, which is no position of a lanemq source: "
+            f"the checkpoint contains {str(offset)[:200]}, which is not a position of a lanemq source: "
             f"use another checkpoint location"
         ) from None
     return positions
+
+
+class Bounds(NamedTuple):
+    """The offsets that a queue holds: from `first` up to, but not including, `end`."""
+
+    first: QueueOffset
+    end: QueueOffset
+
+
+class LimitKind(Enum):
+    """How an option gives the start or end of a query."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    COMMITTED = "committed"
+    """The group's committed offset; the earliest message of a queue for which the group has none."""
+    OFFSETS = "offsets per queue"
+    TIME = "a time"
+    TIMES = "times per queue"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLimit:
+    """The start or the end of a query in all its queues, as an option gives it."""
+
+    kind: LimitKind
+    millis: int = 0
+    """Milliseconds since 1970, for `LimitKind.TIME`."""
+    per_queue: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By topic, then by `broker/queue`, or by queue number alone if only one broker holds the topic."""
+
+    def given_for(self, queue: MessageQueue) -> int | None:
+        """The number that the option gives for this queue; None if it gives none."""
+        queues = self.per_queue.get(queue.topic, {})
+        return queues.get(f"{queue.broker}/{queue.queue_id}", queues.get(str(queue.queue_id)))
+
+    def unknown_queues(self, queues: Iterable[MessageQueue]) -> list[str]:
+        """Names in the option that match none of these queues."""
+        known: dict[str, set[str]] = {}
+        for queue in queues:
+            known.setdefault(queue.topic, set()).update((f"{queue.broker}/{queue.queue_id}", str(queue.queue_id)))
+        return [
+            f"{topic} {name}" if topic in known else topic
+            for topic, names in self.per_queue.items()
+            for name in names or ("",)
+            if name not in known.get(topic, ()) and (name or topic not in known)
+        ]
+
+    def past_the_end(self, held: Mapping[MessageQueue, Bounds]) -> list[str]:
+        """A sentence for each offset in the option that is greater than the end of its queue."""
+        if self.kind is not LimitKind.OFFSETS:
+            return []
+        given = ((queue, self.given_for(queue), bounds) for queue, bounds in held.items())
+        return [
+            f"{queue} has no offset {number}: it holds {first} up to, not including, {end}"
+            for queue, number, (first, end) in given
+            if number is not None and number > end
+        ]
+
+
+def resolve_offset(number: int, bounds: Bounds) -> QueueOffset:
+    """An offset from JSON, where -1 means the end of the queue and -2 its first message."""
+    if number == LATEST:
+        return bounds.end
+    return bounds.first if number == EARLIEST else QueueOffset(number)
+
+
+def parse_offsets(option: str, text: str) -> RangeLimit:
+    """Parses `earliest`, `latest`, `committed`, or JSON such as `{"orders": {"0": 17, "1": -2}}`."""
+    word = text.strip().lower()
+    if word in ("earliest", "latest", "committed"):
+        return RangeLimit(LimitKind(word))
+    if not text.strip().startswith("{"):
+        raise InvalidOption(f"{option}: {text!r} is not earliest, latest, committed, or JSON with offsets per queue")
+    return RangeLimit(LimitKind.OFFSETS, per_queue=_per_queue(option, text, least=EARLIEST))
+
+
+def parse_timestamps(option: str, text: str) -> RangeLimit:
+    """Parses JSON with milliseconds since 1970 per queue."""
+    return RangeLimit(LimitKind.TIMES, per_queue=_per_queue(option, text, least=0))
+
+
+def _per_queue(option: str, text: str, *, least: int) -> dict[str, dict[str, int]]:
+    try:
+        topics = json.loads(text)
+    except ValueError as error:
+        raise InvalidOption(f"{option}: {text!r} is not valid JSON: {error}") from None
+    if not isinstance(topics, dict) or not all(isinstance(each, dict) for each in topics.values()):
+        raise InvalidOption(f'{option}: {text!r} should look like {{"topic": {{"0": 17, "1": {least}}}}}')
+    for topic, queues in topics.items():
+        for queue, number in queues.items():
+            if not queue.rpartition("/")[2].isdigit():
+                raise InvalidOption(f"{option}: {topic} has no queue {queue!r}: write 0 or broker/0")
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise InvalidOption(f"{option}: {topic} queue {queue} is {number!r}; it must be an integer >= {least}")
+    return topics

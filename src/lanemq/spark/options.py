@@ -1,9 +1,13 @@
-"""The options of `format("lanemq")` for reading, checked before a query starts.
+"""The options of `format("lanemq")`: everything for reading, and what reading and writing share.
 
-An option that is misspelt, out of range or contradicts another is an error that names it. Nothing is ignored
-silently: a query that reads less, or elsewhere, than its author believes looks like data loss later.
+All options are checked before a query starts. An option that is misspelt, out of range or contradicts another raises
+`InvalidOption`, which names it. No option is ignored silently: a query that reads something else than its author
+believes looks like data loss later.
+
+Durations are `500ms`, `30s`, `15m`, `1h`, or a plain number of milliseconds, as in Spark's own settings.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,42 +15,53 @@ from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from lanemq.client.consumer.tag_filter import TagFilter, tag_filter
+from lanemq.client.security import credentials_of, secret_in, secret_of_environment, security_of, tls_options
+from lanemq.model.environment import VERIFY
 from lanemq.model.errors import InvalidOption, LaneError
 from lanemq.model.names import check_group, check_topic
 from lanemq.model.units import Millis
 from lanemq.net.address import parse_addresses
-from lanemq.net.security import OPEN, Security
-from lanemq.spark.columns.damage import Damaged
-from lanemq.spark.foreign_names import in_our_words
-from lanemq.spark.places import Kind, Place, parse_place, parse_times
-from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
+from lanemq.net.security import OPEN, Security, TlsOptions
+from lanemq.spark.columns.arrow import OnDamaged
+from lanemq.spark.foreign_names import equivalent_option
+from lanemq.spark.offsets import LimitKind, RangeLimit, parse_offsets, parse_timestamps
+from lanemq.wire.signing import Credentials
 
 T = TypeVar("T")
 D = TypeVar("D")
 
 DEFAULT_GROUP: Final = "lanemq-spark"
-"""Under which queries without a group pull. It takes no leases and stores no offsets."""
+"""The group name in pulls of queries without a group. It takes no leases and stores no offsets."""
 
 ALL_TAGS: Final = tag_filter("*")
-MAX_DELAY: Final = Millis(900_000)
-"""Spark's Kafka source: 15 minutes."""
-WAIT: Final = Millis(60_000)
+DEFAULT_MAX_DELAY: Final = Millis(900_000)
+"""15 minutes, as in Spark's Kafka source."""
+DEFAULT_WAIT: Final = Millis(60_000)
 CHUNK_BYTES: Final = 3 * 1024 * 1024
-"""Below a full answer (`fetch.PULL_BYTES`), which then is a batch as it came. Larger, and answers are copied together;
-much smaller, and rows pay for the batches that they are in."""
+"""Size of an Arrow batch before decoding. It is below a full pull response (`partition_reader.PULL_BYTES`), which is
+then passed on without copying. Larger: responses are copied together. Much smaller: the cost per batch dominates."""
 
-SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
+SPARK_OPTIONS: Final = frozenset({"path", "checkpointlocation", "queryname", "header"})
+"""Options that Spark itself passes to every source; they are ignored."""
+
+SECURITY_OPTIONS: Final = (
+    "tls", "tls.ca", "tls.cert", "tls.key", "tls.verify",
+    "accessKey", "secretKey", "secretKeyFile", "securityToken",
+)  # fmt: skip
+
+SECRETS: Final = frozenset({"secretkey", "securitytoken"})
+"""Options whose values must not appear in any text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a query reads, from where to where, and how fast."""
+    """The parsed options of one query."""
 
     servers: str
     topics: tuple[str, ...]
     topic_pattern: str | None
-    start: Place
-    end: Place
+    start: RangeLimit
+    end: RangeLimit
     group: str | None = None
     ordered: bool = True
     tags: TagFilter = ALL_TAGS
@@ -56,10 +71,10 @@ class ReadOptions:
     max_offsets: int | None = None
     max_bytes: int | None = None
     min_offsets: int = 0
-    max_delay: Millis = MAX_DELAY
-    wait: Millis = WAIT
+    max_delay: Millis = DEFAULT_MAX_DELAY
+    wait: Millis = DEFAULT_WAIT
     chunk_bytes: int = CHUNK_BYTES
-    damaged: Damaged = Damaged.FAIL
+    on_damaged: OnDamaged = OnDamaged.FAIL
     security: Security = OPEN
 
     @property
@@ -68,23 +83,23 @@ class ReadOptions:
 
     @property
     def is_member(self) -> bool:
-        """Whether the query takes leases like a consumer."""
+        """Whether the query joins its group and takes leases, as a consumer does."""
         return self.group is not None and self.ordered
 
     def reads(self, topic: str) -> bool:
-        """Whether the options name this topic, be it there or not."""
+        """Whether the options select this topic, whether or not it exists."""
         pattern = self.topic_pattern
         return topic in self.topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
 
 def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """The options of one query; `InvalidOption` names the first that cannot be used.
+    """Parses the options of one query; `InvalidOption` names the first one that is wrong.
 
-    `streaming` is None while Spark has not said which kind of query it will be.
+    `streaming` is None while Spark has not yet said whether the query is a streaming one.
     """
     options = {name.lower(): value for name, value in given.items()}
     _refuse_unknown(options)
-    _refuse_for_batch(options, streaming)
+    _refuse_wrong_kind(options, streaming)
     topics, pattern = _topics(options)
     group = _get(options, "group", check_group, None)
     ordered = _get(options, "ordered", _flag, True)
@@ -104,10 +119,10 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None) -> R
         max_offsets=_get(options, "maxOffsetsPerTrigger", _positive, None),
         max_bytes=_get(options, "maxBytesPerTrigger", _positive, None),
         min_offsets=_get(options, "minOffsetsPerTrigger", _positive, 0),
-        max_delay=_get(options, "maxTriggerDelay", duration, MAX_DELAY),
-        wait=_get(options, "brokerWait", duration, WAIT),
+        max_delay=_get(options, "maxTriggerDelay", duration, DEFAULT_MAX_DELAY),
+        wait=_get(options, "brokerWait", duration, DEFAULT_WAIT),
         chunk_bytes=_get(options, "chunkBytes", _positive, CHUNK_BYTES),
-        damaged=_get(options, "onDamaged", _damaged, Damaged.FAIL),
+        on_damaged=_get(options, "onDamaged", _on_damaged, OnDamaged.FAIL),
         security=parse_security(options),
     )
 
@@ -129,20 +144,19 @@ _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimest
 
 def _refuse_unknown(options: Mapping[str, str]) -> None:
     for name in options:
-        if name not in _KNOWN and name not in SPARKS_OWN:
-            raise InvalidOption(f"{name}: there is no such option; {_instead(name)}")
+        if name not in _KNOWN and name not in SPARK_OPTIONS:
+            raise InvalidOption(f"{name}: there is no such option; {_advice(name)}")
 
 
-def _instead(name: str) -> str:
-    """People come with the names of Kafka's source; what is like none of them may be misspelt."""
-    told = in_our_words(name)
-    if told is not None:
-        return told
+def _advice(name: str) -> str:
+    advice = equivalent_option(name)
+    if advice is not None:
+        return advice
     near = get_close_matches(name, _KNOWN, 1)
-    return f"did you mean {_KNOWN[near[0]]}?" if near else "docs/reference/spark.md lists all of them"
+    return f"did you mean {_KNOWN[near[0]]}?" if near else "docs/reference/spark.md lists all options"
 
 
-def _refuse_for_batch(options: Mapping[str, str], streaming: bool | None) -> None:
+def _refuse_wrong_kind(options: Mapping[str, str], streaming: bool | None) -> None:
     if streaming is None:
         return
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
@@ -154,56 +168,58 @@ def _refuse_for_batch(options: Mapping[str, str], streaming: bool | None) -> Non
 def _check_combinations(options: Mapping[str, str], group: str | None, ordered: bool) -> None:
     if ordered and "minpartitions" in options:
         raise InvalidOption(
-            "minPartitions: would split a queue's range over tasks, which ordered=true forbids; set ordered=false"
+            "minPartitions: it would split a queue over several tasks, which ordered=true forbids; set ordered=false"
         )
     least = _get(options, "minOffsetsPerTrigger", _positive, 0)
     most = _get(options, "maxOffsetsPerTrigger", _positive, None)
     if most is not None and least > most:
-        raise InvalidOption(f"minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger, {most}")
+        raise InvalidOption(f"minOffsetsPerTrigger: {least} is greater than maxOffsetsPerTrigger={most}")
     if group is None and options.get("startingoffsets", "").strip().lower() == "committed":
-        raise InvalidOption("startingOffsets: committed is the place of a group; set the option group")
+        raise InvalidOption("startingOffsets: committed needs a group; set the option group")
 
 
 def _servers(options: Mapping[str, str]) -> str:
     if "servers" not in options:
-        raise InvalidOption("servers: missing; give the broker's or name servers' addresses, such as localhost:9876")
+        raise InvalidOption(
+            "servers: missing; give the address of the broker or of the name servers, such as localhost:9876"
+        )
     _get(options, "servers", parse_addresses, ())
     return options["servers"]
 
 
 def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
     if ("topic" in options) == ("topicpattern" in options):
-        raise InvalidOption("topic: give either topic (one, or several joined by commas) or topicPattern")
+        raise InvalidOption("topic: give either topic (one name, or several separated by commas) or topicPattern")
     if "topicpattern" in options:
         return (), _get(options, "topicPattern", _pattern, None)
     names = _get(options, "topic", _names, ())
     for name in names:
         _get({"topic": name}, "topic", check_topic, "")
     if not names:
-        raise InvalidOption("topic: no topic is named")
+        raise InvalidOption("topic: the value names no topic")
     return tuple(dict.fromkeys(names)), None
 
 
-def _start(options: Mapping[str, str], streaming: bool | None, member: bool) -> Place:
-    default = Kind.COMMITTED if member else Kind.LATEST if streaming else Kind.EARLIEST
-    place = _place(options, "starting", Place(default))
-    if streaming is False and place.kind is Kind.LATEST:
+def _start(options: Mapping[str, str], streaming: bool | None, member: bool) -> RangeLimit:
+    default = LimitKind.COMMITTED if member else LimitKind.LATEST if streaming else LimitKind.EARLIEST
+    limit = _range_limit(options, "starting", RangeLimit(default))
+    if streaming is False and limit.kind is LimitKind.LATEST:
         raise InvalidOption("startingOffsets: a batch query from latest reads nothing; use earliest or an offset")
-    return place
+    return limit
 
 
-def _end(options: Mapping[str, str]) -> Place:
-    place = _place(options, "ending", Place(Kind.LATEST))
-    if place.kind in (Kind.EARLIEST, Kind.COMMITTED):
-        raise InvalidOption(f"endingOffsets: {place.kind.value} is no end; use latest, JSON or a time")
-    return place
+def _end(options: Mapping[str, str]) -> RangeLimit:
+    limit = _range_limit(options, "ending", RangeLimit(LimitKind.LATEST))
+    if limit.kind in (LimitKind.EARLIEST, LimitKind.COMMITTED):
+        raise InvalidOption(f"endingOffsets: {limit.kind.value} cannot be an end; use latest, JSON or a time")
+    return limit
 
 
-def _place(options: Mapping[str, str], which: str, default: Place) -> Place:
+def _range_limit(options: Mapping[str, str], which: str, default: RangeLimit) -> RangeLimit:
     by_name = {
-        f"{which}Offsets": lambda text: parse_place(f"{which}Offsets", text),
-        f"{which}Timestamp": lambda text: Place(Kind.TIME, _whole(text)),
-        f"{which}OffsetsByTimestamp": lambda text: parse_times(f"{which}OffsetsByTimestamp", text),
+        f"{which}Offsets": lambda text: parse_offsets(f"{which}Offsets", text),
+        f"{which}Timestamp": lambda text: RangeLimit(LimitKind.TIME, _whole(text)),
+        f"{which}OffsetsByTimestamp": lambda text: parse_timestamps(f"{which}OffsetsByTimestamp", text),
     }
     given = [name for name in by_name if name.lower() in options]
     if len(given) > 1:
@@ -212,7 +228,7 @@ def _place(options: Mapping[str, str], which: str, default: Place) -> Place:
 
 
 def _get(options: Mapping[str, str], name: str, parse: Callable[[str], T], default: D) -> T | D:
-    """One option, read by `parse`; whatever is wrong with it, the error begins with its name."""
+    """One option, parsed by `parse`; every error begins with the option's name."""
     text = options.get(name.lower())
     if text is None:
         return default
@@ -229,30 +245,30 @@ def _flag(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def _damaged(text: str) -> Damaged:
-    if text.strip().lower() not in list(Damaged):
-        raise InvalidOption(f"{text!r} is none of {', '.join(Damaged)}")
-    return Damaged(text.strip().lower())
+def _on_damaged(text: str) -> OnDamaged:
+    if text.strip().lower() not in list(OnDamaged):
+        raise InvalidOption(f"{text!r} is not one of {', '.join(OnDamaged)}")
+    return OnDamaged(text.strip().lower())
 
 
 def _whole(text: str) -> int:
     if not text.strip().isdecimal():
-        raise InvalidOption(f"{text!r} is no whole number from 0 up")
+        raise InvalidOption(f"{text!r} is not an integer >= 0")
     return int(text)
 
 
 def _positive(text: str) -> int:
     number = _whole(text)
     if number < 1:
-        raise InvalidOption(f"{number} is too small: at least 1")
+        raise InvalidOption(f"{number} is too small: it must be at least 1")
     return number
 
 
 def duration(text: str) -> Millis:
-    """`500ms`, `30s`, `15m` or plain milliseconds."""
+    """Parses `500ms`, `30s`, `15m`, `1h`, or a plain number of milliseconds."""
     found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|h)?\s*", text)
     if found is None:
-        raise InvalidOption(f"{text!r} is no duration: write 500ms, 30s, 15m or 1h")
+        raise InvalidOption(f"{text!r} is not a duration: write 500ms, 30s, 15m or 1h")
     return Millis(int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}[found[2] or "ms"])
 
 
@@ -264,5 +280,44 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise InvalidOption(f"{text!r} is no regular expression: {error}") from None
+        raise InvalidOption(f"{text!r} is not a regular expression: {error}") from None
     return text
+
+
+def parse_security(options: Mapping[str, str]) -> Security:
+    """TLS and credentials, from options with lower-case names.
+
+    What the options leave out comes from the environment of the process that plans the query. The result is sent to the
+    tasks, so executors need no environment of their own, but files must have the same path on all machines.
+    """
+    return security_of(_tls(options), _credentials(options))
+
+
+def _tls(options: Mapping[str, str]) -> TlsOptions | None:
+    switch = options.get("tls", "true").strip().lower()
+    if switch not in ("true", "false"):
+        raise InvalidOption(f"tls: {switch!r} is neither true nor false")
+    given = [name for name in SECURITY_OPTIONS if name.startswith("tls") and name in options]
+    if not given:
+        return None
+    if switch == "false":
+        if len(given) > 1:
+            raise InvalidOption(f"{given[1]}: contradicts tls=false; leave one of them out")
+        return None
+    ca, cert, key = (options.get(f"tls.{name}") for name in ("ca", "cert", "key"))
+    try:
+        return tls_options(ca, cert, key, options.get("tls.verify", VERIFY[0]).strip().lower(), "tls.verify")
+    except InvalidOption as error:
+        name = next((name for name in ("tls.key", "tls.cert", "tls.ca") if name.replace(".", " ") in str(error)), "tls")
+        raise InvalidOption(str(error) if str(error).startswith("tls.") else f"{name}: {error}") from None
+
+
+def _credentials(options: Mapping[str, str]) -> Credentials | None:
+    secret = options.get("secretkey")
+    if "secretkeyfile" in options:
+        if secret is not None:
+            raise InvalidOption("secretKeyFile: contradicts secretKey; give one of them")
+        secret = secret_in(options["secretkeyfile"], "secretKeyFile:")
+    elif secret is None and "accesskey" in options:
+        secret = secret_of_environment(os.environ)
+    return credentials_of(options.get("accesskey"), secret, options.get("securitytoken"), ("accessKey", "secretKey"))

@@ -133,12 +133,12 @@ def test_a_damaged_file_is_told_and_nothing_is_guessed(tmp_path: Path, name: str
 
 def test_spark_s_log_tells_what_is_planned_and_what_is_done(tmp_path: Path) -> None:
     log = SparkLog(tmp_path)
-    assert (log.planned(), log.done(), log.is_done(0)) == (None, None, False)
+    assert (log.planned(), log.done(), log.is_committed(0)) == (None, None, False)
     used_by_spark(tmp_path, planned=12, done=11)
     (tmp_path / "commits" / ".12.tmp").touch()
     assert (log.planned(), log.done()) == (12, 11)
-    assert log.is_done(11)
-    assert not log.is_done(12)
+    assert log.is_committed(11)
+    assert not log.is_committed(12)
     assert log.end_of(12) == {MessageQueue("orders", "b", 0): 13}
     (tmp_path / "offsets" / "12").write_text("v1\n")
     with pytest.raises(StateLost, match=r"offsets.12 cannot be read"):

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.spark.driving import send, until
+from tests.spark.spark_driver import send, until
 
 from lanemq.cli.main import main
 from lanemq.clock import SystemClock
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
 from lanemq.spark import LagListener, QueueLag, lag_of
-from lanemq.spark.lag import LagTimes, moved
+from lanemq.spark.lag import LagAges, offsets_advanced
 from lanemq.testing.embedded import EmbeddedBroker
 
 BROKER = "lanemq"
@@ -46,21 +46,21 @@ def test_a_topic_that_shrank_has_no_negative_lag() -> None:
 
 def test_a_batch_went_forward_by_its_offsets() -> None:
     both = [source('{"t": {"b/0": 7}}', '{"t": {"b/0": 17, "b/1": 3}}', "null")]
-    assert moved({"sources": both, "numInputRows": 999}) == 13
-    assert moved({"sources": [source("null", '{"t": {"b/0": 17}}', "null")], "numInputRows": 9}) == 9
+    assert offsets_advanced({"sources": both, "numInputRows": 999}) == 13
+    assert offsets_advanced({"sources": [source("null", '{"t": {"b/0": 17}}', "null")], "numInputRows": 9}) == 9
 
 
 @pytest.fixture
-def times(broker: EmbeddedBroker) -> Iterator[LagTimes]:
-    made = LagTimes(broker.address, LaterClock())
+def times(broker: EmbeddedBroker) -> Iterator[LagAges]:
+    made = LagAges(broker.address, LaterClock())
     yield made
     made.close()
 
 
-def test_seconds_are_the_age_of_the_next_message(broker: EmbeddedBroker, topic: str, times: LagTimes) -> None:
+def test_seconds_are_the_age_of_the_next_message(broker: EmbeddedBroker, topic: str, times: LagAges) -> None:
     send(broker.address, topic, range(20))
     queue = MessageQueue(topic, BROKER, 0)
-    behind, level, gone = times.aged(
+    behind, level, gone = times.with_ages(
         [QueueLag(queue, 0, 5), QueueLag(queue, 5, 5), QueueLag(MessageQueue("nowhere", BROKER, 0), 0, 5)]
     )
     assert behind.seconds is not None
@@ -70,8 +70,8 @@ def test_seconds_are_the_age_of_the_next_message(broker: EmbeddedBroker, topic: 
 
 
 def test_a_broker_that_is_away_costs_only_the_answer() -> None:
-    times = LagTimes("127.0.0.1:1")
-    (found,) = times.aged([QueueLag(MessageQueue("t", BROKER, 0), 0, 5)])
+    times = LagAges("127.0.0.1:1")
+    (found,) = times.with_ages([QueueLag(MessageQueue("t", BROKER, 0), 0, 5)])
     assert (found.messages, found.seconds) == (5, None)
     times.close()
 

@@ -204,7 +204,7 @@ def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
 
     def runs(*_: object) -> None:
         with (tmp_path / "words").open("a") as words:
-            words.write("2026-11-16 03:00:00,123 WARNING lanemq.spark.read.waiting: topic t: no answer yet\n")
+            words.write("2026-11-16 03:00:00,123 WARNING lanemq.spark.retrying: topic t: no answer yet\n")
         raise ValueError("the pipeline failed")
 
     for name, fake in {"need_java": lambda: None, "need_topic": lambda _: None, "open_session": opened}.items():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 from tests.pipelines.running.fakes import FakeSink
-from tests.spark.driving import send
+from tests.spark.spark_driver import send
 
 from lanemq.client.producer.producer import Producer
 from lanemq.model.errors import InvalidOption

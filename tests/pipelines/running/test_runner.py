@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
-from tests.spark.driving import send, until
+from tests.spark.spark_driver import send, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import CheckpointInUse, InvalidOption

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lanemq.pipelines.running.spark_output import inherited_stderr, overheard, spark_words_of
-from lanemq.spark import worker_log
+from lanemq.spark import worker_process
 
 LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
 
@@ -60,20 +60,20 @@ def test_lines_are_told_whole_and_none_is_left_out(tmp_path: Path) -> None:
 def test_only_our_warnings_are_repeated(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for line in (
-        "2026-11-16 03:00:00,123 WARNING lanemq.spark.read.waiting: topic orders: no answer yet",
+        "2026-11-16 03:00:00,123 WARNING lanemq.spark.retrying: topic orders: no answer yet",
         "2026-11-16 03:00:00,123 WARNING org.apache.spark: noise",
         "26/11/16 03:00:00 WARN Utils: noise",
         "Traceback (most recent call last):",
     ):
-        worker_log.repeat(line)
-    assert caplog.record_tuples == [("lanemq.spark.read.waiting", logging.WARNING, "topic orders: no answer yet")]
+        worker_process.relog(line)
+    assert caplog.record_tuples == [("lanemq.spark.retrying", logging.WARNING, "topic orders: no answer yet")]
 
 
 WARNS = """
 import logging, sys, types
-from lanemq.spark.worker_log import log_in_worker
+from lanemq.spark.worker_process import configure_worker_logging
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
-log_in_worker()
+configure_worker_logging()
 logging.getLogger("lanemq.x").warning("away")
 """
 
@@ -85,4 +85,4 @@ def test_a_worker_of_sparks_writes_lines_that_are_recognised() -> None:
         words = [sys.executable, "-c", WARNS, name]
         said[name] = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr.strip()
     assert said["my.program"] == "away"
-    assert worker_log._OURS.match(said["pyspark.daemon"])
+    assert worker_process._LANEMQ_LINE.match(said["pyspark.daemon"])

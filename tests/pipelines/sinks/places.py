@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
-from tests.spark.driving import Query
+from tests.spark.spark_driver import Query
 
 from lanemq.pipelines.batch import Batch, Runs
 from lanemq.pipelines.ports import DELETED, SEQUENCE, Append, Merge

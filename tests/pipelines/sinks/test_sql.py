@@ -174,7 +174,7 @@ def test_a_busy_sqlite_file_is_waited_for_and_then_given_up(tmp_path: Path, monk
 
     sink = place.make()
     place.sinks.append(sink)
-    sink._patience._pause = pause
+    sink._retrying._pause = pause
     sink.open(None, "3f1c-query", 1, EVENTS, Append())  # type: ignore[arg-type]
     assert len(pauses) == 3
     holder.execute("BEGIN IMMEDIATE")
@@ -215,7 +215,7 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path, postgres: Server) 
     sink = place.opened()
     sink.write(place.batch_rows(a=[1]), named(1, 0))
     postgres.stop()
-    sink._patience._pause = lambda seconds: postgres.start()
+    sink._retrying._pause = lambda seconds: postgres.start()
     assert sink.write(place.batch_rows(a=[2]), named(1, 1))
     assert place.numbers() == [1, 2]
     place.close()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
 from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, TopicPlace, changes, named
-from tests.spark.driving import Query
+from tests.spark.spark_driver import Query
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, SinkFenced, TopicNotFound, UsageError

@@ -17,9 +17,9 @@ from lanemq.pipelines import Event, Transitions
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.event import COLUMNS
-from lanemq.spark.columns.schema import arrow_schema, some_columns
+from lanemq.spark.columns.schema import arrow_schema, select_columns
 
-SCHEMA = arrow_schema(some_columns(COLUMNS))
+SCHEMA = arrow_schema(select_columns(COLUMNS))
 QUERY = "query-1"
 OUTPUTS = "key string, n long, seen long"
 

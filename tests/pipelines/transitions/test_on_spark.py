@@ -18,7 +18,7 @@ from lanemq.pipelines.ports import Results
 from lanemq.pipelines.stages.transitions.event import COLUMNS, Message
 from lanemq.pipelines.stages.transitions.redrives import Letter, Redrives
 from lanemq.pipelines.stages.transitions.requests import list_parked, request_redrive, show
-from lanemq.spark.columns.schema import some_columns
+from lanemq.spark.columns.schema import select_columns
 from lanemq.testing.embedded import EmbeddedBroker
 
 OUTPUTS = "key string, n long, seen long"
@@ -140,7 +140,7 @@ def ran(stage: Transitions, messages: DataFrame, batch: Batch) -> Results:
 
 
 def frame(spark: SparkSession, messages: list[Sent]) -> DataFrame:
-    return spark.createDataFrame(pa.Table.from_batches([arrow(messages)]), some_columns(COLUMNS))
+    return spark.createDataFrame(pa.Table.from_batches([arrow(messages)]), select_columns(COLUMNS))
 
 
 def feed(queues: int, count: int, first: int = 0) -> list[Sent]:

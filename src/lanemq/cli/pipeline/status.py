@@ -41,7 +41,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     from lanemq.pipelines.checkpoint.spark_log import SparkLog
     from lanemq.pipelines.operate.parked import parked
     from lanemq.pipelines.stages.transitions.redrives import Redrives
-    from lanemq.spark.lag import oldest
+    from lanemq.spark.lag import oldest_age
 
     declared = declared_at(place, name)
     with refused():
@@ -66,7 +66,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         "decided_letters": redriven,
         "dead_letters": {"count": dead[0], "folder": str(dead[1]) if dead[1] is not None else None},
         "lag": sum(each.messages for each in queues) if trouble is None else None,
-        "lag_seconds": oldest(queues),
+        "lag_seconds": oldest_age(queues),
         "queues": [_document(each, trouble is None) for each in queues],
         "note": trouble,
     }
@@ -91,7 +91,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
 def _source(used: Mapping[str, str], declared: "Pipeline | None") -> dict[str, str]:
     """As the last start had it; TLS and the user are the file's, if there is one that names them: a checkpoint keeps
     no secrets."""
-    from lanemq.spark.security_options import SECURITY_OPTIONS
+    from lanemq.spark.options import SECURITY_OPTIONS
 
     known = {name.lower() for name in SECURITY_OPTIONS}
     own = declared.source.options if declared is not None else {}
@@ -111,28 +111,28 @@ def _document(each: "QueueLag", known: bool) -> dict[str, object]:
 
 
 def _total(queues: "Sequence[QueueLag]") -> str:
-    from lanemq.spark.lag import oldest
+    from lanemq.spark.lag import oldest_age
 
-    behind = oldest(queues)
+    behind = oldest_age(queues)
     age = "" if behind is None else f", the oldest {behind:.1f} s old"
     return plural(sum(each.messages for each in queues), "message") + age
 
 
 def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[tuple[QueueLag, ...], str | None]":
     """Offsets against what the broker holds now; without the broker, offsets alone and a word about it."""
-    from lanemq.spark.lag import LagTimes, between
+    from lanemq.spark.lag import LagAges, lag_between
     from lanemq.spark.options import parse_read_options
     from lanemq.spark.read.brokers import Brokers
 
     try:
         options = parse_read_options({**source, "brokerWait": BROKER_WAIT}, streaming=True)
-        with unlogged("lanemq.spark.read.waiting"), Brokers(options) as brokers:
+        with unlogged("lanemq.spark.retrying"), Brokers(options) as brokers:
             bounds = brokers.bounds()
-        times = LagTimes(options.servers, security=options.security)
+        times = LagAges(options.servers, security=options.security)
         try:
             begun = {queue: int(held.first) for queue, held in bounds.items()} | dict(at)
-            return times.aged(between(begun, {queue: held.end for queue, held in bounds.items()})), None
+            return times.with_ages(lag_between(begun, {queue: held.end for queue, held in bounds.items()})), None
         finally:
             times.close()
     except LaneError as error:
-        return between(at, {}), f"the lag is not known: {error}"
+        return lag_between(at, {}), f"the lag is not known: {error}"

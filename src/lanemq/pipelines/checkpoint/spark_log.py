@@ -27,7 +27,7 @@ class SparkLog:
         """The last batch that will not be repeated."""
         return _last(self._commits)
 
-    def is_done(self, batch: int) -> bool:
+    def is_committed(self, batch: int) -> bool:
         return (self._commits / str(batch)).exists()
 
     def sync(self, batch: int) -> None:

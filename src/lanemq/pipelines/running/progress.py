@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, start_of
-from lanemq.spark.lag import QueueLag, oldest
+from lanemq.spark.lag import QueueLag, oldest_age
 
 LEVELS = frozenset({"keys", "lanes_stopped", "lanes_parked"})
 """Counts of the state behind a batch, not of what the batch did."""
@@ -50,7 +50,7 @@ class Progress:
     @property
     def lag_seconds(self) -> float | None:
         """The age of the oldest message that is not done; None if all are, or if the broker does not say."""
-        return oldest(self.lag)
+        return oldest_age(self.lag)
 
     @property
     def rate(self) -> float:

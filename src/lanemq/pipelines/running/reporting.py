@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from lanemq.net.security import Security
 from lanemq.pipelines.running.progress import Done, Progress
-from lanemq.spark.lag import LagTimes, QueueLag, lag_of, moved
+from lanemq.spark.lag import LagAges, QueueLag, lag_of, offsets_advanced
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Reporting:
         self.last: Progress | None = None
         self._name = name
         self._report = report
-        self._times = LagTimes(servers, security=security)
+        self._times = LagAges(servers, security=security)
         self._waiting: dict[int, Done] = {}
         self._lag: tuple[QueueLag, ...] = ()
         self._lock = threading.Lock()
@@ -49,9 +49,9 @@ class Reporting:
             if done.batch.spark_batch < batch:
                 self._tell(Progress(self._name, done, seconds=done.seconds, lag=self._lag))
                 continue
-            self._lag = self._times.aged(lag_of(progress))
+            self._lag = self._times.with_ages(lag_of(progress))
             seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
-            self._tell(Progress(self._name, done, moved(progress), seconds or done.seconds, self._lag))
+            self._tell(Progress(self._name, done, offsets_advanced(progress), seconds or done.seconds, self._lag))
 
     def waits_before(self, batch: int) -> bool:
         """Whether a batch before this one is not told yet."""

@@ -196,9 +196,9 @@ class RunningPipeline:
     def _await_note(self, batch: int | None) -> bool:
         """Whether Spark has noted the batch as done; it does so a moment after our part of it."""
         until = self._clock.now() + NOTE_SECONDS * 1000
-        while batch is not None and not self._checkpoint.log.is_done(batch):
+        while batch is not None and not self._checkpoint.log.is_committed(batch):
             if not self._query.isActive or self._clock.now() >= until:
-                return self._checkpoint.log.is_done(batch)
+                return self._checkpoint.log.is_committed(batch)
             self._ended.wait(0.005)
         return True
 

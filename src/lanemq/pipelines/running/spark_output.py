@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lanemq.pipelines.checkpoint.checkpoint import OURS
-from lanemq.spark.worker_log import repeat
+from lanemq.spark.worker_process import relog
 
 LOOK_SECONDS = 0.25
 
@@ -42,7 +42,7 @@ def inherited_stderr(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def overheard(path: Path, tell: Callable[[str], object] = repeat) -> Iterator[None]:
+def overheard(path: Path, tell: Callable[[str], object] = relog) -> Iterator[None]:
     """Every line that the file gets meanwhile is given to `tell`."""
     done = threading.Event()
 

@@ -16,8 +16,7 @@ from lanemq.pipelines.sinks.postgres import PostgresSink
 from lanemq.pipelines.sinks.sqlite import SqliteSink
 from lanemq.pipelines.sinks.topic import TopicSink
 from lanemq.pipelines.source import flat_options, option_text
-from lanemq.spark.options import duration
-from lanemq.spark.security_options import SECURITY_OPTIONS, parse_security
+from lanemq.spark.options import SECURITY_OPTIONS, duration, parse_security
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE, Append, Merge
 from lanemq.pipelines.rows import Rows
 from lanemq.pipelines.sinks.columns import ExtraColumns, json_bytes, merge_table, shard_tables
 from lanemq.pipelines.sinks.ledger import ExactSink, LedgerEntry, Terms
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.retrying import Retrying
 
 LEDGER = "lanemq_ledger"
 
@@ -57,7 +57,7 @@ class SqlSink(ExactSink, ABC):
         self._ledger = quoted_table(".".join([*table.split(".")[:-1], LEDGER]))
         self._evolve = self.widens = evolve
         self._clock = clock or SystemClock()
-        self._patience = Patience(to_millis(wait), self._clock)
+        self._retrying = Retrying(to_millis(wait), self._clock)
         self._extra_columns = ExtraColumns(f"table {table}")
 
     def __str__(self) -> str:
@@ -112,22 +112,22 @@ class SqlSink(ExactSink, ABC):
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
-        self._patience.run(lambda: self._open_once(terms), f"table {self._table}")
+        self._retrying.run(lambda: self._open_once(terms), f"table {self._table}")
 
     def applied_before_open(self, query: str) -> int | None:
         try:
-            return self._patience.run(lambda: self._applied_before_open_once(query), f"table {self._table}")
+            return self._retrying.run(lambda: self._applied_before_open_once(query), f"table {self._table}")
         finally:
             self.close()  # a run's session is named after its query, which is not known yet
 
     def applied(self) -> int | None:
         terms = self._opened()
-        return self._patience.run(lambda: self._applied_once(terms), f"table {self._table}")
+        return self._retrying.run(lambda: self._applied_once(terms), f"table {self._table}")
 
     def write(self, rows: Rows, batch: Batch) -> bool:
         terms = self._terms_for(batch).widened(rows) if self.widens else self._terms_for(batch)
         changes = _in_key_order(rows, terms) if isinstance(terms.how, Merge) else None
-        return self._patience.run(lambda: self._write_once(rows, changes, batch, terms), str(batch))
+        return self._retrying.run(lambda: self._write_once(rows, changes, batch, terms), str(batch))
 
     def purge_tombstones(self, below: int | str) -> int:
         """Remove deletions with a sequence below this one, and return how many there were.
@@ -135,7 +135,7 @@ class SqlSink(ExactSink, ABC):
         An older change of such a key that arrives afterwards is taken for a new row: choose a sequence that nothing
         on its way to the table is older than.
         """
-        return self._patience.run(lambda: self._purge_once(below), f"table {self._table}")
+        return self._retrying.run(lambda: self._purge_once(below), f"table {self._table}")
 
     def _write_once(self, rows: Rows, changes: pa.Table | None, batch: Batch, terms: Terms) -> bool:
         self.last_stale = self.last_replaced = 0

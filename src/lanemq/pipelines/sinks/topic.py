@@ -38,8 +38,8 @@ from lanemq.pipelines.ports import Append, Merge
 from lanemq.pipelines.rows import FileRows, RowFile, Rows
 from lanemq.pipelines.sinks.columns import fit, json_bytes, merge_table
 from lanemq.pipelines.sinks.ledger import ExactSink, Terms
-from lanemq.spark.read.waiting import Patience
-from lanemq.spark.write.sending import Outgoing, TaskSender
+from lanemq.spark.retrying import Retrying
+from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.wire.signing import Credentials
 
 ROWS_PER_BATCH = 8_192
@@ -58,10 +58,10 @@ class RowEncoder:
     wait: Millis
     security: Security
 
-    def messages(self, rows: pa.RecordBatch) -> Iterator[Outgoing]:
+    def messages(self, rows: pa.RecordBatch) -> Iterator[OutgoingRow]:
         keys, tags = self._texts(rows, self.key), self._texts(rows, self.tags)
         for at, value in enumerate(self._values(rows)):
-            yield Outgoing(self.topic, value, keys[at], tags[at])
+            yield OutgoingRow(self.topic, value, keys[at], tags[at])
 
     def _texts(self, rows: pa.RecordBatch, column: str | None) -> list[str | None]:
         if column is None:
@@ -207,7 +207,7 @@ class TopicSink(ExactSink):
         given = self._encoder
         routes = BlockingRoutes(parse_addresses(given.servers), SystemClock(), security=given.security)
         try:
-            route = Patience(given.wait).run(lambda: routes.get(given.topic), f"topic {given.topic}")
+            route = Retrying(given.wait).run(lambda: routes.get(given.topic), f"topic {given.topic}")
         finally:
             routes.close()
         if route.ordered and given.key is None:

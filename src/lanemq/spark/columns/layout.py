@@ -1,7 +1,7 @@
-"""Where the parts of every record of a pull's body lie, found for all records at once.
+"""Finds the parts of every record in the body of a pull, for all records at once.
 
-The same reading of the layout as `wire.record.RecordView`, and the same refusals, with arrays instead of objects:
-no Python object per row. A record whose lengths contradict its size is an error that names it, never a guess.
+It reads the layout as `wire.record.RecordView` does and refuses the same records, with arrays instead of a Python
+object per row. A record whose lengths contradict its size is an error that names the record.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _V6_SHIFT = 12
 
 
 def at(body: bytes, kind: str, positions: Ints) -> Ints:
-    """The big-endian numbers at these bytes, wherever they are: an array that steps by one byte, indexed."""
+    """The big-endian numbers at these byte positions, aligned or not: a view with a stride of one byte, indexed."""
     size = np.dtype(kind).itemsize
     everywhere: Any = np.ndarray((len(body) - size + 1,), kind, body, strides=(1,))
     numbers: Ints = everywhere[positions].astype(np.int64)
@@ -29,7 +29,7 @@ def at(body: bytes, kind: str, positions: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Positions in `body`, one entry per record. Each part goes from its first byte up to, not including, its end."""
+    """Positions in `body`, one entry per record. A part is a pair: its first byte, and its end (exclusive)."""
 
     body: bytes
     starts: Ints
@@ -65,7 +65,7 @@ class Layout:
 
 
 def measure(body: bytes, low: int, high: int) -> Layout:
-    """The records of a pull's body with queue offsets from `low` up to, not including, `high`."""
+    """The records of a pull's body with queue offsets from `low` up to, but not including, `high`."""
     starts, flags, born_shift, shift, *parts = record_spans(body, low, high)
     value, topic, properties = ((parts[at], parts[at + 1]) for at in (0, 2, 4))
     return Layout(body, starts, flags, born_shift, shift, value, topic, properties)
@@ -73,7 +73,7 @@ def measure(body: bytes, low: int, high: int) -> Layout:
 
 @compiled
 def record_spans(body: bytes, low: int, high: int) -> tuple[Ints, ...]:
-    """Starts, flags and shifts of these records; first byte and end of their values, topics and properties."""
+    """Starts, flags and shifts of these records, then first byte and end of their values, topics and properties."""
     starts = np.array(record_starts(body), np.int64)
     if len(starts):
         offsets = at(body, LONG, starts + 20)
@@ -91,7 +91,7 @@ def record_spans(body: bytes, low: int, high: int) -> tuple[Ints, ...]:
 
 
 def _topic(body: bytes, length_at: Ints, ends: Ints, starts: Ints) -> tuple[Ints, Ints]:
-    """Its length takes one byte in records of the first kind, two in those of the second."""
+    """The topic, whose length field has one byte in version 1 records and two bytes in version 2 records."""
     longer = at(body, ">u4", starts + 4) == MAGIC_V2
     if not longer.any():
         return _part(body, BYTE, length_at, ends, starts)
@@ -102,9 +102,9 @@ def _topic(body: bytes, length_at: Ints, ends: Ints, starts: Ints) -> tuple[Ints
 
 
 def _part(body: bytes, kind: str, length_at: Ints, ends: Ints, starts: Ints) -> tuple[Ints, Ints]:
-    """The bytes behind a length field, inside their record."""
+    """The bytes after a length field, checked to be inside their record."""
     first = length_at + np.dtype(kind).itemsize
-    _refuse(first > ends, starts, "it ends in front of one of its parts")
+    _refuse(first > ends, starts, "it ends before one of its parts")
     lengths = at(body, kind, length_at)
     end = first + lengths
     _refuse((lengths < 0) | (end > ends), starts, "one of its parts is longer than itself")

@@ -1,8 +1,8 @@
-"""The columns of a message in Spark, and which of them a query asked for.
+"""The columns of a message in Spark, and the selection that a query makes.
 
-Spark hands Python sources no list of the columns a query uses, so the user says it: `.schema(...)` or the option
-`columns` with some of these columns, and only those are decoded. What is asked for must exist under its own type,
-or the query is refused before it starts; a silent null column would look like data.
+Spark does not tell Python sources which columns a query uses. A user can select them with `.schema(...)` or the option
+`columns`, and only those are decoded. A query that selects an unknown column, or a column with another type, is refused
+before it starts.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from lanemq.model.errors import InvalidOption
-from lanemq.spark.foreign_names import column_in_our_words
+from lanemq.spark.foreign_names import equivalent_column
 
 STAMP = StructType(
     [
@@ -49,31 +49,31 @@ COLUMNS = StructType(
         StructField("stamp", STAMP),
     ]
 )
-"""Everything. `topic`, `broker` and `queue_id` name a queue; with `queue_offset` they name a message."""
+"""All columns. `topic`, `broker` and `queue_id` identify a queue; together with `queue_offset`, a message."""
 
 
-def some_columns(names: Sequence[str]) -> StructType:
-    """The schema with these columns only, in the order given."""
+def select_columns(names: Sequence[str]) -> StructType:
+    """The schema with only these columns, in this order."""
     known = {field.name: field for field in COLUMNS.fields}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        hints = "".join(f"; {name} is {ours} here" for name in unknown if (ours := column_in_our_words(name)))
+        hints = "".join(f"; {name} is {ours} here" for name in unknown if (ours := equivalent_column(name)))
         raise InvalidOption(f"columns: {unknown or 'nothing given'}{hints}; choose from {', '.join(known)}")
     return StructType([known[name] for name in names])
 
 
 def check_schema(schema: StructType) -> StructType:
-    """The schema itself if its columns are ours with our types, else `InvalidOption`."""
-    expected = some_columns([field.name for field in schema.fields])
+    """Returns the schema if all its columns exist with these types, else raises `InvalidOption`."""
+    expected = select_columns([field.name for field in schema.fields])
     for asked, ours in zip(schema.fields, expected.fields, strict=True):
         if asked.dataType.simpleString() != ours.dataType.simpleString():
             raise InvalidOption(
                 f"schema: column {asked.name} is {ours.dataType.simpleString()}, "
-                f"not {asked.dataType.simpleString()}; read it as it is and cast it"
+                f"not {asked.dataType.simpleString()}; read it with its own type and cast it"
             )
     return schema
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What record batches must look like, to the letter: Spark compares before it reads the first one."""
+    """The Arrow schema of the record batches. Spark compares it exactly before it reads the first batch."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,9 +1,9 @@
-"""The questions of a group member over blocking sockets: heartbeats, members, leases, offsets.
+"""The requests of a group member over blocking sockets: heartbeats, members, leases, offsets.
 
-Connections stay open: a LaneMQ broker frees the leases of a member whose connection is gone.
+Connections stay open, because a LaneMQ broker releases the leases of a member whose connection closes.
 
-What a query leaves to others is noted as the offset of a second group, `%LEFT%` and the name of the first: a place
-that every broker keeps over restarts, and that the next run of the query can read without its checkpoint.
+What a query leaves to other members is stored as the offset of a second group, whose name is `%LEFT%` and the group's
+name. Every broker keeps it over restarts, and the next run of the query can read it without its checkpoint.
 """
 
 from collections.abc import Collection, Sequence
@@ -46,20 +46,20 @@ ASK_SECONDS = 3.0
 LEFT_PREFIX = "%LEFT%"
 
 
-class Granted(NamedTuple):
-    """A queue that the broker gave us; the offset is None where the broker does not say it with the lease."""
+class GrantedLease(NamedTuple):
+    """The lease of one queue; `offset` is None if the broker does not return it with the lease."""
 
     epoch: Epoch
     offset: QueueOffset | None
 
 
 class MemberCalls:
-    """One member of one group. Not for use by two threads at once."""
+    """One member of one group. Not thread-safe."""
 
     def __init__(self, servers: str, group: str, tags: TagFilter, clock: Clock, *, security: Security = OPEN) -> None:
         self.client_id = new_client_id()
         self._group = group
-        # Long names that become alike share notes, which makes queries repeat more and lose nothing.
+        # Long names are cut. Groups that then share a name may repeat more messages, but lose none.
         self._left_group = LEFT_PREFIX + group[len(LEFT_PREFIX) - MAX_GROUP_CHARS :]
         self._tags = tags
         self._version = clock.wall()
@@ -76,10 +76,10 @@ class MemberCalls:
     def route(self, topic: str) -> TopicRoute:
         return self._routes.get(topic)
 
-    def is_gone(self, topic: str, brokers: Collection[str]) -> bool:
-        """Whether a topic of these brokers was deleted, asked anew. In doubt it was not.
+    def is_deleted(self, topic: str, brokers: Collection[str]) -> bool:
+        """Whether a topic of these brokers was deleted, according to a new request; False if in doubt.
 
-        A name server forgets the topics of a broker that is away, so the brokers must be there to know.
+        A name server forgets the topics of an absent broker, so all brokers must be registered for a True.
         """
         self._routes.stale(topic)
         try:
@@ -91,7 +91,7 @@ class MemberCalls:
         return False
 
     def connected(self, address: Address) -> bool:
-        """Whether the broker knows us on an open connection."""
+        """Whether this member has an open connection to the broker."""
         return address in self._links
 
     def heartbeat(self, address: Address, topics: Sequence[str]) -> None:
@@ -119,29 +119,25 @@ class MemberCalls:
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
 
     def lock(
-        self,
-        address: Address,
-        queues: Sequence[MessageQueue],
-        lease: Millis | None,
-        keep_alive_timeout: Millis | None = None,
-    ) -> dict[MessageQueue, Granted]:
-        """Those of the queues that are ours now; the broker is told how long we use the lease without asking."""
-        ext = LockHeader(lane_lease_millis=lease, lane_keep_alive_millis=keep_alive_timeout).to_ext()
-        reply = self._ask(address, Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._locking(queues)))
+        self, address: Address, queues: Sequence[MessageQueue], lease: Millis | None, keep_alive: Millis | None = None
+    ) -> dict[MessageQueue, GrantedLease]:
+        """The queues that the broker has granted. `keep_alive`: how long a lease is used without renewal."""
+        ext = LockHeader(lane_lease_millis=lease, lane_keep_alive_millis=keep_alive).to_ext()
+        reply = self._ask(address, Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_body(queues)))
         answer = LockResponse.decode(reply.body)
-        leases = {each.queue: Granted(Epoch(each.epoch), _offset(each.offset)) for each in answer.lane_leases}
-        return {each.queue: leases.get(each.queue, Granted(Epoch(0), None)) for each in answer.lock_ok_mq_set}
+        leases = {each.queue: GrantedLease(Epoch(each.epoch), _offset(each.offset)) for each in answer.lane_leases}
+        return {each.queue: leases.get(each.queue, GrantedLease(Epoch(0), None)) for each in answer.lock_ok_mq_set}
 
     def unlock(self, address: Address, queue: MessageQueue, epoch: Epoch) -> None:
         ext = {LANE_EPOCH: str(epoch)} if epoch else {}
-        self._ask(address, Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._locking([queue])))
+        self._ask(address, Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._lock_body([queue])))
 
     def committed(self, address: Address, queue: MessageQueue) -> QueueOffset:
-        """Where the group stands; 0 where it has never been."""
+        """The group's offset; 0 if it has none."""
         return self._stored(address, queue, self._group)
 
     def left_until(self, address: Address, queue: MessageQueue) -> QueueOffset:
-        """The end of what a query of this group left to others; 0 if it never did."""
+        """The end of what a query of this group left to other members; 0 if it left nothing."""
         return self._stored(address, queue, self._left_group)
 
     def note_left(self, address: Address, queue: MessageQueue, until: QueueOffset) -> None:
@@ -151,7 +147,7 @@ class MemberCalls:
         self._ask(address, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
 
     def commit(self, address: Address, queue: MessageQueue, offset: QueueOffset, epoch: Epoch) -> None:
-        """Stores the group's progress; `LeaseLost` if the queue is another member's now."""
+        """Stores the group's offset; raises `LeaseLost` if another member owns the queue."""
         header = UpdateOffsetHeader(
             consumer_group=self._group,
             topic=queue.topic,
@@ -183,7 +179,7 @@ class MemberCalls:
         except OffsetNotFound:
             return QueueOffset(0)
 
-    def _locking(self, queues: Sequence[MessageQueue]) -> bytes:
+    def _lock_body(self, queues: Sequence[MessageQueue]) -> bytes:
         bodies = [QueueBody.of(queue) for queue in queues]
         return LockRequest(client_id=self.client_id, consumer_group=self._group, mq_set=bodies).encode()
 
@@ -202,5 +198,5 @@ class MemberCalls:
 
 
 def _offset(number: int) -> QueueOffset:
-    """LaneMQ says -1 for a group that has never been in the queue."""
+    """A LaneMQ broker returns -1 if the group has no offset."""
     return QueueOffset(max(0, number))

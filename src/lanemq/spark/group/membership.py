@@ -1,8 +1,8 @@
 """The driver as a member of a consumer group: heartbeats, allocation, leases, hand-over.
 
-A shell around `holdings`. A thread renews leases and looks for changes while Spark plans and runs batches; it is
-started by the first question, never by the constructor, because readers are also built (and pickled) where no
-query runs. Every request is made under one lock, so thread and driver never speak at once.
+A thread renews leases and follows changes of the group while Spark plans and runs batches. The first call of `join`
+starts it, not the constructor, because Spark also creates (and pickles) readers where no query runs. One lock covers
+every request, so thread and driver never use the connections at the same time.
 """
 
 import logging
@@ -16,20 +16,20 @@ from lanemq.model.errors import LaneError, LeaseLost
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
-from lanemq.spark.group.holdings import Claim, Holdings
+from lanemq.spark.group.assigned_queues import AssignedQueues, BatchClaim
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.offsets import Positions
 from lanemq.spark.options import ReadOptions
 
 log = logging.getLogger(__name__)
 
-ROUND_MS = 1_000
+ROUND_SECONDS = 1.0
 HEARTBEAT_MS = 30_000
 """RocketMQ's ClientConfig.heartbeatBrokerInterval."""
 
 
 class Membership:
-    """One query's place in its group."""
+    """One query's membership in its group."""
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
@@ -37,15 +37,15 @@ class Membership:
         self._calls = MemberCalls(
             options.servers, options.pull_group, options.tags, self._clock, security=options.security
         )
-        self._holdings = Holdings()
+        self._assigned = AssignedQueues()
         self._topics: tuple[str, ...] = ()
         self._wanted: frozenset[MessageQueue] = frozenset()
-        self._allocated = False
-        """The last round saw every topic's members."""
+        self._share_known = False
+        """Whether the last round could read the members of every topic."""
         self._left: Positions = {}
-        """What a former run left to others in the queues granted so far; 0 once that is taken into account."""
-        self._troubles: dict[str, str] = {}
-        """By what they are about; each is told once, not in every round."""
+        """By granted queue: the end of what a former run left to others; 0 once that is handled."""
+        self._warned: dict[str, str] = {}
+        """The last warning about each subject, so that it is logged once and not in every round."""
         self._heartbeat_due: dict[Address, int] = {}
         self._renew_due: dict[Address, int] = {}
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Membership:
         return self._calls.client_id
 
     def join(self, topics: Collection[str]) -> None:
-        """Takes part from now on, with these topics; the first call starts the thread."""
+        """Joins the group with these topics; the first call starts the thread."""
         with self._lock:
             if tuple(sorted(topics)) != self._topics:
                 self._topics = tuple(sorted(topics))
@@ -67,9 +67,9 @@ class Membership:
             self._thread = threading.Thread(target=self._run, name="lanemq-spark-member", daemon=True)
             self._thread.start()
 
-    def settle(self, most: Millis) -> str | None:
-        """Waits until every queue of this member's share is owned; says what is missing when the time is over."""
-        until = self._clock.now() + most
+    def wait_for_share(self, timeout: Millis) -> str | None:
+        """Waits until this member owns all queues of its share; returns what is missing after the timeout."""
+        until = self._clock.now() + timeout
         while True:
             with self._lock:
                 self._round()
@@ -79,35 +79,36 @@ class Membership:
             self._ended.wait(0.1)
 
     def _missing(self) -> str | None:
-        if not self._allocated:
-            return "it is not known which queues are this query's share"
-        others = sorted(self._wanted - self._holdings.usable(now=self._clock.now()).keys())
+        if not self._share_known:
+            return "it is unknown which queues belong to this query's share"
+        others = sorted(self._wanted - self._assigned.usable(now=self._clock.now()).keys())
         if not others:
             return None
-        return f"{', '.join(map(str, others))}: not this query's yet (another member works there, or no broker answers)"
+        return f"{', '.join(map(str, others))}: not owned by this query (another member owns it, or no broker answers)"
 
     def usable(self) -> Positions:
-        """The queues this query may read now, each with the group's offset when it was taken.
+        """The queues that this query may read now, each with the group's offset when it was granted.
 
-        Not yet those where a former run may have left something out: `batch_done` says first where they begin.
+        Queues in which a former run left messages to others are missing until `batch_done` has decided where they
+        begin.
         """
         with self._lock:
-            found = self._holdings.usable(now=self._clock.now())
-            return {queue: floor for queue, floor in found.items() if not self._left.get(queue)}
+            found = self._assigned.usable(now=self._clock.now())
+            return {queue: offset for queue, offset in found.items() if not self._left.get(queue)}
 
-    def take(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, Claim]:
-        """Those of the queues that the next batch may read; they stay ours until it is done, if time allows."""
+    def take(self, queues: Collection[MessageQueue]) -> Mapping[MessageQueue, BatchClaim]:
+        """Claims those of the queues that the next batch may read. They are not given back before the batch is done."""
         with self._lock:
-            claims = self._holdings.take(queues, now=self._clock.now())
-            # A repeated batch that was left out before reads the left part itself.
+            claims = self._assigned.take(queues, now=self._clock.now())
+            # A repeated batch that was left to others before is now read here.
             self._left.update(dict.fromkeys(claims, QueueOffset(0)))
             return claims
 
     def leave_to_others(self, ends: Positions) -> None:
-        """Notes at the broker that a batch is not read here up to these ends, before Spark can note it as done.
+        """Notes at the broker that this query does not read a batch up to these ends, before Spark records it as done.
 
-        The checkpoint will say that the messages are done. Without the note a query that is stopped before its
-        next batch would believe it, and if the others leave too, nobody reads them.
+        The checkpoint will say that the messages are done. Without the note, a query that stops before its next batch
+        would rely on that; if the other members leave too, the messages would never be read.
         """
         with self._lock:
             for queue, until in ends.items():
@@ -117,67 +118,67 @@ class Membership:
                         self._calls.note_left(address, queue, until)
                 except LaneError as error:
                     raise LeaseLost(
-                        f"{queue}: another member owns it, and the broker could not note that this batch leaves it "
-                        f"to that member: {error}. Start the query again; once the other is past {until} it goes on"
+                        f"{queue}: another member owns it, and the broker could not note that this batch leaves it to "
+                        f"that member: {error}. Start the query again; it continues once the group is past {until}"
                     ) from error
                 self._left[queue] = QueueOffset(0)
 
     def batch_done(self, positions: Positions) -> Positions:
-        """Every batch up to these positions is finished: store them, then give back what others wait for.
+        """Every batch up to these positions is finished: stores them, then gives back queues of other members' shares.
 
-        Except, and that is the answer, queues where a former run left out what nobody has done since: they begin
-        at the group's offset.
+        Returns the queues in which a former run left messages to others that are still undone, with the group's offset,
+        where reading must begin. Their positions are not stored.
         """
         with self._lock:
-            self._holdings.finished()
-            behind = self._holdings.behind(positions, self._left)
-            self._left.update(dict.fromkeys(self._holdings.queues(), QueueOffset(0)))
+            self._assigned.batch_finished()
+            behind = self._assigned.undone(positions, self._left)
+            self._left.update(dict.fromkeys(self._assigned.queues(), QueueOffset(0)))
             done = {queue: at for queue, at in positions.items() if queue not in behind}
-            for queue, offset in self._holdings.to_store(done).items():
+            for queue, offset in self._assigned.to_store(done).items():
                 self._store(queue, offset)
             self._give_back()
             return behind
 
     def leave(self) -> None:
-        """Ends the membership; idle queues are given back, the others when the broker misses us."""
+        """Leaves the group. Queues without a running batch are given back; the leases of the others expire."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
         with self._lock:
             try:
-                self._holdings.want(())
+                self._assigned.want(())
                 self._give_back()
                 self._calls.unregister()
             except LaneError as error:
-                log.info("group %s: could not say goodbye: %s", self._options.group, error)
+                log.info("group %s: could not leave: %s", self._options.group, error)
             self._calls.close()
 
     def _run(self) -> None:
-        """Never ends by an error: leases that are not renewed are lost."""
-        while not self._ended.wait(ROUND_MS / 1000):
+        """The thread's loop. It survives errors, because leases that are not renewed are lost."""
+        while not self._ended.wait(ROUND_SECONDS):
             try:
                 with self._lock:
                     self._round()
             except Exception:
-                log.exception("group %s: a round failed; the next one follows as planned", self._options.group)
+                log.exception("group %s: an update failed; the next one follows in a second", self._options.group)
 
     def _round(self) -> None:
-        """Looks at every topic once. A broker that does not answer leaves things as they are: leases end by time."""
+        """Updates the share of every topic once. If a broker does not answer, nothing changes: its leases expire."""
         wanted: set[MessageQueue] = set()
-        self._allocated = True
+        self._share_known = True
         for topic in self._topics:
             try:
                 wanted |= self._share_of(topic)
-                self._troubles.pop(topic, None)
+                self._warned.pop(topic, None)
             except LaneError as error:
-                if self._is_gone(topic):
+                if self._is_deleted(topic):
                     self._forget(topic)
                     continue
-                self._warn(topic, f"topic {topic}: queues stay as they are: {error}")
+                self._warn(topic, f"topic {topic}: its queues stay unchanged: {error}")
                 wanted |= {queue for queue in self._wanted if queue.topic == topic}
-                self._allocated = False
+                self._share_known = False
         self._wanted = frozenset(wanted)
-        self._holdings.want(self._wanted)
+        self._assigned.want(self._wanted)
         self._give_back()
         self._renew()
 
@@ -195,85 +196,87 @@ class Membership:
         return set(averagely(route.subscribe, members, self._calls.client_id))
 
     def _renew(self) -> None:
-        """Asks for everything held or wanted, one request per broker. What fails for one queue costs no other."""
+        """Requests the leases of all owned and wanted queues, one request per broker; failures stay separate."""
         brokers: dict[tuple[Address, bool], list[MessageQueue]] = {}
-        for queue in sorted({*self._wanted, *self._holdings.queues()}):
+        for queue in sorted({*self._wanted, *self._assigned.queues()}):
             try:
                 route = self._calls.route(queue.topic)
                 brokers.setdefault((route.master(queue.broker), route.is_lane(queue.broker)), []).append(queue)
             except LaneError as error:
-                self._warn(str(queue), f"the lease of {queue} ends as planned: {error}")
+                self._warn(str(queue), f"the lease of {queue} cannot be renewed: {error}")
         for (address, lane), queues in brokers.items():
-            missing = any(queue not in self._holdings for queue in queues)
+            missing = any(queue not in self._assigned for queue in queues)
             if missing or self._clock.now() >= self._renew_due.get(address, 0):
                 try:
                     self._lease(address, queues, LANE_TIMES if lane else ROCKETMQ_TIMES, lane=lane)
-                    self._troubles.pop(str(address), None)
+                    self._warned.pop(str(address), None)
                 except LaneError as error:
-                    self._warn(str(address), f"leases at {address} end as planned: {error}")
+                    self._warn(str(address), f"leases at {address} cannot be renewed: {error}")
 
     def _lease(self, address: Address, queues: list[MessageQueue], times: LeaseTimes, *, lane: bool) -> None:
         asked_at = self._clock.now()
-        # A batch is planned seldom and takes long: no keep-alives, and the broker waits for the lease's end here.
-        lease, timeout = (times.broker_lease_ms, times.client_lease_ms) if lane else (None, None)
-        granted = self._calls.lock(address, queues, lease, timeout)
+        # No keep-alives between renewals: a batch takes long, so the broker waits for the end of the lease.
+        lease, keep_alive = (times.broker_lease_ms, times.client_lease_ms) if lane else (None, None)
+        granted = self._calls.lock(address, queues, lease, keep_alive)
         for queue in queues:
             answer = granted.get(queue)
             if answer is None:
                 self._refused(queue)
                 continue
-            self._troubles.pop(str(queue), None)
-            # Read under the lease, so it is what the former owner left.
-            floor = answer.offset if answer.offset is not None else self._floor(address, queue)
+            self._warned.pop(str(queue), None)
+            # Read under the lease, so it is the last offset that the former owner stored.
+            offset = answer.offset if answer.offset is not None else self._group_offset(address, queue)
             if queue not in self._left:
                 self._left[queue] = self._calls.left_until(address, queue)
-            grant = self._holdings.granted(queue, answer.epoch, floor, times, asked_at=asked_at)
+            grant = self._assigned.granted(queue, answer.epoch, offset, times, asked_at=asked_at)
             if grant is Grant.NEW:
                 log.info("group %s: this query owns %s, epoch %s", self._options.group, queue, answer.epoch)
         self._renew_due[address] = asked_at + times.renew_every_ms
 
     def _refused(self, queue: MessageQueue) -> None:
-        """Another member owns it, or its topic was deleted: a broker answers both alike."""
-        if queue in self._holdings and self._is_gone(queue.topic):
+        """Another member owns the queue, or its topic was deleted; the broker's answer is the same."""
+        if queue in self._assigned and self._is_deleted(queue.topic):
             self._forget(queue.topic)
         else:
-            self._holdings.refused(queue)
+            self._assigned.refused(queue)
 
-    def _is_gone(self, topic: str) -> bool:
-        ours = {*self._wanted, *self._holdings.queues()}
-        return self._calls.is_gone(topic, {queue.broker for queue in ours if queue.topic == topic})
+    def _is_deleted(self, topic: str) -> bool:
+        ours = {*self._wanted, *self._assigned.queues()}
+        return self._calls.is_deleted(topic, {queue.broker for queue in ours if queue.topic == topic})
 
     def _forget(self, topic: str) -> None:
         self._warn(topic, f"topic {topic} was deleted; its queues are no longer read")
         self._wanted = frozenset(queue for queue in self._wanted if queue.topic != topic)
-        self._holdings.gone(topic)
+        self._assigned.topic_deleted(topic)
 
-    def _warn(self, about: str, trouble: str) -> None:
-        if self._troubles.get(about) != trouble:
-            self._troubles[about] = trouble
-            log.warning("group %s: %s", self._options.group, trouble)
+    def _warn(self, subject: str, warning: str) -> None:
+        if self._warned.get(subject) != warning:
+            self._warned[subject] = warning
+            log.warning("group %s: %s", self._options.group, warning)
 
-    def _floor(self, address: Address, queue: MessageQueue) -> QueueOffset:
-        """An Apache broker does not say with the lock where the group stands; only a first grant needs to know."""
-        return QueueOffset(0) if queue in self._holdings else self._calls.committed(address, queue)
+    def _group_offset(self, address: Address, queue: MessageQueue) -> QueueOffset:
+        """The group's offset, for Apache brokers, which do not return it with the lock. Only a first grant needs it."""
+        return QueueOffset(0) if queue in self._assigned else self._calls.committed(address, queue)
 
     def _store(self, queue: MessageQueue, offset: QueueOffset) -> None:
         try:
-            self._calls.commit(self._master(queue), queue, offset, self._holdings.epoch(queue))
-            self._holdings.stored(queue, offset)
+            self._calls.commit(self._master(queue), queue, offset, self._assigned.epoch(queue))
+            self._assigned.stored(queue, offset)
         except LeaseLost as error:
-            raise LeaseLost(f"{queue}: {error}; another copy of this query or another member is at work") from error
+            raise LeaseLost(
+                f"{queue}: {error}; another member, or another copy of this query, owns the queue now"
+            ) from error
         except LaneError as error:
-            # The checkpoint is the truth; the broker is told again after the next batch.
+            # The checkpoint has the offset, and the next batch stores it again.
             log.warning("group %s: offset %s of %s is not stored yet: %s", self._options.group, offset, queue, error)
 
     def _give_back(self) -> None:
-        for queue in self._holdings.leaving():
+        for queue in self._assigned.to_give_back():
             try:
-                self._calls.unlock(self._master(queue), queue, self._holdings.epoch(queue))
+                self._calls.unlock(self._master(queue), queue, self._assigned.epoch(queue))
             except LaneError as error:
-                log.warning("%s could not be unlocked; others wait for the lease's end: %s", queue, error)
-            self._holdings.drop(queue)
+                log.warning("%s could not be unlocked; other members wait until the lease ends: %s", queue, error)
+            self._assigned.given_back(queue)
 
     def _master(self, queue: MessageQueue) -> Address:
         return self._calls.route(queue.topic).master(queue.broker)

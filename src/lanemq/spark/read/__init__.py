@@ -1,1 +1,1 @@
-"""Reads ranges of queues: batch and streaming readers, planning, offsets, pulls."""
+"""Reads topics in Spark: batch and streaming readers, planning, pulls."""

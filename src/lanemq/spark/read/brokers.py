@@ -1,7 +1,8 @@
-"""What the driver asks brokers: which queues there are, what they hold, where a place in time is.
+"""The driver's requests to brokers: which queues exist, which offsets they hold, which offset belongs to a time.
 
-Every question waits for a broker that is away, up to the option `brokerWait`. So does one whose answer leaves out what
-an absent broker holds: a name server forgets a broker that is down, and with it its topics, which are not gone.
+Every request waits for an absent broker, up to the option `brokerWait`. This includes requests whose answer is
+incomplete because a broker is absent: a name server forgets a broker that is down and its topics with it, although they
+still exist.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,25 +17,24 @@ from lanemq.model.errors import ConnectFailed, InvalidOption, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address, parse_addresses
-from lanemq.spark.offsets import Positions
+from lanemq.spark.offsets import Bounds, LimitKind, Positions, RangeLimit, resolve_offset
 from lanemq.spark.options import ReadOptions
-from lanemq.spark.places import Bounds, Kind, Place, named_offset
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.retrying import Retrying
 
 T = TypeVar("T")
-QueueBounds = dict[MessageQueue, Bounds]
+BoundsByQueue = dict[MessageQueue, Bounds]
 
 
 class Brokers:
-    """The brokers as one query sees them. For one thread."""
+    """The brokers of one query's topics. Not thread-safe."""
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock
         self._expected: dict[str, set[str]] = {}
-        """By topic: the brokers that have, or had, queues of it."""
-        look = f"look at it with: lanemq topic list --server '{options.servers}'; brokerWait says how long to wait"
-        self._patience = Patience(options.wait, clock, hint=look)
+        """By topic: the brokers that hold, or held, queues of it."""
+        hint = f"check it with: lanemq topic list --server '{options.servers}'; the option brokerWait limits the wait"
+        self._retrying = Retrying(options.wait, clock, hint=hint)
         security = options.security
         self._admin = Admin(options.servers, clock=clock, tls=security.tls, credentials=security.credentials)
         self._routes = BlockingRoutes(parse_addresses(options.servers), clock, security=security)
@@ -50,20 +50,20 @@ class Brokers:
         self.close()
 
     def topics(self) -> tuple[str, ...]:
-        """The topics of the query as of now; with a pattern, new ones appear while it runs."""
+        """The topics that the query reads now; with `topicPattern`, new topics are added while it runs."""
         if self._options.topic_pattern is None:
             return self._options.topics
         names = self._ask(self._admin.topics, "the list of topics")
         return tuple(name for name in names if self._options.reads(name))
 
     def expect(self, queues: Iterable[MessageQueue]) -> None:
-        """A checkpoint knows these: if their broker is not to be seen, it is away."""
+        """Adds queues from a checkpoint: if their broker is not registered, it is only absent."""
         for queue in queues:
             self._expected.setdefault(queue.topic, set()).add(queue.broker)
 
-    def bounds(self) -> QueueBounds:
-        """Every queue of every topic with what it holds. Topics that are gone are left out."""
-        found: QueueBounds = {}
+    def bounds(self) -> BoundsByQueue:
+        """The bounds of every queue of every topic. Topics that do not exist are left out."""
+        found: BoundsByQueue = {}
         for topic in self.topics():
             try:
                 found |= self._bounds_of(topic)
@@ -71,47 +71,47 @@ class Brokers:
                 continue
         return found
 
-    def existing_bounds(self) -> QueueBounds:
-        """The same, but a topic that does not exist is an error: at the start of a query it is a mistake."""
+    def existing_bounds(self) -> BoundsByQueue:
+        """The same, but a topic that does not exist is an error; used when a query starts."""
         topics = self.topics()
         if not topics:
             raise TopicNotFound(17, f"no topic matches topicPattern {self._options.topic_pattern!r}")
-        found: QueueBounds = {}
+        found: BoundsByQueue = {}
         for topic in topics:
             found |= self._bounds_of(topic)
         return found
 
     def master(self, queue: MessageQueue) -> Address:
-        """Where a queue is read."""
+        """The address of the broker from which a queue is read."""
         return self._ask(lambda: self._routes.get(queue.topic).master(queue.broker), str(queue))
 
-    def positions(self, place: Place, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
-        """A place in every queue; a queue that JSON does not name begins at its first message, or ends at its last.
+    def positions(self, limit: RangeLimit, bounds: Mapping[MessageQueue, Bounds]) -> Positions:
+        """The offset of a limit in every queue. JSON that leaves out a queue means all of that queue.
 
-        `InvalidOption` if JSON names a queue that is not there: a misspelt name would read all that it should not.
-        The same for an offset behind the end, which would pass for a topic that was created again.
+        Raises `InvalidOption` if the JSON names a queue that does not exist, because after a typing error the query
+        would read the whole queue; and for an offset past the end, which would look like a topic created again.
         """
-        option = "starting" if place is self._options.start else "ending"
-        option += "Offsets" if place.kind is Kind.OFFSETS else "OffsetsByTimestamp"
-        unmatched = place.unmatched(bounds)
-        if unmatched:
+        option = "starting" if limit is self._options.start else "ending"
+        option += "Offsets" if limit.kind is LimitKind.OFFSETS else "OffsetsByTimestamp"
+        unknown = limit.unknown_queues(bounds)
+        if unknown:
             there = ", ".join(sorted({f"{each.topic} {each.broker}/{each.queue_id}" for each in bounds})[:20])
-            raise InvalidOption(f"{option}: this query has no queue {', '.join(unmatched)}; it has {there}")
-        beyond = place.beyond(bounds)
+            raise InvalidOption(f"{option}: this query has no queue {', '.join(unknown)}; it has {there}")
+        beyond = limit.past_the_end(bounds)
         if beyond:
             raise InvalidOption(
-                f"{option}: {'; '.join(beyond)}. Give an offset of the queue, or -1 for its end; if the offset was "
-                f"right once, the topic was deleted and created again"
+                f"{option}: {'; '.join(beyond)}. Give an offset of the queue, or -1 for its end; if the offset used "
+                f"to exist, the topic was deleted and created again"
             )
-        return {queue: self._position(place, queue, held) for queue, held in bounds.items()}
+        return {queue: self._position(limit, queue, held) for queue, held in bounds.items()}
 
-    def _bounds_of(self, topic: str) -> QueueBounds:
+    def _bounds_of(self, topic: str) -> BoundsByQueue:
         found = self._ask(lambda: self._complete(topic), f"topic {topic}")
         self.expect(found)
         return found
 
-    def _complete(self, topic: str) -> QueueBounds:
-        """What the topic's queues hold; `ConnectFailed` if a broker with some of them is away."""
+    def _complete(self, topic: str) -> BoundsByQueue:
+        """The bounds of all queues of the topic; `ConnectFailed` if a broker that holds some of them is absent."""
         expected = self._expected.get(topic, set())
         try:
             described = self._admin.describe_topic(topic)
@@ -122,35 +122,34 @@ class Brokers:
         return {each.queue: Bounds(each.first, each.end) for each in described.queues}
 
     def _check_registered(self, topic: str, missed: set[str]) -> None:
-        """A broker that is there and does not hold the topic any more is a loss; an absent one proves nothing."""
+        """Raises `ConnectFailed` if one of these brokers is not registered: then its queues may still exist."""
         if not missed:
             return
         options = self._options
         with closing(AdminCalls(options.servers, clock=self._clock, security=options.security)) as calls:
-            away = sorted(missed - calls.masters().keys())
-        if away:
+            absent = sorted(missed - calls.masters().keys())
+        if absent:
             raise ConnectFailed(
-                f"broker {', '.join(away)} of topic {topic} is not registered at {options.servers}: it is down, "
-                f"starting, or was taken out of service for good (then begin with a new checkpoint)"
+                f"broker {', '.join(absent)} of topic {topic} is not registered at {options.servers}: it is down, "
+                f"starting, or was removed for good (then start with a new checkpoint)"
             )
 
-    def _position(self, place: Place, queue: MessageQueue, held: Bounds) -> QueueOffset:
-        unnamed = held.first if place is self._options.start else held.end
-        match place.kind:
-            case Kind.EARLIEST:
+    def _position(self, limit: RangeLimit, queue: MessageQueue, held: Bounds) -> QueueOffset:
+        match limit.kind:
+            case LimitKind.EARLIEST:
                 return held.first
-            case Kind.LATEST:
+            case LimitKind.LATEST:
                 return held.end
-            case Kind.COMMITTED:
+            case LimitKind.COMMITTED:
                 return self._committed(queue, held)
-            case Kind.TIME:
-                return self._at_time(queue, Millis(place.millis), held)
-        named = place.named(queue)
-        if named is None:
-            return unnamed
-        if place.kind is Kind.TIMES:
-            return self._at_time(queue, Millis(named), held)
-        return named_offset(named, held)
+            case LimitKind.TIME:
+                return self._at_time(queue, Millis(limit.millis), held)
+        given = limit.given_for(queue)
+        if given is None:
+            return held.first if limit is self._options.start else held.end
+        if limit.kind is LimitKind.TIMES:
+            return self._at_time(queue, Millis(given), held)
+        return resolve_offset(given, held)
 
     def _committed(self, queue: MessageQueue, held: Bounds) -> QueueOffset:
         offset = self._ask(lambda: self._admin.committed(self._options.pull_group, queue), str(queue))
@@ -160,5 +159,5 @@ class Brokers:
         offset = self._ask(lambda: self._admin.offset_at(queue, millis / 1000), str(queue))
         return max(held.first, min(offset, held.end))
 
-    def _ask(self, question: Callable[[], T], what: str) -> T:
-        return self._patience.run(question, what)
+    def _ask(self, request: Callable[[], T], what: str) -> T:
+        return self._retrying.run(request, what)

@@ -1,60 +1,135 @@
-"""What an executor does with a partition: opens a connection, reads its range, hands on Arrow batches.
+"""Reads one range of one queue in an executor: blocking pulls over one connection, decoded into Arrow batches.
 
-Runs in another process than the planning, on a pickled copy: everything it needs is in the partition.
+The executor works on a pickled copy of the partition, which contains everything it needs.
+
+Invariant: every message of the range is returned once, in the order of offsets, or the reader fails, or (with
+`failOnDataLoss=false`) it logs what is missing. The reader waits for an absent broker up to a limit; a chunk is
+returned only when it is complete, so a retry repeats nothing.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from lanemq.client.consumer.tag_filter import tag_filter
-from lanemq.model.units import Millis
+from lanemq.model.errors import LaneError, RemoteProtocolError, TopicNotFound
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.net.address import Address
+from lanemq.net.blocking import BlockingConnection
 from lanemq.net.freed_memory import keep_freed_memory
 from lanemq.net.security import OPEN, Security
-from lanemq.spark.columns.arrow import Wanted, decode
-from lanemq.spark.columns.damage import Damaged
-from lanemq.spark.read.fetch import DataLost, QueueRange, RangeReader
-from lanemq.spark.read.waiting import Patience
-from lanemq.spark.worker_log import log_in_worker
+from lanemq.spark.columns.arrow import DecodeOptions, OnDamaged, decode
+from lanemq.spark.options import ReadOptions
+from lanemq.spark.read.planning import OffsetRange
+from lanemq.spark.retrying import Retrying
+from lanemq.spark.worker_process import configure_worker_logging
+from lanemq.wire.codes import RequestCode, ResponseCode, error_for
+from lanemq.wire.command import Command
+from lanemq.wire.headers import PullHeader, PullResponse
+from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView, record_starts
 
 log = logging.getLogger(__name__)
 
+PULL_SECONDS = 30.0
+PULL_BYTES = 4 * 1024 * 1024
+"""Requested from LaneMQ brokers; an Apache broker returns at most 256 KiB and 32 messages."""
+PULL_MESSAGES = 4096
+SAMPLE_BYTES = 64 * 1024
+SAMPLE_PULLS = 4
+"""Pulls to find the first message that passes the tag filter; each is a round trip before a batch can be planned."""
+ASSUMED_MESSAGE_BYTES = 1024.0
+"""Message size if none was seen. Too large makes batches small; 0 would make them unlimited."""
+
+_EXPECTED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+_ADVANCES = frozenset({ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY})
+
+
+class DataLost(LaneError):
+    """Messages of a range no longer exist."""
+
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """How ranges are read, the same for all of a query."""
+class QueueRange:
+    """What one task reads: offsets from `first` up to, but not including, `end`."""
+
+    queue: MessageQueue
+    first: QueueOffset
+    end: QueueOffset
+    address: Address
+    group: str
+    tags: str = "*"
+    client: str | None = None
+    epoch: int | None = None
+    """Epoch of the lease under which the range was planned; the broker refuses the pull after the lease is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How ranges are read; the same for all partitions of a query."""
 
     wait: Millis
     fail_on_data_loss: bool
     chunk_bytes: int
     security: Security = OPEN
-    damaged: Damaged = Damaged.FAIL
+    on_damaged: OnDamaged = OnDamaged.FAIL
 
 
 class RangePartition(InputPartition):
-    """One range of one queue."""
+    """One range of one queue, as Spark sends it to an executor."""
 
-    def __init__(self, wanted: QueueRange, terms: Terms) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
-        self.terms = terms
+    def __init__(self, range_: QueueRange, settings: ReadSettings) -> None:
+        super().__init__(range_)
+        self.range = range_
+        self.settings = settings
+
+
+def range_partition(
+    offsets: OffsetRange, options: ReadOptions, address: Address, client: str | None = None, epoch: int | None = None
+) -> RangePartition:
+    """The partition for these offsets, with the broker's address and the lease under which it is read."""
+    wanted = QueueRange(
+        queue=offsets.queue,
+        first=offsets.first,
+        end=offsets.end,
+        address=address,
+        group=options.pull_group,
+        tags=options.tags.text,
+        client=client,
+        epoch=epoch,
+    )
+    settings = ReadSettings(
+        options.wait, options.fail_on_data_loss, options.chunk_bytes, options.security, options.on_damaged
+    )
+    return RangePartition(wanted, settings)
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, in the order of their offsets."""
+    """The messages of a partition, in the order of their offsets."""
     if not isinstance(partition, RangePartition):
-        return  # Spark invents a partition for a batch query that has none
-    log_in_worker()
+        return  # Spark adds an empty partition to a batch query that has none
+    configure_worker_logging()
     keep_freed_memory()
-    wanted, terms = partition.wanted, partition.terms
-    what = Wanted(schema, wanted.queue.broker, tag_filter(wanted.tags).tags, terms.damaged)
-    reader = RangeReader(Patience(terms.wait), fail_on_data_loss=terms.fail_on_data_loss, security=terms.security)
+    wanted, settings = partition.range, partition.settings
+    decoding = DecodeOptions(schema, wanted.queue.broker, tag_filter(wanted.tags).tags, settings.on_damaged)
+    reader = RangeReader(
+        Retrying(settings.wait), fail_on_data_loss=settings.fail_on_data_loss, security=settings.security
+    )
     try:
-        for body in reader.chunks(wanted, terms.chunk_bytes):
-            batch = decode(body, wanted.first, wanted.end, what)
+        for body in reader.chunks(wanted, settings.chunk_bytes):
+            batch = decode(body, wanted.first, wanted.end, decoding)
             if batch.num_rows:
                 yield batch
     finally:
@@ -62,8 +137,137 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
 
 def report_losses(losses: Sequence[str], *, fail: bool) -> None:
-    """The data-loss policy: an error, or a warning for each."""
+    """Applies `failOnDataLoss`: raises one error for all losses, or logs a warning for each."""
     if losses and fail:
-        raise DataLost("; ".join(losses) + ". To go on without these messages set failOnDataLoss=false")
+        raise DataLost("; ".join(losses) + ". To continue without these messages set failOnDataLoss=false")
     for loss in losses:
-        log.warning("%s; going on without these messages", loss)
+        log.warning("%s; continuing without these messages", loss)
+
+
+class Sample(NamedTuple):
+    """What the beginning of a range looks like."""
+
+    empty: int
+    """Number of offsets at the beginning that hold no message that passes the filter."""
+    size: float
+    """Average bytes of the messages after them; `ASSUMED_MESSAGE_BYTES` if none was seen, never 0."""
+
+
+class RangeReader:
+    """Pulls ranges over one connection, one range at a time."""
+
+    def __init__(self, retrying: Retrying, *, fail_on_data_loss: bool = True, security: Security = OPEN) -> None:
+        self._retrying = retrying
+        self._security = security
+        self._fail_on_data_loss = fail_on_data_loss
+        self._link: BlockingConnection | None = None
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def chunks(self, wanted: QueueRange, chunk_bytes: int) -> Iterator[bytes]:
+        """Bodies of about `chunk_bytes` with the records of the range, and perhaps a few after its end.
+
+        A response that is large enough is returned as it is; smaller ones are joined.
+        """
+        parts: list[bytes] = []
+        size, offset, resets = 0, wanted.first, 0
+        while offset < wanted.end:
+            try:
+                reply, answer = self._retrying.run(partial(self._pull, wanted, offset), str(wanted.queue))
+            except TopicNotFound:
+                self._lost(f"{wanted.queue}: messages {offset} to {wanted.end - 1} are gone, their topic was deleted")
+                break
+            if reply.code == ResponseCode.SUCCESS:
+                parts.append(reply.body)
+                size += len(reply.body)
+            if reply.code in _ADVANCES:
+                offset = _next_offset(wanted.queue, offset, answer)
+            else:
+                resets += 1
+                offset = self._after_missing(wanted, offset, answer, resets)
+            if size >= chunk_bytes:
+                yield b"".join(parts)
+                parts, size = [], 0
+        if parts:
+            yield b"".join(parts)
+
+    def sample(self, wanted: QueueRange) -> Sample:
+        """The average message size in the first small pull of the range that returns messages."""
+        offset = wanted.first
+        for _ in range(SAMPLE_PULLS):
+            if offset >= wanted.end:
+                break
+            pull = partial(self._pull, wanted, offset, max_bytes=SAMPLE_BYTES)
+            reply, answer = self._retrying.run(pull, str(wanted.queue))
+            starts = record_starts(reply.body) if reply.code == ResponseCode.SUCCESS else ()
+            if starts:
+                found = RecordView(reply.body, starts[0]).queue_offset
+                return Sample(min(found, wanted.end) - wanted.first, len(reply.body) / len(starts))
+            if reply.code not in _ADVANCES:
+                break
+            offset = _next_offset(wanted.queue, offset, answer)
+        return Sample(min(offset, wanted.end) - wanted.first, ASSUMED_MESSAGE_BYTES)
+
+    def _after_missing(self, wanted: QueueRange, offset: QueueOffset, answer: PullResponse, times: int) -> QueueOffset:
+        """Where to continue when the broker has nothing at `offset`."""
+        low, high = answer.min_offset, answer.max_offset
+        if low <= offset < high and times == 1:
+            return offset  # the group's offset was reset, which does not concern this range: ask again
+        missing = _missing_until(offset, answer, wanted.end)
+        self._lost(
+            f"{wanted.queue}: messages {offset} to {missing - 1} are gone, the queue holds {low} to {high - 1}; "
+            f"they were deleted by retention or with their topic"
+        )
+        return QueueOffset(missing)
+
+    def _lost(self, text: str) -> None:
+        if self._fail_on_data_loss:
+            raise DataLost(f"{text}. To continue without them set failOnDataLoss=false")
+        log.warning("%s; continuing without them", text)
+
+    def _pull(
+        self, wanted: QueueRange, offset: QueueOffset, max_bytes: int = PULL_BYTES
+    ) -> tuple[Command, PullResponse]:
+        header = PullHeader(
+            consumer_group=wanted.group,
+            topic=wanted.queue.topic,
+            queue_id=wanted.queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=min(PULL_MESSAGES, wanted.end - offset),
+            sys_flag=PULL_SUBSCRIPTION,
+            subscription=wanted.tags,
+            expression_type="TAG",
+            lane_client=wanted.client,
+            lane_epoch=wanted.epoch,
+            lane_max_bytes=max_bytes,
+        )
+        if self._link is None:
+            self._link = BlockingConnection(wanted.address, security=self._security)
+        link, self._link = self._link, None
+        try:
+            reply = link.request(Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext()), PULL_SECONDS)
+        except BaseException:
+            link.close()
+            raise
+        self._link = link
+        if reply.code not in _EXPECTED:
+            raise error_for(reply.code, reply.remark)
+        return reply, PullResponse.from_ext(reply.ext)
+
+
+def _next_offset(queue: MessageQueue, offset: QueueOffset, answer: PullResponse) -> QueueOffset:
+    if answer.next_begin_offset <= offset:
+        raise RemoteProtocolError(f"{queue}: the broker moved back from offset {offset} to {answer.next_begin_offset}")
+    return QueueOffset(answer.next_begin_offset)
+
+
+def _missing_until(offset: QueueOffset, answer: PullResponse, end: QueueOffset) -> int:
+    """The first offset after `offset` that may still exist, at most the end of the range."""
+    low, high = answer.min_offset, answer.max_offset
+    if offset < low < high:
+        return min(low, end)
+    inside = low <= offset < high and answer.next_begin_offset > offset
+    return min(answer.next_begin_offset, end) if inside else end

@@ -1,8 +1,7 @@
-"""From positions to what is read: ranges, rate limits, losses. Pure.
+"""Turns positions into the ranges of a batch, with rate limits and data losses. Pure functions.
 
-The rules guarded here: a queue's range is one partition unless the query gave up order; a limit is never exceeded;
-the same start and end always give the same ranges; a message that is gone is reported, never passed over
-silently; and an empty range costs nothing, not even a task.
+Invariants: a queue's range is one partition unless `ordered` is false; a limit is never exceeded; the same start and
+end always give the same ranges; a message that no longer exists is always reported; an empty range gets no task.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,19 +11,18 @@ from typing import NamedTuple
 
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.offsets import Positions
-from lanemq.spark.places import Bounds
+from lanemq.spark.offsets import Bounds, Positions
 
 Reads = Callable[[str], bool]
-"""Whether a query's options name a topic."""
+"""Whether a query's options select a topic."""
 
 
 def _all(_: str) -> bool:
     return True
 
 
-class Span(NamedTuple):
-    """Offsets of one queue from `first` up to, and not including, `end`."""
+class OffsetRange(NamedTuple):
+    """Offsets of one queue from `first` up to, but not including, `end`."""
 
     queue: MessageQueue
     first: QueueOffset
@@ -32,43 +30,45 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Begins:
-    """Where reading goes on in each queue, and what cannot be read any more."""
+class ResumePoints:
+    """Where reading continues in each queue, and what can no longer be read."""
 
     offsets: Positions
-    set_back: Positions
-    """Queues that were created again: the next position is their first message, and this batch reads nothing there."""
+    recreated: Positions
+    """Queues that were deleted and created again, with their first offset. This batch reads nothing from them."""
     losses: tuple[str, ...]
 
 
-def begins(start: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> Begins:
-    """Where to go on from `start`, given what the queues hold now. A queue that is new begins at its first message."""
+def resume_points(start: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> ResumePoints:
+    """Where to continue from `start`, given what the queues hold now. A new queue begins at its first message."""
     offsets: Positions = {}
-    set_back: Positions = {}
+    recreated: Positions = {}
     losses = [_gone(queue, start[queue], reads) for queue in start if queue not in bounds]
     for queue, (first, end) in bounds.items():
         at = start.get(queue, first)
         if at > end:
-            set_back[queue] = first
+            recreated[queue] = first
             losses.append(_recreated(queue, at, end))
             continue
         offsets[queue] = max(at, first)
         if at < first:
             losses.append(f"{queue}: messages {at} to {first - 1} are gone, the first one left is {first}")
-    return Begins(offsets, set_back, tuple(losses))
+    return ResumePoints(offsets, recreated, tuple(losses))
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """What a batch reads."""
 
-    spans: tuple[Span, ...]
+    ranges: tuple[OffsetRange, ...]
     losses: tuple[str, ...]
 
 
-def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all) -> Plan:
-    """The ranges of a batch that was promised to go from `start` to `end`; an end before its start reads nothing."""
-    spans: list[Span] = []
+def plan_batch(
+    start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds], reads: Reads = _all
+) -> BatchPlan:
+    """The ranges of the batch from `start` to `end`; a queue whose end is before its start is not read."""
+    ranges: list[OffsetRange] = []
     losses: list[str] = []
     for queue, until in sorted(end.items()):
         held = bounds.get(queue)
@@ -85,19 +85,20 @@ def plan(start: Positions, end: Positions, bounds: Mapping[MessageQueue, Bounds]
         if last < until:
             losses.append(_recreated(queue, until, held.end))
         if first < last:
-            spans.append(Span(queue, QueueOffset(first), QueueOffset(last)))
-    return Plan(tuple(spans), tuple(losses))
+            ranges.append(OffsetRange(queue, QueueOffset(first), QueueOffset(last)))
+    return BatchPlan(tuple(ranges), tuple(losses))
 
 
 def available(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]) -> int:
-    """How many messages lie between."""
+    """The number of messages between two positions."""
     return sum(max(0, end[queue] - start[queue]) for queue in start if queue in end)
 
 
 def limit_rows(start: Positions, end: Positions, most: int) -> Positions:
-    """Ends with at most `most` messages in all, shared by backlog; every queue with messages gets one if it can.
+    """End positions for at most `most` messages in total, shared in proportion to each queue's backlog.
 
-    Where there is not one for each, they take turns from batch to batch: no backlog waits for another to end.
+    Every queue with a backlog gets at least one message. If `most` is too small for that, queues take turns from batch
+    to batch, so that no queue waits for another one's backlog to end.
     """
     sizes = {queue: max(0, end[queue] - start[queue]) for queue in start}
     total = sum(sizes.values())
@@ -119,14 +120,14 @@ def limit_rows(start: Positions, end: Positions, most: int) -> Positions:
 
 
 def _in_turn(start: Positions, sizes: Mapping[MessageQueue, int]) -> list[MessageQueue]:
-    """Queues with messages. A batch that is full moves the sum of all positions by its size, and so the beginning."""
+    """Queues with a backlog. A full batch changes the sum of all positions, and with it the queue that comes first."""
     ring = sorted(start)
     first = sum(start.values()) % len(ring)
     return [queue for queue in ring[first:] + ring[:first] if sizes[queue]]
 
 
 def limit_bytes(start: Positions, end: Positions, sizes: Mapping[MessageQueue, float], most: int) -> Positions:
-    """Ends with about `most` bytes, given what a message of each queue takes; at least one message, to get on."""
+    """End positions for about `most` bytes, given the message size in each queue; at least one message."""
     rows = {queue: max(0, end[queue] - start[queue]) for queue in start}
     total = sum(rows[queue] * sizes.get(queue, 1.0) for queue in rows)
     if total <= most:
@@ -136,33 +137,33 @@ def limit_bytes(start: Positions, end: Positions, sizes: Mapping[MessageQueue, f
 
 
 def must_wait(ready: int, least: int, waited: Millis, most: Millis) -> bool:
-    """Whether a batch is still too small to start. One message is started at last when the delay is over."""
+    """Whether a batch must still wait for `least` messages; after `most` any message is enough."""
     return ready < least and (ready == 0 or waited < most)
 
 
-def split(spans: Iterable[Span], least: int) -> tuple[Span, ...]:
-    """At least `least` partitions where there are that many messages; only for queries that gave up order."""
-    spans = tuple(spans)
-    total = sum(span.end - span.first for span in spans)
-    if len(spans) >= least or not total:
-        return spans
-    parts: list[Span] = []
-    for span in spans:
-        size = span.end - span.first
+def split(ranges: Iterable[OffsetRange], least: int) -> tuple[OffsetRange, ...]:
+    """Splits ranges into at least `least` partitions, if there are enough messages. Only for `ordered=false`."""
+    ranges = tuple(ranges)
+    total = sum(each.end - each.first for each in ranges)
+    if len(ranges) >= least or not total:
+        return ranges
+    parts: list[OffsetRange] = []
+    for each in ranges:
+        size = each.end - each.first
         count = min(size, max(1, -(-least * size // total)))
-        edges = [span.first + size * number // count for number in range(count + 1)]
-        parts += [Span(span.queue, QueueOffset(first), QueueOffset(end)) for first, end in pairwise(edges)]
+        edges = [each.first + size * number // count for number in range(count + 1)]
+        parts += [OffsetRange(each.queue, QueueOffset(first), QueueOffset(end)) for first, end in pairwise(edges)]
     return tuple(parts)
 
 
 def _gone(queue: MessageQueue, at: int, reads: Reads) -> str:
     if not reads(queue.topic):
         return (
-            f"{queue}: the checkpoint stands at {at}, and the options no longer name topic {queue.topic}; name it "
-            f"again and the query goes on there"
+            f"{queue}: the checkpoint is at offset {at}, but the options no longer select topic {queue.topic}; select "
+            f"it again and the query continues there"
         )
-    return f"{queue}: the queue or its topic is gone; the query stood at {at}"
+    return f"{queue}: the queue or its topic no longer exists; the query was at offset {at}"
 
 
 def _recreated(queue: MessageQueue, at: int, end: int) -> str:
-    return f"{queue}: the query stands at {at}, the queue ends at {end}: its topic was deleted and created again"
+    return f"{queue}: the query is at offset {at}, the queue ends at {end}: its topic was deleted and created again"

@@ -1,9 +1,11 @@
-"""What a broker kept of a task that is repeated, compared with the rows that the task has now.
+"""Compares the rows of a repeated task with the messages that the broker stored at the first attempt.
 
-A broker drops a message whose stamp it has, and a stamp only says: the same query, task, batch and place. The rule
-guarded here: a row is dropped as a repeat only if it is one. Where a batch is repeated with other rows (a source in a
-group begins behind what others did meanwhile, a shuffle deals rows out anew) the task ends with an error instead of
-losing them. Only repeats are looked at, so a batch that runs once pays nothing.
+A broker drops a message whose stamp it already has, and the stamp only identifies query, task, batch and position. If a
+batch is repeated with other rows (a source in a group starts after the work of other members, a shuffle distributes
+rows differently), the broker would drop rows that it does not have; then the task fails instead. Only repeats are
+compared, so a batch that runs once costs nothing.
+
+Invariant: a row is dropped as a repeat only if the same row is stored.
 """
 
 import logging
@@ -16,8 +18,8 @@ from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.security import Security
 from lanemq.spark.options import DEFAULT_GROUP
-from lanemq.spark.read.fetch import PULL_BYTES, DataLost, QueueRange, RangeReader
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.read.partition_reader import PULL_BYTES, DataLost, QueueRange, RangeReader
+from lanemq.spark.retrying import Retrying
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_KNOWN_OFFSET, LANE_SKIPPED
 from lanemq.wire.properties import PropertyName, find_stamp
 from lanemq.wire.record import RecordView, record_starts
@@ -25,13 +27,13 @@ from lanemq.wire.record import RecordView, record_starts
 log = logging.getLogger(__name__)
 
 
-class Repeats:
-    """The repeats of one task. For one thread."""
+class RepeatCheck:
+    """Compares the repeated rows of one task. Not thread-safe."""
 
-    def __init__(self, producer: str, epoch: int, patience: Patience, security: Security) -> None:
+    def __init__(self, producer: str, epoch: int, retrying: Retrying, security: Security) -> None:
         self._producer = producer
         self._epoch = epoch
-        self._patience = patience
+        self._retrying = retrying
         self._security = security
 
     def compare(
@@ -43,40 +45,43 @@ class Repeats:
         answer: Mapping[str, str],
         ask_first: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`UsageError` if the broker's answer to these parcels, `sequence` and up, dropped one that it does not have.
+        """Raises `UsageError` if the broker dropped a message that it does not have. `sequence` is that of the first.
 
-        A broker tells no place for messages that do not lie together: `ask_first` sends the first one once more, alone.
-        What lies there no more, or may not be read, cannot be compared: that is told in the log.
+        A broker returns no offset for messages that are not stored together; `ask_first` then sends the first one
+        again, alone, to get its offset. Messages that were deleted, or that may not be read, are not compared; this is
+        logged.
         """
         count, offset = kept(answer, len(parcels))
         if not count:
             return
         wanted = {sequence + at: parcel for at, parcel in enumerate(parcels[:count])}
-        reader = RangeReader(self._patience, security=self._security)
+        reader = RangeReader(self._retrying, security=self._security)
         try:
             if offset < 0 and count > 1:
                 _, offset = kept(ask_first(), 1)
             if offset < 0:
-                raise DataLost("the broker does not know any more where they are")
-            self._look(reader, queue, address, offset, wanted)
+                raise DataLost("the broker no longer knows their offsets")
+            self._compare_stored(reader, queue, address, offset, wanted)
         except (DataLost, NotAllowed) as error:
-            log.warning("%s: %d repeated rows are taken for the same, not compared: %s", queue, len(wanted), error)
+            log.warning(
+                "%s: %d repeated rows could not be compared and are assumed to be equal: %s", queue, len(wanted), error
+            )
         finally:
             reader.close()
 
-    def _look(
+    def _compare_stored(
         self, reader: RangeReader, queue: MessageQueue, address: Address, first: int, wanted: dict[int, Parcel]
     ) -> None:
-        """Messages of others may lie between ours, so it takes as many looks as it takes."""
+        """Keeps reading until all of the task's messages are found; messages of other producers may be between them."""
         while wanted:
             end = first + len(wanted)
             part = QueueRange(queue, QueueOffset(first), QueueOffset(end), address, DEFAULT_GROUP)
             for body in reader.chunks(part, PULL_BYTES):
                 for start in record_starts(body):
-                    self._judge(queue, RecordView(body, start), wanted)
+                    self._compare_one(queue, RecordView(body, start), wanted)
             first = end
 
-    def _judge(self, queue: MessageQueue, stored: RecordView, wanted: dict[int, Parcel]) -> None:
+    def _compare_one(self, queue: MessageQueue, stored: RecordView, wanted: dict[int, Parcel]) -> None:
         stamp = find_stamp(stored.properties_text)
         if stamp is None or (stamp.producer, stamp.epoch) != (self._producer, self._epoch):
             return
@@ -85,14 +90,14 @@ class Repeats:
             return
         raise UsageError(
             f"{queue}: batch {self._epoch} is repeated with other rows than before: offset {stored.queue_offset} holds "
-            f"another message where this row belongs, so the broker would drop rows that it does not have. A source "
-            f"with `group` does not repeat batches as they were: leave the group out, or use a pipeline with "
-            f"TopicSink; behind a shuffle add sortWithinPartitions. Then begin with a new checkpoint"
+            f"a different message, so the broker would drop rows that it does not have. A source with `group` does "
+            f"not repeat batches exactly: leave the group out, or use a pipeline with TopicSink; after a shuffle add "
+            f"sortWithinPartitions. Then start with a new checkpoint"
         )
 
 
 def kept(answer: Mapping[str, str], count: int) -> tuple[int, int]:
-    """How many of the first messages of a request the broker had already, and where the first one lies, or -1."""
+    """How many of the first messages of a request the broker already had, and the offset of the first, or -1."""
     if answer.get(LANE_DUPLICATE) == "true":
         return count, int(answer.get("queueOffset", -1))
     return int(answer.get(LANE_SKIPPED, 0)), int(answer.get(LANE_KNOWN_OFFSET, -1))

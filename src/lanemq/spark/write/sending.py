@@ -1,10 +1,10 @@
-"""Sending the rows of one task: keyed, in the order of the rows, and recognisable when a task is repeated.
+"""Sends the rows of one task: by key, in the order of the rows, and recognisable if the task is repeated.
 
-Each message carries a stamp: the producer is the query and the task's partition, the epoch is the batch, the sequence
-is the row's place among those the task sent to the queue. A repeated task therefore sends the same stamps, and a
-LaneMQ broker drops what it has. That needs the same rows in the same order: true for rows of a source partition
-without a group, and behind a shuffle only after `sortWithinPartitions`. Where nothing else makes sure of it,
-`compares` does (see `repeats`). An Apache broker stores repeats; their stamps tell them apart.
+Each message carries a producer stamp: the producer is the query and the task's partition, the epoch is the batch, and
+the sequence counts the rows that the task sent to the queue. A repeated task sends the same stamps, and a LaneMQ broker
+drops the messages that it already has. This needs the same rows in the same order, which holds for a source partition
+without a group, and after a shuffle only with `sortWithinPartitions`. `check_repeats` verifies it (see `repeats`). An
+Apache broker stores repeated messages; readers can recognise them by their stamps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from lanemq.model.units import Millis
 from lanemq.net.address import Address, parse_addresses
 from lanemq.net.blocking import BlockingConnection
 from lanemq.net.security import Security
-from lanemq.spark.read.waiting import Patience
-from lanemq.spark.write.repeats import Repeats
+from lanemq.spark.retrying import Retrying
+from lanemq.spark.write.repeats import RepeatCheck
 from lanemq.wire.codes import ResponseCode, error_for
 from lanemq.wire.command import Command
 from lanemq.wire.properties import LANE_STAMP, PropertyName
@@ -42,14 +42,14 @@ SET_HERE = frozenset(
         PropertyName.MAX_OFFSET,
     }
 )  # fmt: skip
-"""Left out of a row's `properties`, since columns or the broker set them: so what was read can be written as it is."""
+"""Left out of a row's `properties`, because columns or the broker set them. So a row that was read can be written."""
 
-DELAY_IS_OVER = frozenset({PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE})
-"""What a broker leaves in a message that it has delivered after its delay; the copy of one is not delayed again."""
+DELAY_PROPERTIES = frozenset({PropertyName.DELAY, PropertyName.REAL_TOPIC, PropertyName.REAL_QUEUE})
+"""Left by a broker in a message that was delivered after a delay; a copy of it must not be delayed again."""
 
 
-class Outgoing(NamedTuple):
-    """One row."""
+class OutgoingRow(NamedTuple):
+    """One row to send."""
 
     topic: str
     value: bytes
@@ -59,8 +59,8 @@ class Outgoing(NamedTuple):
     properties: Mapping[str, str] | None = None
 
 
-class _Lane:
-    """What waits for one queue."""
+class _QueueBatch:
+    """The rows that wait to be sent to one queue, and the sequence number of the first."""
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -69,7 +69,7 @@ class _Lane:
 
 
 class TaskSender:
-    """The sends of one task. For one thread."""
+    """Sends the rows of one task. Not thread-safe."""
 
     def __init__(
         self,
@@ -80,39 +80,39 @@ class TaskSender:
         clock: Clock | None = None,
         *,
         security: Security | None = None,
-        compares: bool = False,
+        check_repeats: bool = False,
     ) -> None:
-        """`security`: None looks into the environment. `compares`: a repeat with other rows is an error."""
+        """`security`: None takes it from the environment. `check_repeats`: a repeat with other rows is an error."""
         self._security = security_of() if security is None else security
         self._clock = clock or SystemClock()
         self._producer = producer
         self._epoch = epoch
         self._requests = RequestBuilder(PRODUCER_GROUP, new_client_id(), producer)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
-        self._patience = Patience(wait, self._clock)
-        self._repeats = Repeats(producer, epoch, self._patience, self._security) if compares else None
+        self._retrying = Retrying(wait, self._clock)
+        self._repeats = RepeatCheck(producer, epoch, self._retrying, self._security) if check_repeats else None
         self._links: dict[Address, BlockingConnection] = {}
         self._known: dict[str, TopicRoute] = {}
-        self._lanes: dict[MessageQueue, _Lane] = {}
+        self._batches: dict[MessageQueue, _QueueBatch] = {}
         self._keyless = 0
         self.sent = 0
 
-    def send(self, row: Outgoing) -> None:
-        """Takes a row; it is on its way when its batch is full, and stored after `flush`."""
+    def send(self, row: OutgoingRow) -> None:
+        """Adds a row. It is sent when its batch is full, and stored after `flush`."""
         queue = self._queue_of(row)
-        lane = self._lanes.setdefault(queue, _Lane())
-        message_id = self._message_id(queue, lane.sequence + len(lane.parcels))
+        batch = self._batches.setdefault(queue, _QueueBatch())
+        message_id = self._message_id(queue, batch.sequence + len(batch.parcels))
         text = properties_text(row.key, message_id, _extras(row))
-        lane.parcels.append(Parcel(row.value, text, message_id, row.key))
-        lane.size += len(row.value) + len(text) + PARCEL_OVERHEAD
-        if len(lane.parcels) >= BATCH_MESSAGES or lane.size >= BATCH_BYTES:
-            self._send(queue, lane)
+        batch.parcels.append(Parcel(row.value, text, message_id, row.key))
+        batch.size += len(row.value) + len(text) + PARCEL_OVERHEAD
+        if len(batch.parcels) >= BATCH_MESSAGES or batch.size >= BATCH_BYTES:
+            self._send(queue, batch)
 
     def flush(self) -> None:
-        """Returns when every row is stored, or raises why one is not."""
-        for queue, lane in self._lanes.items():
-            if lane.parcels:
-                self._send(queue, lane)
+        """Returns when every row is stored, or raises the error of the first that is not."""
+        for queue, batch in self._batches.items():
+            if batch.parcels:
+                self._send(queue, batch)
 
     def close(self) -> None:
         self._routes.close()
@@ -120,11 +120,11 @@ class TaskSender:
             link.close()
         self._links.clear()
 
-    def _queue_of(self, row: Outgoing) -> MessageQueue:
+    def _queue_of(self, row: OutgoingRow) -> MessageQueue:
         route = self._known.get(row.topic)
         if route is None:
-            # Asked once: a route that changed within a batch would send a key to two queues.
-            route = self._patience.run(lambda: self._routes.get(row.topic), f"topic {row.topic}")
+            # Requested once: if the route changed within a batch, a key would go to two queues.
+            route = self._retrying.run(lambda: self._routes.get(row.topic), f"topic {row.topic}")
             self._known[row.topic] = route
         if row.key is not None:
             return pick_queue(row.key, route.publish)
@@ -134,26 +134,26 @@ class TaskSender:
         return route.publish[self._keyless % len(route.publish)]
 
     def _message_id(self, queue: MessageQueue, sequence: int) -> str:
-        """The same for the same row, so that readers of any broker can tell a repetition."""
+        """The same id for the same row, so that readers can recognise repeats on any broker."""
         name = f"{self._producer}.{self._epoch}.{queue}.{sequence}"
         return md5(name.encode(), usedforsecurity=False).hexdigest().upper()
 
-    def _send(self, queue: MessageQueue, lane: _Lane) -> None:
-        parcels, sequence = lane.parcels, lane.sequence
+    def _send(self, queue: MessageQueue, batch: _QueueBatch) -> None:
+        parcels, sequence = batch.parcels, batch.sequence
         answer = self._request(queue, parcels, sequence)
         if self._repeats is not None:
             address = self._routes.get(queue.topic).master(queue.broker)
             again = partial(self._request, queue, parcels[:1], sequence)
             self._repeats.compare(queue, address, parcels, sequence, answer, again)
-        lane.sequence += len(parcels)
+        batch.sequence += len(parcels)
         self.sent += len(parcels)
-        lane.parcels, lane.size = [], 0
+        batch.parcels, batch.size = [], 0
 
     def _request(self, queue: MessageQueue, parcels: Sequence[Parcel], sequence: int) -> Mapping[str, str]:
         command = self._requests.send(
             queue, parcels, epoch=self._epoch, sequence=sequence, born=self._clock.wall(), creates=False
         )
-        return self._patience.run(lambda: self._ask(queue, command), str(queue)).ext
+        return self._retrying.run(lambda: self._ask(queue, command), str(queue)).ext
 
     def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = self._routes.get(queue.topic).master(queue.broker)
@@ -169,11 +169,11 @@ class TaskSender:
         return reply
 
 
-def _extras(row: Outgoing) -> Extras:
+def _extras(row: OutgoingRow) -> Extras:
     given = row.properties or {}
-    left_out = SET_HERE | DELAY_IS_OVER if PropertyName.REAL_TOPIC in given else SET_HERE
+    left_out = SET_HERE | DELAY_PROPERTIES if PropertyName.REAL_TOPIC in given else SET_HERE
     properties = {name: value for name, value in given.items() if name not in left_out}
     empty = next((name for name, value in properties.items() if value is None), None)
     if empty is not None:
-        raise InvalidOption(f"properties: {empty} has no value; leave it out instead")
+        raise InvalidOption(f"properties: {empty} has no value; leave it out")
     return Extras(row.tags, row.keys or (), properties or None)

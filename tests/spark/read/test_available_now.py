@@ -1,8 +1,8 @@
 """A run that reads what is there, in a group: all of its share, or an error. `--once` of a pipeline is such a run."""
 
 import pytest
-from tests.spark.driving import Query, send, until, values
-from tests.spark.test_membership import Member, membership_of, owners
+from tests.spark.group.test_membership import Member, membership_of, owners
+from tests.spark.spark_driver import Query, send, until, values
 
 from lanemq.model.errors import LeaseLost
 from lanemq.testing.embedded import EmbeddedBroker
@@ -34,5 +34,8 @@ def test_it_does_not_end_well_with_a_part_of_its_share_unread(broker: EmbeddedBr
     with Query(**options) as busy:
         until(lambda: busy.plan() and len(owners(broker.address, group)) == 2)
         busy.partitions()
-        with Query(**options) as query, pytest.raises(LeaseLost, match=f"{topic}.* not this query's yet.*brokerWait"):
+        with (
+            Query(**options) as query,
+            pytest.raises(LeaseLost, match=f"{topic}.*not owned by this query.*brokerWait"),
+        ):
             query.reader.prepareForTriggerAvailableNow()

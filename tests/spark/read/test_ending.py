@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.spark.group.ending import is_done
 from lanemq.spark.offsets import OffsetJson, from_json
+from lanemq.spark.read.stream_reader import is_committed
 
 ORDERS: OffsetJson = {"orders": {"b/0": 5, "b/1": 7}}
 PAYMENTS: OffsetJson = {"payments": {"b/0": 3}}
@@ -23,14 +23,14 @@ def done(folder: Path, *sources: object) -> str:
 @pytest.mark.parametrize("ours", [ORDERS, PAYMENTS])
 def test_every_source_of_a_query_finds_its_own_end(tmp_path: Path, ours: OffsetJson) -> None:
     checkpoint = done(tmp_path, ORDERS, 17, {"logOffset": 2}, PAYMENTS)
-    assert is_done(checkpoint, from_json(ours))
+    assert is_committed(checkpoint, from_json(ours))
 
 
 def test_another_end_of_the_same_topic_is_not_ours(tmp_path: Path) -> None:
-    assert not is_done(done(tmp_path, PAYMENTS, {"orders": {"b/0": 5, "b/1": 6}}), from_json(ORDERS))
+    assert not is_committed(done(tmp_path, PAYMENTS, {"orders": {"b/0": 5, "b/1": 6}}), from_json(ORDERS))
 
 
 def test_a_source_does_not_answer_for_another_of_the_same_topic(tmp_path: Path) -> None:
     """One of two readers of a topic is at our end, and it may be the other one."""
     checkpoint = done(tmp_path, {"orders": {"b/0": 0, "b/1": 0}}, ORDERS)
-    assert not is_done(checkpoint, from_json(ORDERS))
+    assert not is_committed(checkpoint, from_json(ORDERS))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from tests.spark.driving import Checkpoint, Query, places, send, until, values
+from tests.spark.spark_driver import Checkpoint, Query, places, send, until, values
 
 from lanemq import App, Message
 from lanemq.client.admin.admin import Admin
@@ -14,7 +14,7 @@ from lanemq.model.errors import GroupNotFound, LeaseLost
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.group.membership import Membership
-from lanemq.spark.places import Bounds
+from lanemq.spark.offsets import Bounds
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.wire.codes import ResponseCode
 
@@ -123,7 +123,7 @@ def test_a_consumer_that_joins_gets_a_queue_only_when_the_running_batch_is_done(
     with Query(servers=broker.address, topic=topic, group=group) as query:
         assert query.plan()
         partitions = query.partitions()
-        assert {each.wanted.queue.queue_id for each in partitions} == {0, 1}
+        assert {each.range.queue.queue_id for each in partitions} == {0, 1}
         with Member(broker.address, group, topic) as member:
             until(lambda: len(membership_of(query)._wanted) == 1)
             rows = query.read(partitions)
@@ -259,7 +259,7 @@ def repeat_beside_another(again: Query, options: dict[str, str]) -> Sequence[Any
 def owning_both(checkpoint: Checkpoint, options: dict[str, str]) -> Query:
     query = Query(checkpoint, **options)
     query.reader._driver._bounds()
-    membership_of(query).settle(Millis(60_000))
+    membership_of(query).wait_for_share(Millis(60_000))
     return query
 
 
@@ -314,7 +314,7 @@ def test_a_queue_that_was_new_in_a_repeated_batch_is_left_out_from_its_first_mes
     with Query(checkpoint, **options) as again:
         rows = again.read(repeat_beside_another(again, options))
         again.finish()
-        membership_of(again).settle(Millis(60_000))
+        membership_of(again).wait_for_share(Millis(60_000))
         rows += again.everything()
     assert values(rows) == list(range(30))
 
@@ -387,9 +387,9 @@ def test_what_a_group_put_forward_makes_a_query_skip_is_told_once(
         admin.reset_offsets(group, topic, to="latest")
     with owning_both(checkpoint, options) as query:
         assert query.everything() == []
-    (told,) = [each for each in caplog.messages if "not read here" in each]
+    (told,) = [each for each in caplog.messages if "the query skips" in each]
     assert f"group {group}: " in told
-    assert "the query stands at 4, the group at 10: the 6 messages between" in told
+    assert "the query is at offset 4, the group at 10: the query skips the 6 messages between" in told
 
 
 def test_a_queue_that_is_got_after_its_end_was_asked_for_is_read_where_the_group_stands(
@@ -420,7 +420,7 @@ def test_a_batch_is_not_repeated_where_another_member_went_on_behind_its_end(
         until(lambda: len(member.handled) == 60)
     with owning_both(checkpoint, options) as again:
         assert again.everything() == []
-    assert sum("not read here" in each for each in caplog.messages) == 2, "one line for each queue"
+    assert sum("the query skips" in each for each in caplog.messages) == 2, "one line for each queue"
 
 
 def test_what_becomes_of_another_members_queues_is_no_loss_of_this_query(

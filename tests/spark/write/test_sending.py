@@ -5,21 +5,21 @@ import uuid
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
-from tests.spark.driving import Query, Row
+from tests.spark.spark_driver import Query, Row
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import InvalidOption, MissingKey, ProducerFenced, TopicNotFound
 from lanemq.model.units import Millis
 from lanemq.spark.columns.schema import COLUMNS, arrow_schema
 from lanemq.spark.write import sending
-from lanemq.spark.write.sending import Outgoing, TaskSender
+from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.spark.write.writer import parse_write_options, rows_of
 from lanemq.testing.embedded import EmbeddedBroker
 
 WAIT = Millis(60_000)
 
 
-def write(broker: EmbeddedBroker, rows: list[Outgoing], producer: str, epoch: int, cut: int | None = None) -> None:
+def write(broker: EmbeddedBroker, rows: list[OutgoingRow], producer: str, epoch: int, cut: int | None = None) -> None:
     """What a task does; with `cut` it dies after that many rows, with its full batches sent."""
     sender = TaskSender(broker.address, producer, epoch, WAIT)
     try:
@@ -43,8 +43,8 @@ def by_key(rows: list[Row]) -> dict[str, list[int]]:
     return keys
 
 
-def numbered(topic: str, count: int) -> list[Outgoing]:
-    return [Outgoing(topic, str(number).encode(), f"key-{number % 5}") for number in range(count)]
+def numbered(topic: str, count: int) -> list[OutgoingRow]:
+    return [OutgoingRow(topic, str(number).encode(), f"key-{number % 5}") for number in range(count)]
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_repetition_has_the_same_message_ids(broker: EmbeddedBroker, topic: st
 
 
 def test_what_was_read_can_be_written_as_it_is(broker: EmbeddedBroker, topic: str, producer: str) -> None:
-    row = Outgoing(topic, b"1", "k", "paid", "a b", {"colour": "red"})
+    row = OutgoingRow(topic, b"1", "k", "paid", "a b", {"colour": "red"})
     write(broker, [row], producer, 0)
     (read,) = stored(broker, topic)
     parse_write_options({"servers": broker.address}, COLUMNS)
@@ -112,22 +112,22 @@ def test_what_was_delayed_once_is_not_delayed_again_by_a_copy(
 ) -> None:
     """Brokers leave the property in what they deliver; to a writer it is one that nobody may set."""
     over = {"DELAY": "3", "REAL_TOPIC": topic, "REAL_QID": "0", "colour": "red"}
-    write(broker, [Outgoing(topic, b"1", "k", properties=over)], producer, 0)
+    write(broker, [OutgoingRow(topic, b"1", "k", properties=over)], producer, 0)
     (read,) = stored(broker, topic)
     assert over.keys() & dict(read["properties"]).keys() == {"colour"}
     with pytest.raises(InvalidOption, match="DELAY"):
-        write(broker, [Outgoing(topic, b"1", "k", properties={"DELAY": "3"})], producer, 1)
+        write(broker, [OutgoingRow(topic, b"1", "k", properties={"DELAY": "3"})], producer, 1)
 
 
 def test_an_ordered_topic_wants_keys(broker: EmbeddedBroker, topic: str, producer: str) -> None:
     with Admin(broker.address) as admin:
         admin.create_topic(topic, 2, ordered=True)
     with pytest.raises(MissingKey):
-        write(broker, [Outgoing(topic, b"1")], producer, 0)
+        write(broker, [OutgoingRow(topic, b"1")], producer, 0)
 
 
 def test_rows_without_a_key_are_dealt_out_the_same_way_again(broker: EmbeddedBroker, topic: str, producer: str) -> None:
-    rows = [Outgoing(topic, str(number).encode()) for number in range(10)]
+    rows = [OutgoingRow(topic, str(number).encode()) for number in range(10)]
     write(broker, rows, producer, 0)
     write(broker, rows, producer, 0)
     assert sorted(row["queue_id"] for row in stored(broker, topic)) == [0] * 5 + [1] * 5
@@ -135,7 +135,7 @@ def test_rows_without_a_key_are_dealt_out_the_same_way_again(broker: EmbeddedBro
 
 def test_a_topic_that_does_not_exist_is_named(broker: EmbeddedBroker, producer: str) -> None:
     with pytest.raises(TopicNotFound, match="no-such-topic"):
-        write(broker, [Outgoing("no-such-topic", b"1", "k")], producer, 0)
+        write(broker, [OutgoingRow("no-such-topic", b"1", "k")], producer, 0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_cannot_be_written_is_named_before_anything_is_sent(
 
 
 def test_a_property_without_a_value_is_named(broker: EmbeddedBroker, topic: str, producer: str) -> None:
-    row = Outgoing(topic, b"1", "k", properties={"colour": "red", "weight": None})  # type: ignore[dict-item]
+    row = OutgoingRow(topic, b"1", "k", properties={"colour": "red", "weight": None})  # type: ignore[dict-item]
     with pytest.raises(InvalidOption, match="properties: weight has no value"):
         write(broker, [row], producer, 0)
 

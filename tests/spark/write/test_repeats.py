@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
-from tests.spark.driving import Checkpoint, Query, Row, send, until
+from tests.spark.spark_driver import Checkpoint, Query, Row, send, until
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
@@ -16,10 +16,10 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.options import ALL_TAGS
-from lanemq.spark.read.fetch import RangeReader
+from lanemq.spark.read.partition_reader import RangeReader
 from lanemq.spark.write import sending
 from lanemq.spark.write.repeats import kept
-from lanemq.spark.write.sending import Outgoing, TaskSender
+from lanemq.spark.write.sending import OutgoingRow, TaskSender
 from lanemq.spark.write.writer import _write, parse_write_options
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -36,13 +36,13 @@ def producer() -> str:
     return f"spark-{uuid.uuid4()}-0"
 
 
-def numbered(topic: str, numbers: Sequence[int]) -> list[Outgoing]:
-    return [Outgoing(topic, str(number).encode(), "k") for number in numbers]
+def numbered(topic: str, numbers: Sequence[int]) -> list[OutgoingRow]:
+    return [OutgoingRow(topic, str(number).encode(), "k") for number in numbers]
 
 
-def write(broker: EmbeddedBroker, rows: list[Outgoing], producer: str, *, dies: bool = False) -> None:
+def write(broker: EmbeddedBroker, rows: list[OutgoingRow], producer: str, *, dies: bool = False) -> None:
     """A task of batch 0; one that dies has sent its full batches."""
-    sender = TaskSender(broker.address, producer, 0, WAIT, compares=True)
+    sender = TaskSender(broker.address, producer, 0, WAIT, check_repeats=True)
     try:
         for row in rows:
             sender.send(row)
@@ -76,9 +76,9 @@ def test_other_rows_under_the_same_stamps_are_refused(
 
 def test_rows_of_another_key_are_other_rows(broker: EmbeddedBroker, topic: str, producer: str) -> None:
     """Both keys belong into the same queue, so the stamps are the same."""
-    write(broker, [Outgoing(topic, b"1", "a")], producer)
+    write(broker, [OutgoingRow(topic, b"1", "a")], producer)
     with pytest.raises(UsageError, match="other rows"):
-        write(broker, [Outgoing(topic, b"1", "c")], producer)
+        write(broker, [OutgoingRow(topic, b"1", "c")], producer)
 
 
 def test_a_batch_that_continues_an_older_one_is_compared_up_to_where_it_was_cut(
@@ -86,7 +86,7 @@ def test_a_batch_that_continues_an_older_one_is_compared_up_to_where_it_was_cut(
 ) -> None:
     """The broker has the first part of a request: five messages, the last of which is another."""
     write(broker, numbered(topic, [0, 1, 2, 3, 44]), producer)
-    with pytest.raises(UsageError, match="offset 4 holds another message"):
+    with pytest.raises(UsageError, match="offset 4 holds a different message"):
         write(broker, numbered(topic, range(8)), producer)
 
 
@@ -106,7 +106,7 @@ def test_messages_of_others_between_ours_do_not_end_the_comparison(
         write(broker, numbered(topic, [*range(7), 77]), producer)
 
 
-def test_what_may_not_be_read_is_told_and_taken_for_the_same(
+def test_repeats_that_may_not_be_read_are_logged_and_assumed_to_be_equal(
     broker: EmbeddedBroker,
     topic: str,
     producer: str,
@@ -121,7 +121,7 @@ def test_what_may_not_be_read_is_told_and_taken_for_the_same(
     write(broker, numbered(topic, range(8)), producer)
     monkeypatch.setattr(RangeReader, "_pull", refuse)
     write(broker, numbered(topic, range(8)), producer)
-    assert any("8 repeated rows are taken for the same, not compared" in each for each in caplog.messages)
+    assert any("8 repeated rows could not be compared" in each for each in caplog.messages)
 
 
 def test_a_broker_without_stamps_never_says_that_it_has_a_message() -> None:
@@ -185,8 +185,8 @@ def test_a_group_that_is_only_told_offsets_repeats_its_batches_as_they_were(
     assert stored(broker, f"{topic}-out") == [int(row["value"]) for row in first]
 
 
-def copies(topic: str, rows: Sequence[Row]) -> list[Outgoing]:
-    return [Outgoing(f"{topic}-out", row["value"], row["key"]) for row in rows]
+def copies(topic: str, rows: Sequence[Row]) -> list[OutgoingRow]:
+    return [OutgoingRow(f"{topic}-out", row["value"], row["key"]) for row in rows]
 
 
 def did_elsewhere(broker: EmbeddedBroker, group: str, queue: MessageQueue, offset: int) -> None:

@@ -1,7 +1,7 @@
-"""Waiting for a broker that is away: for a while, with ever fewer lines in the log, then with the error that it gave.
+"""Retrying requests to a broker, or a database, that may come back.
 
-The rule guarded here: attempts stay frequent, since work should go on the moment the broker is back; what is told about
-them does not, since nobody reads the same line thirty times.
+Attempts stay frequent, so that work resumes as soon as the server answers. Log lines become rarer: the first failure is
+logged at once, later ones after 2, 4, 8 … 60 seconds.
 """
 
 import logging
@@ -18,14 +18,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSES_MS = (100, 200, 500, 1_000, 2_000)
-"""Between attempts; the last one repeats."""
+"""Pauses between attempts; the last one repeats."""
 
-FIRST_QUIET_MS, LONGEST_QUIET_MS = 2_000, 60_000
-"""Between two lines about the same wait: 2, 4, 8 ... 60 s."""
+FIRST_LOG_PAUSE_MS, MAX_LOG_PAUSE_MS = 2_000, 60_000
 
 
-class Patience:
-    """Repeats what failed for a reason that may pass. Anything else, and the end of patience, is raised."""
+class Retrying:
+    """Repeats an attempt while its error is retriable and the time limit is not reached; otherwise raises the error."""
 
     def __init__(
         self,
@@ -35,51 +34,52 @@ class Patience:
         *,
         hint: str = "",
     ) -> None:
-        """`hint`: what a person may look at meanwhile; told with the first line of a wait."""
+        """`hint`: advice that is appended to the first log line of a wait."""
         self._limit = limit
         self._clock = clock or SystemClock()
         self._pause = pause or threading.Event().wait
         self._hint = f" ({hint})" if hint else ""
 
     def run(self, attempt: Callable[[], T], what: str) -> T:
+        """Returns the result of the first attempt that succeeds. `what` names the subject in log lines."""
         began, number = self._clock.now(), 0
-        lines = _Lines(what, self._limit, self._hint)
+        wait_log = _WaitLog(what, self._limit, self._hint)
         while True:
             try:
                 result = attempt()
             except LaneError as error:
                 waited = Millis(self._clock.now() - began)
                 if not error.retriable or waited >= self._limit:
-                    lines.gave_up(waited, error)
+                    wait_log.gave_up(waited, error)
                     raise
-                lines.failed(waited, error)
+                wait_log.failed(waited, error)
                 self._pause(PAUSES_MS[min(number, len(PAUSES_MS) - 1)] / 1000)
                 number += 1
             else:
-                lines.answered(Millis(self._clock.now() - began))
+                wait_log.succeeded(Millis(self._clock.now() - began))
                 return result
 
 
-class _Lines:
-    """What the log says about one wait."""
+class _WaitLog:
+    """The log lines of one wait."""
 
     def __init__(self, what: str, limit: Millis, hint: str) -> None:
         self._what = what
         self._limit = limit
         self._hint = hint
         self._next = 0
-        self._quiet = FIRST_QUIET_MS
+        self._log_pause = FIRST_LOG_PAUSE_MS
 
     def failed(self, waited: Millis, error: LaneError) -> None:
         if waited < self._next:
             return
         left = (self._limit - waited) / 1000
         hint = self._hint if not self._next else ""
-        log.warning("%s: no answer yet, trying on for %.0f s: %s%s", self._what, left, error, hint)
-        self._next = waited + self._quiet
-        self._quiet = min(2 * self._quiet, LONGEST_QUIET_MS)
+        log.warning("%s: no answer yet, retrying for up to %.0f s: %s%s", self._what, left, error, hint)
+        self._next = waited + self._log_pause
+        self._log_pause = min(2 * self._log_pause, MAX_LOG_PAUSE_MS)
 
-    def answered(self, waited: Millis) -> None:
+    def succeeded(self, waited: Millis) -> None:
         if self._next:
             log.warning("%s: answered again after %.1f s", self._what, waited / 1000)
 

@@ -10,8 +10,16 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.spark.options import CHUNK_BYTES
-from lanemq.spark.read.fetch import GUESS_BYTES, PULL_BYTES, SAMPLE_PULLS, DataLost, QueueRange, RangeReader, Sample
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.read.partition_reader import (
+    ASSUMED_MESSAGE_BYTES,
+    PULL_BYTES,
+    SAMPLE_PULLS,
+    DataLost,
+    QueueRange,
+    RangeReader,
+    Sample,
+)
+from lanemq.spark.retrying import Retrying
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullResponse
@@ -47,12 +55,12 @@ class Scripted(RangeReader):
         self, answer: Callable[[int], Answer], bounds: tuple[int, int] = (0, 100), *, fail: bool = True
     ) -> None:
         clock = HandClock()
-        super().__init__(Patience(Millis(1_000), clock, clock.pause), fail_on_data_loss=fail)
+        super().__init__(Retrying(Millis(1_000), clock, clock.pause), fail_on_data_loss=fail)
         self.asked: list[int] = []
         self._answer = answer
         self._bounds = bounds
 
-    def _pull(self, wanted: QueueRange, offset: QueueOffset, most_bytes: int = 0) -> tuple[Command, PullResponse]:
+    def _pull(self, wanted: QueueRange, offset: QueueOffset, max_bytes: int = 0) -> tuple[Command, PullResponse]:
         self.asked.append(offset)
         answer = self._answer(offset)
         if isinstance(answer, Exception):
@@ -159,14 +167,14 @@ def test_a_lost_lease_is_not_tried_again() -> None:
 def test_a_sample_without_a_message_is_a_guess_and_never_nothing() -> None:
     """Nothing would mean that a limit in bytes is none: everything would come at once."""
     filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
-    assert filtered.sample(wanted(5, 95)) == Sample(10 * SAMPLE_PULLS, GUESS_BYTES)
+    assert filtered.sample(wanted(5, 95)) == Sample(10 * SAMPLE_PULLS, ASSUMED_MESSAGE_BYTES)
     nothing_there = Scripted(lambda offset: (ResponseCode.PULL_NOT_FOUND, offset))
-    assert nothing_there.sample(wanted(5, 95)) == Sample(0, GUESS_BYTES)
+    assert nothing_there.sample(wanted(5, 95)) == Sample(0, ASSUMED_MESSAGE_BYTES)
 
 
 def test_a_sample_ends_with_its_range() -> None:
     filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
-    assert filtered.sample(wanted(5, 18)) == Sample(13, GUESS_BYTES)
+    assert filtered.sample(wanted(5, 18)) == Sample(13, ASSUMED_MESSAGE_BYTES)
     assert filtered.asked == [5, 15]
 
 
@@ -177,4 +185,4 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_a_loss(caplog: pytest.LogCa
     with pytest.raises(DataLost, match="messages 6 to 9 are gone, their topic was deleted"):
         list(Scripted(deleted_at_6).chunks(wanted(0, 10), 100))
     assert list(Scripted(deleted_at_6, fail=False).chunks(wanted(0, 10), 100)) == [b"\x00\x03"]
-    assert "going on without them" in caplog.text
+    assert "continuing without them" in caplog.text

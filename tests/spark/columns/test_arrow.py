@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import RemoteProtocolError
-from lanemq.spark.columns.arrow import Wanted, decode
-from lanemq.spark.columns.damage import Damaged
-from lanemq.spark.columns.schema import COLUMNS, arrow_schema, some_columns
+from lanemq.spark.columns.arrow import DecodeOptions, OnDamaged, decode
+from lanemq.spark.columns.schema import COLUMNS, arrow_schema, select_columns
 from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib, decompress
 from lanemq.wire.properties import LANE_STAMP, PropertyName, decode_stamp
 from lanemq.wire.record import RecordView, encode_offset_id, encode_record, pack_host, record_starts
@@ -41,7 +40,7 @@ def shifted(plain: bytes, flag: int, magic: int | None) -> bytes:
 
 
 def rows(body: bytes, low: int = 0, high: int = ALL, **wanted: Any) -> list[dict[str, Any]]:
-    batch = decode(body, low, high, Wanted(wanted.pop("schema", SCHEMA), "broker-a", **wanted))
+    batch = decode(body, low, high, DecodeOptions(wanted.pop("schema", SCHEMA), "broker-a", **wanted))
     batch.validate(full=True)
     return batch.to_pylist(maps_as_pydicts="strict")
 
@@ -124,7 +123,7 @@ def test_columns_say_what_the_reference_reader_says(body: bytes) -> None:
 @given(bodies(), st.lists(st.sampled_from(COLUMNS.fieldNames()), min_size=1, max_size=4, unique=True))
 def test_a_column_is_the_same_whichever_others_are_asked_for(body: bytes, names: list[str]) -> None:
     expected = [{name: row[name] for name in names} for row in references(body)]
-    assert rows(body, schema=arrow_schema(some_columns(names))) == expected
+    assert rows(body, schema=arrow_schema(select_columns(names))) == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -176,7 +175,7 @@ def test_tags_with_the_same_hash_are_told_apart() -> None:
 
 
 def test_no_records_make_an_empty_batch_of_the_right_shape() -> None:
-    batch = decode(b"", 0, ALL, Wanted(SCHEMA, "broker-a"))
+    batch = decode(b"", 0, ALL, DecodeOptions(SCHEMA, "broker-a"))
     assert batch.num_rows == 0
     assert batch.schema.equals(SCHEMA)
 
@@ -195,17 +194,17 @@ def test_a_body_that_cannot_be_unpacked_fails_by_its_place() -> None:
         rows(record(queue_offset=0) + DAMAGED)
 
 
-@pytest.mark.parametrize(("damaged", "value"), [(Damaged.NULL, None), (Damaged.RAW, b"no zlib")])
+@pytest.mark.parametrize(("damaged", "value"), [(OnDamaged.NULL, None), (OnDamaged.RAW, b"no zlib")])
 def test_a_body_that_cannot_be_unpacked_costs_no_other_row(
-    damaged: Damaged, value: bytes | None, caplog: pytest.LogCaptureFixture
+    damaged: OnDamaged, value: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One message must not end a query at every start of it; and one line is enough for a whole queue of them."""
     packed = record(queue_offset=3, body=compress_zlib(b"packed"), sys_flag=ZLIB_SYS_FLAG)
     again = record(queue_offset=2, body=b"nor this", sys_flag=ZLIB_SYS_FLAG)
-    found = rows(record(queue_offset=0) + DAMAGED + again + packed, damaged=damaged)
+    found = rows(record(queue_offset=0) + DAMAGED + again + packed, on_damaged=damaged)
     assert [row["value"] for row in found] == [b"hello", value, value and b"nor this", b"packed"]
     (line,) = caplog.messages
-    assert line.startswith(f"2 damaged, onDamaged={damaged}; the first is ")
+    assert line.startswith(f"2 damaged messages, onDamaged={damaged}; the first is ")
 
 
 @pytest.mark.parametrize("field", ["body", "topic", "properties"])
@@ -215,4 +214,4 @@ def test_a_part_that_would_reach_into_the_next_record_is_refused(field: str, len
     at, width = {"body": (84, 4), "topic": (88 + 5, 1), "properties": (88 + 5 + 1 + 6, 2)}[field]
     bad = good[:at] + length.to_bytes(width, "big", signed=True) + good[at + width :]
     with pytest.raises(RemoteProtocolError, match=f"byte {len(good)}"):
-        rows(good + bad + good + good, schema=arrow_schema(some_columns(["tags", "value", "topic"])))
+        rows(good + bad + good + good, schema=arrow_schema(select_columns(["tags", "value", "topic"])))

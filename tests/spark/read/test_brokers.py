@@ -1,7 +1,7 @@
 """What a query's driver makes of answers that leave something out."""
 
 import pytest
-from tests.spark.driving import send
+from tests.spark.spark_driver import send
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import ConnectFailed, InvalidOption
@@ -66,7 +66,7 @@ def test_an_offset_behind_the_end_of_its_queue_is_refused_with_what_the_queue_ho
     given = {"servers": broker.address, "topic": topic, f"{which}Offsets": f'{{"{topic}": {{"0": 5, "1": 5}}}}'}
     options = parse_read_options(given, streaming=False)
     place = options.start if which == "starting" else options.end
-    said = rf"{which}Offsets: .*{topic}.* has no 5, it holds 0 up to, not including, 4.*or -1 for its end"
+    said = rf"{which}Offsets: .*{topic}.* has no offset 5: it holds 0 up to, not including, 4.*or -1 for its end"
     with Brokers(options) as brokers, pytest.raises(InvalidOption, match=said):
         brokers.positions(place, brokers.existing_bounds())
 

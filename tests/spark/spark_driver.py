@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from lanemq import Producer
-from lanemq.spark.columns.schema import COLUMNS, some_columns
+from lanemq.spark.columns.schema import COLUMNS, select_columns
 from lanemq.spark.options import parse_read_options
 from lanemq.spark.read.stream_reader import LaneStreamReader
 
@@ -42,7 +42,7 @@ class Query:
 
     def __init__(self, checkpoint: Checkpoint | None = None, columns: Sequence[str] = (), **options: object) -> None:
         texts = {name: str(value) for name, value in options.items()}
-        schema = some_columns(columns) if columns else COLUMNS
+        schema = select_columns(columns) if columns else COLUMNS
         self.reader = LaneStreamReader(parse_read_options(texts, streaming=True), schema)
         self.checkpoint = checkpoint or Checkpoint()
         if not self.checkpoint.ends:

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from tests.spark.driving import Query, send, values
+from tests.spark.spark_driver import Query, send, values
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.units import Millis
 from lanemq.spark.group.member_calls import MemberCalls
 from lanemq.spark.group.membership import Membership
-from lanemq.spark.read.fetch import DataLost
+from lanemq.spark.read.partition_reader import DataLost
 from lanemq.testing.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def query(broker: EmbeddedBroker, topic: str, other: str, group: str) -> Iterato
     options = {"servers": broker.address, "topic": f"{topic},{other}", "group": group, "failOnDataLoss": "false"}
     with Query(**options) as query:
         query.reader._driver._bounds()
-        membership_of(query).settle(Millis(60_000))
+        membership_of(query).wait_for_share(Millis(60_000))
         yield query
 
 
@@ -79,13 +79,13 @@ def test_a_deleted_topic_is_told_as_a_loss_of_messages(
     send(broker.address, other, range(3))
     with Query(servers=broker.address, topic=f"{topic},{other}", group=group) as query:
         query.reader._driver._bounds()
-        membership_of(query).settle(Millis(60_000))
+        membership_of(query).wait_for_share(Millis(60_000))
         assert query.plan()
         query.read(query.partitions())
         delete(broker, other)
         rounds(query, 1)
         query.finish()
-        with pytest.raises(DataLost, match=f"{other}.* is gone"):
+        with pytest.raises(DataLost, match=f"{other}.* no longer exists"):
             query.plan()
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_waited_for_in_a_deleted_topic(broker: EmbeddedBroker, other:
     delete(broker, other)
     membership = membership_of(query)
     membership._calls._routes.stale(other)
-    assert membership.settle(Millis(0)) is None
+    assert membership.wait_for_share(Millis(0)) is None
 
 
 def test_a_queue_whose_route_is_not_known_costs_no_other_queue_its_lease(
@@ -113,14 +113,14 @@ def test_a_queue_whose_route_is_not_known_costs_no_other_queue_its_lease(
     """As with a broker that is away, whose topics a name server forgets: they are not gone, and wait."""
     assert query.plan()
     query.partitions()
-    monkeypatch.setattr(MemberCalls, "is_gone", lambda *_: False)
+    monkeypatch.setattr(MemberCalls, "is_deleted", lambda *_: False)
     delete(broker, other)
     membership = membership_of(query)
     membership._calls._routes.stale(other)
-    before = {queue: membership._holdings._held[queue].lease.usable_until for queue in membership._holdings.queues()}
+    before = {queue: membership._assigned._queues[queue].lease.usable_until for queue in membership._assigned.queues()}
     rounds(query, 1)
     for queue, until_then in before.items():
-        now = membership._holdings._held[queue].lease.usable_until
+        now = membership._assigned._queues[queue].lease.usable_until
         assert (now != until_then) == (queue.topic == topic), queue
 
 
@@ -128,8 +128,8 @@ def test_a_topic_of_a_broker_that_is_not_to_be_seen_is_not_gone(
     query: Query,
 ) -> None:
     calls = membership_of(query)._calls
-    assert calls.is_gone("never-was", ["lanemq"])
-    assert not calls.is_gone("never-was", ["lanemq", "broker-b"])
+    assert calls.is_deleted("never-was", ["lanemq"])
+    assert not calls.is_deleted("never-was", ["lanemq", "broker-b"])
 
 
 def test_the_same_trouble_is_told_once(query: Query, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,11 +3,11 @@
 import logging
 
 import pytest
-from tests.spark.test_fetch import HandClock
+from tests.spark.read.test_partition_reader import HandClock
 
 from lanemq.model.errors import ConnectFailed, InvalidOption
 from lanemq.model.units import Millis
-from lanemq.spark.read.waiting import Patience
+from lanemq.spark.retrying import Retrying
 
 
 class Away:
@@ -28,7 +28,7 @@ class Away:
 def run(until: int, limit: int, **more: str) -> Away:
     clock = HandClock()
     broker = Away(clock, until)
-    assert Patience(Millis(limit), clock, clock.pause, **more).run(broker, "topic orders") == "answer"
+    assert Retrying(Millis(limit), clock, clock.pause, **more).run(broker, "topic orders") == "answer"
     return broker
 
 
@@ -61,4 +61,4 @@ def test_the_end_of_patience_and_other_errors_are_raised(caplog: pytest.LogCaptu
         raise InvalidOption("x")
 
     with pytest.raises(InvalidOption):
-        Patience(Millis(5_000)).run(wrong, "x")
+        Retrying(Millis(5_000)).run(wrong, "x")

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from lanemq.model.errors import UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.spark.offsets import Positions, from_json, to_json
-from lanemq.spark.places import Bounds
+from lanemq.spark.offsets import Bounds, Positions, from_json, to_json
 from lanemq.spark.read.planning import (
-    Span,
+    OffsetRange,
     available,
-    begins,
     limit_bytes,
     limit_rows,
     must_wait,
-    plan,
+    plan_batch,
+    resume_points,
     split,
 )
 
@@ -78,7 +77,7 @@ def test_a_byte_limit_gets_on_and_stays_near(sizes: list[int], most: int) -> Non
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 60)), max_size=5), st.integers(0, 40))
 def test_split_ranges_cover_the_same_messages_once(parts: list[tuple[int, int]], least: int) -> None:
     spans = [
-        Span(queue, QueueOffset(first), QueueOffset(first + size))
+        OffsetRange(queue, QueueOffset(first), QueueOffset(first + size))
         for queue, (first, size) in zip(QUEUES, parts, strict=False)
         if size
     ]
@@ -90,51 +89,59 @@ def test_split_ranges_cover_the_same_messages_once(parts: list[tuple[int, int]],
 
 
 def test_a_queue_is_one_range_and_an_empty_one_none() -> None:
-    planned = plan(at(2, 5, 0), at(9, 5, 3), holds((0, 20), (0, 20), (0, 3)))
-    assert planned.spans == (Span(A, QueueOffset(2), QueueOffset(9)), Span(QUEUES[2], QueueOffset(0), QueueOffset(3)))
+    planned = plan_batch(at(2, 5, 0), at(9, 5, 3), holds((0, 20), (0, 20), (0, 3)))
+    assert planned.ranges == (
+        OffsetRange(A, QueueOffset(2), QueueOffset(9)),
+        OffsetRange(QUEUES[2], QueueOffset(0), QueueOffset(3)),
+    )
     assert planned.losses == ()
 
 
 def test_a_truncated_range_is_reported_and_read_as_far_as_it_is_left() -> None:
-    planned = plan(at(2, 0), at(9, 4), holds((5, 20), (6, 20)))
-    assert planned.spans == (Span(A, QueueOffset(5), QueueOffset(9)),)
+    planned = plan_batch(at(2, 0), at(9, 4), holds((5, 20), (6, 20)))
+    assert planned.ranges == (OffsetRange(A, QueueOffset(5), QueueOffset(9)),)
     assert len(planned.losses) == 2
     assert "messages 2 to 4 are gone" in planned.losses[0]
 
 
 def test_an_end_beyond_the_queue_is_a_loss() -> None:
-    planned = plan(at(2), at(9), holds((0, 6)))
-    assert planned.spans == (Span(A, QueueOffset(2), QueueOffset(6)),)
+    planned = plan_batch(at(2), at(9), holds((0, 6)))
+    assert planned.ranges == (OffsetRange(A, QueueOffset(2), QueueOffset(6)),)
     assert "created again" in planned.losses[0]
 
 
 def test_a_queue_that_is_gone_is_a_loss_only_if_something_of_it_was_promised() -> None:
-    assert plan(at(2, 3), at(2, 7), {}).losses == (f"{B}: the queue or its topic is gone; the query stood at 3",)
+    assert plan_batch(at(2, 3), at(2, 7), {}).losses == (
+        f"{B}: the queue or its topic no longer exists; the query was at offset 3",
+    )
 
 
 def test_a_topic_that_the_options_no_longer_name_is_not_called_gone() -> None:
-    """It exists; who is told that it was deleted looks in the wrong place."""
-    said = f"{A}: the checkpoint stands at 2, and the options no longer name topic orders"
-    for losses in (begins(at(2), {}, lambda _: False).losses, plan(at(2), at(7), {}, lambda _: False).losses):
+    """The topic exists, so an error that says it was deleted would mislead."""
+    said = f"{A}: the checkpoint is at offset 2, but the options no longer select topic orders"
+    for losses in (
+        resume_points(at(2), {}, lambda _: False).losses,
+        plan_batch(at(2), at(7), {}, lambda _: False).losses,
+    ):
         assert len(losses) == 1
         assert losses[0].startswith(said)
 
 
 def test_an_end_before_its_start_reads_nothing() -> None:
     """It was reported when the position was set back; once is enough."""
-    planned = plan(at(50), at(3), holds((0, 2)))
-    assert (planned.spans, planned.losses) == ((), ())
+    planned = plan_batch(at(50), at(3), holds((0, 2)))
+    assert (planned.ranges, planned.losses) == ((), ())
 
 
 def test_a_new_queue_begins_at_its_first_message_and_loses_nothing() -> None:
-    found = begins({}, holds((7, 9)))
+    found = resume_points({}, holds((7, 9)))
     assert (found.offsets, found.losses) == (at(7), ())
-    assert plan({}, at(9), holds((7, 9))).spans == (Span(A, QueueOffset(7), QueueOffset(9)),)
+    assert plan_batch({}, at(9), holds((7, 9))).ranges == (OffsetRange(A, QueueOffset(7), QueueOffset(9)),)
 
 
 def test_a_recreated_queue_is_set_back_and_read_in_the_next_batch() -> None:
-    found = begins(at(50, 4), holds((0, 5), (0, 5)))
-    assert found.set_back == at(0)
+    found = resume_points(at(50, 4), holds((0, 5), (0, 5)))
+    assert found.recreated == at(0)
     assert found.offsets == {B: 4}
     assert "created again" in found.losses[0]
 

@@ -1,0 +1,45 @@
+"""Set-up of the Python processes that Spark starts for a data source: log lines and SIGTERM.
+
+Only processes started by Spark are changed; in any other process logging and signals belong to the application.
+"""
+
+import logging
+import re
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Final
+
+LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_LANEMQ_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (WARNING|ERROR|CRITICAL) (lanemq[\w.]*): (.*)")
+
+
+def configure_worker_logging() -> None:
+    """Gives log lines a time, level and logger name. Spark configures no logging in its Python workers."""
+    if _in_worker():
+        logging.basicConfig(format=LINE, level=logging.WARNING)
+
+
+def exit_on_sigterm() -> None:
+    """Turns SIGTERM, with which Spark ends a worker, into a normal exit, so that the reader's `stop()` runs first."""
+    if _in_worker() and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def relog(line: str) -> None:
+    """Logs a line that a worker has written again in this process, if a lanemq logger wrote it."""
+    found = _LANEMQ_LINE.match(line)
+    if found is not None:
+        logging.getLogger(found[2]).log(logging.getLevelNamesMapping()[found[1]], found[3])
+
+
+def _in_worker() -> bool:
+    started_as = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return started_as is not None and started_as.name.startswith("pyspark.")
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the clean-up, which has time limits
+    sys.exit(0)
