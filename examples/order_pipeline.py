@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from lanemq import Admin, Producer
 from lanemq.pipelines import DeltaSink, Park, Pipeline, Progress, Topic, Transitions, start
 from lanemq.pipelines.checkpoint.checkpoint import stage_place
-from lanemq.pipelines.stages.transitions.requests import list_parked, request_discard
+from lanemq.pipelines.stages.transitions.operator_requests import request_discard
+from lanemq.pipelines.stages.transitions.views import list_parked
 from lanemq.spark import recommended
 from lanemq.testing.demo.result import compare, read_rows
 from lanemq.testing.embedded import EmbeddedBroker

@@ -74,7 +74,7 @@ def _unit(each: dict[str, Any], at: float) -> Unit:
     return Unit(
         at, bool(each.get("retry_pass")), each.get("epoch", 1), each.get("messages", 0), each["seconds"],
         each.get("rate", 0.0), each["lag"], each.get("lag_seconds"),
-        each.get("counts", {}).get("lanes_stopped", 0), counts,
+        each.get("counts", {}).get("lanes_held", 0), counts,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def line(batch: int, **more: Any) -> str:
 def test_a_run_becomes_a_picture(script: ModuleType, tmp_path: Path) -> None:
     """With all that a run may have: a pass, a restart, repeats, parked keys, a lag that nobody knows the age of."""
     lines = [
-        line(0, counts={"repeats": 3, "lanes_stopped": 1, "parked": 1}),
+        line(0, counts={"repeats": 3, "lanes_held": 1, "parked": 1}),
         line(1, **{"retry_pass": 1, "messages": 0, "lag_seconds": None}),
         line(2, epoch=2, repeated=True),
     ]

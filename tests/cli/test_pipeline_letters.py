@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run
-from tests.pipelines.transitions.driving import Sent
-from tests.pipelines.transitions.letters import Kept
+from tests.pipelines.stages.transitions.dead_letter_fixture import Kept
+from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.pipelines import DeadLetter
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Run
-from tests.pipelines.transitions import driving
-from tests.pipelines.transitions.driving import Sent
+from tests.pipelines.stages.transitions import pipeline_fixture
+from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.cli.pipeline.dead import Tally, counted_by, kept_in
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
@@ -29,12 +29,12 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path) -> driving.Pipeline:
+def stopped(tmp_path: Path) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b stand still, with three messages and one."""
     Checkpoint(tmp_path, "orders", NOWHERE).close()
     stage_place(tmp_path).mkdir(parents=True)
     shutil.rmtree(stage_place(tmp_path).parent / "running", ignore_errors=True)  # the stage is driven without a run
-    pipeline = driving.Pipeline(stage_place(tmp_path), on_failure=Park())
+    pipeline = pipeline_fixture.Pipeline(stage_place(tmp_path), on_failure=Park())
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "a", 3), Sent(0, 3, "b", FAILS))
     return pipeline
 
@@ -76,7 +76,7 @@ def test_a_decision_that_waits_is_seen(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_decision_is_not_told_any_more_once_it_is_carried_out(
-    run: Run, tmp_path: Path, stopped: driving.Pipeline
+    run: Run, tmp_path: Path, stopped: pipeline_fixture.Pipeline
 ) -> None:
     run("pipeline", "parked", "redrive", str(tmp_path), "b")
     stopped.run_retry_pass()

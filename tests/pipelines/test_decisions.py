@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
-from tests.pipelines.cdc.following import Frame, messages
 from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
-from tests.pipelines.transitions.driving import FakeFrame, FakeSpark, Sent, arrow, never
+from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
+from tests.pipelines.stages.transitions.pipeline_fixture import FakeFrame, FakeSpark, Sent, arrow, never
 
 from lanemq.model.errors import OrderError, SinkFenced, StateLost, UsageError
 from lanemq.pipelines import (
@@ -34,7 +34,8 @@ from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
 from lanemq.pipelines.running.work import Work
-from lanemq.pipelines.stages.transitions.requests import request_redrive, show
+from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
+from lanemq.pipelines.stages.transitions.views import show
 
 NUMBER = batch_number(0)
 END = {"orders": {"broker-a/0": 3}}

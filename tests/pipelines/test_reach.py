@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.cdc.following import Frame
+from tests.pipelines.stages.cdc.replica_fixture import Frame
 from tests.spark.spark_driver import Checkpoint as Planned
 from tests.spark.spark_driver import Query, send, until
 
@@ -181,7 +181,7 @@ def test_columns_that_tell_a_message_may_not_be_dropped_in_a_group(member: Membe
 
 
 def test_last_state_says_how_far_it_read(tmp_path: Path) -> None:
-    from tests.pipelines.cdc.following import messages
+    from tests.pipelines.stages.cdc.replica_fixture import messages
 
     from lanemq.pipelines.batch import Batch
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.pipelines.transitions.driving import QUERY, Pipeline, Sent, arrow
+from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Pipeline, Sent, arrow
 from tests.spark.spark_driver import Query, send
 
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import BrokerRefused, OrderError
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.queue_set import QueueSet
-from lanemq.pipelines.stages.transitions.arrow_runs import SHARD
+from lanemq.pipelines.stages.transitions.queue_slice import SHARD
 from lanemq.spark.offsets import from_json
 from lanemq.testing.embedded import EmbeddedBroker
 

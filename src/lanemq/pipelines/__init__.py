@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from lanemq.pipelines.stages.cdc.last_state import LastState
     from lanemq.pipelines.stages.project import Project
     from lanemq.pipelines.stages.transitions.event import Event
-    from lanemq.pipelines.stages.transitions.limits import StateLimits
-    from lanemq.pipelines.stages.transitions.policies import DeadLetter, Hold, Park
-    from lanemq.pipelines.stages.transitions.requests import LaneState, StoppedLane
+    from lanemq.pipelines.stages.transitions.rules import DeadLetter, Hold, Park, StateLimits
     from lanemq.pipelines.stages.transitions.stage import Transitions
+    from lanemq.pipelines.stages.transitions.views import HeldLane, LaneState
 
 _HOMES = {
     "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
@@ -72,15 +71,15 @@ _HOMES = {
     "lanemq.pipelines.sinks.topic": ("TopicSink",),
     "lanemq.pipelines.source": ("Topic",),
     "lanemq.pipelines.stages.transitions.event": ("Event",),
-    "lanemq.pipelines.stages.transitions.limits": ("StateLimits",),
-    "lanemq.pipelines.stages.transitions.policies": (
+    "lanemq.pipelines.stages.transitions.rules": (
         "DeadLetter",
         "Hold",
         "Park",
+        "StateLimits",
     ),
-    "lanemq.pipelines.stages.transitions.requests": (
+    "lanemq.pipelines.stages.transitions.views": (
+        "HeldLane",
         "LaneState",
-        "StoppedLane",
     ),
     "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
 }
@@ -96,6 +95,7 @@ __all__ = [
     "DeltaSink",
     "Event",
     "ForeachSink",
+    "HeldLane",
     "Hold",
     "LaneState",
     "LastState",
@@ -114,7 +114,6 @@ __all__ = [
     "SqliteSink",
     "Stage",
     "StateLimits",
-    "StoppedLane",
     "Topic",
     "TopicSink",
     "Transitions",

@@ -5,24 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.transitions import driving
-from tests.pipelines.transitions.driving import Sent
+from tests.pipelines.stages.transitions import pipeline_fixture
+from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines import Hold, Park, ParquetSink, Pipeline, Project, Topic, parked
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_place
 from lanemq.pipelines.operate.parked import LOOKS
-from lanemq.pipelines.stages.transitions import requests
+from lanemq.pipelines.stages.transitions import operator_requests, views
 
 FAILS = {"n": 1, "fails": 99}
 
 
-def stopped(folder: Path, policy: Any) -> driving.Pipeline:
+def stopped(folder: Path, policy: Any) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b stand still, with two messages and one."""
     Checkpoint(folder, "orders").close()
     stage_place(folder).mkdir(parents=True)
     shutil.rmtree(stage_place(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
-    pipeline = driving.Pipeline(stage_place(folder), on_failure=policy)
+    pipeline = pipeline_fixture.Pipeline(stage_place(folder), on_failure=policy)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
     return pipeline
 
@@ -33,9 +33,9 @@ def test_parked_keys_are_listed_shown_and_counted(tmp_path: Path) -> None:
     assert [(each.lane, len(each.messages)) for each in lanes.waiting()] == [("a", 2), ("b", 1)]
     assert lanes.counts() == {"parked": 2}
     shown = lanes.show("a")
-    assert shown.stopped is not None
-    assert "attempt 1 failed" in shown.stopped.reason
-    assert lanes.show("c").stopped is None
+    assert shown.held is not None
+    assert "attempt 1 failed" in shown.held.reason
+    assert lanes.show("c").held is None
     with pytest.raises(UsageError, match="'d' is not known here"):
         lanes.show("d")
 
@@ -73,7 +73,7 @@ def test_a_decision_about_nothing_is_refused(tmp_path: Path) -> None:
             decide()
         with pytest.raises(UsageError, match="name one key"):
             decide("a", everything=True)
-    assert requests.pending_requests(stage_place(tmp_path)) == []
+    assert operator_requests.pending_requests(stage_place(tmp_path)) == []
 
 
 def test_a_pipeline_leads_to_its_checkpoint_and_another_folder_is_refused(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_look_at_files_that_are_just_removed_is_repeated(monkeypatch: pytest.M
             raise answer
         return answer
 
-    monkeypatch.setattr(requests, "list_parked", look)
+    monkeypatch.setattr(views, "list_parked", look)
     assert parked(tmp_path).waiting() == []
     answers[:] = [StateLost("gone")] * LOOKS
     with pytest.raises(StateLost):

@@ -15,7 +15,7 @@ from lanemq.cli.pipeline.security import runs_securely
 
 if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import ParkedLanes
-    from lanemq.pipelines.stages.transitions.requests import StoppedLane
+    from lanemq.pipelines.stages.transitions.views import HeldLane
 
 
 _DECIDED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}
@@ -61,7 +61,7 @@ def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
     """Show KEY: its state, why it stands still, and the messages that wait."""
     with refused():
         lane = parked_of(place, name).show(key)
-    waiting = lane.stopped.messages if lane.stopped is not None else ()
+    waiting = lane.held.messages if lane.held is not None else ()
     rows = [(each.queue_id, each.offset, each.message_id, each.value) for each in waiting]
     show(
         as_json,
@@ -69,14 +69,14 @@ def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
             "key": key,
             "shard": lane.shard,
             "state": lane.state,
-            "stopped": _document(lane.stopped) if lane.stopped is not None else None,
+            "held": _document(lane.held) if lane.held is not None else None,
             "messages": [
                 {"queue": each.queue_id, "offset": each.offset, "id": each.message_id,
                  "value": body_for_json(each.value or b'')} for each in waiting
             ],
         },
-        f"key {key}: {'moving' if lane.stopped is None else lane.stopped.why.value}, state {lane.state!r}",
-        *([lane.stopped.reason] if lane.stopped is not None else []),
+        f"key {key}: {'moving' if lane.held is None else lane.held.why.value}, state {lane.state!r}",
+        *([lane.held.reason] if lane.held is not None else []),
         Grid(("queue", "offset", "id", "value"), rows, "no message waits"),
     )  # fmt: skip
 
@@ -126,18 +126,18 @@ def discard(
     _say(f"{what}, {behind} behind tried again," if behind else what, chosen, messages, dry_run, as_json)
 
 
-def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[StoppedLane]":
+def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[HeldLane]":
     if (key is None) != everything:
         raise click.UsageError("name one KEY, or say --all")
     with refused():
         return lanes.chosen(key, everything=everything)
 
 
-def _waiting(lanes: "list[StoppedLane]") -> int:
+def _waiting(lanes: "list[HeldLane]") -> int:
     return sum(len(each.messages) for each in lanes)
 
 
-def _say(what: str, lanes: "list[StoppedLane]", messages: int, dry_run: bool, as_json: bool) -> None:
+def _say(what: str, lanes: "list[HeldLane]", messages: int, dry_run: bool, as_json: bool) -> None:
     would = "would be" if dry_run else "will be"
     show(
         as_json,
@@ -147,7 +147,7 @@ def _say(what: str, lanes: "list[StoppedLane]", messages: int, dry_run: bool, as
     )
 
 
-def _document(lane: "StoppedLane") -> dict[str, object]:
+def _document(lane: "HeldLane") -> dict[str, object]:
     return {
         "key": lane.lane,
         "shard": lane.shard,

@@ -28,7 +28,7 @@ from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.sinks.parquet import ParquetSink
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, LATE_OR_AGAIN
 from lanemq.pipelines.stages.transitions.event import Message
-from lanemq.pipelines.stages.transitions.redrives import LETTERS_AT_ONCE, Identity, Letter, Redrives
+from lanemq.pipelines.stages.transitions.redrives import LETTERS_PER_FILE, Identity, RedrivenLetter, Redrives
 
 FOLDER: Final = "dead_letters"
 """Where they are in a checkpoint, unless the pipeline declares a sink for them."""
@@ -155,10 +155,10 @@ class DeadMessages:
                 f"redriven; send such messages again, corrected"
             )
 
-    def _with_bodies(self, identities: list[Identity]) -> Iterator[Letter]:
+    def _with_bodies(self, identities: list[Identity]) -> Iterator[RedrivenLetter]:
         """In the order given. Files are read once for each part that they have letters of."""
-        for begin in range(0, len(identities), LETTERS_AT_ONCE):
-            part = identities[begin : begin + LETTERS_AT_ONCE]
+        for begin in range(0, len(identities), LETTERS_PER_FILE):
+            part = identities[begin : begin + LETTERS_PER_FILE]
             wanted, units = set(part), {identity[-1] for identity in part}
             found = (each for each in self._found(bodies=True, units=units) if each.identity in wanted)
             yield from sorted(map(_letter, found), key=lambda each: each.identity)
@@ -248,9 +248,9 @@ def _was_kept(row: dict[str, Any]) -> bool:
     return row["reason"].startswith(_UNREADABLE) if waits is None else bool(waits)
 
 
-def _letter(each: DeadMessage) -> Letter:
+def _letter(each: DeadMessage) -> RedrivenLetter:
     place = (each.topic, each.broker, each.queue_id, each.offset)
-    return Letter(each.key, each.batch, Message(*place, each.tags, each.stored, each.message_id, each.value))
+    return RedrivenLetter(each.key, each.batch, Message(*place, each.tags, each.stored, each.message_id, each.value))
 
 
 def _refusal(what: str, found: list[DeadMessage]) -> str:

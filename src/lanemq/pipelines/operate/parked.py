@@ -17,9 +17,9 @@ from typing import Final
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines.checkpoint.checkpoint import identity_of, stage_place
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.stages.transitions import requests
+from lanemq.pipelines.stages.transitions import operator_requests, views
 from lanemq.pipelines.stages.transitions.lane import Why
-from lanemq.pipelines.stages.transitions.requests import LaneState, StoppedLane
+from lanemq.pipelines.stages.transitions.views import HeldLane, LaneState
 
 LOOKS: Final = 5
 """A running pipeline removes old files while they are read, so that one look may fail."""
@@ -32,37 +32,35 @@ class ParkedLanes:
         self.checkpoint = checkpoint
         self._stage = stage_place(checkpoint)
 
-    def waiting(self, *, held: bool = False) -> list[StoppedLane]:
+    def waiting(self, *, held: bool = False) -> list[HeldLane]:
         """Lanes that wait for a person or for a missing message; `held`: also those that are tried by themselves."""
         for _ in range(LOOKS - 1):
             with suppress(StateLost):
-                return requests.list_parked(self._stage, held=held)
-        return requests.list_parked(self._stage, held=held)
+                return views.list_parked(self._stage, held=held)
+        return views.list_parked(self._stage, held=held)
 
     def show(self, key: str) -> LaneState:
         """A key's state, and the messages that wait in it if it stands still."""
-        found = requests.show(self._stage, key)
+        found = views.show(self._stage, key)
         if not found:
             raise UsageError(f"key {key!r} is not known here: no message of it was seen, or it was forgotten")
         return found[0]
 
-    def redrive(self, key: str | None = None, *, everything: bool = False) -> list[StoppedLane]:
+    def redrive(self, key: str | None = None, *, everything: bool = False) -> list[HeldLane]:
         """Tries a key's messages again, in order, before newer ones. Gives the lanes that were chosen."""
         chosen = self.chosen(key, everything=everything)
         if chosen:
-            requests.request_redrive(self._stage, key, everything=everything)
+            operator_requests.request_redrive(self._stage, key, everything=everything)
         return chosen
 
-    def discard(
-        self, key: str | None = None, *, everything: bool = False, first_only: bool = False
-    ) -> list[StoppedLane]:
+    def discard(self, key: str | None = None, *, everything: bool = False, first_only: bool = False) -> list[HeldLane]:
         """Makes waiting messages dead letters; `first_only`: only the one that failed, the rest is tried again."""
         chosen = self.chosen(key, everything=everything)
         if chosen:
-            requests.request_discard(self._stage, key, everything=everything, first_only=first_only)
+            operator_requests.request_discard(self._stage, key, everything=everything, first_only=first_only)
         return chosen
 
-    def chosen(self, key: str | None = None, *, everything: bool = False) -> list[StoppedLane]:
+    def chosen(self, key: str | None = None, *, everything: bool = False) -> list[HeldLane]:
         """What a decision would be about: one key, or all that stand still."""
         if (key is None) != everything:
             raise UsageError("name one key, or say everything=True, and not both")
@@ -79,11 +77,11 @@ class ParkedLanes:
 
         A later decision about a lane follows the earlier one, so the latest is told.
         """
-        asked = sorted(requests.pending_requests(self._stage), key=lambda each: each.asked)
+        asked = sorted(operator_requests.pending_requests(self._stage), key=lambda each: each.asked)
         if not asked:
             return {}
         still = [each.lane for each in self.waiting(held=True)]
-        return {lane: each.verb for each in asked for lane in still if each.lane in (None, lane)}
+        return {lane: each.action for each in asked for lane in still if each.lane in (None, lane)}
 
     def counts(self) -> dict[str, int]:
         """How many lanes stand still, by reason: `parked`, `held` or `gap`."""

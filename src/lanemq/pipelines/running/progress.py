@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, start_of
 from lanemq.spark.lag import QueueLag, oldest_age
 
-LEVELS = frozenset({"keys", "lanes_stopped", "lanes_parked"})
+LEVELS = frozenset({"keys", "lanes_held", "lanes_parked"})
 """Counts of the state behind a batch, not of what the batch did."""
 
 

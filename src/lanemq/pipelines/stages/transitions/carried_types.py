@@ -1,11 +1,11 @@
-"""Types of the user's own file on their way to executors.
+"""Makes types that the user's own file defines usable in executors.
 
-Code in a pipeline's file, or beside it, travels inside the job by value, because executors cannot import it. Spark's
-pickler rebuilds a class from its attributes, and two kinds come out broken without an error: a msgspec Struct without
-its fields, and a dataclass whose fields without a default have one, an object that only looks like `MISSING`.
+Executors cannot import code in a pipeline's file, or beside it, so it is pickled by value. Spark's pickler rebuilds a
+class from its attributes, and two kinds come out broken without an error: a msgspec Struct loses its fields, and the
+fields of a dataclass that have no default get one, a copy of `MISSING`.
 
-The rule guarded here: a type decodes the same messages in an executor as in the driver, and the same class comes out
-however often it is sent, or workers would collect one more with every batch.
+Invariant: a type decodes the same messages in an executor as in the driver, and is the same class however often it is
+sent. Otherwise workers would collect one more class with every batch.
 """
 
 import copyreg
@@ -26,15 +26,16 @@ _CONFIG: Final = (
 )  # fmt: skip
 
 _CACHE: Final = "__msgspec_cache__"
-"""What msgspec leaves in a dataclass or TypedDict that it has decoded; cannot be pickled, and is made again."""
+"""The attribute that msgspec adds to a dataclass or TypedDict it has decoded. It cannot be pickled, and is made again
+when needed."""
 
 _names: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _rebuilt: dict[str, type] = {}
-"""What came here before, by the name that the sender gave it."""
+"""Classes that were received before, by the name that the sender gave them."""
 
 
 def carry_types() -> None:
-    """Teaches Spark's pickler; harmless when repeated. Before the first task is sent."""
+    """Patches Spark's pickler. Called before the first task is sent; may be repeated."""
     copyreg.pickle(type(dataclasses.MISSING), _missing)
     before = cloudpickle._dynamic_class_reduce  # noqa: SLF001
     if getattr(before, "carries_structs", False):
@@ -43,18 +44,18 @@ def carry_types() -> None:
     def reduce(cls: type) -> Any:
         if _CACHE in vars(cls):
             delattr(cls, _CACHE)
-        return _taken_apart(cls) if isinstance(cls, _STRUCT) else before(cls)  # type: ignore[no-untyped-call]
+        return _reduce_struct(cls) if isinstance(cls, _STRUCT) else before(cls)  # type: ignore[no-untyped-call]
 
     reduce.carries_structs = True  # type: ignore[attr-defined]
     cloudpickle._dynamic_class_reduce = reduce  # noqa: SLF001
 
 
 def _missing(_: object) -> str:
-    """By its name in its module, so that there is only one."""
+    """Pickles `MISSING` by name, so that there is only one."""
     return "MISSING"
 
 
-def _taken_apart(cls: Any) -> tuple[Any, ...]:
+def _reduce_struct(cls: Any) -> tuple[Any, ...]:
     own = inspect.get_annotations(cls)
     fields = [field for field in msgspec.structs.fields(cls) if field.name in own]
     config = {name: value for name in _CONFIG if (value := getattr(cls.__struct_config__, name)) is not None}
@@ -68,7 +69,7 @@ def _taken_apart(cls: Any) -> tuple[Any, ...]:
         if name not in slots and not name.startswith("__struct") and name != "__slots__" and name != "__match_args__"
     }
     name = _names.setdefault(cls, uuid.uuid4().hex)
-    return _put_together, (
+    return _rebuild_struct, (
         name,
         cls.__name__,
         list(map(_declared, fields)),
@@ -80,7 +81,7 @@ def _taken_apart(cls: Any) -> tuple[Any, ...]:
 
 
 def _declared(field: Any) -> tuple[Any, ...]:
-    """Name, type, and a default or what makes one."""
+    """Name, type, and a default or a default factory."""
     if field.required:
         return field.name, field.type
     if field.default_factory is not msgspec.NODEFAULT:
@@ -94,10 +95,10 @@ def _field(name: str, kind: Any, default: Any = msgspec.NODEFAULT, factory: Any 
     return (name, kind) if default is msgspec.NODEFAULT else (name, kind, default)
 
 
-def _put_together(
-    sent_as: str, name: str, fields: list[Any], bases: tuple[type, ...], module: str, namespace: Any, config: Any
+def _rebuild_struct(
+    sender_name: str, name: str, fields: list[Any], bases: tuple[type, ...], module: str, namespace: Any, config: Any
 ) -> type:
-    if sent_as not in _rebuilt:
+    if sender_name not in _rebuilt:
         made = [_field(*each) for each in fields]
-        _rebuilt[sent_as] = msgspec.defstruct(name, made, bases=bases, module=module, namespace=namespace, **config)
-    return _rebuilt[sent_as]
+        _rebuilt[sender_name] = msgspec.defstruct(name, made, bases=bases, module=module, namespace=namespace, **config)
+    return _rebuilt[sender_name]

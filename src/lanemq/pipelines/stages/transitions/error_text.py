@@ -1,30 +1,30 @@
-"""What an error of the user's code says, in a form that every file, table and terminal can hold.
+"""The text of an error raised by the user's code, in a form that every file, table and terminal can hold.
 
-The rule guarded here: an error concerns its key, also one whose text is no UTF-8, endless, or fails when it is asked
-for. Reasons are part of state files and dead letters, which are written for many keys at once.
+Reasons are part of state files and dead letters, which hold many keys. Invariant: an error affects only its own key,
+even if its text is not UTF-8, has no end, or raises when it is asked for.
 """
 
 from typing import Final
 
-MOST_CHARACTERS: Final = 4_000
-"""Of a reason: some errors say the whole body that they are about."""
+MAX_CHARACTERS: Final = 4_000
+"""Length of a reason; some errors quote the whole body."""
 
-DISCARDED: Final = "discarded by a person"
+DISCARDED: Final = "discarded by an operator"
 LATE_OR_AGAIN: Final = "came late or again"
-"""Words of dead letters by which they are recognised as what is not redriven with all others (`set_aside.py`)."""
+"""Reasons by which `operate/dead_letters.py` recognises dead letters that "redrive everything" leaves out."""
 
 
-def words_of(error: BaseException) -> str:
-    """Its text, with what cannot be written as escapes."""
+def error_text(error: BaseException) -> str:
+    """The error's message, shortened and with escapes for what cannot be stored."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - the user's code
-        text = "(an error that cannot say what it is)"
-    return storable(text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …")
+        text = "(an error that has no text)"
+    return storable(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …")
 
 
 def storable(text: str) -> str:
-    """Lone surrogates are no UTF-8, and PostgreSQL has no NUL in texts."""
+    """The text with escapes for lone surrogates, which are not UTF-8, and for NUL, which PostgreSQL refuses."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()

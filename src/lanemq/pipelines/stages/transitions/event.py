@@ -1,15 +1,16 @@
-"""What a step is given: one message of a key, decoded, with its place.
+"""What a step is given: one message of a key, decoded, with its position.
 
-Built once per message on the hottest path there is, so it is a struct of msgspec: its fields are set in C, and the
-garbage collector does not follow it.
+`decode=` turns bodies into values. Whatever it raises makes the message poison and never fails the query. An empty
+body is not JSON, but it is how Kafka's tombstones arrive, so where JSON is expected it becomes the value None. A
+missing body (null) is poison for every decoder.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
-S = TypeVar("S")
+from lanemq.model.errors import InvalidOption
 
 COLUMNS = (
     "topic",
@@ -27,7 +28,7 @@ COLUMNS = (
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One message, as a step sees it."""
+    """One message, as a step sees it. A msgspec struct, because one is made per message and its fields are set in C."""
 
     key: str | None
     """None for messages without a key; those of a queue share a lane."""
@@ -39,16 +40,25 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     offset: int
     tags: str | None
     stored: int
-    """When the broker stored it, in milliseconds since 1970: the only time that a repeated batch sees again."""
+    """When the broker stored it, in milliseconds since 1970. The only time that is the same in a repeated batch."""
     message_id: str | None
     attempt: int
-    """1, and one more with every time the step failed on it."""
+    """1, and one more after each time the step failed on it."""
     late: bool = False
-    """Whether it was a dead letter and is redriven: newer events of its key may have been applied before it."""
+    """Whether it is a redriven dead letter: newer events of its key may have been applied before it."""
+
+
+Row: TypeAlias = Mapping[str, object]
+Step: TypeAlias = Callable[[Any, Event], tuple[Any, Iterable[Row]]]
+"""`step(state, event) -> (state, rows)`. The state of a new key is None; a step that returns None as state forgets the
+key. With `sequence=` its number is still kept, to recognise repeats, see `StateLimits(forget_numbers_after)`.
+
+It must depend on its arguments only, because a repeated batch calls it again.
+"""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """A message as it waits in its lane: not decoded yet, so that a mended decoder can still read it."""
+    """A message as it waits in its lane: not decoded, so that a corrected decoder can still read it."""
 
     topic: str
     broker: str
@@ -59,9 +69,10 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     message_id: str | None
     value: bytes | None
     late: bool = False
-    """A dead letter that is redriven and whose number, if it has one, is not waited for: applied, it is settled."""
+    """A redriven dead letter whose number, if it has one, the lane does not wait for."""
 
     def event(self, key: str | None, value: object, attempt: int) -> Event:
+        """The event for the step."""
         return Event(
             key,
             value,
@@ -77,10 +88,48 @@ class Message(msgspec.Struct, array_like=True, gc=False):
         )
 
 
-Row: TypeAlias = Mapping[str, object]
-Step: TypeAlias = Callable[[Any, Event], tuple[Any, Iterable[Row]]]
-"""`step(state, event) -> (state, rows)`. The state is None for a new key; None given back forgets the key.
-With `sequence=` it forgets the state only: the number recognises repeats, see `StateLimits(forget_numbers_after)`.
+Decode: TypeAlias = Callable[[bytes], Any]
 
-Depends on its arguments only: a repeated batch calls it again.
-"""
+
+def decoder(decode: object) -> Decode:
+    """`"json"`, `"text"`, `"bytes"`, a type for JSON (msgspec Struct, dataclass, TypedDict), or a function."""
+    match decode:
+        case "json":
+            return msgspec.json.Decoder().decode
+        case "text":
+            return _text
+        case "bytes":
+            return _same
+        case type():
+            return msgspec.json.Decoder(decode).decode
+        case _ if callable(decode):
+            return decode
+        case _:
+            raise InvalidOption(f"decode={decode!r} is unknown: use 'json', 'text', 'bytes', a type or a function")
+
+
+def empty_decoder(decode: object) -> Callable[[bytes | None], Any]:
+    """The decoder for empty and missing bodies."""
+    if decode == "json" or isinstance(decode, type):
+        return decode_empty_as_none
+    decoded = decoder(decode)
+    return lambda body: decoded(_present(body))
+
+
+def decode_empty_as_none(body: bytes | None) -> None:
+    """None for an empty body; raises for a missing one."""
+    _present(body)
+
+
+def _present(body: bytes | None) -> bytes:
+    if body is None:
+        raise ValueError("there is no body, or it could not be unpacked")
+    return body
+
+
+def _text(body: bytes) -> str:
+    return body.decode()
+
+
+def _same(body: bytes) -> bytes:
+    return body

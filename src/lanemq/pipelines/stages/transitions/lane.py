@@ -1,7 +1,7 @@
-"""One key's state in a shard, and its bytes.
+"""One key of a shard: its state, its number, and the messages that wait in it.
 
-The rule guarded here: a lane's bytes are its last good state. They are written after every event that succeeded, so
-a step that changed the state it was given and then failed has changed nothing: the lane is read again from its bytes.
+Invariant: a lane's bytes are its last good state. They are written after every event that succeeded, so a step that
+changed its state and then failed has changed nothing: the lane is decoded again from its bytes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,72 +13,74 @@ import msgspec
 
 from lanemq.pipelines.stages.transitions.event import Message
 
-MOST_MISSED: Final = 32
-"""Stretches of missing numbers that a key remembers: they are part of its state."""
+MAX_MISSED_RANGES: Final = 32
+"""Ranges of missing numbers that a key remembers; they are part of its state."""
 
 
 class Why(StrEnum):
-    """Why a lane stands still."""
+    """Why a lane does not continue."""
 
     HELD = "held"
-    """After a failure; tried again when its time comes."""
+    """After a failure; retried when its wait is over."""
     PARKED = "parked"
-    """After its retries; a person decides."""
+    """After its last retry; an operator decides."""
     GAP = "gap"
-    """A number of the key is missing; goes on by itself when it comes."""
+    """A number of the key is missing; the lane continues when it comes."""
 
 
-class Waiting(msgspec.Struct, array_like=True):
-    """What stands in a stopped lane."""
+class WaitingMessages(msgspec.Struct, array_like=True):
+    """The messages of a lane that is held or parked."""
 
     why: Why
     reason: str
     since: int
-    """Wall time of the unit of work in which it stopped, milliseconds."""
+    """Wall time of the unit of work in which the lane was held, milliseconds."""
     failures: int
-    """Of the first message, since it began or was last redriven."""
+    """Failures of the first message since its first attempt or its last redrive."""
     retry_at: int
-    """Wall time, milliseconds; only for `HELD`."""
+    """Wall time of the next retry, milliseconds; only for `HELD`."""
     messages: list[Message]
-    """In the order of their arrival; the first one is what failed, unless a number is missing."""
+    """In order of arrival; the first one is the one that failed, unless a number is missing."""
     numbers: list[int | None]
-    """The user's sequence of each message; None where it is not known (no sequence, or cannot be decoded)."""
+    """The number of each message; None if unknown (no `sequence=`, or it cannot be decoded)."""
 
 
 class Lane(msgspec.Struct, array_like=True):
-    """One key. `state` is the user's."""
+    """One key."""
 
     state: Any = None
+    """What the step returned."""
     number: int | None = None
-    """The highest of the user's sequence that was applied."""
+    """The highest number that was applied."""
     seen: int = 0
     """Store time of the newest message, milliseconds."""
-    waiting: Waiting | None = None
+    waiting: WaitingMessages | None = None
     missed: tuple[tuple[int, int], ...] = ()
-    """Numbers that the key went on without, as first and last of each stretch; what is not here was settled."""
-    home: int | None = None
-    """The key's queue, by its place in the shard's `homes`; None where it does not matter."""
+    """Ranges of numbers that the key continued without, as (first, last). Other numbers up to `number` were applied or
+    became dead letters."""
+    queue: int | None = None
+    """The key's queue, as an index into the shard's `queues`; None where it does not matter."""
     doubtful: int | None = None
-    """Up to this number `missed` also has numbers that were settled: stretches were joined there."""
+    """Up to this number `missed` may include numbers that were settled, because ranges were joined there."""
 
     def see(self, stored: int) -> None:
-        """A message of the key came, whatever becomes of it."""
+        """Records that a message of the key came."""
         if stored > self.seen:
             self.seen = stored
 
     def is_past(self, number: int) -> bool:
-        """Whether the key has gone on to this number or beyond. 0 and negative numbers are numbers as well."""
+        """Whether the key has reached this number or a higher one."""
         return self.number is not None and number <= self.number
 
-    def reach(self, number: int, first_number: int | None) -> None:
-        """Goes on with a number; those between it and the last one are missed from now on."""
+    def advance_to(self, number: int, first_number: int | None) -> None:
+        """Makes this the key's number; those between it and the last one become missed."""
         expected = first_number if self.number is None else self.number + 1
         if expected is not None and number > expected:
             self._remember([*self.missed, (expected, number - 1)])
         self.number = number
 
     def settle_missed(self, number: int) -> None:
-        """The number has come after all."""
+        """Removes a number that came after all from the missed ones."""
         left: list[tuple[int, int]] = []
         for first, last in self.missed:
             parts = [(first, last)] if not first <= number <= last else [(first, number - 1), (number + 1, last)]
@@ -86,36 +88,38 @@ class Lane(msgspec.Struct, array_like=True):
         self._remember(left)
 
     def has_missed(self, number: int) -> bool:
+        """Whether the key continued without this number."""
         return any(first <= number <= last for first, last in self.missed)
 
     def is_doubtful(self, number: int) -> bool:
-        """Whether a number that was missed may as well have been settled."""
+        """Whether a missed number may in fact have been settled."""
         return self.doubtful is not None and number <= self.doubtful
 
     def _remember(self, missed: list[tuple[int, int]]) -> None:
-        """Too many stretches: the oldest two become one with what is between them. A repeat may then be told as late,
-        which `doubtful` says, but nothing that is late as a repeat.
+        """Sets `missed`. If there are too many ranges, joins the oldest two, including the numbers between them.
+
+        A repeat may then be reported as late, which `doubtful` records, but a late event is never dropped as a repeat.
         """
-        while len(missed) > MOST_MISSED:
+        while len(missed) > MAX_MISSED_RANGES:
             missed[:2] = [(missed[0][0], missed[1][1])]
             self.doubtful = max(missed[0][1], missed[0][1] if self.doubtful is None else self.doubtful)
         self.missed = tuple(missed)
 
 
 class RawLane(msgspec.Struct, array_like=True):
-    """A lane without reading the user's state: for sweeping and listing."""
+    """A lane whose state is not decoded, for expiry."""
 
     state: msgspec.Raw
     number: int | None
     seen: int
-    waiting: Waiting | None = None
+    waiting: WaitingMessages | None = None
     missed: tuple[tuple[int, int], ...] = ()
-    home: int | None = None
+    queue: int | None = None
     doubtful: int | None = None
 
 
 class LaneCodec:
-    """Lanes to bytes and back, with the user's state as plain values or as `state_type`."""
+    """Encodes and decodes lanes, with the state as plain values or as `state_type`."""
 
     def __init__(self, state_type: Any = None) -> None:
         encoder = msgspec.msgpack.Encoder()
@@ -129,7 +133,7 @@ class LaneCodec:
     def _typed(self, packed: bytes) -> Lane:
         assert self._state is not None
         raw = self._raw(packed)
-        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.home, raw.doubtful)
+        return Lane(self._state(raw.state), raw.number, raw.seen, raw.waiting, raw.missed, raw.queue, raw.doubtful)
 
 
 _LEAVES: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -137,7 +141,7 @@ _PLAIN: Final = _LEAVES | {dict, list}
 
 
 def all_plain(states: Iterable[object]) -> bool:
-    """Whether states are made of nothing but what is read again as it was; all of them together, level by level."""
+    """Whether states consist only of types that msgpack reads back unchanged. Checks all states together, by level."""
     values = list(states)
     while values:
         kinds = set(map(type, values))
@@ -157,15 +161,15 @@ def _inside(dicts: list[dict[Any, Any]], lists: list[list[Any]]) -> Iterator[obj
     return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(lists))
 
 
-def comes_back(state: object, again: object) -> bool:
-    """Whether a state that was written and read is of the same kinds, all the way down."""
+def reads_back_as(state: object, again: object) -> bool:
+    """Whether a state that was written and read has the same types at every level."""
     if type(state) is not type(again):
         return False
     if isinstance(state, dict) and isinstance(again, dict):
         kept = state.keys() == again.keys() and list(map(type, state)) == list(map(type, again))
-        return kept and all(comes_back(state[key], again[key]) for key in state)
+        return kept and all(reads_back_as(state[key], again[key]) for key in state)
     if isinstance(state, list) and isinstance(again, list):
-        return all(map(comes_back, state, again))
+        return all(map(reads_back_as, state, again))
     return True
 
 

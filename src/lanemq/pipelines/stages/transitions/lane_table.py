@@ -1,56 +1,66 @@
-"""The lanes of a shard while a unit of work runs: decoded when first touched, their bytes always the last good state.
+"""The lanes of a shard while a unit of work runs: decoded when first touched, forgotten when they expire.
 
-The rule guarded here: an event changes its key and adds its rows together, or does neither. The state is encoded
-right behind the step; a step that changed it and then failed is undone by reading the bytes again.
+Invariants:
+- An event changes its key and adds its rows together, or does neither. The state is encoded right after the step; if
+  the step changed it and then failed, the lane is decoded again from its bytes.
+- Time is what the shard's messages say (their store times), so a repeated unit forgets the same keys.
+- A state is forgotten together with the rows of its `on_expire`, or not at all. Its number is forgotten later or not
+  at all: without it a key that comes back would wait for numbers that were applied long ago.
 """
 
 import logging
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from lanemq.pipelines.stages.transitions.error_text import words_of
+from lanemq.pipelines.stages.transitions.error_text import error_text
 from lanemq.pipelines.stages.transitions.event import Event
-from lanemq.pipelines.stages.transitions.lane import Lane, all_plain, comes_back
-from lanemq.pipelines.stages.transitions.rules import Early, LastWordsFailed, Late, Rules, UnfitState
-from lanemq.pipelines.stages.transitions.shard import key_of
+from lanemq.pipelines.stages.transitions.lane import Lane, RawLane, all_plain, read_raw, reads_back_as
+from lanemq.pipelines.stages.transitions.rules import Early, ExpireFailed, Late, Rules, UnfitState
+from lanemq.pipelines.stages.transitions.shard import Shard, key_of
 
 _log = logging.getLogger(__name__)
 
+_SWEEPS: Final = 16
+"""How often all keys are examined within the time after which one is forgotten."""
+
+_NONE: Final = b"\xc0"
+"""The encoded state None."""
+
 
 class LaneTable:
-    """Lanes by name, and what their events have made so far."""
+    """Lanes by name, and what their events have produced so far."""
 
     def __init__(self, lanes: dict[str, bytes], rules: Rules) -> None:
         self.lanes = lanes
-        self.hot: dict[str, Lane] = {}
+        self.loaded: dict[str, Lane] = {}
         """Every lane that this unit touched."""
         self.outputs: list[tuple[Any, ...]] = []
         self.applied = 0
         self.grown = 0
-        """Bytes that the lanes have become larger."""
+        """Bytes by which the lanes have grown."""
         self.counts: Counter[str] = Counter()
         self.late: list[tuple[str, int, int]] = []
-        """Topic, queue and offset of redriven letters that were applied."""
+        """Topic, queue and offset of redriven dead letters that were applied."""
         self._rules = rules
         self._span = rules.limits.expire_after_ms
-        self._proven: set[type] = {type(None)}
-        self._unsaid: set[str] = set()
+        self._checked: set[type] = {type(None)}
+        self._expire_failed: set[str] = set()
         """Keys whose `on_expire` failed."""
 
     def apply(self, name: str, lane: Lane, event: Event) -> None:
-        """One event whose turn it is. Raises what the user's code raises; then `restore` before anything else."""
+        """Applies the next event of a lane. Raises what the user's code raises; the caller then calls `restore`."""
         rules, number = self._rules, None
         if rules.number is not None and not event.late:
-            number = self._turn(lane, event)
+            number = self._number_if_next(lane, event)
             if number is None:
                 self.counts["repeats"] += 1
                 return
-        if self._span is not None and self._is_over(lane, event.stored):
+        if self._span is not None and self._has_expired(lane, event.stored):
             self._expire(name, lane)
         if number is not None:
-            lane.reach(number, rules.first_number)
+            lane.advance_to(number, rules.first_number)
         state, rows = rules.step(lane.state, event)
         made = [rules.shape(row) for row in rows] if rows else ()
         lane.state = state
@@ -61,95 +71,8 @@ class LaneTable:
             self.outputs += made
         self.applied += 1
 
-    def save(self, name: str, lane: Lane) -> None:
-        """The lane's bytes become what it is now; a lane with nothing to remember is forgotten."""
-        if lane.state is None and lane.number is None and lane.waiting is None:
-            self.grown -= len(self.lanes.pop(name, b""))
-            return
-        packed = self._rules.codec.encode(lane)
-        self.grown += len(packed) - len(self.lanes.get(name, b""))
-        self.lanes[name] = packed
-        if type(lane.state) not in self._proven:
-            self._prove(name, lane.state, packed)
-
-    def restore(self, name: str) -> Lane:
-        """The lane as its bytes say."""
-        packed = self.lanes.get(name)
-        lane = self.hot[name] = Lane() if packed is None else self._rules.codec.decode(packed)
-        return lane
-
-    def see(self, name: str, lane: Lane, stored: int) -> None:
-        """A message of the key is settled without being applied. It keeps a state alive, and brings none back to life:
-        one whose time was over goes now, or stays as it is if its last words fail or if messages wait for it.
-        """
-        if self._is_over(lane, stored):
-            if lane.waiting is not None:
-                return
-            try:
-                self._expire(name, lane)
-            except LastWordsFailed:
-                lane.state = self._rules.codec.decode(self.lanes[name]).state
-                return
-        lane.see(stored)
-
-    def say_last(self, name: str, state: object) -> Exception | None:
-        """Adds what the user says about a state that goes; or gives what went wrong, and then the state has to stay."""
-        if self._rules.on_expire is None:
-            return None
-        try:
-            rows = [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
-        except Exception as error:  # noqa: BLE001 - the user's code
-            if not self._unsaid:
-                _log.warning("on_expire of key %r failed, its state stays: %s", name, words_of(error))
-            self._unsaid.add(name)
-            self.counts["expire_failed"] = len(self._unsaid)
-            return error
-        self.outputs += rows
-        return None
-
-    def _is_over(self, lane: Lane, stored: int) -> bool:
-        """Whether a state's time was over before a message came, whether or not anybody has looked since: what a step
-        is given must not depend on where batches end.
-        """
-        return self._span is not None and lane.state is not None and stored - lane.seen >= self._span
-
-    def _expire(self, name: str, lane: Lane) -> None:
-        """Saved at once: whatever becomes of the message, the state is gone and its last words are said."""
-        failed = self.say_last(name, lane.state)
-        if failed is not None:
-            raise LastWordsFailed(
-                f"the key's state is over and on_expire failed for it: {type(failed).__name__}: {words_of(failed)}"
-            ) from failed
-        lane.state = None
-        self.save(name, lane)
-        self.counts["expired"] += 1
-
-    def prove_all(self) -> None:
-        """Every state that this unit leaves: of two states of one type, the second may hold what does not come back."""
-        if not self._rules.codec.typed and all_plain(lane.state for lane in self.hot.values()):
-            return
-        for name, lane in self.hot.items():
-            if lane.state is not None and name in self.lanes:
-                self._prove(name, lane.state, self.lanes[name])
-
-    def _prove(self, name: str, state: object, packed: bytes) -> None:
-        """A state must be the same in the next batch as in this one, or a step works by chance."""
-        try:
-            again = self._rules.codec.decode(packed).state
-        except msgspec.MsgspecError as error:
-            raise UnfitState(
-                f"key {name!r}: the step gave a state ({state!r:.100}) that cannot be read again as its state_type: "
-                f"{error}"
-            ) from error
-        if not comes_back(state, again):
-            raise UnfitState(
-                f"key {name!r}: the step gave a state of type {type(state).__name__} ({state!r:.100}) that is read "
-                f"again as {again!r:.100}: use dicts, lists, texts, numbers and booleans, or say state_type=..."
-            )
-        self._proven.add(type(state))
-
-    def _turn(self, lane: Lane, event: Event) -> int | None:
-        """The user's number, if it says that it is this event's turn; None: it was seen."""
+    def _number_if_next(self, lane: Lane, event: Event) -> int | None:
+        """The event's number; None if it is a repeat. Raises `Early` or `Late` if it is not the lane's next event."""
         assert self._rules.number is not None
         number = self._rules.number(event)
         if lane.number is not None and number <= lane.number:
@@ -162,3 +85,139 @@ class LaneTable:
                 raise Early(number, expected)
             self.counts["gaps"] += number - expected
         return number
+
+    def save(self, name: str, lane: Lane) -> None:
+        """Encodes the lane; removes it if there is nothing to remember."""
+        if lane.state is None and lane.number is None and lane.waiting is None:
+            self.grown -= len(self.lanes.pop(name, b""))
+            return
+        packed = self._rules.codec.encode(lane)
+        self.grown += len(packed) - len(self.lanes.get(name, b""))
+        self.lanes[name] = packed
+        if type(lane.state) not in self._checked:
+            self._check_state(name, lane.state, packed)
+
+    def restore(self, name: str) -> Lane:
+        """Decodes the lane from its bytes."""
+        packed = self.lanes.get(name)
+        lane = self.loaded[name] = Lane() if packed is None else self._rules.codec.decode(packed)
+        return lane
+
+    def see(self, name: str, lane: Lane, stored: int) -> None:
+        """Records a message of the key that is settled without being applied.
+
+        It keeps a state from expiring, but does not revive an expired one: that is forgotten now, or stays expired if
+        `on_expire` fails or messages wait in the lane.
+        """
+        if self._has_expired(lane, stored):
+            if lane.waiting is not None:
+                return
+            try:
+                self._expire(name, lane)
+            except ExpireFailed:
+                lane.state = self._rules.codec.decode(self.lanes[name]).state
+                return
+        lane.see(stored)
+
+    def call_on_expire(self, name: str, state: object) -> Exception | None:
+        """Adds the rows of `on_expire`. Returns its error if it fails; the state then has to stay."""
+        if self._rules.on_expire is None:
+            return None
+        try:
+            rows = [self._rules.shape(row) for row in self._rules.on_expire(state, key_of(name)) or ()]
+        except Exception as error:  # noqa: BLE001 - the user's code
+            if not self._expire_failed:
+                _log.warning("on_expire of key %r failed, its state is kept: %s", name, error_text(error))
+            self._expire_failed.add(name)
+            self.counts["expire_failed"] = len(self._expire_failed)
+            return error
+        self.outputs += rows
+        return None
+
+    def check_states(self) -> None:
+        """Checks every state that this unit leaves: two states of one type may differ in what they contain."""
+        if not self._rules.codec.typed and all_plain(lane.state for lane in self.loaded.values()):
+            return
+        for name, lane in self.loaded.items():
+            if lane.state is not None and name in self.lanes:
+                self._check_state(name, lane.state, self.lanes[name])
+
+    def _has_expired(self, lane: Lane, stored: int) -> bool:
+        """Whether a state had expired when a message came, whether or not it was swept since.
+
+        What a step is given must not depend on where batches end.
+        """
+        return self._span is not None and lane.state is not None and stored - lane.seen >= self._span
+
+    def _expire(self, name: str, lane: Lane) -> None:
+        """Forgets the state and saves the lane at once, so that a failing message does not bring the state back."""
+        failed = self.call_on_expire(name, lane.state)
+        if failed is not None:
+            raise ExpireFailed(
+                f"the key's state has expired and on_expire failed for it: {type(failed).__name__}: "
+                f"{error_text(failed)}"
+            ) from failed
+        lane.state = None
+        self.save(name, lane)
+        self.counts["expired"] += 1
+
+    def _check_state(self, name: str, state: object, packed: bytes) -> None:
+        """Refuses a state that the next batch would read differently."""
+        try:
+            again = self._rules.codec.decode(packed).state
+        except msgspec.MsgspecError as error:
+            raise UnfitState(
+                f"key {name!r}: the step returned a state ({state!r:.100}) that cannot be read back as its "
+                f"state_type: {error}"
+            ) from error
+        if not reads_back_as(state, again):
+            raise UnfitState(
+                f"key {name!r}: the step returned a state of type {type(state).__name__} ({state!r:.100}) that is read "
+                f"back as {again!r:.100}: use dicts, lists, texts, numbers and booleans, or give state_type=..."
+            )
+        self._checked.add(type(state))
+
+
+class Expiry:
+    """Forgets the keys of a shard that were silent for too long, at the end of a unit of work."""
+
+    def __init__(self, shard: Shard, table: LaneTable, rules: Rules) -> None:
+        self._shard, self._table, self._rules = shard, table, rules
+        self._span, self._numbers = rules.limits.expire_after_ms, rules.limits.forget_numbers_after_ms
+
+    def sweep(self) -> list[str]:
+        """Returns the keys that were changed. Skips lanes in which messages wait: these are still to be applied."""
+        meta = self._shard.meta
+        spans = [span for span in (self._span, self._numbers) if span is not None]
+        if not spans or meta.newest - meta.swept < max(min(spans) // _SWEEPS, 1):
+            return []
+        meta.swept = meta.newest
+        return [
+            name
+            for name, packed in list(self._shard.lanes.items())
+            if name not in meta.waiting and self._examine(name, packed)
+        ]
+
+    def _examine(self, name: str, packed: bytes) -> bool:
+        """Whether the key was changed."""
+        lane = read_raw(packed)
+        silent = self._shard.meta.newest - lane.seen
+        if bytes(lane.state) == _NONE:
+            return self._forget(name, lane, silent)
+        if self._span is None or silent < self._span:
+            return False
+        if self._table.call_on_expire(name, self._rules.codec.decode(packed).state) is not None:
+            return False
+        self._table.counts["expired"] += 1
+        if not self._forget(name, lane, silent):
+            self._table.save(name, Lane(None, lane.number, lane.seen, None, lane.missed, lane.queue, lane.doubtful))
+        return True
+
+    def _forget(self, name: str, lane: RawLane, silent: int) -> bool:
+        """Removes a key without state unless its number is still needed."""
+        numbered = self._rules.number is not None and lane.number is not None
+        if numbered and (self._numbers is None or silent < self._numbers):
+            return False
+        self._table.counts["forgotten_numbers"] += numbered
+        self._table.save(name, Lane())
+        return True

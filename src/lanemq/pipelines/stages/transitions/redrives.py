@@ -1,13 +1,13 @@
-"""Dead letters that are to be given to the step again: asked for by persons, taken by passes.
+"""Dead letters that are given to the step again: requested by operators, taken by retry passes.
 
-Below the stage's place:
+In the stage's folder:
 
-    redrives/asked/<id>.letters    letters with their messages, that no pass has finished
-    redrives/done/<id>.letters     those that one has; without their messages, once nobody can need them
-    redrives/lock                  held while somebody asks
+    redrives/asked/<id>.letters    dead letters with their messages, not finished by a retry pass
+    redrives/done/<id>.letters     finished ones; without their messages, once these cannot be needed again
+    redrives/lock                  held while an operator's request is written
 
-The rules guarded here: a letter is in one file at most, so no two passes ever take it; a pass is the same when it is
-repeated, so the messages stay until its intent is gone; whoever asks is answered only when it is on the disk.
+Invariants: a dead letter is in at most one file, so it is in at most one retry pass; messages stay until the intent of
+their pass is gone, so that a repeated pass is the same; `ask` returns only when the request is on disk.
 """
 
 import fcntl
@@ -25,56 +25,60 @@ from lanemq.pipelines.atomic_files import sync, write_durably
 from lanemq.pipelines.stages.transitions.event import Message
 from lanemq.pipelines.stages.transitions.shard import keyless
 
-LETTERS_AT_ONCE: Final = 5_000
-BYTES_AT_ONCE: Final = 16 << 20
-"""Of one file."""
-
-FILES_AT_ONCE: Final = 4
-"""Of one pass: a task holds one file and the rows of all in memory, and reads all to find its own."""
+LETTERS_PER_FILE: Final = 5_000
+BYTES_PER_FILE: Final = 16 << 20
+FILES_PER_PASS: Final = 4
+"""Files of one retry pass. A task reads all of them to find its own dead letters; it holds one file and all rows in
+memory."""
 
 Identity: TypeAlias = tuple[str, str, int, int, int]
-"""Topic, broker, queue, offset, and the unit of work that set the message aside: after a redrive it may fail again,
-and is then another letter."""
+"""Topic, broker, queue, offset, and the unit of work that made the message a dead letter. A message that fails again
+after a redrive is another dead letter."""
 
 
-class Letter(msgspec.Struct, array_like=True, frozen=True):
-    """A dead letter on its way back."""
+class RedrivenLetter(msgspec.Struct, array_like=True, frozen=True):
+    """A dead letter that is given to the step again."""
 
     key: str | None
     batch: int
+    """The unit of work that made it a dead letter."""
     message: Message
 
     @property
     def identity(self) -> Identity:
+        """What tells it from other dead letters."""
         message = self.message
         return message.topic, message.broker, message.queue_id, message.offset, self.batch
 
     @property
     def queue(self) -> str:
+        """The name of its queue."""
         return f"{self.message.topic}/{self.message.broker}/{self.message.queue_id}"
 
     @property
     def lane(self) -> str:
+        """The name of its lane."""
         return keyless(self.queue) if self.key is None else self.key
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final[Callable[[bytes], list[Letter]]] = msgspec.msgpack.Decoder(list[Letter]).decode
+_decode: Final[Callable[[bytes], list[RedrivenLetter]]] = msgspec.msgpack.Decoder(list[RedrivenLetter]).decode
 
 
 class Redrives:
-    """Those of one stage. Persons ask from any process; the run that has the checkpoint carries out."""
+    """The redrives of one stage. Operators ask from any process; the run that owns the checkpoint carries them out."""
 
-    def __init__(self, place: Path) -> None:
-        self._folder = place / "redrives"
+    def __init__(self, stage_folder: Path) -> None:
+        self._folder = stage_folder / "redrives"
         self._asked, self._done = self._folder / "asked", self._folder / "done"
 
-    def ask(self, letters: Iterable[Letter]) -> set[Identity]:
-        """Gives those that nobody had asked for before: only they are taken, in their order, and in parts while they
-        are read.
+    def ask(self, letters: Iterable[RedrivenLetter]) -> set[Identity]:
+        """Requests dead letters, in their order. Returns those that were not requested before; only these are taken.
+
+        Writes them in parts while `letters` is read.
         """
         self._asked.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._locked():
             taken = self.pending_letters() | self.done_letters()
             fresh: set[Identity] = set()
             asked = f"{SystemClock().wall()}-{os.urandom(4).hex()}"
@@ -84,27 +88,31 @@ class Redrives:
         return fresh
 
     def pending(self) -> list[str]:
-        """Ids of what no pass has finished, in the order in which it was asked."""
+        """Ids of files that no retry pass has finished, in the order in which they were requested."""
         return sorted(path.stem for path in self._asked.glob("*.letters")) if self._asked.is_dir() else []
 
     def pending_letters(self) -> set[Identity]:
-        """What is asked for; to be looked at before `done_letters`, for a file moves from here to there."""
+        """Requested dead letters. To be read before `done_letters`, because files move from here to there."""
         return self._identities(self._asked)
 
     def done_letters(self) -> set[Identity]:
+        """Dead letters that retry passes have finished."""
         return self._identities(self._done)
 
-    def letters(self, ident: str) -> list[Letter]:
-        """Of one file; still there behind a crash between the end of its pass and the end of the pass's intent."""
+    def letters(self, ident: str) -> list[RedrivenLetter]:
+        """The dead letters of one file. Also found after a crash between the end of its pass and its intent's."""
         for folder in (self._asked, self._done):
             try:
                 return _read(folder / f"{ident}.letters")
             except FileNotFoundError:
                 continue
-        raise StateLost(f"{ident}.letters is missing in {self._folder}: it was removed by somebody else")
+        raise StateLost(
+            f"{ident}.letters is missing in {self._folder}: another program removed it. Restore the checkpoint's "
+            f"folder from a copy"
+        )
 
     def carried_out(self, ident: str) -> None:
-        """The sinks have what came of it; harmless when repeated."""
+        """Marks a file as done: the sinks have its rows. May be repeated."""
         self._done.mkdir(parents=True, exist_ok=True)
         source = self._asked / f"{ident}.letters"
         if source.exists():
@@ -113,7 +121,7 @@ class Redrives:
             sync(self._asked)
 
     def forget_bodies(self, ident: str) -> None:
-        """Its pass will not be repeated: which letters they were is enough, and has to stay."""
+        """Removes the bodies in a file whose pass is never repeated. The identities stay, so none is redriven twice."""
         path = self._done / f"{ident}.letters"
         bare = [msgspec.structs.replace(each, message=_without_body(each.message)) for each in _read(path)]
         write_durably(path, _encode(bare))
@@ -123,12 +131,12 @@ class Redrives:
         for path in folder.glob("*.letters") if folder.is_dir() else ():
             try:
                 found.update(each.identity for each in _read(path))
-            except FileNotFoundError:  # it has become done meanwhile
+            except FileNotFoundError:  # it was moved to done
                 continue
         return found
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -137,7 +145,7 @@ class Redrives:
             os.close(descriptor)
 
 
-def _read(path: Path) -> list[Letter]:
+def _read(path: Path) -> list[RedrivenLetter]:
     try:
         return _decode(path.read_bytes())
     except msgspec.MsgspecError as error:
@@ -148,13 +156,13 @@ def _without_body(message: Message) -> Message:
     return msgspec.structs.replace(message, value=None)
 
 
-def _parts(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
-    part: list[Letter] = []
+def _parts(letters: Iterable[RedrivenLetter]) -> Iterator[list[RedrivenLetter]]:
+    part: list[RedrivenLetter] = []
     size = 0
     for each in letters:
         part.append(each)
         size += len(each.message.value or b"")
-        if len(part) >= LETTERS_AT_ONCE or size >= BYTES_AT_ONCE:
+        if len(part) >= LETTERS_PER_FILE or size >= BYTES_PER_FILE:
             yield part
             part, size = [], 0
     if part:

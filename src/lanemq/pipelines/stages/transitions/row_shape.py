@@ -1,7 +1,7 @@
-"""The rows that a step gives back: checked one by one, so that one bad row fails one event and not the batch.
+"""Checks the rows that a step returns one by one, so that a bad row fails one event and not the batch.
 
-Arrow columns are built from many rows at once; a value that does not fit its column would be noticed when the state
-of all of them has moved on. Kinds of rows that are known to fit are remembered by the types of their values.
+Arrow columns are built from many rows at once, when the state of all their events has already changed: too late to
+find a value that does not fit. Combinations of value types that are known to fit are remembered.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _SAFE: Final = {
     (int, "int16"),
     (int, "int8"),
 }
-"""Values of these types fit, integers within their bounds and texts that are UTF-8; everything else is tried."""
+"""Types that fit, for integers within their bounds and texts that are UTF-8. All others are tried each time."""
 
 
 class RowShape:
@@ -34,11 +34,11 @@ class RowShape:
         self._width = len(schema.names)
         pick = itemgetter(*schema.names)
         self._get: Callable[[Mapping[str, object]], Any] = pick if self._width > 1 else lambda row: (pick(row),)
-        # Types of rows that fit, with the integers whose size, and the texts whose characters remain to be looked at.
+        # Types of rows that fit, with the columns whose integers and texts still have to be checked.
         self._known: dict[tuple[type, ...], tuple[list[tuple[int, int]], list[int]]] = {}
 
     def __call__(self, row: Mapping[str, object]) -> tuple[Any, ...]:
-        """The row's values in the order of the columns; raises what is wrong with it."""
+        """Returns the row's values in column order. Raises an error that says what is wrong with it."""
         if len(row) != self._width:
             row = self._filled(row)
         try:
@@ -55,41 +55,39 @@ class RowShape:
         return values
 
     def _check_text(self, at: int, text: str) -> None:
-        """Half of a surrogate pair is in many a JSON, and no UTF-8."""
+        """Refuses lone surrogates, which JSON may contain and UTF-8 may not."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(
-                f"output {self.schema.names[at]!r}: {text!r:.100} is no text in UTF-8 ({error})"
-            ) from error
+            raise ValueError(f"output {self.schema.names[at]!r}: {text!r:.100} is not valid UTF-8 ({error})") from error
 
     def columns(self, rows: list[tuple[Any, ...]]) -> pa.Table:
-        """Checked rows as Arrow columns."""
+        """Converts checked rows to an Arrow table."""
         columns = zip(*rows, strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, self.schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def _try(self, values: tuple[Any, ...]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Whether a row of new types fits; from now on its like is not tried again, if types alone can tell."""
+        """Checks a row with a new combination of types, and remembers it if types alone decide whether a row fits."""
         for field, value in zip(self.schema, values, strict=True):
             try:
                 if isinstance(value, float) and pa.types.is_integer(field.type):
-                    raise TypeError("Arrow would cut it")
+                    raise TypeError("Arrow would truncate it")
                 pa.array([value], field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise TypeError(f"output {field.name!r}: {value!r} is no {field.type} ({error})") from error
+                raise TypeError(f"output {field.name!r}: {value!r} is not a {field.type} ({error})") from error
         bounds = [
             (at, 1 << (field.type.bit_width - 1))
             for at, (field, value) in enumerate(zip(self.schema, values, strict=True))
             if type(value) is int and pa.types.is_signed_integer(field.type)
         ]
-        looked_at = bounds, [at for at, value in enumerate(values) if type(value) is str]
+        checks = bounds, [at for at, value in enumerate(values) if type(value) is str]
         if all(_is_safe(type(value), field) for field, value in zip(self.schema, values, strict=True)):
-            self._known[tuple(map(type, values))] = looked_at
-        return looked_at
+            self._known[tuple(map(type, values))] = checks
+        return checks
 
     def _filled(self, row: Mapping[str, object]) -> Mapping[str, object]:
-        """Columns that a row leaves out are null."""
+        """The row with null for the columns that it leaves out."""
         filled = dict.fromkeys(self.schema.names) | dict(row)
         if len(filled) != self._width:
             raise self._unknown(row)

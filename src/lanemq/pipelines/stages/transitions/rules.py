@@ -1,27 +1,187 @@
-"""What a stage was told, in the form that the machine uses: everything about a step but the state."""
+"""The rules of a stage: what happens after a failure, how much state is kept, how events are numbered.
+
+`Hold`, `Park`, `DeadLetter` and `StateLimits` are given by the user; `Rules` is all of it as the machine reads it.
+
+Invariant: only `DeadLetter` lets later messages of a key pass a failed one, and it must be asked for with `skip=True`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from lanemq.core.backoff import Backoff
+from lanemq.core.consuming.retry_policy import RETRY_FOREVER
 from lanemq.model.errors import InvalidOption, LaneError, OrderError
-from lanemq.pipelines.stages.transitions.decoding import tombstone
+from lanemq.model.units import Millis, to_millis
 from lanemq.pipelines.stages.transitions.error_text import LATE_OR_AGAIN
-from lanemq.pipelines.stages.transitions.event import Event, Row, Step
+from lanemq.pipelines.stages.transitions.event import Event, Row, Step, decode_empty_as_none
 from lanemq.pipelines.stages.transitions.lane import LaneCodec
-from lanemq.pipelines.stages.transitions.limits import StateLimits
-from lanemq.pipelines.stages.transitions.policies import Policy
 
 OnGap: TypeAlias = Literal["report", "hold", "fail"]
 Number: TypeAlias = Callable[[Event], int]
 OnExpire: TypeAlias = Callable[[Any, str | None], Iterable[Row]]
-"""`on_expire(state, key) -> rows`: the last words of a state that is forgotten."""
+"""`on_expire(state, key) -> rows`, called when a state is forgotten."""
 
 _BOUND: Final = 1 << 63
+_SHORTEST: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The key waits and is retried between batches, at growing intervals. After its last retry it is parked."""
+
+    retries: int = 16
+    """Retries after the first failure; -1: no limit. Few park a key in a short outage, many hide a bug."""
+    first: float = 1.0
+    """The first wait, in seconds. Every retry is a Spark job: below 0.1 Spark does little else."""
+    max: float = 300.0
+    """The longest wait, in seconds. If it is long, a key whose cause is fixed still waits."""
+    factor: float = 2.0
+    """The growth of the wait with every failure."""
+
+    def __post_init__(self) -> None:
+        if self.retries < RETRY_FOREVER:
+            raise InvalidOption(f"Hold(retries={self.retries}) has no meaning: use 0 or more, or -1 for no limit")
+        self.backoff()
+
+    def backoff(self) -> Backoff:
+        """The waits, calculated as a consumer's are."""
+        return Backoff(self.first, self.factor, self.max)
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """The key is parked at once, until an operator redrives or discards it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """After the retries of `hold` the message becomes a dead letter, and its key continues without it."""
+
+    skip: bool
+    """Must be True, to confirm that this gives up the order of the key."""
+    hold: Hold = field(default_factory=lambda: Hold(retries=0))
+
+    def __post_init__(self) -> None:
+        if not self.skip:
+            raise InvalidOption(
+                "DeadLetter lets later messages of the key pass the failed one: confirm it with skip=True, "
+                "or use Hold or Park to keep them waiting"
+            )
+
+
+Policy: TypeAlias = Hold | Park | DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Hold the lane and retry it after `delay`."""
+
+    delay: Millis
+
+
+@dataclass(frozen=True, slots=True)
+class ParkLane:
+    """Park the lane until an operator decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkipMessage:
+    """Make the message a dead letter and continue."""
+
+
+NextStep: TypeAlias = RetryLater | ParkLane | SkipMessage
+
+
+def next_step(policy: Policy, failures: int) -> NextStep:
+    """What to do with a message that has failed `failures` times (1 or more)."""
+    match policy:
+        case Park():
+            return ParkLane()
+        case DeadLetter(hold=hold):
+            return _retry(hold, failures) or SkipMessage()
+        case Hold():
+            return _retry(policy, failures) or ParkLane()
+
+
+def _retry(hold: Hold, failures: int) -> RetryLater | None:
+    if hold.retries == RETRY_FOREVER or failures <= hold.retries:
+        return RetryLater(hold.backoff().delay(failures))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimits:
+    """Bounds on the state of one stage. Exceeding one is an error that names it, unless the option says otherwise."""
+
+    max_keys_per_shard: int = 5_000_000
+    """Keys of a shard, which is in the memory of one worker, at about 200 bytes per key plus its state. Too low: a
+    growing number of keys stops the pipeline. Too high: the worker runs out of memory instead."""
+    max_bytes_per_shard: int = 2 * 1024**3
+    """Bytes of a shard's states and of the messages that wait in its lanes. Too low: growing states stop the
+    pipeline. Too high: the worker runs out of memory instead."""
+    expire_after: float | None = None
+    """Seconds without a message after which a key's state is forgotten, by the store times that its shard has seen.
+    None: never. Too short: a key that comes back starts with no state."""
+    forget_numbers_after: float | None = None
+    """With `sequence=`, seconds for which the number of a key without state is kept, at about 200 bytes. None:
+    for ever. Too short: a key that comes back begins at `first_number` again, so its events count as gaps, or wait
+    with `on_gap="hold"`, and its old repeats are applied."""
+    max_waiting_per_lane: int = 10_000
+    """Messages that wait in one lane. They are part of the state: long lanes make every batch write more."""
+    max_waiting_bytes_per_lane: int = 64 * 1024**2
+    """Bytes of the bodies that wait in one lane."""
+    when_lane_is_full: Literal["stop", "dead_letter"] = "stop"
+    """`stop` fails the batch and loses nothing. `dead_letter` keeps other keys going and gives up this key's order."""
+    producers_per_shard: int = 1_024
+    """Producers whose stamps are remembered; the one silent for longest is forgotten first, and its repeats pass."""
+    cache_keys_per_worker: int = 4_000_000
+    """Keys that a worker keeps in memory between batches. Too low: every batch reads state from files."""
+    cache_bytes_per_worker: int = 2 * 1024**3
+    """Bytes of the states that a worker keeps in memory between batches."""
+    snapshot_every: int = 64
+    """Change files of a shard between two snapshots, at most. Few: more is written. Many: a restart reads more."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_keys_per_shard",
+            "max_bytes_per_shard",
+            "max_waiting_per_lane",
+            "max_waiting_bytes_per_lane",
+            "producers_per_shard",
+            "cache_keys_per_worker",
+            "cache_bytes_per_worker",
+            "snapshot_every",
+        ):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"StateLimits({name}={getattr(self, name)}) leaves no room: use 1 or more")
+        if self.expire_after is not None and self.expire_after < _SHORTEST:
+            raise InvalidOption(
+                f"StateLimits(expire_after={self.expire_after}): use {_SHORTEST} seconds or more, None for never"
+            )
+        if self.forget_numbers_after is not None and self.forget_numbers_after < (self.expire_after or _SHORTEST):
+            raise InvalidOption(
+                f"StateLimits(forget_numbers_after={self.forget_numbers_after}): use {self.expire_after or _SHORTEST} "
+                f"seconds or more (a number is kept at least as long as the state), None for never"
+            )
+        if self.when_lane_is_full not in ("stop", "dead_letter"):
+            raise InvalidOption(
+                f"StateLimits(when_lane_is_full={self.when_lane_is_full!r}): use 'stop' or 'dead_letter'"
+            )
+
+    @property
+    def expire_after_ms(self) -> int | None:
+        """`expire_after` in milliseconds, as store times are."""
+        return None if self.expire_after is None else to_millis(self.expire_after)
+
+    @property
+    def forget_numbers_after_ms(self) -> int | None:
+        """`forget_numbers_after` in milliseconds, as store times are."""
+        return None if self.forget_numbers_after is None else to_millis(self.forget_numbers_after)
 
 
 class Early(OrderError):
-    """An event whose number says that others of its key come before it."""
+    """An event whose number is higher than the next one of its key."""
 
     def __init__(self, number: int, expected: int) -> None:
         self.number = number
@@ -29,74 +189,78 @@ class Early(OrderError):
 
 
 class Late(OrderError):
-    """An event whose key has gone on without it; no repeat, since it was never applied.
+    """An event that was never applied, and whose key has continued without it.
 
-    `doubtful`: or it was, and the key has missed too many numbers to know.
+    `doubtful`: it may be a repeat; the key has missed too many numbers to know.
     """
 
     def __init__(self, number: int, reached: int, *, doubtful: bool = False) -> None:
         self.number = number
-        late = f"number {number} came late, its key had gone on to {reached} without it"
-        again = f"number {number} {LATE_OR_AGAIN}: its key has gone on to {reached}, and missed too many to tell"
+        late = f"number {number} came late, its key had continued to {reached} without it"
+        again = f"number {number} {LATE_OR_AGAIN}: its key has continued to {reached}, and missed too many to know"
         super().__init__(again if doubtful else late)
 
 
-class LastWordsFailed(LaneError):
-    """`on_expire` failed for the state that an event's key had: the event's policy decides, as if its step had."""
+class ExpireFailed(LaneError):
+    """`on_expire` failed for the state that an event found expired. The policy applies, as if the step had failed."""
 
 
 class UnfitState(InvalidOption):
-    """A state that the step would not get back as it gave it; no policy for one key can help."""
+    """A state that is not the same after it was written and read. It fails the batch: no policy for a key can help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """One stage's rules. `first_number` None: a key may begin with any."""
+    """Everything the machine needs to know about a step, apart from state."""
 
     step: Step
     decode: Callable[[Any], Any]
-    """Of a body that is not empty."""
+    """Decodes a body that is not empty."""
     shape: Callable[[Mapping[str, object]], tuple[Any, ...]]
+    """Checks a row and returns its values in column order."""
     policy: Policy
     limits: StateLimits = field(default_factory=StateLimits)
     codec: LaneCodec = field(default_factory=LaneCodec)
     number: Number | None = None
     on_gap: OnGap = "report"
     first_number: int | None = 1
+    """The number that a key begins with; None: any."""
     by_queue: bool = True
-    """Whether a missing stamp or offset means anything: a share of the keys never has all of a queue's messages."""
-    one_queue_a_key: bool = False
-    """Whether a key in a second queue is refused: without numbers nothing says which of its events come first."""
+    """Whether shards are queues. Otherwise a shard never sees all messages of a queue, so missing stamps and offsets
+    mean nothing."""
+    one_queue_per_key: bool = False
+    """Whether a key in a second queue is refused. Without numbers its events could not be ordered."""
     on_expire: OnExpire | None = None
-    decode_empty: Callable[[Any], Any] = tombstone
-    """Of one that is: apart, because on the hottest path there is a call is what costs."""
+    decode_empty: Callable[[Any], Any] = decode_empty_as_none
+    """Decodes an empty or missing body. Separate from `decode` because an extra call per message is measurable."""
 
     def value(self, body: bytes | None) -> Any:
+        """The decoded body."""
         return self.decode(body) if body else self.decode_empty(body)
 
 
 def numbering(sequence: str | Number | None) -> Number | None:
-    """How to read an event's number: a field's name, or a function of the event.
+    """The function that reads an event's number, from a field's name or a function of the event.
 
-    Whatever it gives becomes part of the key's state, so a number is a whole one that can be stored, or an error.
+    The number becomes part of the key's state, so anything but a 64-bit integer is an error.
     """
     if sequence is None:
         return None
     if not callable(sequence) and not isinstance(sequence, str):
         raise InvalidOption(f"sequence={sequence!r}: use the name of a field, or a function of the event")
-    tell = sequence if callable(sequence) else None
+    function = sequence if callable(sequence) else None
     name = sequence if isinstance(sequence, str) else ""
 
     def number(event: Event) -> int:
         value = event.value
-        if tell is not None:
-            found = tell(event)
+        if function is not None:
+            found = function(event)
         elif isinstance(value, Mapping):
             found = value[name]
         else:
             found = getattr(value, name)
         if type(found) is not int or not -_BOUND <= found < _BOUND:
-            raise TypeError(f"{name or 'sequence'!r} is {found!r:.100}, not a whole number of 64 bits")
+            raise TypeError(f"{name or 'sequence'!r} is {found!r:.100}, not a 64-bit integer")
         return found
 
     return number

@@ -1,7 +1,7 @@
 """The state of one shard: all its lanes as bytes, and what is known about its queues and producers.
 
-A shard is changed by one unit of work at a time. What the unit changed is its `Change`; applied to the shard as it
-was before, it gives the shard as it is after, and that is all that state files are made of.
+One unit of work at a time changes a shard. What it changed is its `Change`; applied to the shard as it was before, it
+gives the shard as it is after. State files contain nothing else.
 """
 
 from typing import Final, NamedTuple
@@ -13,37 +13,38 @@ START: Final = -1
 
 PARKED_AT: Final = -1
 GAP_AT: Final = -2
-"""In `Meta.waiting`, instead of a time: nothing but a person, or a missing message, moves these lanes on."""
+"""Used in `Meta.waiting` in place of a time: only an operator, or the missing message, lets these lanes continue."""
 
 
 class Meta(msgspec.Struct):
     """Everything about a shard but its lanes; small, and written whole with every change."""
 
     offsets: dict[str, int] = msgspec.field(default_factory=dict)
-    """The next offset of every queue that was seen. What is below was applied."""
+    """The next offset of every queue that was seen; everything below it was applied."""
     times: dict[str, int] = msgspec.field(default_factory=dict)
-    """The highest store time of every queue: an old offset with a newer time is another message."""
+    """The highest store time of every queue. A lower offset with a later time belongs to a re-created topic."""
     stamps: list[tuple[str, str, int, int]] = msgspec.field(default_factory=list)
+    """Queue, producer, epoch and last sequence of each remembered producer."""
     newest: int = 0
-    """The highest store time seen: the shard's own clock, the same in every replay."""
+    """The highest store time seen: the shard's clock, the same in every replay."""
     swept: int = 0
-    """The shard's clock when old keys were last looked for."""
+    """The shard's clock at the last sweep for expired keys."""
     waiting: dict[str, int] = msgspec.field(default_factory=dict)
-    """Lanes that stand still, and when they are tried again; PARKED_AT and GAP_AT: not by time."""
+    """Lanes that are held or parked, with the wall time of their next retry, or PARKED_AT or GAP_AT."""
     chain: int = 0
     """Changes since the last snapshot."""
     chained_keys: int = 0
-    """Keys in those changes: when they outnumber the lanes, a snapshot is the smaller reading."""
-    homes: list[str] = msgspec.field(default_factory=list)
-    """Queues that keys of this shard were found in, where a key must stay in one; lanes refer to them by place."""
+    """Keys in those changes. When they outnumber the lanes, a snapshot is quicker to read."""
+    queues: list[str] = msgspec.field(default_factory=list)
+    """Queues that keys of this shard were found in, if a key must stay in one; lanes refer to them by index."""
 
     def retry_at(self) -> int | None:
-        """When the next lane wants to be tried again."""
+        """Wall time of the next retry; None if no lane is held."""
         return min((at for at in self.waiting.values() if at >= 0), default=None)
 
 
 class Change(msgspec.Struct):
-    """What one unit of work did to a shard."""
+    """What one unit of work changed in a shard."""
 
     meta: Meta
     lanes: dict[str, bytes]
@@ -51,7 +52,7 @@ class Change(msgspec.Struct):
 
 
 class Version(NamedTuple):
-    """The unit that left a shard so, and a digest of what it changed: attempts of one unit may differ."""
+    """A shard after a unit: the unit's number and a digest of its change, because two attempts of a unit may differ."""
 
     number: int = START
     digest: str = ""
@@ -67,19 +68,19 @@ class Shard:
         self.meta = Meta()
         self.lanes: dict[str, bytes] = {}
         self.size: int | None = None
-        """Bytes of all lanes; None: not counted since it was read."""
+        """Bytes of all lanes; None if not counted since the shard was read."""
 
     def count_bytes(self, grown: int) -> int:
-        """Their bytes behind a unit of work that made them larger by this; counted in full only once."""
+        """Bytes of all lanes after a unit of work that added `grown`; counted in full only once."""
         self.size = sum(map(len, self.lanes.values())) if self.size is None else self.size + grown
         return self.size
 
     def clear(self) -> None:
-        """As it was before the first unit."""
+        """Resets the shard to what it was before the first unit."""
         self.version, self.meta, self.lanes, self.size = Version(), Meta(), {}, None
 
     def apply(self, change: Change, version: Version) -> None:
-        """The next version, from its change file."""
+        """Moves to the next version by a change read from its file."""
         self.lanes.update(change.lanes)
         for name in change.gone:
             self.lanes.pop(name, None)
@@ -89,10 +90,10 @@ class Shard:
 
 
 def keyless(queue: str) -> str:
-    """The lane of a queue's messages without a key: a name that no key can have in any message."""
+    """The lane of a queue's messages without a key. No key of a message can have this name."""
     return f"\x00{queue}"
 
 
 def key_of(lane_name: str) -> str | None:
-    """The key, as messages carry it."""
+    """The key of a lane; None for messages without a key."""
     return None if lane_name.startswith("\x00") else lane_name

@@ -1,0 +1,419 @@
+"""`LastState(evolve=True)`: fields that rows get become columns, once, in the commit of their batch."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
+
+from lanemq.model.errors import InvalidOption, UsageError
+from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, load
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.checkpoint.decisions import Decisions
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.stages.cdc import LastState, evolving, task
+from lanemq.pipelines.stages.cdc.evolving import can_be_column
+
+SCHEMA = "id bigint, name string"
+
+
+class Following:
+    """A stage and a table, with one run after the other."""
+
+    def __init__(self, folder: Path, make: Callable[[], Any], **options: Any) -> None:
+        self.folder, self.make = folder, make
+        self.options: dict[str, Any] = {"schema": SCHEMA, "keys": ["id"], "evolve": True} | options
+        self.number, self.epoch = 0, 0
+        self.restart()
+
+    def restart(self, **options: Any) -> None:
+        self.options |= options
+        self.epoch += 1
+        self.stage, self.sink = LastState(**self.options), self.make()
+        self.stage.open(None, self.folder / "stage")  # type: ignore[arg-type]
+        self.sink.open(None, "q", self.epoch, self.stage.schema, self.stage.how)
+
+    def run(self, *rows: Any, queue: int = 0) -> Results:
+        """A batch of rows; each is a message of its own key."""
+        self.number += 1
+        return self.repeat(made(rows, self.number * 100, queue))
+
+    def repeat(self, *partitions: pa.Table, settle: bool = True, write: bool = True) -> Results:
+        batch = Batch("q", self.number, self.epoch)
+        results = self.stage.run(Frame(*partitions), batch)  # type: ignore[arg-type]
+        if settle:
+            self.stage.settle(batch, results.state)
+        if write:
+            self.fresh = self.sink.write(results.outputs, batch)
+        return results
+
+
+def made(rows: Any, first: int, queue: int = 0) -> pa.Table:
+    return messages([(None, row) for row in rows], first=first, queue=queue)
+
+
+class Sqlite(Following):
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.file = folder / "table.db"
+        super().__init__(folder, lambda: SqliteSink(self.file, "people"), **options)
+
+    def ask(self, statement: str) -> list[Any]:
+        database = sqlite3.connect(self.file, isolation_level=None)
+        try:
+            return database.execute(statement).fetchall()
+        finally:
+            database.close()
+
+    def rows(self) -> list[dict[str, Any]]:
+        names = list(self.columns())
+        return [
+            dict(zip(names, row, strict=True))
+            for row in self.ask(f"SELECT {', '.join(names)} FROM people WHERE NOT _deleted ORDER BY id")
+        ]
+
+    def columns(self) -> dict[str, str]:
+        found = {name: kind for _, name, kind, *_ in self.ask("PRAGMA table_info(people)")}
+        return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted")}
+
+
+class Delta(Following):
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.path = folder / "table"
+        super().__init__(folder, lambda: DeltaSink(self.path), **options)
+
+    def rows(self) -> list[dict[str, Any]]:
+        found = pa.table(DeltaTable(self.path).to_pyarrow_table()).sort_by("id").drop_columns(["_sequence"])
+        return [
+            {name: value for name, value in row.items() if name != "_deleted"}
+            for row in found.to_pylist()
+            if not row["_deleted"]
+        ]
+
+    def columns(self) -> dict[str, str]:
+        found = {field.name: str(field.type.type) for field in DeltaTable(self.path).schema().fields}
+        return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted")}
+
+
+@pytest.fixture(params=[Sqlite, Delta])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made: Following = request.param(tmp_path)
+    yield made
+    made.sink.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Any:
+    made = Sqlite(tmp_path)
+    yield made
+    made.sink.close()
+
+
+def test_a_new_field_becomes_a_column_of_the_type_of_its_first_value(place: Any) -> None:
+    place.run({"id": 1, "name": "a"})
+    new = {"age": 7, "score": 0.5, "city": "Ulm", "ok": True, "tags": ["x"], "nothing": None}
+    counts = place.run({"id": 2, "name": "b", **new}, {"id": 3, "name": "c"}).counts
+    assert (counts["new_columns"], counts["misfits"]) == (5, 0)
+    first, second, third = place.rows()
+    assert second == {"id": 2, "name": "b", "age": 7, "score": 0.5, "city": "Ulm", "ok": True, "tags": '["x"]'}
+    assert first == {"id": 1, "name": "a", **dict.fromkeys(["age", "score", "city", "ok", "tags"])}
+    assert third["age"] is None
+    assert "new_columns" not in place.run({"id": 3, "name": "c", "age": 9}).counts
+    assert [row["age"] for row in place.rows()] == [None, 7, 9]
+
+
+def test_a_column_is_known_after_a_restart_and_keeps_its_type(place: Any) -> None:
+    place.run({"id": 1, "name": "a", "age": 7})
+    columns = place.columns()
+    place.restart()
+    counts = place.run({"id": 2, "name": "b", "age": "old"}).counts
+    assert ("new_columns" in counts, counts["misfits"]) == (False, 1)
+    assert place.columns() == columns
+    assert [row["age"] for row in place.rows()] == [7, None]
+
+
+def test_a_conflict_of_types_is_null_counted_and_told_once(place: Any, caplog: pytest.LogCaptureFixture) -> None:
+    place.run({"id": 1, "name": "a", "age": 7})
+    caplog.clear()
+    for at in range(3):
+        assert place.run({"id": 2 + at, "name": "b", "age": {"years": at}}).counts["misfits"] == 1
+    assert [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()] == [
+        "q batch 0 retry pass 2 (epoch 1): values of the field age do not fit its column, which has the type of "
+        "the first one: they are null and counted as misfits"
+    ]
+    assert [row["age"] for row in place.rows()] == [7, None, None, None]
+
+
+def test_a_conflict_does_not_make_a_message_poison_even_if_misfits_do(tmp_path: Path) -> None:
+    place = Sqlite(tmp_path, misfits="dead")
+    place.run({"id": 1, "name": "a", "age": 7})
+    results = place.run({"id": 2, "name": "b", "age": "old"})
+    assert results.dead_letters is None
+    assert [row["age"] for row in place.rows()] == [7, None]
+    place.sink.close()
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_repeated_batch_adds_nothing_again(place: Any, settled: bool) -> None:
+    """Before the state was written, or after it, or after the table had all of it."""
+    place.number += 1
+    batch = made([{"id": 1, "name": "a", "age": 7}], 0)
+    first = place.repeat(batch, settle=settled, write=False)
+    place.restart()
+    again = place.repeat(batch)
+    assert again.outputs.table().equals(first.outputs.table())
+    rows, columns = place.rows(), place.columns()
+    place.restart()
+    place.repeat(batch)
+    assert place.fresh is False
+    assert (place.rows(), place.columns()) == (rows, columns)
+    assert rows == [{"id": 1, "name": "a", "age": 7}]
+
+
+def test_two_writers_that_add_the_same_column_are_safe(place: Any) -> None:
+    """Two pipelines into one table, say; the second finds the column when its batch comes."""
+    other = Following(place.folder / "other", place.make)
+    other.sink.close()
+    other.sink = place.make()
+    other.sink.open(None, "q2", 1, other.stage.schema, other.stage.how)
+    place.run({"id": 1, "name": "a", "age": 7})
+    batch = Batch("q2", 1, 1)
+    results = other.stage.run(Frame(made([{"id": 2, "name": "b", "age": 8}], 900)), batch)  # type: ignore[arg-type]
+    assert other.sink.write(results.outputs, batch)
+    other.sink.close()
+    assert [row["age"] for row in place.rows()] == [7, 8]
+
+
+def test_a_column_of_another_type_that_is_there_ends_nothing(sqlite: Sqlite, caplog: pytest.LogCaptureFixture) -> None:
+    """Text takes everything as text; what takes neither is left out, and said."""
+    sqlite.ask("ALTER TABLE people ADD COLUMN note TEXT")
+    sqlite.ask("ALTER TABLE people ADD COLUMN picture BLOB")
+    for at in range(2):
+        sqlite.run({"id": at, "name": "a", "note": 7, "picture": 1, "age": 3})
+    assert [(row["note"], row["picture"], row["age"]) for row in sqlite.rows()] == [("7", None, 3)] * 2
+    assert caplog.text.count("has a column picture that does not take int64") == 1
+
+
+def test_a_delta_column_of_another_type_that_is_there_ends_nothing(tmp_path: Path) -> None:
+    before = Delta(tmp_path, schema=f"{SCHEMA}, note string, day date", evolve=False)
+    before.run({"id": 1, "name": "a", "note": "n"})
+    before.sink.close()
+    place = Delta(tmp_path)
+    place.number, place.epoch = before.number, before.epoch
+    place.restart()
+    place.run({"id": 2, "name": "b", "note": 7, "day": 1})
+    assert [(row["note"], row["day"]) for row in place.rows()] == [("n", None), ("7", None)]
+    place.sink.close()
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b"1e999999", b"[" * 100_000 + b"]" * 100_000, b'"\\ud800"'])
+def test_a_new_field_that_cannot_be_read_ends_nothing(sqlite: Sqlite, value: bytes) -> None:
+    """Nobody declared the field, so nobody can be asked to repair it: the query would end at every start."""
+    good = [{"id": 1, "name": "a"}, {"id": 3, "name": "c", "age": 7}]
+    sqlite.run(good[0], b'{"id":2,"name":"b","note":' + value + b"}", good[1])
+    assert list(sqlite.columns()) == ["id", "name", "age"]
+    assert [row for row in sqlite.rows() if row["id"] != 2] == [good[0] | {"age": None}, good[1]]
+    sqlite.run({"id": 4, "name": "d", "note": "x"}, b'{"id":5,"name":"e","note":' + value + b"}")
+    assert {"id": 4, "name": "d", "age": None, "note": "x"} in sqlite.rows()
+
+
+@pytest.mark.parametrize("left_out", ["dead", "keep"])
+def test_a_field_with_a_name_of_ours_is_no_column_and_no_word_to_the_sink(place: Any, left_out: str) -> None:
+    """`_kept` tells a sink which columns stay: a field of that name would leave old values in the table."""
+    place.options["left_out"] = left_out
+    place.sink.close()
+    place.restart()
+    place.run({"id": 1, "name": "old", "_kept": "no JSON"})
+    place.run({"id": 1, "name": "new", "_kept": '["name"]', "_KEPT": 1, "_Deleted": True})
+    assert [row["name"] for row in place.rows()] == ["new"]
+    assert set(place.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
+
+
+def test_rows_that_keep_columns_are_refused_by_a_sink_that_did_not_agree_to_it(place: Any) -> None:
+    """A batch decided with `keep` and finished without: either null over what was kept, or old values, unasked."""
+    place.run({"id": 1, "name": "old"})
+    decided = LastState(**place.options, left_out="keep")
+    decided.open(None, place.folder / "other")  # type: ignore[arg-type]
+    place.number += 1
+    batch = Batch("q", place.number, place.epoch)
+    results = decided.run(Frame(made([{"id": 1, "name": "new", "age": 7}], 500)), batch)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="decided with left_out='keep'"):
+        place.sink.write(results.outputs, batch)
+    assert place.rows() == [{"id": 1, "name": "old"}]
+
+
+def test_a_checkpoint_that_took_a_name_of_ours_for_a_column_goes_on(place: Any) -> None:
+    (place.folder / "stage").mkdir(exist_ok=True)
+    (place.folder / "stage" / "columns.json").write_text('{"columns": {"_kept": "string", "age": "long"}}')
+    place.restart()
+    place.run({"id": 1, "name": "old", "_kept": "no JSON", "age": 7})
+    assert place.rows() == [{"id": 1, "name": "old", "age": 7}]
+
+
+@pytest.mark.parametrize("parted", [False, True])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([10, 10.5], "double"),
+        ([10.5, 10], "double"),
+        ([10, "x", 1e2], "double"),
+        ([10, None, 11], "bigint"),
+        (["x", 10, 10.5], "string"),
+        ([True, 10, 10.5], "boolean"),
+    ],
+)
+def test_a_whole_number_beside_a_fraction_is_a_number(
+    sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch, values: list[Any], kind: str, parted: bool
+) -> None:
+    """JSON writes a price of 10.00 as 10; and however the batch is divided, the column is the same."""
+    rows = [{"id": at, "name": "a", "price": value} for at, value in enumerate(values)]
+    parts = [made([row], at) for at, row in enumerate(rows)] if parted else [made(rows, 0)]
+    sqlite.number = 1
+    for order in (parts, parts[::-1]):
+        found = sqlite.repeat(*order, settle=False, write=False).outputs.schema
+        assert found["price"].dataType.simpleString() == kind
+    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    for order in (parts[::-1], parts):
+        found = sqlite.repeat(pa.concat_tables(order), settle=False, write=False).outputs.schema
+        assert found["price"].dataType.simpleString() == kind
+
+
+def test_a_column_of_whole_numbers_that_was_written_stays_one(place: Any) -> None:
+    place.run({"id": 1, "name": "a", "price": 10})
+    assert place.run({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
+    assert [row["price"] for row in place.rows()] == [10, None]
+
+
+def test_names_that_a_database_could_not_hold_are_told_and_no_columns(sqlite: Sqlite) -> None:
+    sqlite.run({"id": 1, "name": "a"})
+    odd = ["Name", "_SEQUENCE", "ctid", "a b", "1st", "x" * 64, 'q"uote', "semi;colon"]
+    counts = sqlite.run({"id": 2, "name": "b", "größe": 1, "Class": 2, **dict.fromkeys(odd, 1)}).counts
+    assert set(sqlite.columns()) == {"id", "name", "größe", "Class"}
+    assert counts["new_fields"] == len(odd)
+    assert not can_be_column("")
+    assert not any(can_be_column(name, {"name", "_sequence"}) for name in odd)
+
+
+def test_names_that_differ_in_case_only_are_one_column(sqlite: Sqlite) -> None:
+    sqlite.run({"id": 1, "name": "a", "City": "Ulm", "city": "Bonn"})
+    assert sqlite.rows() == [{"id": 1, "name": "a", "City": "Ulm"}]
+
+
+def test_rows_that_are_maps_do_not_make_columns_for_ever(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolving, "MOST_COLUMNS", 3)
+    for at in range(5):
+        sqlite.run({"id": at, "name": "a", f"k{at}": 1})
+    assert list(sqlite.columns()) == ["id", "name", "k0", "k1", "k2"]
+
+
+def test_the_type_does_not_depend_on_the_task_that_saw_the_field_first(sqlite: Sqlite) -> None:
+    """By queue and offset: a repetition may divide the messages otherwise."""
+    one, two = made([{"id": 1, "name": "a", "age": "x"}], 5, 1), made([{"id": 2, "name": "b", "age": 7}], 9, 0)
+    sqlite.number = 1
+    for order in ((one, two), (two, one)):
+        found = sqlite.repeat(*order, settle=False, write=False).outputs.schema
+        assert found["age"].dataType.simpleString() == "bigint"
+
+
+@pytest.mark.parametrize(
+    ("form", "event"),
+    [
+        ("debezium", lambda row: {"op": "c", "after": row, "source": {"db": "s", "table": "people"}}),
+        ("debezium", lambda row: {"payload": {"op": "u", "after": row, "source": {"db": "s", "table": "people"}}}),
+        ("canal", lambda row: {"type": "INSERT", "database": "s", "table": "people", "data": [{"id": 9}, row]}),
+        ("maxwell", lambda row: {"type": "insert", "database": "s", "table": "people", "data": row}),
+    ],
+)
+def test_every_format_evolves_by_the_rows_of_its_own_table(tmp_path: Path, form: Any, event: Any) -> None:
+    place = Sqlite(tmp_path, format=form, table="s.people")
+    other = json.loads(json.dumps(event({"id": 5, "name": "x", "foreign": 1})).replace("people", "orders"))
+    place.run(event({"id": 1, "name": "a", "age": 7}), other, b"{broken", None)
+    assert list(place.columns()) == ["id", "name", "age"]
+    assert {"id": 1, "name": "a", "age": 7} in place.rows()
+    place.sink.close()
+
+
+def test_deletions_have_nothing_in_new_columns(place: Any) -> None:
+    place.options["deleted"] = "gone"
+    place.restart()
+    place.run({"id": 1, "name": "a", "age": 7}, {"id": 2, "name": "b", "age": 8})
+    place.run({"id": 1, "gone": True})
+    assert place.rows() == [{"id": 2, "name": "b", "age": 8}]
+
+
+def test_a_column_that_is_declared_later_is_declared(place: Any) -> None:
+    place.run({"id": 1, "name": "a", "age": 7})
+    place.restart(schema=f"{SCHEMA}, age bigint")
+    place.run({"id": 2, "name": "b", "age": 8, "city": "Ulm"})
+    assert [(row["age"], row["city"]) for row in place.rows()] == [(7, None), (8, "Ulm")]
+
+
+def test_evolution_can_be_switched_off(place: Any) -> None:
+    place.run({"id": 1, "name": "a", "age": 7})
+    place.restart(evolve=False)
+    place.run({"id": 2, "name": "b", "age": 8})
+    assert [row["age"] for row in place.rows()] == [7, None]
+
+
+def test_without_it_fields_are_only_told_and_counted(tmp_path: Path) -> None:
+    place = Sqlite(tmp_path, evolve=False)
+    place.run({"id": 1, "name": "a"})
+    assert place.run({"id": 2, "name": "b", "age": 8}).counts["new_fields"] == 1
+    assert list(place.columns()) == ["id", "name"]
+    place.sink.close()
+
+
+def test_a_sequence_of_the_source_is_no_column(tmp_path: Path) -> None:
+    place = Sqlite(tmp_path, sequence=["version"])
+    place.run({"id": 1, "name": "a", "version": 5, "age": 7})
+    place.restart()
+    place.run({"id": 1, "name": "b", "version": 6, "age": 8})
+    assert place.rows() == [{"id": 1, "name": "b", "age": 8}]
+    place.sink.close()
+
+
+def test_a_decision_with_new_columns_is_completed_by_a_run_that_does_not_know_them(tmp_path: Path) -> None:
+    """A crash between the decision and the stage's state: refused, the pipeline would never start again."""
+    place = Sqlite(tmp_path)
+    place.number = 1
+    results = place.repeat(made([{"id": 1, "name": "a", "age": 7}], 0), settle=False, write=False)
+    batch = Batch("q", 1, 1)
+    Decisions(tmp_path / "decided", grows=True).make(batch, results, {})
+    place.restart()
+    found = Decisions(tmp_path / "decided", grows=True).find(batch, place.stage.schema, {})
+    assert found is not None
+    place.stage.settle(batch, found.state)
+    place.sink.write(found.outputs, Batch("q", 1, 2))
+    assert place.rows() == [{"id": 1, "name": "a", "age": 7}]
+    place.run({"id": 2, "name": "b", "age": "x"})
+    assert [row["age"] for row in place.rows()] == [7, None]
+    place.sink.close()
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [lambda f: TopicSink("127.0.0.1:1", "t", key="id"), lambda f: SqliteSink(f / "x", "t", evolve=False)],
+    ids=["no table", "not allowed"],
+)
+def test_a_sink_that_cannot_get_columns_is_refused_when_it_is_declared(tmp_path: Path, sink: Any) -> None:
+    stage, source = LastState(SCHEMA, ["id"], evolve=True), Topic("127.0.0.1:1", "people")
+    with pytest.raises(InvalidOption, match="stage: evolve needs a table that may get columns"):
+        Pipeline("people", source, stage, sink(tmp_path), tmp_path)
+    Pipeline("people", source, stage, SqliteSink(tmp_path / "x", "t"), tmp_path)
+
+
+def test_a_file_can_ask_for_it(tmp_path: Path) -> None:
+    file = tmp_path / "people.toml"
+    file.write_text(
+        f'[pipeline]\nname = "people"\ncheckpoint = "{tmp_path}/c"\n[source]\nservers = "127.0.0.1:1"\ntopic = "p"\n'
+        f'[stage]\nkind = "last_state"\nschema = "{SCHEMA}"\nkeys = ["id"]\nevolve = true\n'
+        f'[sink]\nkind = "delta"\npath = "{tmp_path}/t"\n'
+    )
+    assert load(file).stage.evolves  # type: ignore[attr-defined]
+    file.write_text(file.read_text().replace("evolve = true", 'evolve = "yes"'))
+    with pytest.raises(InvalidOption, match="evolve: 'yes' does not fit, true or false is wanted"):
+        load(file)

@@ -1,0 +1,115 @@
+"""The newest row of each key, and what happens when nobody can know it."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, messages
+from tests.pipelines.stages.cdc.test_formats import LSN, canal, debezium
+
+from lanemq.model.errors import InvalidOption, OrderError
+from lanemq.pipelines.stages.cdc import LastState
+from lanemq.pipelines.stages.cdc.fold import newest
+
+MOVE = debezium("u", {"id": 1}, {"id": 2}, lsn=5)
+
+
+def event(key: int, name: str, lsn: int) -> tuple[str | None, Value]:
+    return f'{{"id": {key}}}', debezium("u", None, {"id": key, "name": name}, lsn=lsn)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(0, 5)), max_size=20))
+def test_the_newest_is_the_last_of_the_highest_sequence(rows: list[tuple[int, str, int]]) -> None:
+    expected: dict[tuple[int, str], tuple[int, int]] = {}
+    for place, (number, text, sequence) in enumerate(rows):
+        expected[number, text] = max(expected.get((number, text), (-1, -1)), (sequence, place))
+    table = pa.Table.from_pylist(
+        [{"number": number, "text": text, "_sequence": sequence} for number, text, sequence in rows],
+        pa.schema([("number", pa.int64()), ("text", pa.string()), ("_sequence", pa.int64())]),
+    )
+    assert newest(table, ["number", "text"]).to_pylist() == sorted(place for _, place in expected.values())
+
+
+def test_the_source_sequence_decides_between_queues(tmp_path: Path) -> None:
+    """Offsets would say the opposite: the fast queue's change is older and has the higher offset."""
+    replica = Replica(LastState(SCHEMA, ["id"], format="debezium", sequence=LSN), tmp_path)
+    replica.run(messages([event(1, "old", 3)], first=900), messages([event(1, "new", 8)], queue=1))
+    assert replica.live[1]["name"] == "new"
+
+
+def test_the_source_sequence_decides_between_batches(tmp_path: Path) -> None:
+    """A lagging queue delivers its older change, and its older deletion, a batch too late."""
+    replica = Replica(LastState(SCHEMA, ["id"], format="debezium", sequence=LSN), tmp_path)
+    replica.run(messages([event(1, "new", 8)], queue=1))
+    replica.run(messages([event(1, "old", 3), ('{"id": 1}', debezium("d", {"id": 1}, None, lsn=4))], first=900))
+    assert replica.live[1]["name"] == "new"
+
+
+@pytest.mark.parametrize("options", [{"format": "debezium"}, {"format": "debezium", "sequence": LSN}])
+def test_queues_that_disagree_about_a_row_end_the_query(tmp_path: Path, options: Any) -> None:
+    """Nothing says which is newer; choosing one would be right half of the time."""
+    replica = Replica(LastState(SCHEMA, ["id"], **options), tmp_path)
+    with pytest.raises(OrderError, match=r"id=1 was changed in queue t/b/0 and in queue t/b/1"):
+        replica.run(messages([event(1, "this", 3)]), messages([event(1, "that", 3)], queue=1))
+
+
+def test_a_repeat_in_another_queue_is_no_disagreement(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"], format="debezium", sequence=LSN), tmp_path)
+    replica.run(messages([event(1, "same", 3)]), messages([event(1, "same", 3)], queue=1))
+    assert replica.live[1]["name"] == "same"
+
+
+def test_a_queue_may_be_read_by_several_tasks(tmp_path: Path) -> None:
+    """As with `ordered=false`: offsets of one queue order its parts."""
+    replica = Replica(LastState(SCHEMA, ["id"], format="debezium"), tmp_path)
+    replica.run(messages([event(1, "new", 0)], first=50), messages([event(1, "old", 0)]))
+    assert replica.live[1]["name"] == "new"
+
+
+def test_a_change_of_key_needs_more_than_offsets(tmp_path: Path) -> None:
+    """The deletion of the old key would compare an offset of this queue with offsets of another one."""
+    replica = Replica(LastState(SCHEMA, ["id"], format="debezium"), tmp_path)
+    with pytest.raises(OrderError, match="declare a sequence of the source"):
+        replica.run(messages([("k", MOVE)]))
+
+
+def test_in_one_queue_offsets_order_changes_of_keys_too(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"], format="canal", one_queue=True), tmp_path)
+    replica.run(messages([("k", canal("UPDATE", [{"id": "2"}], [{"id": "1"}]))]))
+    assert (set(replica.live), replica.tombstones()) == ({2}, {1})
+
+
+def test_one_queue_is_a_promise_that_is_checked(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"], format="canal", one_queue=True), tmp_path)
+    row = ("k", canal("INSERT", [{"id": "2"}]))
+    with pytest.raises(OrderError, match="one_queue was promised"):
+        replica.run(messages([row]), messages([row], queue=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"keys": ["nobody"]}, "keys"),
+        ({"keys": []}, "keys"),
+        ({"keys": ["amount"]}, "cannot be compared exactly"),
+        ({"schema": "id bigint, _sequence bigint"}, "_sequence"),
+        ({"schema": "id bigint, id string"}, "exists already"),
+        ({"format": "avro"}, "format"),
+        ({"misfits": "ignore"}, "misfits"),
+        ({"on_poison": "skip"}, "on_poison"),
+        ({"time_unit": "minutes"}, "time_unit"),
+        ({"time_unit": {"id": "minutes"}}, "time_unit: 'minutes'"),
+        ({"time_unit": {"nothing": "ms"}}, "time_unit: there is no column nothing"),
+        ({"decimals": "precise"}, "decimals"),
+        ({"format": "canal", "fold_first": True}, "several rows"),
+        ({"table": "shop.people"}, "do not say their table"),
+        ({"format": "debezium", "deleted": "gone"}, "deleted"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_runs(options: Any, why: str) -> None:
+    with pytest.raises(InvalidOption, match=why):
+        LastState(**{"schema": SCHEMA, "keys": ["id"]} | options)

@@ -1,0 +1,136 @@
+"""`left_out="keep"`: a column that a change left out has the value of the newest change before it that has one."""
+
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pipelines.stages.cdc.replica_fixture import Replica, Value, messages
+from tests.pipelines.stages.cdc.test_formats import debezium
+
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines.ports import KEPT
+from lanemq.pipelines.stages.cdc import LastState, task
+from lanemq.pipelines.stages.cdc.debezium_values import UNAVAILABLE
+
+COLUMNS = "id bigint, a string, b string, n bigint"
+Pair = tuple[str | None, Value]
+
+
+def stage(**options: Any) -> LastState:
+    return LastState(COLUMNS, ["id"], **{"format": "debezium", "left_out": "keep", **options})
+
+
+class Source:
+    """A table of which updates tell only what they touched; large columns are the texts."""
+
+    def __init__(self, dice: random.Random, changes: int) -> None:
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.sent: list[tuple[int, Value]] = []
+        for number in range(changes):
+            key = dice.randrange(3)
+            if key in self.rows and dice.random() < 0.15:
+                del self.rows[key]
+                self._send(number, key, "d", None)
+                continue
+            touched = [name for name in "ab" if key not in self.rows or dice.random() < 0.4]
+            row = self.rows.setdefault(key, {"id": key, "a": None, "b": None, "n": None})
+            row |= {name: f"{name}{number}" for name in touched} | {"n": number}
+            self._send(number, key, "u", row | {name: UNAVAILABLE for name in "ab" if name not in touched})
+
+    def _send(self, number: int, key: int, op: str, after: dict[str, Any] | None) -> None:
+        self.sent.append((key, debezium(op, {"id": key} if after is None else None, after, lsn=number)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]), misfits=st.sampled_from(["null", "dead"]))
+def test_updates_that_tell_only_what_they_touched_follow_the_source(
+    seed: int, fold_first: bool | None, misfits: str
+) -> None:
+    dice = random.Random(seed)
+    source = Source(dice, 30)
+    pairs: list[Pair] = [(f'{{"id":{key}}}', value) for key, value in source.sent]
+    with tempfile.TemporaryDirectory() as folder:
+        replica, at = Replica(stage(fold_first=fold_first, misfits=misfits), Path(folder)), 0
+        while at < len(pairs):
+            count = dice.choice((1, 3, 20))
+            batch = messages(pairs[at : at + count], first=at)
+            replica.run(batch)
+            if dice.random() < 0.3:
+                replica.repeat(batch)
+            at += count
+        assert replica.live == source.rows
+        assert not replica.dead
+
+
+def test_chunks_of_a_task_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    source = Source(random.Random(7), 40)
+    pairs: list[Pair] = [(f'{{"id":{key}}}', value) for key, value in source.sent]
+    parts = [messages(pairs[at : at + 5], first=at) for at in range(0, 40, 5)]
+    replica = Replica(stage(), tmp_path)
+    replica.run(pa.concat_tables(parts))
+    assert replica.live == source.rows
+
+
+def test_what_the_batch_does_not_know_is_named_for_the_sink(tmp_path: Path) -> None:
+    row = {"id": 1, "a": UNAVAILABLE, "b": UNAVAILABLE, "n": 1}
+    pairs: list[Pair] = [('{"id":1}', debezium("u", None, row | {"b": "x"})), ('{"id":1}', debezium("u", None, row))]
+    results = Replica(stage(), tmp_path).run(messages(pairs))
+    [found] = results.outputs.table().to_pylist()
+    assert (found["a"], found["b"], json.loads(found[KEPT])) == (None, "x", ["a"])
+
+
+def test_a_deletion_ends_what_a_column_kept(tmp_path: Path) -> None:
+    """No source sends this; but if one did, the value of a row that is gone would be worse than none."""
+    row = {"id": 1, "a": "x", "b": "y", "n": 1}
+    events = [debezium("c", None, row), debezium("d", {"id": 1}, None), debezium("u", None, row | {"a": UNAVAILABLE})]
+    replica = Replica(stage(), tmp_path)
+    replica.run(messages([('{"id":1}', event) for event in events]))
+    assert replica.live == {1: row | {"a": None}}
+
+
+def test_a_row_that_moves_without_a_column_is_set_aside(tmp_path: Path) -> None:
+    """What it kept is in the row of its old key, which no merge by the new one finds; but that row is gone."""
+    replica = Replica(stage(one_queue=True), tmp_path)
+    whole = {"id": 1, "a": "x", "b": "y", "n": 1}
+    replica.run(messages([('{"id":1}', debezium("c", None, whole))]))
+    moved = debezium("u", {"id": 1}, whole | {"id": 2, "a": UNAVAILABLE})
+    replica.run(messages([('{"id":2}', moved)], first=1))
+    assert (replica.live, replica.tombstones()) == ({}, {1})
+    assert "left a out" in replica.dead[0]["reason"]
+    assert "the row of its old key is deleted" in replica.dead[0]["reason"]
+
+
+@pytest.mark.parametrize("other", ['{"id": 1}', None])
+@pytest.mark.parametrize("fold_first", [None, False])
+def test_a_deletion_under_another_message_key_ends_what_a_column_kept(
+    tmp_path: Path, fold_first: bool | None, other: str | None
+) -> None:
+    """Spelled otherwise, or without a key: the messages of one key alone do not know that the row was gone."""
+    row = {"id": 1, "a": "x", "b": "y", "n": 1}
+    pairs: list[Pair] = [
+        *[('{"id":1}', debezium("c", None, row))] * 4,
+        (other, debezium("d", {"id": 1}, None)),
+        ('{"id":1}', debezium("u", None, row | {"a": UNAVAILABLE})),
+    ]
+    replica = Replica(stage(fold_first=fold_first), tmp_path)
+    replica.run(messages(pairs))
+    assert replica.live == {1: row | {"a": None}}
+
+
+def test_a_table_without_the_option_has_no_such_column() -> None:
+    assert KEPT not in stage(left_out="dead").schema.names
+    assert stage().schema.names[-1] == KEPT
+    with pytest.raises(InvalidOption, match="left_out"):
+        stage(left_out="null")
+
+
+def test_changes_that_may_come_late_cannot_be_kept_together() -> None:
+    with pytest.raises(InvalidOption, match="keep needs a row's changes in one queue"):
+        stage(sequence=["source.lsn"])

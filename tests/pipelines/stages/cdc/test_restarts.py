@@ -1,0 +1,89 @@
+"""Offsets that begin again: what the stage refuses, and what it must let through."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Frame, Replica, Value, messages
+
+from lanemq.model.errors import OrderError
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.stages.cdc import LastState
+
+
+def row(name: str, **more: Any) -> Value:
+    return {"id": 7, "name": name, **more}
+
+
+def test_a_queue_that_began_again_is_refused_instead_of_losing_every_change(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("7", row(f"old {n}")) for n in range(60)]))
+    with pytest.raises(OrderError, match=r"queue t/b/0 goes on at offset 0 after 59.*sequence="):
+        replica.run(messages([("7", row("new"))]))
+
+
+def test_the_same_last_offset_again_is_a_restart_too(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("7", row("old"))]))
+    with pytest.raises(OrderError, match="offset 0 after 0"):
+        replica.run(messages([("7", row("new"))]))
+
+
+def test_the_lowest_offset_of_all_tasks_and_the_highest_count(tmp_path: Path) -> None:
+    """A frame may have been divided in any way before the stage."""
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("7", row("b"))] * 5, first=5), messages([("7", row("a"))] * 5))
+    with pytest.raises(OrderError, match="offset 9 after 9"):
+        replica.run(messages([("7", row("d"))], first=12), messages([("7", row("c"))], first=9))
+
+
+def test_a_repeated_batch_is_no_restart(tmp_path: Path) -> None:
+    stage = LastState(SCHEMA, ["id"])
+    stage.open(None, tmp_path)  # type: ignore[arg-type]
+    frame: Any = Frame(messages([("7", row("same"))]))
+    first = stage.run(frame, Batch("q", 1024, 1)).outputs.table()
+    assert stage.run(frame, Batch("q", 1024, 1)).outputs.table() == first
+    stage.open(None, tmp_path)  # type: ignore[arg-type]
+    assert stage.run(frame, Batch("q", 2048, 2)).outputs.table() == first, "a new run begins where Spark says"
+
+
+def test_queues_are_compared_with_themselves_only(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    replica.run(messages([("7", row("old"))], first=50))
+    replica.run(messages([("8", {"id": 8, "name": "other"})], queue=1))
+    replica.run(messages([("7", row("newer"))], first=51))
+    assert {key: found["name"] for key, found in replica.live.items()} == {7: "newer", 8: "other"}
+
+
+def test_a_sequence_of_the_source_survives_a_queue_that_began_again(tmp_path: Path) -> None:
+    replica = Replica(LastState(SCHEMA, ["id"], sequence=["at"]), tmp_path)
+    replica.run(messages([("7", row("old", at=n)) for n in range(60)]))
+    replica.run(messages([("7", row("new", at=60))]))
+    assert replica.live[7]["name"] == "new"
+
+
+def test_a_later_run_knows_how_far_an_earlier_one_was(tmp_path: Path) -> None:
+    """After a restart every change of the new queue would lose, and only a warning would say so."""
+    Replica(LastState(SCHEMA, ["id"]), tmp_path).run(messages([("7", row(f"old {n}")) for n in range(60)]))
+    after = Replica(LastState(SCHEMA, ["id"]), tmp_path)
+    after.run(messages([("8", {"id": 8, "name": "other"})], queue=1))
+    with pytest.raises(OrderError, match="queue t/b/0 goes on at offset 3 after 59"):
+        after.run(messages([("7", row("new"))], first=3))
+
+
+def test_an_attempt_that_does_not_count_is_not_remembered(tmp_path: Path) -> None:
+    stage = LastState(SCHEMA, ["id"])
+    stage.open(None, tmp_path)  # type: ignore[arg-type]
+    far: Any = Frame(messages([("7", row("far"))], first=90))
+    assert stage.run(far, Batch("q", 1024, 1)).state
+    near: Any = Frame(messages([("7", row("near"))], first=5))
+    stage.open(None, tmp_path)  # type: ignore[arg-type]
+    assert stage.run(near, Batch("q", 2048, 2)).outputs.count() == 1
+
+
+def test_messages_that_come_again_are_no_restart(tmp_path: Path) -> None:
+    """A member's queue may be put back after its messages were read: they are as old as they were."""
+    replica, same = Replica(LastState(SCHEMA, ["id"]), tmp_path), messages([("7", row("same"))] * 3)
+    replica.run(same)
+    replica.run(same)
+    assert replica.live[7]["name"] == "same"

@@ -1,0 +1,40 @@
+"""A pipeline without a JVM whose dead letters are where those of a real one are: Parquet files in the checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.pipelines.stages.transitions import pipeline_fixture
+
+from lanemq.pipelines import DeadMessages, ParquetSink, dead
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.checkpoint.checkpoint import stage_place
+from lanemq.pipelines.ports import Append, Results
+from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
+
+
+class Kept(pipeline_fixture.Pipeline):
+    """Below a folder that is its checkpoint."""
+
+    def __init__(self, checkpoint: Path, **options: Any) -> None:
+        self.checkpoint = checkpoint
+        place = stage_place(checkpoint)
+        place.mkdir(parents=True)
+        known = {
+            "query": pipeline_fixture.QUERY,
+            "name": "orders",
+            "source": {"servers": "127.0.0.1:1", "topic": "orders"},
+        }
+        (place.parent / "pipeline.json").write_text(json.dumps(known))
+        self.folder = ParquetSink(checkpoint / "dead_letters")
+        self.folder.open(None, f"{pipeline_fixture.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
+        super().__init__(place, **options)
+
+    @property
+    def letters(self) -> DeadMessages:
+        return dead(self.checkpoint)
+
+    def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
+        if results.dead_letters is not None:
+            self.folder.write(results.dead_letters, Batch(f"{batch.query}-dead", batch.number, batch.epoch))
+        return super()._settle(results, batch, settle=settle)

@@ -1,0 +1,293 @@
+"""Keys that were silent for too long: what goes, what stays, what is said about it, and what comes back."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.pipelines.stages.transitions.pipeline_fixture import OUTPUTS, Crash, Pipeline, Sent
+
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, Transitions
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.declare.ddl import parse_columns
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.rows import FileRows, RowFile
+from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
+from lanemq.pipelines.stages.transitions.state_files import CACHE
+from lanemq.pipelines.stages.transitions.views import list_parked, show
+
+HOUR = 3_600_000
+LIMITS = StateLimits(expire_after=HOUR / 1000)
+
+
+def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    if event.attempt <= event.value.get("fails", 0):
+        raise ValueError("not yet")
+    seen = 1 if state is None else state["seen"] + 1
+    return {"seen": seen}, [{"key": event.key, "n": event.value["n"], "seen": seen}]
+
+
+def closing(state: Any, key: str | None) -> list[dict[str, object]]:
+    return [{"key": key, "n": -1, "seen": state["seen"]}]
+
+
+def pipeline(place: Path, **options: Any) -> Pipeline:
+    return Pipeline(place, **({"step": step, "limits": LIMITS, "on_failure": Park()} | options))
+
+
+def numbered(place: Path, on_gap: str, **options: Any) -> Pipeline:
+    return pipeline(place, sequence="n", on_gap=on_gap, **options)
+
+
+def sent(offset: int, key: str, n: int, hours: float, **more: object) -> Sent:
+    return Sent(0, offset, key, {"n": n, **more}, stored=int(1_700_000_000_000 + hours * HOUR))
+
+
+@pytest.mark.parametrize("on_gap", ["report", "hold", "fail"])
+def test_a_numbered_key_that_comes_back_goes_on_with_its_number_and_without_a_state(
+    tmp_path: Path, on_gap: str
+) -> None:
+    """Without its number it would wait for ever for what was applied long ago, or miss it."""
+    running = numbered(tmp_path, on_gap)
+    running.run(*(sent(at, "k", at + 1, 0) for at in range(3)))
+    assert running.run(sent(3, "other", 1, 50))["expired"] == 1
+    CACHE._shards.clear()
+    counts = running.run(sent(4, "k", 2, 51), sent(5, "k", 4, 51))
+    assert (counts["repeats"], counts.get("gaps", 0), counts["lanes_held"]) == (1, 0, 0)
+    assert [(row["n"], row["seen"]) for row in running.sink.rows() if row["key"] == "k"] == [
+        (1, 1), (2, 2), (3, 3), (4, 1),
+    ]  # fmt: skip
+
+
+def test_missing_numbers_are_still_missing_behind_an_expiry(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "report")
+    running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 0))
+    running.run(sent(2, "other", 1, 50))
+    assert running.run(sent(3, "k", 2, 51))["late"] == 1
+
+
+def test_numbers_are_forgotten_when_their_own_time_is_over(tmp_path: Path) -> None:
+    limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 100)
+    running = numbered(tmp_path, "report", limits=limits)
+    running.run(sent(0, "k", 1, 0))
+    counts = running.run(sent(1, "other", 1, 5))
+    assert (counts["expired"], counts["keys"], counts.get("forgotten_numbers", 0)) == (1, 2, 0)
+    counts = running.run(sent(2, "other", 2, 11))
+    assert (counts["forgotten_numbers"], counts["keys"]) == (1, 1)
+    assert show(tmp_path, "k") == []
+
+
+def test_numbers_of_keys_that_ended_can_be_forgotten_while_states_stay(tmp_path: Path) -> None:
+    def ending(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return (None if event.key == "ended" else 1), []
+
+    running = numbered(tmp_path, "report", step=ending, limits=StateLimits(forget_numbers_after=HOUR / 1000))
+    running.run(sent(0, "ended", 1, 0), sent(1, "lives", 1, 0))
+    counts = running.run(sent(2, "other", 1, 50))
+    assert (counts["forgotten_numbers"], counts["keys"]) == (1, 2)
+
+
+def test_the_first_event_that_is_skipped_leaves_its_number(tmp_path: Path) -> None:
+    """Its key was taken for one that was silent since 1970, and forgotten in the batch that brought it."""
+    limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 1000)
+    running = numbered(tmp_path, "hold", on_failure=DeadLetter(skip=True), limits=limits)
+    running.run(sent(0, "k", 1, 0, fails=1))
+    running.run(sent(1, "k", 2, 0.1))
+    assert running.outputs("k") == [2]
+
+
+def test_a_message_that_is_late_is_a_sign_of_life(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "report")
+    running.run(sent(0, "k", 2, 0))
+    assert running.run(sent(1, "k", 1, 0.9), sent(2, "other", 1, 1.1))["late"] == 1
+    assert show(tmp_path, "k")[0].state == {"seen": 1}
+
+
+def test_an_expired_state_has_the_last_word(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, on_expire=closing)
+    running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1), sent(2, "b", 3, 0.9))
+    counts = running.run(sent(3, "c", 4, 1.5))
+    assert (counts["expired"], counts["keys"]) == (1, 2)
+    assert running.sink.rows()[-1] == {"key": "a", "n": -1, "seen": 2}
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_state_is_expired_for_the_event_that_comes_too_late_wherever_batches_end(
+    tmp_path: Path, batches: int
+) -> None:
+    """Nobody has looked for silent keys since, and the event's own time says that the state's was over."""
+    events = [sent(0, "a", 1, 0), sent(1, "a", 2, 0.9), sent(2, "a", 3, 1.9), sent(3, "a", 4, 2)]
+    running = pipeline(tmp_path, on_expire=closing)
+    for part in [events] if batches == 1 else [events[:2], events[2:]]:
+        running.run(*part)
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1), (4, 2)]
+
+
+def test_last_words_are_said_once_when_the_event_behind_them_fails(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first=0.01))
+    running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
+    assert [row["n"] for row in running.sink.rows()] == [1, -1]
+    for _ in range(2):
+        running.clock.time += 100
+        running.run_retry_pass()
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("cut", [4, 2])
+@pytest.mark.parametrize("bad", [{"n": 2, "fails": 9}, b"{"])
+def test_an_event_that_fails_brings_no_state_back_to_life_wherever_batches_end(
+    tmp_path: Path, bad: object, cut: int
+) -> None:
+    running = pipeline(tmp_path, on_expire=closing, on_failure=DeadLetter(skip=True))
+    failing = sent(2, "k", 2, 5)._replace(value=bad)
+    events = [sent(0, "k", 1, 0), sent(1, "other", 1, 4), failing, sent(3, "k", 3, 5.1)]
+    for part in (events[:cut], events[cut:]):
+        if part:
+            running.run(*part)
+    mine = [(row["n"], row["seen"]) for row in running.sink.rows() if row["key"] == "k"]
+    assert mine == [(1, 1), (-1, 1), (3, 1)]
+
+
+def test_a_late_number_brings_no_state_back_to_life(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "report", on_expire=closing)
+    running.run(sent(0, "k", 2, 0), sent(1, "k", 1, 5), sent(2, "k", 3, 5.1))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (-1, 1), (3, 1)]
+
+
+def test_a_late_number_takes_no_state_from_what_waits_for_it(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "hold", on_expire=closing)
+    running.run(sent(0, "k", 2, 0))
+    request_redrive(tmp_path, "k")
+    running.run_retry_pass()
+    running.run(sent(1, "k", 4, 0.2), sent(2, "k", 1, 5), sent(3, "k", 3, 0.3))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3), (-1, 3)]
+
+
+def test_a_number_is_not_settled_by_the_last_words_before_its_event_failed(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first=0.01))
+    running.run(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
+    running.clock.time += 100
+    running.run_retry_pass()
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
+
+
+def test_an_event_that_waits_for_a_number_lets_no_state_go_before_its_turn(tmp_path: Path) -> None:
+    running = numbered(tmp_path, "hold", on_expire=closing)
+    running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 5), sent(2, "k", 2, 0.5))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1)]
+
+
+def test_an_event_whose_key_cannot_say_its_last_words_follows_the_policy(tmp_path: Path) -> None:
+    """Given to the step with the old state, the old session would go on; without, its last words were lost."""
+    running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first=0.01))
+    running.run(sent(0, "a", 1, 0))
+    counts = running.run(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
+    assert (counts["expire_failed"], counts["lanes_held"]) == (1, 1)
+    running.restart(on_expire=closing)
+    running.clock.time += 100
+    running.run_retry_pass()
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1), (3, 2)]
+
+
+def spoiling(state: Any, key: str | None) -> list[dict[str, object]]:
+    state["seen"] = 99
+    raise ValueError("no words")
+
+
+@pytest.mark.parametrize("bad", [{"n": 2}, b"{"])
+def test_a_skipped_event_leaves_a_state_expired_that_has_not_said_its_last_words(tmp_path: Path, bad: object) -> None:
+    running = pipeline(tmp_path, on_expire=spoiling, on_failure=DeadLetter(skip=True))
+    running.run(sent(0, "a", 1, 0))
+    assert running.run(sent(1, "a", 2, 5)._replace(value=bad))["expire_failed"] == 1
+    running.restart(on_expire=closing)
+    running.run(sent(2, "a", 3, 5.1))
+    assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (3, 1)]
+
+
+def test_last_words_are_the_same_in_a_repeated_batch(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, on_expire=closing)
+    running.run(sent(0, "a", 1, 0))
+
+    def behind_the_tasks(at: int | None) -> None:
+        if at is None:
+            raise Crash
+
+    running.lose = behind_the_tasks
+    with pytest.raises(Crash):
+        running.run(sent(1, "b", 2, 5))
+    running.lose = lambda at: None
+    running.restart()
+    running.run(sent(1, "b", 2, 5), again=True)
+    running.run(sent(2, "b", 3, 5.1))
+    assert [row["n"] for row in running.sink.rows()] == [1, 2, -1, 3]
+
+
+def raising(state: Any, key: str | None) -> list[dict[str, object]]:
+    raise ValueError("no words")
+
+
+def misfitting(state: Any, key: str | None) -> list[dict[str, object]]:
+    return [{"key": key, "n": -1}, {"colour": "red"}]
+
+
+@pytest.mark.parametrize("failing", [raising, misfitting])
+def test_a_state_whose_last_words_fail_stays_and_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: Any
+) -> None:
+    running = pipeline(tmp_path, on_expire=failing)
+    running.run(sent(0, "a", 1, 0))
+    with caplog.at_level(logging.WARNING):
+        counts = running.run(sent(1, "b", 2, 1.5))
+    assert (counts["expire_failed"], counts.get("expired", 0), counts["keys"]) == (1, 0, 2)
+    assert "on_expire of key 'a' failed, its state is kept" in caplog.text
+    running.restart(on_expire=closing)
+    assert running.run(sent(2, "b", 3, 2))["expired"] == 1
+    assert [row["n"] for row in running.sink.rows()] == [1, 2, 3, -1]
+
+
+def test_keys_that_stand_still_do_not_expire(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, on_expire=closing)
+    running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1, fails=1))
+    assert running.run(sent(2, "b", 3, 50)).get("expired", 0) == 0
+    assert [lane.key for lane in list_parked(tmp_path)] == ["a"]
+    request_redrive(tmp_path, "a")
+    running.restart(step=lambda state, event: ({"seen": state["seen"] + 1}, []))
+    running.run_retry_pass()
+    assert show(tmp_path, "a")[0].state == {"seen": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"on_expire": closing}, "expire_after"),
+        ({"on_expire": "close", "limits": LIMITS}, "on_expire='close'"),
+    ],
+)
+def test_last_words_that_are_never_said_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidOption, match=named):
+        Transitions(step=step, outputs=OUTPUTS, **options)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"forget_numbers_after": 0.0}, {"expire_after": 0.005, "forget_numbers_after": 0.004}]
+)
+def test_numbers_go_with_the_state_or_behind_it(limits: dict[str, int]) -> None:
+    with pytest.raises(InvalidOption, match=f"forget_numbers_after={limits['forget_numbers_after']}"):
+        StateLimits(**limits)
+
+
+def test_rows_that_come_of_no_message_are_not_in_the_history(tmp_path: Path) -> None:
+    """A judge of the history would look for the message that they came from."""
+    effects = Effects(tmp_path / "history", "orders")
+    schema = parse_columns("topic string, queue_id int, queue_offset long, key string")
+    path = tmp_path / "rows.parquet"
+    rows = [{"topic": "t", "queue_id": 0, "queue_offset": 5, "key": "a"}, dict.fromkeys(schema.names)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    effects.applied(Results(FileRows(schema, [RowFile("s", path, 2)])), Batch("q", 0, 1), 0)
+    effects.close()
+    written = "".join(file.read_text() for file in (tmp_path / "history").iterdir())
+    assert written.count('"effect"') == 1

@@ -1,0 +1,237 @@
+"""Keys that fail: held, parked, redriven, discarded, or left without a message; and the passes that try them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent
+
+from lanemq.model.errors import LaneFrozen
+from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
+from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.stages.transitions.lane import Why
+from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
+from lanemq.pipelines.stages.transitions.views import list_parked, show
+
+HOLD = Hold(retries=2, first=0.1, max=1.0)
+
+
+def test_a_failed_step_changes_neither_state_nor_rows_and_holds_its_key_only(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    counts = pipeline.run(
+        Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 2}), Sent(0, 2, "b", 2), Sent(0, 3, "a", 3)
+    )
+    assert (counts["applied"], counts["held"], counts["lanes_held"]) == (2, 2, 1)
+    assert pipeline.outputs("a") == [0]
+    assert show(tmp_path, "a")[0].state == {"seen": 1}
+
+
+def test_a_held_key_is_tried_again_in_passes_and_then_goes_on(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), Sent(0, 1, "a", 1))
+    assert pipeline.stage.due(pipeline.clock.wall()) == 100
+    assert pipeline.run_retry_pass() is None
+    pipeline.clock.time += 100
+    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    pipeline.run_retry_pass()
+    assert pipeline.stage.due(pipeline.clock.wall()) == 200
+    pipeline.run(Sent(0, 2, "a", 2))
+    pipeline.clock.time += 200
+    counts = pipeline.run_retry_pass()
+    assert counts is not None
+    assert (counts["applied"], counts["lanes_held"]) == (3, 0)
+    assert pipeline.outputs("a") == [0, 1, 2]
+    assert pipeline.stage.due(pipeline.clock.wall()) is None
+
+
+def test_a_key_whose_retries_are_used_up_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.001))
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
+    pipeline.clock.time += 1_000
+    assert (pipeline.run_retry_pass() or {})["parked"] == 1
+    pipeline.clock.time += 10_000_000
+    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    (parked,) = list_parked(tmp_path, held=False)
+    assert (parked.key, parked.why, [each.offset for each in parked.messages]) == ("a", Why.PARKED, [0, 1])
+    pipeline.restart(step=forgiving)
+    request_redrive(tmp_path, "a")
+    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    pipeline.run_retry_pass()
+    pipeline.run(Sent(0, 3, "a", 3))
+    assert pipeline.outputs("a") == [0, 1, 3]
+    assert list_parked(tmp_path) == []
+    assert pipeline.stage.due(pipeline.clock.wall()) is None
+
+
+def forgiving(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    value = event.value if isinstance(event.value, dict) else {"n": event.value}
+    return state or {"seen": 0}, [{"key": event.key, "n": value["n"]}]
+
+
+def test_a_request_outlives_a_pipeline_that_is_down_and_a_pass_that_crashed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "b", {"n": 1, "fails": 9}))
+    request_redrive(tmp_path, everything=True)
+    pipeline.restart(step=forgiving)
+
+    def behind_the_tasks(at: int | None) -> None:
+        if at is None:
+            raise Crash
+
+    pipeline.lose = behind_the_tasks
+    with pytest.raises(Crash):
+        pipeline.run_retry_pass()
+    pipeline.lose = lambda at: None
+    pipeline.restart()
+    unfinished = pipeline.stage.unfinished_retry_pass()
+    assert unfinished == 1
+    counts = pipeline.run_retry_pass(unfinished)
+    assert counts is not None
+    assert (counts["redriven"], counts["applied"]) == (2, 2)
+    assert pipeline.stage.unfinished_retry_pass() is None
+    assert pipeline.stage.due(pipeline.clock.wall()) is None
+
+
+def test_a_redriven_key_has_its_retries_again(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.01))
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}))
+    pipeline.clock.time += 10
+    pipeline.run_retry_pass()
+    assert [lane.why for lane in list_parked(tmp_path)] == [Why.PARKED]
+    request_redrive(tmp_path, "a")
+    pipeline.run_retry_pass()
+    assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(Why.HELD, 1)]
+
+
+def test_a_repeated_batch_waits_as_long_as_the_first_attempt_said(tmp_path: Path) -> None:
+    """Its wall time is written down with its intent."""
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    held = Sent(0, 0, "a", {"n": 0, "fails": 1})
+    pipeline.run(held, settle=False)
+    (first,) = list_parked(tmp_path)
+    pipeline.clock.time += 5_000
+    pipeline.restart()
+    pipeline.run(held, again=True)
+    assert list_parked(tmp_path) == [first]
+
+
+@pytest.mark.parametrize("jump", [1_000, -80])
+def test_a_repeated_pass_tries_what_the_first_attempt_tried(tmp_path: Path, jump: int) -> None:
+    """The sink has the pass already: rows of lanes that became due in the meantime would never reach it."""
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}))
+    pipeline.clock.time += 50
+    pipeline.run(Sent(0, 1, "b", {"n": 1, "fails": 1}))
+    pipeline.clock.time += 50
+
+    def die(_: Batch) -> None:
+        raise Crash
+
+    pipeline.stage.finished = die  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        pipeline.run_retry_pass()
+    pipeline.clock.time += jump
+    pipeline.restart()
+    assert pipeline.stage.due(pipeline.clock.wall()) is None
+    assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
+    pipeline.clock.time += 1_000
+    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    pipeline.run_retry_pass()
+    assert (pipeline.outputs("a"), pipeline.outputs("b")) == ([0], [1])
+
+
+def test_discarded_messages_become_dead_letters_and_the_key_goes_on(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
+    request_discard(tmp_path, "a")
+    pipeline.run_retry_pass()
+    pipeline.run(Sent(0, 2, "a", 2))
+    assert pipeline.outputs("a") == [2]
+    assert [(row["queue_offset"], row["reason"]) for row in pipeline.sink.dead_rows()] == [
+        (0, "discarded by an operator"),
+        (1, "discarded by an operator"),
+    ]
+
+
+def test_only_the_failed_message_can_be_discarded(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
+    request_discard(tmp_path, "a", first_only=True)
+    pipeline.run_retry_pass()
+    assert pipeline.outputs("a") == [1]
+    assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [0]
+
+
+def test_a_request_about_a_key_that_does_not_stand_still_is_answered_with_nothing(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(Sent(0, 0, "a", 0))
+    request_redrive(tmp_path, "a")
+    assert pipeline.run_retry_pass() is None
+    assert pipeline.stage.due(pipeline.clock.wall()) is None
+
+
+def test_a_dead_letter_lets_its_key_go_on(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=DeadLetter(skip=True))
+    counts = pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 1}), Sent(0, 2, "a", 2))
+    assert (counts["dead"], counts["lanes_held"]) == (1, 0)
+    assert pipeline.outputs("a") == [0, 2]
+    (row,) = pipeline.sink.dead_rows()
+    assert (row["key"], row["queue_offset"], row["reason"]) == ("a", 1, "ValueError: attempt 1 failed")
+
+
+@pytest.mark.parametrize("policy", [HOLD, Park(), DeadLetter(skip=True)])
+def test_poison_is_reported_and_stops_its_key_unless_told_otherwise(tmp_path: Path, policy: Any) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=policy)
+    counts = pipeline.run(Sent(0, 0, "a", b"{"), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
+    assert (counts["poison"], counts["dead"]) == (1, 1)
+    assert pipeline.sink.dead_rows()[0]["value"] == b"{"
+    assert pipeline.outputs("b") == [2]
+    assert pipeline.outputs("a") == ([1] if isinstance(policy, DeadLetter) else [])
+
+
+def test_poison_is_reported_once_however_often_it_is_tried(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    pipeline.run(Sent(0, 0, "a", b"{"))
+    for _ in range(3):
+        pipeline.clock.time += 1_000
+        pipeline.run_retry_pass()
+    assert [lane.why for lane in list_parked(tmp_path)] == [Why.PARKED]
+    assert len(pipeline.sink.dead_rows()) == 1
+
+
+def test_messages_without_a_key_are_a_lane_of_their_queue(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    pipeline.run(Sent(0, 0, None, {"n": 0, "fails": 1}), Sent(0, 1, None, 1), Sent(1, 0, None, 2))
+    assert [row["n"] for row in pipeline.sink.rows()] == [2]
+    assert [(each.key, len(each.messages)) for each in list_parked(tmp_path)] == [(None, 2)]
+
+
+def test_a_full_lane_stops_the_pipeline_before_anything_is_lost(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_per_lane=2))
+    full = [Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1)]
+    pipeline.run(*full)
+    with pytest.raises(LaneFrozen, match="max_waiting_per_lane"):
+        pipeline.run(Sent(0, 2, "a", 2))
+    request_discard(tmp_path, "a")
+    pipeline.restart()
+    pipeline.batch -= 1
+    assert pipeline.stage.due(pipeline.clock.wall()) == 0
+    pipeline.run_retry_pass()
+    pipeline.batch += 1
+    pipeline.run(Sent(0, 2, "a", 2), again=True)
+    assert pipeline.outputs("a") == [2]
+
+
+def test_a_full_lane_can_give_up_its_order_instead(tmp_path: Path) -> None:
+    limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
+    pipeline = Pipeline(tmp_path, on_failure=Park(), limits=limits)
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1))
+    assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [1]
+
+
+def test_a_stopped_lane_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    """A few messages of some megabytes are as much as very many small ones, and are written with every batch."""
+    pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_bytes_per_lane=50))
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", b"x" * 20))
+    with pytest.raises(LaneFrozen, match=r"2 messages of key .* StateLimits\(max_waiting_bytes_per_lane=50\)"):
+        pipeline.run(Sent(0, 2, "a", b"x" * 20))

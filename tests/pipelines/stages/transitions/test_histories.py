@@ -1,0 +1,172 @@
+"""Random pipelines against a model that knows nothing of files, batches and crashes.
+
+A history is a list of batches, each with messages, failures and the places where its attempts die. Whatever dies, the
+sink must hold every key's events once and in order, up to the first one that can never succeed.
+"""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent, never
+
+from lanemq.pipelines import Hold, StateLimits
+from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
+from lanemq.pipelines.stages.transitions.state_files import CACHE
+from lanemq.pipelines.stages.transitions.views import list_parked
+
+RETRIES = 2
+NEVER = 99
+DEATHS = ("before", "first task", "behind tasks", "before sink", "before finish")
+
+
+class Plan(NamedTuple):
+    """One batch: (queue, key, fails, repeat of the message before) of every message, and how its attempts end."""
+
+    messages: list[tuple[int, int, int, bool]]
+    deaths: list[str]
+    pass_deaths: list[str]
+    lose_cache: bool
+
+
+plans = st.builds(
+    Plan,
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 2), st.sampled_from([0, 0, 0, 0, 1, 2, NEVER]), st.booleans()),
+        max_size=8,
+    ),
+    st.lists(st.sampled_from(DEATHS), max_size=2),
+    st.lists(st.sampled_from(DEATHS), max_size=1),
+    st.booleans(),
+)
+
+
+class World:
+    """The topic, the pipeline and the truth."""
+
+    def __init__(self, place: Path) -> None:
+        limits = StateLimits(snapshot_every=3, max_waiting_per_lane=1_000)
+        self.pipeline = Pipeline(place, on_failure=Hold(retries=RETRIES, first=0.01, max=0.02), limits=limits)
+        self.sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.offsets = [0, 0]
+        self.sequences = [0, 0]
+        self.number = 0
+        self.stamped = 0
+
+    def messages(self, plan: Plan) -> list[Sent]:
+        made: list[Sent] = []
+        for queue, key, fails, repeat in plan.messages:
+            before = [each for each in made if each.queue == queue]
+            if repeat and before:
+                made.append(before[-1]._replace(offset=self.offsets[queue]))
+            else:
+                made.append(self._fresh(queue, f"key-{queue}-{key}", fails))
+            self.offsets[queue] += 1
+        return made
+
+    def _fresh(self, queue: int, key: str, fails: int) -> Sent:
+        self.number += 1
+        self.sent[key].append((self.number, fails))
+        sequence = self.sequences[queue]
+        self.sequences[queue] += 1
+        value = {"n": self.number, "fails": fails}
+        return Sent(queue, self.offsets[queue], key, value, ("producer", 1, sequence))
+
+    def attempt(self, death: str | None, work: Callable[[], Any]) -> None:
+        """Runs a unit of work and dies where it is told to."""
+        pipeline = self.pipeline
+
+        def lose(at: int | None) -> None:
+            if (death, at) in {("before", 0), ("first task", 1), ("behind tasks", None)}:
+                raise Crash
+
+        finished, written = pipeline.stage.finished, pipeline.sink.write
+
+        def die(*_: object) -> None:
+            raise Crash
+
+        pipeline.lose = lose
+        if death == "before sink":
+            pipeline.sink.write = die  # type: ignore[method-assign]
+        if death == "before finish":
+            pipeline.stage.finished = die  # type: ignore[method-assign]
+        try:
+            work()
+        except Crash:
+            pipeline.restart()
+        else:
+            pipeline.stage.finished = finished  # type: ignore[method-assign]
+        finally:
+            pipeline.lose = never
+            pipeline.sink.write = written  # type: ignore[method-assign]
+
+    def run(self, plan: Plan) -> None:
+        pipeline, messages = self.pipeline, self.messages(plan)
+        pipeline.batch, pipeline.passes = pipeline.batch + 1, 0
+        for death in [*plan.deaths, None]:
+            if plan.lose_cache:
+                CACHE._shards.clear()
+            self.attempt(death, lambda: pipeline.run(*messages, again=True))
+        for death in plan.pass_deaths:
+            pipeline.clock.time += 20
+            self.attempt(death, pipeline.run_retry_pass)
+            self.finish_passes()
+
+    def finish_passes(self) -> None:
+        """What a restarted runner does first."""
+        number = self.pipeline.stage.unfinished_retry_pass()
+        if number is not None:
+            self.pipeline.run_retry_pass(number)
+
+    def settle(self) -> None:
+        """Until nothing is tried by itself any more."""
+        while self.pipeline.stage.due(self.pipeline.clock.wall()) is not None:
+            self.pipeline.clock.time += 20
+            self.pipeline.run_retry_pass()
+
+    def expected(self, key: str) -> list[int]:
+        ends = [at for at, (_, fails) in enumerate(self.sent[key]) if fails > RETRIES]
+        return [number for number, _ in self.sent[key][: ends[0] if ends else None]]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(plans, min_size=1, max_size=5))
+def test_whatever_dies_every_event_is_applied_once_and_in_order(history: list[Plan]) -> None:
+    CACHE._shards.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        for plan in history:
+            world.run(plan)
+        world.settle()
+        for key in world.sent:
+            assert world.pipeline.outputs(key) == world.expected(key)
+            seen = [row["seen"] for row in world.pipeline.sink.rows() if row["key"] == key]
+            assert seen == list(range(1, len(seen) + 1))
+        waiting = {lane.key: len(lane.messages) for lane in list_parked(Path(folder))}
+        left = {key: len(sent) - len(world.expected(key)) for key, sent in world.sent.items()}
+        assert waiting == {key: count for key, count in left.items() if count}
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(plans, min_size=1, max_size=3))
+def test_redriven_lanes_with_a_mended_step_end_with_everything_applied_in_order(history: list[Plan]) -> None:
+    CACHE._shards.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        for plan in history:
+            world.run(plan)
+        world.settle()
+        world.pipeline.restart(step=mended)
+        request_redrive(Path(folder), everything=True)
+        world.settle()
+        for key, sent in world.sent.items():
+            assert world.pipeline.outputs(key) == [number for number, _ in sent]
+        assert list_parked(Path(folder)) == []
+
+
+def mended(state: Any, event: Any) -> tuple[Any, list[dict[str, object]]]:
+    return state or {"seen": 0}, [{"key": event.key, "n": event.value["n"]}]

@@ -1,0 +1,256 @@
+"""Keys whose events are numbered by the user: repeats, gaps, and what a gap does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.stages.transitions.pipeline_fixture import Pipeline, Sent
+
+from lanemq.model.errors import InvalidOption
+from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits
+from lanemq.pipelines.stages.transitions.lane import MAX_MISSED_RANGES, Lane, Why
+from lanemq.pipelines.stages.transitions.operator_requests import request_discard, request_redrive
+from lanemq.pipelines.stages.transitions.state_files import CACHE
+from lanemq.pipelines.stages.transitions.views import list_parked, show
+
+
+def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+    if event.attempt <= event.value.get("fails", 0):
+        raise ValueError("not yet")
+    if event.value.get("end"):
+        return None, []
+    return (state or 0) + 1, [{"key": event.key, "n": event.value["seq"], "seen": (state or 0) + 1}]
+
+
+def pipeline(place: Path, on_gap: str, **options: Any) -> Pipeline:
+    usual = {"step": step, "sequence": "seq", "on_failure": Park()}
+    return Pipeline(place, on_gap=on_gap, **(usual | options))
+
+
+def numbered(*numbers: int, first: int = 0, **more: object) -> list[Sent]:
+    return [Sent(0, first + at, "k", {"seq": number, **more}) for at, number in enumerate(numbers)]
+
+
+def test_a_number_that_was_applied_is_a_repeat(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report")
+    assert running.run(*numbered(1, 2, 2, 1, 3))["repeats"] == 2
+    assert running.run(*numbered(3, 4, first=5))["repeats"] == 1
+    assert running.outputs("k") == [1, 2, 3, 4]
+
+
+def test_a_gap_is_counted_and_passed_when_it_is_only_reported(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report")
+    assert running.run(*numbered(1, 4, 5))["gaps"] == 2
+    assert running.outputs("k") == [1, 4, 5]
+
+
+def test_a_number_that_comes_late_is_a_dead_letter_and_its_repeat_is_a_repeat(tmp_path: Path) -> None:
+    """It was never applied, so calling it a repeat would lose it without a trace."""
+    running = pipeline(tmp_path, "report")
+    counts = running.run(*numbered(1, 3, 2, 2, 3, 6))
+    assert (counts["late"], counts["dead"], counts["repeats"]) == (1, 1, 2)
+    counts = running.run(*numbered(2, 5, 4, 5, first=6))
+    assert (counts["late"], counts["repeats"]) == (2, 2)
+    assert [row["queue_offset"] for row in running.sink.dead_rows()] == [2, 7, 8]
+    assert "number 2 came late, its key had continued to 3" in running.sink.dead_rows()[0]["reason"]
+    assert running.outputs("k") == [1, 3, 6]
+
+
+def test_a_late_number_does_not_stop_its_key(tmp_path: Path) -> None:
+    """Neither as it comes nor when it waited behind a failure."""
+    running = pipeline(tmp_path, "report", on_failure=Hold(retries=3, first=0.01))
+    running.run(*numbered(1, 3), *numbered(4, first=2, fails=1), *numbered(2, 5, first=3))
+    running.clock.time += 10
+    counts = running.run_retry_pass()
+    assert counts is not None
+    assert (counts["late"], counts["lanes_held"]) == (1, 0)
+    assert running.outputs("k") == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("decide", [request_redrive, request_discard])
+def test_what_a_person_went_on_without_is_late_when_it_comes(tmp_path: Path, decide: Any) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 4))
+    decide(tmp_path, "k")
+    running.run_retry_pass()
+    counts = running.run(*numbered(2, 6, 3, 3, first=2))
+    assert (counts["late"], counts["repeats"], counts["lanes_held"]) == (2, 1, 1)
+
+
+def test_what_is_late_is_never_taken_for_a_repeat_however_many_are_missing(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report")
+    running.run(*numbered(*range(2, 202, 2)))
+    CACHE._shards.clear()
+    assert running.run(*numbered(*range(1, 201, 2), first=100))["late"] == 100
+
+
+def test_missing_numbers_are_remembered_with_a_typed_state(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "report", state_type=int)
+    running.run(*numbered(1, 3))
+    assert running.run(*numbered(2, first=2))["late"] == 1
+
+
+def test_the_limit_of_keys_advises_only_what_helps(tmp_path: Path) -> None:
+    """The number of a key that ended stays, so giving back None makes no room here."""
+    running = pipeline(tmp_path, "report", limits=StateLimits(max_keys_per_shard=1))
+    with pytest.raises(InvalidOption, match=r"forget old keys with expire_after and .* forget_numbers_after$"):
+        running.run(*(Sent(0, at, f"key-{at}", {"seq": 1, "end": True}) for at in range(2)))
+
+
+def test_a_key_waits_for_a_missing_number_and_goes_on_by_itself(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    counts = running.run(*numbered(1, 4, 3, 4))
+    assert (counts["applied"], counts["repeats"], counts["lanes_held"]) == (1, 1, 1)
+    assert running.stage.due(running.clock.wall()) is None
+    running.run(*numbered(2, 5, first=4))
+    assert running.outputs("k") == [1, 2, 3, 4, 5]
+    assert list_parked(tmp_path) == []
+
+
+def test_a_second_gap_behind_the_first_is_waited_for_as_well(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 3, 5, 2))
+    assert running.outputs("k") == [1, 2, 3]
+    running.run(*numbered(4, first=4))
+    assert running.outputs("k") == [1, 2, 3, 4, 5]
+
+
+def test_a_full_key_takes_the_number_that_it_waits_for_and_drops_repeats(tmp_path: Path) -> None:
+    """With `when_lane_is_full="stop"` the batch that brings it would fail for ever."""
+    running = pipeline(tmp_path, "hold", limits=StateLimits(max_waiting_per_lane=2))
+    running.run(*numbered(1, 3, 4))
+    assert running.run(*numbered(1, 4, 2, 5, first=3))["repeats"] == 2
+    assert running.outputs("k") == [1, 2, 3, 4, 5]
+
+
+def test_late_numbers_do_not_make_what_is_remembered_grow(tmp_path: Path) -> None:
+    """Each of them cuts a stretch in two."""
+    running = pipeline(tmp_path, "report")
+    counts = running.run(*numbered(1, 202, *range(3, 202, 2), *range(2, 202, 2)))
+    assert counts["late"] == 200
+    lane = Lane(number=202, missed=((2, 201),))
+    for number in range(3, 202, 2):
+        lane.settle_missed(number)
+    assert len(lane.missed) <= MAX_MISSED_RANGES
+    assert all(lane.has_missed(number) for number in range(2, 202, 2))
+    assert not any(lane.has_missed(number) and not lane.is_doubtful(number) for number in range(3, 202, 2))
+
+
+def test_redriving_a_key_goes_on_without_the_missing_number(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 5, 4))
+    (lane,) = list_parked(tmp_path)
+    assert (lane.why, lane.reason) == (Why.GAP, "number 5 came, 2 is missing")
+    request_redrive(tmp_path, "k")
+    running.run_retry_pass()
+    running.run(*numbered(3, 6, first=3))
+    assert running.outputs("k") == [1, 4, 5, 6]
+
+
+def test_discarding_a_waiting_key_counts_its_numbers_as_seen(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 4, 3))
+    request_discard(tmp_path, "k")
+    running.run_retry_pass()
+    running.run(*numbered(5, first=3))
+    assert running.outputs("k") == [1, 5]
+
+
+def test_a_gap_can_be_a_failure_and_redriving_accepts_it(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "fail")
+    counts = running.run(*numbered(1, 3, 4))
+    assert (counts["parked"], counts["gaps"]) == (1, 1)
+    request_redrive(tmp_path, "k")
+    running.run_retry_pass()
+    assert running.outputs("k") == [1, 3, 4]
+
+
+def test_a_dead_letter_is_not_missed_as_a_number(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "fail", on_failure=DeadLetter(skip=True))
+    counts = running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(3, first=2))
+    assert (counts["dead"], counts["gaps"]) == (1, 0)
+    assert running.outputs("k") == [1, 3]
+
+
+def test_a_held_key_is_tried_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold", on_failure=Hold(retries=3, first=0.01))
+    running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(4, 3, first=2))
+    running.clock.time += 10
+    running.run_retry_pass()
+    assert running.outputs("k") == [1, 2, 3, 4]
+
+
+def test_nobody_passes_a_message_that_tells_no_number(tmp_path: Path) -> None:
+    """It cannot be decoded, so it may be any of them."""
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1), Sent(0, 1, "k", b"{"), *numbered(3, 2, first=2))
+    request_redrive(tmp_path, "k")
+    running.run_retry_pass()
+    assert running.outputs("k") == [1]
+    request_discard(tmp_path, "k", first_only=True)
+    running.run_retry_pass()
+    assert running.outputs("k") == [1, 2, 3]
+
+
+def test_a_message_that_tells_no_number_passes_nobody_either(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold")
+    running.run(*numbered(1, 3), Sent(0, 2, "k", b"{"), *numbered(4, first=3))
+    assert list_parked(tmp_path)[0].why is Why.GAP
+    request_redrive(tmp_path, "k")
+    running.run_retry_pass()
+    assert running.outputs("k") == [1, 3]
+    assert [each.offset for each in list_parked(tmp_path)[0].messages] == [2, 3]
+
+
+def test_a_key_may_begin_with_any_number_if_told_so(tmp_path: Path) -> None:
+    running = pipeline(tmp_path, "hold", first_number=None)
+    running.run(*numbered(17, 18))
+    assert running.outputs("k") == [17, 18]
+
+
+@pytest.mark.parametrize("first_number", [0, -7, 5])
+def test_numbers_may_begin_anywhere(tmp_path: Path, first_number: int) -> None:
+    """Also where the first event is skipped, or redriven behind a gap: 0 is a number, and so is what is below it."""
+    running = pipeline(tmp_path, "hold", first_number=first_number, on_failure=DeadLetter(skip=True))
+    first = first_number
+    running.run(*numbered(first, fails=1))
+    running.run(*numbered(first + 1, first + 2, first + 1, first=1))
+    assert running.outputs("k") == [first + 1, first + 2]
+    running.run(Sent(0, 4, "gap", {"seq": first + 2}))
+    request_redrive(tmp_path, "gap")
+    running.run_retry_pass()
+    assert running.outputs("gap") == [first + 2]
+    assert running.run(Sent(0, 5, "gap", {"seq": first + 1}))["late"] == 1
+
+
+def test_a_function_that_numbers_events_sees_their_key_wherever_they_wait(tmp_path: Path) -> None:
+    """A number that is not known is not settled when its message is skipped, and the key waits for it."""
+    running = pipeline(tmp_path, "hold", on_failure=DeadLetter(skip=True), sequence=of_a_key)
+    running.run(*numbered(1, fails=1), *numbered(2, 4, 3, first=1))
+    assert running.outputs("k") == [2, 3, 4]
+
+
+def of_a_key(event: Event) -> int:
+    found: int = {"k": event.value}[event.key or ""]["seq"]
+    return found
+
+
+@pytest.mark.parametrize("number", [1.0, True, "1", None, 2**70])
+def test_a_function_that_gives_no_whole_number_fails_its_event(tmp_path: Path, number: object) -> None:
+    """Kept as a key's number it could not be read again, and the pipeline would end at every start."""
+    running = pipeline(tmp_path, "hold", sequence=lambda event: number, first_number=None)
+    assert running.run(*numbered(1))["parked"] == 1
+
+
+def test_a_key_that_ended_still_knows_its_number(tmp_path: Path) -> None:
+    """Without it, a late repeat would bring the key back."""
+    running = pipeline(tmp_path, "report")
+    running.run(*numbered(1), *numbered(2, first=1, end=True))
+    assert running.run(*numbered(1, 2, first=2))["repeats"] == 2
+    assert show(tmp_path, "k")[0].state is None
+
+
+@pytest.mark.parametrize("value", [{"seq": "one"}, {}, 5])
+def test_an_event_without_its_number_fails(tmp_path: Path, value: object) -> None:
+    running = pipeline(tmp_path, "hold")
+    assert running.run(Sent(0, 0, "k", value))["parked"] == 1

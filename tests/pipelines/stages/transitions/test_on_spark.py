@@ -1,0 +1,215 @@
+"""Transitions in Spark itself: real tasks, real streams, real shuffles."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Sent, Sink, arrow
+
+from lanemq import Producer
+from lanemq.model.errors import OrderError
+from lanemq.pipelines import Event, Hold, Park, Transitions
+from lanemq.pipelines.batch import NUMBERS_PER_BATCH, Batch, batch_number
+from lanemq.pipelines.ports import Results
+from lanemq.pipelines.stages.transitions.event import COLUMNS, Message
+from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
+from lanemq.pipelines.stages.transitions.redrives import RedrivenLetter, Redrives
+from lanemq.pipelines.stages.transitions.views import list_parked, show
+from lanemq.spark.columns.schema import select_columns
+from lanemq.testing.embedded import EmbeddedBroker
+
+OUTPUTS = "key string, n long, seen long"
+
+
+def make_step() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
+    """Made here, so that workers get it by value: they cannot import tests."""
+
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        seen = (state or 0) + 1
+        if event.attempt <= event.value.get("fails", 0):
+            raise ValueError("not yet")
+        return seen, [{"key": event.key, "n": event.value["n"], "seen": seen}]
+
+    return step
+
+
+class Stream:
+    """A topic read into a stage and a sink, batch by batch; restarted as often as it takes."""
+
+    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, topic: str, place: Path, **options: Any) -> None:
+        self.spark, self.broker, self.topic, self.place = spark, broker, topic, place
+        self.stage = Transitions(step=make_step(), outputs=OUTPUTS, **options)
+        self.stage.open(spark, place / "stage")
+        self.sink = Sink()
+        self.fail_after = ""
+        self.counts: list[dict[str, int]] = []
+
+    def batch(self, messages: DataFrame, number: int) -> None:
+        batch = Batch(QUERY, batch_number(number), 1)
+        results = ran(self.stage, messages, batch)
+        self.counts.append(dict(results.counts))
+        self._maybe_fail("stage")
+        self.sink.write(results, batch)
+        self._maybe_fail("sink")
+        self.stage.finished(batch)
+        self._maybe_fail("finished")
+
+    def _maybe_fail(self, where: str) -> None:
+        if self.fail_after == where:
+            self.fail_after = ""
+            raise RuntimeError(f"died after {where}")
+
+    def send(self, *events: tuple[str, dict[str, Any]]) -> None:
+        with Producer(self.broker.address) as producer:
+            for key, value in events:
+                producer.send(self.topic, value, key=key)
+
+    def catch_up(self, most: int = 1_000) -> None:
+        source = self.spark.readStream.format("lanemq").option("servers", self.broker.address)
+        source = source.option("topic", self.topic).option("startingOffsets", "earliest")
+        frame = source.option("maxOffsetsPerTrigger", str(most)).option("columns", ",".join(COLUMNS)).load()
+        writer = frame.writeStream.foreachBatch(self.batch).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self.place / "checkpoint")).start().awaitTermination()
+
+    def outputs(self, key: str) -> list[tuple[int, int]]:
+        return [(row["n"], row["seen"]) for row in self.sink.rows() if row["key"] == key]
+
+
+@pytest.fixture
+def stream(spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Stream:
+    return Stream(spark, broker, topic, tmp_path, on_failure=Hold(retries=1, first=0.001))
+
+
+def test_a_stream_applies_every_event_once_whatever_is_repeated(stream: Stream) -> None:
+    """Dies after the state was written, after the sink wrote, and after everything but Spark's own note."""
+    stream.send(*((f"key-{n % 3}", {"n": n}) for n in range(12)))
+    for where in ("stage", "sink", "finished"):
+        stream.fail_after = where
+        with pytest.raises(StreamingQueryException, match=f"died after {where}"):
+            stream.catch_up(most=6)
+    stream.catch_up(most=6)
+    for key in range(3):
+        assert stream.outputs(f"key-{key}") == [(n, n // 3 + 1) for n in range(key, 12, 3)]
+
+
+def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Stream) -> None:
+    stream.send(("a", {"n": 0, "fails": 1}), ("a", {"n": 1}), ("b", {"n": 2, "fails": 2}), ("b", {"n": 3}))
+    stream.catch_up()
+    assert stream.sink.rows() == []
+    place = stream.place / "stage"
+    number = batch_number(max(stream.sink.batches) // NUMBERS_PER_BATCH, 1)
+    _until_due(stream)
+    results = stream.stage.run_retry_pass(Batch(QUERY, number, 1))
+    assert results is not None
+    stream.stage.settle(Batch(QUERY, number, 1), results.state)
+    stream.sink.write(results, Batch(QUERY, number, 1))
+    stream.stage.finished(Batch(QUERY, number, 1))
+    assert stream.outputs("a") == [(0, 1), (1, 2)]
+    assert [lane.key for lane in list_parked(place, held=False)] == ["b"]
+    stream.stage = Transitions(step=_lenient(), outputs=OUTPUTS)
+    stream.stage.open(stream.spark, place)
+    request_redrive(place, "b")
+    results = stream.stage.run_retry_pass(Batch(QUERY, number + 1, 1))
+    assert results is not None
+    stream.sink.write(results, Batch(QUERY, number + 1, 1))
+    assert stream.outputs("b") == [(2, 1), (3, 2)]
+
+
+def _lenient() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
+    def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+        return (state or 0) + 1, [{"key": event.key, "n": event.value["n"], "seen": (state or 0) + 1}]
+
+    return step
+
+
+def _until_due(stream: Stream) -> None:
+    """A millisecond is what the policy asks for; the clock is the machine's."""
+    clock = stream.stage._clock
+    while stream.stage.due(clock.wall()) != 0:
+        pass
+
+
+def ran(stage: Transitions, messages: DataFrame, batch: Batch) -> Results:
+    """Run and settled, as a pipeline does it."""
+    results = stage.run(messages, batch)
+    stage.settle(batch, results.state)
+    return results
+
+
+def frame(spark: SparkSession, messages: list[Sent]) -> DataFrame:
+    return spark.createDataFrame(pa.Table.from_batches([arrow(messages)]), select_columns(COLUMNS))
+
+
+def feed(queues: int, count: int, first: int = 0) -> list[Sent]:
+    made = [(queue, first + at) for at in range(count) for queue in range(queues)]
+    return [Sent(queue, at, f"key-{queue}-{at % 5}", {"n": at}) for queue, at in made]
+
+
+def test_shuffled_rows_are_put_in_order_by_numbered_shards(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
+    stage.open(spark, tmp_path)
+    rows = []
+    for number in range(2):
+        shuffled = frame(spark, feed(3, 20, first=20 * number)[::-1]).repartition(2)
+        batch = Batch(QUERY, batch_number(number), 1)
+        rows += ran(stage, shuffled, batch).outputs.table().to_pylist()
+        stage.finished(batch)
+    for queue in range(3):
+        seen = [row["seen"] for row in rows if row["key"] == f"key-{queue}-2"]
+        assert seen == list(range(1, 9))
+        assert [row["n"] for row in rows if row["key"] == f"key-{queue}-2"] == list(range(2, 40, 5))
+
+
+def test_redriven_letters_find_the_shards_of_their_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """Shards are shares of the keys by Spark's own hash, which the driver asks for."""
+    stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
+    stage.open(spark, tmp_path)
+    first, behind = Batch(QUERY, 0, 1), Batch(QUERY, 1, 1)
+    ran(stage, frame(spark, feed(2, 10)), first)
+    stage.finished(first)
+    keys = ("key-0-1", "key-1-3", None)
+    Redrives(tmp_path).ask(
+        RedrivenLetter(key, 0, Message("orders", "broker-a", 0, 90 + at, None, 1, None, b'{"n": 7}'))
+        for at, key in enumerate(keys)
+    )
+    results = stage.run_retry_pass(behind)
+    assert results is not None
+    stage.settle(behind, results.state)
+    rows = results.outputs.table().to_pylist()
+    stage.finished(behind)
+    assert {(row["key"], row["seen"]) for row in rows} == {
+        ("key-0-1", 3), ("key-1-3", 3), (None, 1),
+    }  # fmt: skip
+    assert [show(tmp_path, key)[0].state for key in keys[:2]] == [3, 3]
+
+
+def test_a_queue_that_a_shuffle_split_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The negative control of the test above: without numbered shards the same rows are an error, not a wrong table."""
+    stage = Transitions(step=make_step(), outputs=OUTPUTS)
+    stage.open(spark, tmp_path)
+    shuffled = frame(spark, feed(1, 40)).repartition(2)
+    with pytest.raises(OrderError, match="shuffled"):
+        stage.run(shuffled, Batch(QUERY, 0, 1))
+
+
+def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Transitions(step=make_step(), outputs=OUTPUTS)
+    stage.open(spark, tmp_path)
+    ordered = frame(spark, feed(3, 20)).coalesce(1).sortWithinPartitions("queue_id", "queue_offset")
+    results = ran(stage, ordered, Batch(QUERY, 0, 1))
+    assert (results.counts["applied"], len(results.outputs.files)) == (60, 3)  # type: ignore[attr-defined]
+    assert results.outputs.frame(spark).count() == 60
+    assert show(tmp_path, "key-2-4")[0].state == 4
+
+
+def test_empty_and_tiny_frames_are_batches(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
+    stage.open(spark, tmp_path)
+    assert ran(stage, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0
+    results = stage.run(frame(spark, [Sent(0, 0, "k", b"\xff")]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
+    assert results.dead_letters is not None
+    assert results.dead_letters.frame(spark).first().queue_offset == 0  # type: ignore[union-attr]

@@ -1,0 +1,184 @@
+"""What the stage keeps on disk: what can be repeated from it, what goes, and what is noticed when it is gone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipelines.stages.transitions.pipeline_fixture import QUERY, Crash, Pipeline, Sent, messages
+
+from lanemq.model.errors import StateLost
+from lanemq.model.units import Millis
+from lanemq.pipelines import Hold, Park, StateLimits
+from lanemq.pipelines.batch import Batch, batch_number
+from lanemq.pipelines.stages.transitions.shard import Shard
+from lanemq.pipelines.stages.transitions.state_files import CACHE, KEPT_BATCHES, ShardFiles
+from lanemq.pipelines.stages.transitions.unit_log import UnitLog
+from lanemq.pipelines.stages.transitions.views import list_parked, show
+
+HOLD = Hold(retries=2, first=0.1, max=1.0)
+
+
+def test_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+    next((tmp_path / "state").rglob("*.change")).unlink()
+    CACHE._shards.clear()
+    with pytest.raises(StateLost, match="incomplete"):
+        pipeline.run(*messages(3, first=3))
+    (tmp_path / "ledger" / "0.json").unlink()
+    with pytest.raises(StateLost, match="no state to start from"):
+        pipeline.run(*messages(3, first=3), again=True)
+
+
+def test_state_of_another_query_is_refused(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+    with pytest.raises(StateLost, match="query query-1"):
+        pipeline.stage.run(pipeline.frame([]), Batch("query-2", batch_number(1), 1))
+
+
+def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, limits=StateLimits(snapshot_every=3))
+    for number in range(20):
+        pipeline.run(*messages(3, first=3 * number))
+    files = sorted(path.name for path in (tmp_path / "state").rglob("*.*") if path.is_file())
+    assert len(files) <= 10
+    assert len(list((tmp_path / "ledger").iterdir())) <= 3
+    assert not list((tmp_path / "work").iterdir())
+    assert not list((tmp_path / "intents").iterdir())
+    CACHE._shards.clear()
+    pipeline.restart()
+    counts = pipeline.run(*messages(3, first=57), again=True)
+    assert counts["applied"] == 3
+    assert show(tmp_path, "key-0-0")[0].state == {"seen": 20}
+
+
+def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first=0.001, max=0.001))
+    pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
+    for _ in range(199):
+        pipeline.clock.time += 10
+        pipeline.run_retry_pass()
+    assert len(list((tmp_path / "ledger").iterdir())) <= 3
+    assert len([path for path in (tmp_path / "state").rglob("*") if path.is_file()]) <= 140
+    assert not list((tmp_path / "intents").iterdir())
+
+
+def test_the_last_pass_and_the_batch_behind_many_passes_can_be_repeated(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD, limits=StateLimits(snapshot_every=1))
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}))
+    for _ in range(2):
+        pipeline.clock.time += 1_000
+        pipeline.run_retry_pass()
+    assert pipeline.outputs("a") == [0]
+    CACHE._shards.clear()
+    pipeline.restart()
+    assert pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), again=True)["repeated_batches"] == 1
+    pipeline.run(Sent(0, 1, "a", 1), settle=False)
+    CACHE._shards.clear()
+    pipeline.restart()
+    pipeline.run(Sent(0, 1, "a", 1), again=True)
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
+
+
+def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its intent is there still, so what it started from must be there, too."""
+    pipeline = Pipeline(
+        tmp_path, on_failure=Hold(retries=9, first=0.001, max=0.001), limits=StateLimits(snapshot_every=1)
+    )
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 5}))
+    for _ in range(4):
+        pipeline.clock.time += 10
+        pipeline.run_retry_pass()
+
+    def crash(books: UnitLog, kind: str, number: int) -> None:
+        if kind == "intents":
+            raise Crash
+        remove(books, kind, number)  # type: ignore[arg-type]
+
+    remove = UnitLog.remove
+    pipeline.clock.time += 10
+    with monkeypatch.context() as patched:
+        patched.setattr(UnitLog, "remove", crash)
+        with pytest.raises(Crash):
+            pipeline.run_retry_pass()
+    CACHE._shards.clear()
+    pipeline.restart()
+    assert pipeline.run_retry_pass(pipeline.stage.unfinished_retry_pass()) is not None
+    pipeline.run(Sent(0, 1, "a", 1))
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
+
+
+def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path) -> None:
+    """Spark had not noted the batch when the driver died, but its rows were in the sinks and a pass came behind."""
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    batch = [Sent(0, 0, "a", {"n": 0, "fails": 1})]
+    pipeline.run(*batch)
+    pipeline.clock.time += 100
+    pipeline.run_retry_pass()
+    pipeline.restart()
+    pipeline.run(*batch, again=True)
+    pipeline.run(Sent(0, 1, "a", 1))
+    assert pipeline.outputs("a") == [0, 1]
+    assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
+
+
+def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None:
+    """Spark's part of the checkpoint was deleted: answering its first batch with nothing would lose messages."""
+    pipeline = Pipeline(tmp_path)
+    for number in range(3):
+        pipeline.run(*messages(3, first=3 * number))
+    with pytest.raises(StateLost, match="already that of batch 2"):
+        pipeline.stage.run(pipeline.frame([]), Batch(QUERY, 0, 1))
+
+
+def test_no_pass_runs_while_a_batch_is_on_its_way_to_the_sinks(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, on_failure=HOLD)
+    pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
+    assert pipeline.stage.due(Millis(10**12)) is None
+
+
+def test_a_look_at_lanes_meets_a_newer_ledger_when_files_are_removed_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running pipeline removes what only older ledgers need, also between a reader's two steps."""
+    pipeline = Pipeline(tmp_path, on_failure=Park())
+    pipeline.run(Sent(0, 0, "k", {"n": 0, "fails": 9}))
+    real, failed = ShardFiles.load, []
+
+    def load(files: ShardFiles, version: Any) -> Shard:
+        if not failed:
+            failed.append(version)
+            pipeline.run(Sent(0, 1, "other", 1))
+            raise StateLost("removed meanwhile")
+        return real(files, version)
+
+    monkeypatch.setattr(ShardFiles, "load", load)
+    assert [lane.key for lane in list_parked(tmp_path)] == ["k"]
+    failed.clear()
+    assert show(tmp_path, "k")[0].held is not None
+
+
+def test_a_look_at_state_that_is_really_lost_says_so(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    pipeline.run(*messages(3))
+    for path in (tmp_path / "state").rglob("*.change"):
+        path.unlink()
+    with pytest.raises(StateLost, match="incomplete"):
+        show(tmp_path, "key-0-0")
+
+
+def test_a_worker_gives_up_shards_that_others_work_on(tmp_path: Path) -> None:
+    """Each worker that ever had a queue would otherwise keep the state of it."""
+    pipeline = Pipeline(tmp_path)
+    CACHE._shards.clear()
+    pipeline.run(*messages(1, queue=0), *messages(1, queue=1))
+    before = dict(CACHE._shards)
+    CACHE._shards.clear()
+    for number in range(1, KEPT_BATCHES + 2):
+        pipeline.run(*messages(1, first=number, queue=1))
+    CACHE._shards.update(before)  # as in the worker of the first batch
+    pipeline.run(*messages(1, first=1, queue=0))
+    assert [key[2] for key in CACHE._shards] == ["orders/broker-a/0"]
