@@ -1,9 +1,8 @@
-"""A table that follows another: changes of a SQLite table, through a topic, into a Delta table.
+"""Replication: changes of a SQLite table go through a topic into a Delta table.
 
-Triggers write every change of the table `people` into a table `changes`, in order. A capture sends them to a topic in
-which every person has a lane; a pipeline keeps the Delta table at the newest state of each person. People change
-their id too, and the capture crashes once and sends some changes again. In the end both tables are compared row by
-row.
+Triggers write every change of the table `people` into a table `changes`, in order. A capture sends them to a topic with
+one lane for each person, and a pipeline keeps the Delta table at the newest state of each person. People also change
+their id, and the capture crashes once and sends some changes again. At the end both tables are compared row by row.
 
     python examples/cdc_replication.py
 """
@@ -40,7 +39,7 @@ END;
 
 
 def work_on(source: sqlite3.Connection, dice: random.Random, changes: int) -> None:
-    """What applications do all day: new people, new balances, other ids, people who leave."""
+    """Makes random changes: new people, new balances, new ids, deletions."""
     for _ in range(changes):
         person, other = dice.randrange(300), dice.randrange(300)
         known = source.execute("SELECT 1 FROM people WHERE id = ?", [person]).fetchone()
@@ -57,7 +56,7 @@ def work_on(source: sqlite3.Connection, dice: random.Random, changes: int) -> No
 
 
 class Capture:
-    """Sends what is in `changes`. It remembers how far it came now and then, so a crash makes it repeat some."""
+    """Sends the rows of `changes`. After a crash it sends some of them again."""
 
     def __init__(self, source: sqlite3.Connection, producer: Producer) -> None:
         self._source, self._producer = source, producer

@@ -1,7 +1,7 @@
 """The classic example of ordered messages: 100 messages, 10 orders, 5 tags.
 
-Order id = i modulo 10 picks the queue; the consumer starts at the first message and wants the tags A, C and D
-only. Each order's messages arrive in the order they were sent, whatever else happens.
+The order id, i modulo 10, selects the queue. The consumer starts at the first message and reads only the tags A, C and
+D. The messages of each order arrive in the order in which they were sent.
 
     python examples/hundred_orders.py localhost:9876
 """
@@ -36,7 +36,7 @@ def send_all(servers: str, topic: str) -> list[Receipt]:
 
 
 def receive(servers: str, topic: str, count: int) -> dict[str, list[int]]:
-    """Reads `count` messages and returns the message numbers per order, as they came."""
+    """Reads `count` messages and returns the message numbers of each order, as they arrived."""
     seen: dict[str, list[int]] = defaultdict(list)
     with Consumer(servers, group="hundred-orders", topics=topic, tags=WANTED, start=StartFrom.FIRST) as consumer:
         while count > 0 and (message := consumer.poll(timeout=10)) is not None:

@@ -1,9 +1,8 @@
-"""Account balances from transfers: every entry with the balance after it, in SQLite, to the cent.
+"""Account balances from transfers: every entry with the balance after it, in SQLite, exact to the cent.
 
-A transfer is two messages: one takes from an account, one gives to another. Each account is a lane, so its entries are
-booked in order and a balance never depends on luck; an entry that would overdraw an account is refused, and the row
-says so. The bank's own queue delivers some messages twice; their numbers tell. In the end, for every account, each
-balance must be the sum of the entries up to it, and no other table knows better: there is only this one.
+A transfer is two messages: one takes money from an account, one gives it to another. Each account is a lane, so its
+entries are booked in order. An entry that would overdraw the account is refused, and its row says so. Some messages
+are sent twice; their numbers expose them. At the end each balance must be the sum of the entries up to it.
 
     python examples/ledger_balances.py
 """
@@ -25,7 +24,6 @@ from lanemq.pipelines import Event, Pipeline, SqliteSink, Topic, Transitions, st
 from lanemq.spark import recommended
 from lanemq.testing.embedded import EmbeddedBroker
 
-QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 ACCOUNTS, OPENING_CENTS = 50, 10_000
 ENTRIES = "account string, number long, transfer string, cents long, booked boolean, balance long"
 
@@ -39,7 +37,7 @@ class Entry(msgspec.Struct):
 
 
 def book(balance: int | None, event: Event) -> tuple[int, list[dict[str, Any]]]:
-    """The state of an account is its balance, and nothing else is needed."""
+    """Books one entry. The state of an account is its balance."""
     before, entry = balance or 0, event.value
     booked = before + entry.cents >= 0
     after = before + entry.cents if booked else before
@@ -48,7 +46,7 @@ def book(balance: int | None, event: Event) -> tuple[int, list[dict[str, Any]]]:
 
 
 def entries(transfers: int, dice: random.Random) -> Iterator[tuple[str, Entry]]:
-    """An opening entry for every account, then transfers; some messages come twice, the second time later."""
+    """An opening entry for every account, then transfers. Some messages are sent again later."""
     numbers: Counter[str] = Counter()
 
     def entry(account: int, transfer: str, cents: int) -> tuple[str, Entry]:
@@ -72,7 +70,8 @@ def entries(transfers: int, dice: random.Random) -> Iterator[tuple[str, Entry]]:
 
 def main(spark: SparkSession | None = None, transfers: int = 2_000) -> dict[str, Any]:
     if spark is None:
-        spark = recommended().master("local[2]").config(map=QUIET).getOrCreate()
+        session = recommended().master("local[2]").config("spark.ui.enabled", "false")
+        spark = session.config("spark.ui.showConsoleProgress", "false").getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="lanemq-ledger-") as folder, EmbeddedBroker() as broker:
         messages = list(entries(transfers, random.Random(7)))
@@ -96,7 +95,7 @@ def keep_books(spark: SparkSession, servers: str, folder: Path, messages: list[t
 
 
 def audit(database: Path, messages: list[tuple[str, Entry]]) -> dict[str, Any]:
-    """What is in the database, against what was sent and against itself."""
+    """Compares the database with the messages, and each balance with the sum of its entries."""
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
             "SELECT account, number, cents, booked, balance FROM entries ORDER BY rowid"

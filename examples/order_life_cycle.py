@@ -1,9 +1,8 @@
-"""An order's life: created, paid, shipped. No step happens before the one it needs.
+"""An order is created, paid, shipped, and the events come from two topics.
 
-Two systems report about the same orders: the shop says "created" and "paid", the warehouse says "shipped", each to
-a topic of its own. Within a topic every order is in order. Between topics nothing is: the warehouse may be faster.
-Its handler then finds that the predecessor has not arrived yet and asks to be called again; the queue waits,
-nothing is skipped, and the shop's topic goes on meanwhile.
+The shop reports "created" and "paid", the warehouse reports "shipped". Within a topic each order is in order. Between
+topics there is no order: the warehouse may be faster. Its handler then raises `Retry`, and gets the same message again
+until the order is paid. The queue of the warehouse waits, nothing is skipped, and the shop's topic goes on.
 
     python examples/order_life_cycle.py localhost:9876
 """
@@ -24,7 +23,7 @@ class Event(TypedDict):
 
 
 class Orders:
-    """What is known about each order; handlers of two topics use it at the same time."""
+    """The state of each order, shared by the handlers of both topics."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +32,7 @@ class Orders:
         self.complete = threading.Event()
 
     def advance(self, event: Event) -> bool:
-        """Whether the order was ready for this state. Repeats of the last state are harmless."""
+        """Moves the order to the state of the event, and returns whether it was ready. A repeat changes nothing."""
         with self._lock:
             life = self.lives.setdefault(event["order"], [])
             before = life[-1] if life else None
@@ -70,7 +69,7 @@ def main(servers: str = "localhost:9876") -> Orders:
         admin.create_topic("warehouse", queues=2, ordered=True)
     orders = Orders()
     with make_app(servers, orders), Producer(servers) as producer:
-        for order in ORDERS:  # the warehouse reports first, long before the orders are even created
+        for order in ORDERS:  # the warehouse reports first, before the orders are created
             producer.send("warehouse", {"order": order, "state": "shipped"}, key=order)
         for state in ("created", "paid"):
             for order in ORDERS:

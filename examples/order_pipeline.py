@@ -1,9 +1,8 @@
-"""Every transition of every order, from a topic into a Delta table, checked against the truth.
+"""Every transition of every order, from a topic into a Delta table, compared with what should be there.
 
-Orders are created, paid, packed, shipped and done, or cancelled; a few of their events are sent twice. One event cannot
-even be read: its order is parked with everything behind it, while all other orders go on. Half-way the pipeline is
-stopped and started again. Then a person discards what could not be read, the parked order goes on where it stood, and
-every row of the table is compared with what the generator knows.
+Orders are created, paid, packed, shipped and done, or cancelled. Some events are sent twice. One event cannot be
+decoded: its order is parked with everything behind it, and all other orders go on. Halfway the pipeline is stopped and
+started again. Then the event is discarded, the parked order continues, and every row of the table is checked.
 
     python examples/order_pipeline.py
 """
@@ -16,23 +15,20 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from lanemq import Admin, Producer
-from lanemq.pipelines import DeltaSink, Park, Pipeline, Progress, Topic, Transitions, start
-from lanemq.pipelines.checkpoint.checkpoint import stage_place
-from lanemq.pipelines.stages.transitions.operator_requests import request_discard
-from lanemq.pipelines.stages.transitions.views import list_parked
+from lanemq.pipelines import DeltaSink, Park, Pipeline, Progress, Topic, Transitions, parked, start
 from lanemq.spark import recommended
 from lanemq.testing.demo.result import compare, read_rows
 from lanemq.testing.embedded import EmbeddedBroker
 from lanemq.testing.order_life import OrderEvent, order_events, order_truth
 from lanemq.testing.order_step import OUTPUTS, order_step
 
-QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 BROKEN_ORDER = "order-7"
 
 
 def main(spark: SparkSession | None = None, orders: int = 300) -> dict[str, Any]:
     if spark is None:
-        spark = recommended().master("local[2]").config(map=QUIET).getOrCreate()
+        session = recommended().master("local[2]").config("spark.ui.enabled", "false")
+        spark = session.config("spark.ui.showConsoleProgress", "false").getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="lanemq-orders-") as folder, EmbeddedBroker() as broker:
         return run(spark, broker.address, Path(folder), order_events(orders))
@@ -48,18 +44,19 @@ def run(spark: SparkSession, servers: str, folder: Path, events: list[OrderEvent
         sink=DeltaSink(folder / "transitions"),
         checkpoint=folder / "checkpoint",
     )
-    half, told = len(events) // 2, list[Progress]()
+    half, progress = len(events) // 2, list[Progress]()
     with Producer(servers) as producer:
         send(producer, events[:half])
-        work(pipeline, spark, told)
+        work(pipeline, spark, progress)
         producer.send("orders", b"{half of an event", key=BROKEN_ORDER)
         send(producer, events[half:])
-        work(pipeline, spark, told)
-    parked = list_parked(stage_place(pipeline.folder))
-    for lane in parked:
+        work(pipeline, spark, progress)
+    lanes = parked(pipeline)
+    waiting = lanes.waiting()
+    for lane in waiting:
         print(f"{lane.lane} is parked with {len(lane.messages)} messages: {lane.reason}")
-        request_discard(stage_place(pipeline.folder), lane.lane, first_only=True)
-    work(pipeline, spark, told)
+        lanes.discard(lane.lane, first_only=True)
+    work(pipeline, spark, progress)
     verdict = compare(read_rows(folder / "transitions"), order_truth(events))
     for line in verdict.wrong[:5]:
         print(line)
@@ -67,9 +64,9 @@ def run(spark: SparkSession, servers: str, folder: Path, events: list[OrderEvent
         "right": verdict.passed,
         "orders": verdict.orders,
         "rows": verdict.rows,
-        "parked": [lane.lane for lane in parked],
+        "parked": [lane.lane for lane in waiting],
         "messages": len(events) + 1,
-        "repeats": sum(each.done.counts.get("repeats", 0) for each in told),
+        "repeats": sum(each.done.counts.get("repeats", 0) for each in progress),
     }
 
 
@@ -77,9 +74,9 @@ def send(producer: Producer, events: list[OrderEvent]) -> None:
     producer.send_many("orders", [(event.order, msgspec.to_builtins(event)) for event in events])
 
 
-def work(pipeline: Pipeline, spark: SparkSession, told: list[Progress]) -> None:
-    """A run from start to stop; each has a higher epoch than the one before, and goes on where that one ended."""
-    with start(pipeline, spark, report=told.append) as running:
+def work(pipeline: Pipeline, spark: SparkSession, progress: list[Progress]) -> None:
+    """Runs the pipeline from start to stop. Each run has a higher epoch and continues where the last one ended."""
+    with start(pipeline, spark, report=progress.append) as running:
         if not running.wait_idle(120):
             raise SystemExit("the pipeline did not catch up")
 

@@ -1,8 +1,8 @@
-"""Sending without waiting for each answer, and still in order.
+"""Sending in order without waiting for each receipt.
 
-`submit` takes a message's place in line and returns at once; `send_many` does the same for many. Messages of a key
-are stored in the order of the calls, through lost answers, reconnects and retries, and none is stored twice. If one
-fails for good, the ones behind it fail too instead of passing it.
+`submit` gives a message its place in line and returns immediately; `send_many` does the same for many. Messages of a
+key are stored in the order of the calls, through lost answers, reconnects and retries, and none is stored twice. If one
+fails for good, later messages of its key fail too instead of passing it.
 
     python examples/pipelined_send.py localhost:9876
 """
@@ -19,23 +19,23 @@ MESSAGES = [(KEYS[i % len(KEYS)], {"booking": i}) for i in range(2_000)]
 
 
 def one_by_one(producer: Producer, topic: str) -> list[Receipt]:
-    """The plain way: every send waits for its receipt."""
+    """Every send waits for its receipt."""
     return [producer.send(topic, value, key=key) for key, value in MESSAGES[:200]]
 
 
 def pipelined(producer: Producer, topic: str) -> list[Receipt]:
-    """Futures: hand over everything, then look at how each ended."""
+    """Submits everything, then waits for the receipts."""
     futures = [producer.submit(topic, value, key=key) for key, value in MESSAGES]
     return [future.result() for future in futures]
 
 
 def many(producer: Producer, topic: str) -> list[Receipt]:
-    """The fast way when nothing is to be done in between."""
+    """One call for all messages: the fastest way."""
     return producer.send_many(topic, MESSAGES)
 
 
 def check_order(receipts: list[Receipt]) -> None:
-    """Per key: one queue, growing offsets."""
+    """Checks that each key has one queue and growing offsets."""
     places = defaultdict(list)
     for receipt in receipts:
         places[receipt.key].append((receipt.queue, receipt.offset))

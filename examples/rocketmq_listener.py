@@ -1,7 +1,7 @@
-"""For those who come from RocketMQ: push consumer, orderly listener, statuses.
+"""RocketMQ's push consumer with an orderly listener and its statuses.
 
-SUSPEND_CURRENT_QUEUE_A_MOMENT repeats a message after a while and lets nothing of its queue pass. With manual
-commit, SUCCESS keeps messages uncommitted until COMMIT, and ROLLBACK repeats all of them: a small transaction.
+SUSPEND_CURRENT_QUEUE_A_MOMENT repeats a message after a while, and the whole queue waits. With manual commit, SUCCESS
+keeps messages uncommitted until COMMIT, and ROLLBACK repeats all of them.
 
     python examples/rocketmq_listener.py localhost:9876
 """
@@ -17,7 +17,7 @@ TOPIC_SUSPEND, TOPIC_COMMIT = "listener-suspend", "listener-commit"
 
 
 class SuspendingListener:
-    """Is not ready for message 2 at first; the messages behind it wait."""
+    """Suspends at message 2 twice; the messages behind it wait."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
@@ -35,7 +35,7 @@ class SuspendingListener:
 
 
 class CommittingListener:
-    """Collects numbers and commits them together; the first time it rolls back and gets them all again."""
+    """Collects numbers and commits them together. The first time it rolls back and gets all of them again."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []

@@ -1,8 +1,8 @@
-"""A pipeline declared in a file: `visits.toml` says what happens, this module has the one function it needs.
+"""A pipeline declared in a file: `visits.toml` declares it, and this module has the function that it calls.
 
-Visitors open pages and sometimes buy; a visit ends when they buy or leave. The pipeline makes one row per visit that
-ended, and remembers those that are still open. It runs twice with the same checkpoint, the second time only with
-what came since, and the rows are compared with a plain count in Python.
+Visitors open pages and sometimes buy. A visit ends when they buy or leave. The pipeline writes one row per finished
+visit and keeps the open ones as state. It runs twice with the same checkpoint, the second time with new messages only,
+and the rows are compared with a plain count in Python.
 
     python examples/visits.py
 """
@@ -22,13 +22,12 @@ from lanemq.pipelines import Event, load, run
 from lanemq.spark import recommended
 from lanemq.testing.embedded import EmbeddedBroker
 
-QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 DECLARED = Path(__file__).with_suffix(".toml")
 State = dict[str, int]
 
 
 def step(state: State | None, event: Event) -> tuple[State, list[dict[str, Any]]]:
-    """How many visits a visitor made, and how many pages the open one has."""
+    """Counts the visits of a visitor and the pages of the open one."""
     known = state or {"visits": 0, "pages": 0}
     what = event.value["what"]
     if what == "page":
@@ -44,7 +43,7 @@ def events(count: int, dice: random.Random) -> Iterator[tuple[str, dict[str, str
 
 
 def counted(sent: list[tuple[str, dict[str, str]]]) -> list[tuple[Any, ...]]:
-    """The same by hand: each visitor's events one after the other."""
+    """The same rows, counted without LaneMQ."""
     pages: dict[str, int] = {}
     visits: dict[str, int] = {}
     rows: list[tuple[Any, ...]] = []
@@ -59,7 +58,8 @@ def counted(sent: list[tuple[str, dict[str, str]]]) -> list[tuple[Any, ...]]:
 
 def main(spark: SparkSession | None = None) -> dict[str, Any]:
     if spark is None:
-        spark = recommended().master("local[2]").config(map=QUIET).getOrCreate()
+        session = recommended().master("local[2]").config("spark.ui.enabled", "false")
+        spark = session.config("spark.ui.showConsoleProgress", "false").getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="lanemq-visits-") as folder, EmbeddedBroker() as broker:
         os.environ |= {"VISITS_SERVERS": broker.address, "VISITS_FOLDER": folder}

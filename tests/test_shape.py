@@ -1,7 +1,4 @@
-"""The shape of the project: what a reader may rely on without reading everything.
-
-The layers, the error tree, and that documents speak of what exists.
-"""
+"""The shape of the project: layers, public names, the error tree, and the pages that list them."""
 
 import ast
 import importlib
@@ -16,8 +13,10 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.documents import DOCUMENTS
 
 import lanemq
+from lanemq.checker.verdict import INVARIANTS
 from lanemq.client.consumer.listener import HandlerVerdict
 from lanemq.model import errors
 from lanemq.model.errors import LaneError
@@ -32,7 +31,7 @@ FOLDERS = ("src", "tests", "docs", "scripts", "examples", "benchmarks", "interop
 
 
 def texts() -> Iterator[Path]:
-    """Every text file a reader of the repository meets."""
+    """Every text file of the repository."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
@@ -48,17 +47,7 @@ def section(text: str, title: str) -> str:
     return found[1]
 
 
-def modules() -> Iterator[tuple[str, str]]:
-    """Name and text of every module."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield path.relative_to(SOURCE).as_posix(), path.read_text("utf-8")
-
-
-def test_a_module_says_what_it_is_for() -> None:
-    assert [name for name, text in modules() if not ast.get_docstring(ast.parse(text))] == []
-
-
-def test_the_picture_of_layers_is_the_contract() -> None:
+def test_the_layers_on_the_architecture_page_are_those_of_the_import_contract() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = config["tool"]["importlinter"]["contracts"]
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
@@ -73,14 +62,13 @@ def test_the_picture_of_layers_is_the_contract() -> None:
 
 
 @pytest.mark.parametrize("name", lanemq.__all__)
-def test_a_public_name_is_there_and_written_about(name: str) -> None:
+def test_a_public_name_exists_and_is_documented(name: str) -> None:
     assert hasattr(lanemq, name)
-    told = [ROOT / "README.md", *DOCS.rglob("*.md")]
-    assert any(re.search(rf"\b{name}\b", path.read_text("utf-8")) for path in told)
+    assert any(re.search(rf"\b{name}\b", path.read_text("utf-8")) for path in DOCUMENTS)
 
 
-def test_names_for_type_checkers_and_for_the_running_program_are_the_same() -> None:
-    """They are written twice, since only the second may be imported late."""
+def test_type_checkers_see_the_same_public_names_as_a_running_program() -> None:
+    """The names are written twice, because a running program imports each one at its first use."""
     tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {
@@ -90,15 +78,15 @@ def test_names_for_type_checkers_and_for_the_running_program_are_the_same() -> N
     assert sorted(lanemq.__all__) == sorted(name for names in typed.values() for name in names)
 
 
-def test_a_name_that_is_not_public_is_not_there() -> None:
+def test_a_name_that_is_not_public_cannot_be_imported_from_lanemq() -> None:
     with pytest.raises(AttributeError, match="ConsumerEngine"):
         lanemq.ConsumerEngine  # noqa: B018
     assert set(lanemq.__all__) <= set(dir(lanemq))
 
 
 @pytest.mark.parametrize("module", ["lanemq", "lanemq.cli.main"])
-def test_nothing_heavy_is_loaded_before_it_is_asked_for(module: str) -> None:
-    """A shell prompt waits for `lanemq --version`, a cold function for `import lanemq`."""
+def test_an_import_loads_nothing_heavy(module: str) -> None:
+    """`lanemq --version` and `import lanemq` should answer immediately."""
     heavy = {"lanemq.client", "lanemq.broker", "lanemq.log", "lanemq.net", "asyncio", "sqlite3", "rich"}
     code = f"import sys, {module}; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -122,34 +110,38 @@ NEVER_LEAVE = {"UnreadableHeader", "_TooShort"}
 """Signals inside `wire.command`, which turns them into errors of the tree."""
 
 
-def test_every_exception_of_ours_is_a_lane_error() -> None:
-    """`except LaneError` must catch everything; verdicts are raised by users, click's are for the terminal."""
+def test_every_exception_class_is_a_lane_error() -> None:
+    """`except LaneError` catches everything. Verdicts are raised by users; click handles its own exceptions."""
     allowed = (LaneError, HandlerVerdict, click.ClickException)
     others = {each.__name__ for each in own_exceptions() if not issubclass(each, allowed)}
     assert others == NEVER_LEAVE
 
 
-def test_every_error_can_be_imported_from_a_public_module() -> None:
-    """Nobody should have to know where the code lives to catch what it raises."""
+def test_every_error_can_be_imported_from_lanemq_errors() -> None:
     public = importlib.import_module("lanemq.errors")
     classes = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, LaneError)}
     assert set(public.__all__) == classes
     assert all(getattr(public, name) is getattr(errors, name) for name in classes)
 
 
-def test_the_error_tree_is_drawn_completely() -> None:
+def test_the_docstring_of_the_errors_draws_the_whole_tree() -> None:
     drawn = set(re.findall(r"[A-Z][A-Za-z]+", errors.__doc__ or ""))
     classes = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, LaneError)}
     assert classes - drawn == set()
     assert "…" not in (errors.__doc__ or "")
 
 
+def test_the_reference_lists_every_error() -> None:
+    listed = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    assert [name for name in importlib.import_module("lanemq.errors").__all__ if f"`{name}`" not in listed] == []
+
+
 RAISED_FREELY = {"StopIteration", "StopAsyncIteration", "NotImplementedError", "AssertionError"}
-"""Python's own protocol for iterators and unfinished classes; they mean what they always mean."""
+"""Python's own protocol for iterators and abstract methods."""
 
 
 @pytest.mark.parametrize("package", ["client", "net"])
-def test_the_user_side_raises_no_foreign_class(package: str) -> None:
+def test_client_and_net_raise_only_lane_errors(package: str) -> None:
     foreign = {
         (path.name, node.exc.func.id)
         for path in sorted((SOURCE / package).rglob("*.py"))
@@ -161,22 +153,7 @@ def test_the_user_side_raises_no_foreign_class(package: str) -> None:
     assert not foreign
 
 
-# what documents say
-
-
-GUIDES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *DOCS.rglob("*.md")])
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
-
-
-def test_every_example_is_told_of_in_a_line() -> None:
-    told = (ROOT / "examples" / "README.md").read_text("utf-8")
-    files = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in {".py", ".toml"}}
-    assert set(re.findall(r"^\| \[([\w.]+)\]", told, re.MULTILINE)) == files
+# pages that list something
 
 
 def test_every_promise_names_its_test() -> None:
@@ -189,26 +166,33 @@ def test_every_promise_names_its_test() -> None:
         assert all((ROOT / path).is_file() for path in named), named
 
 
-def test_every_addition_to_the_protocol_is_told() -> None:
-    told = (DOCS / "reference" / "compatibility.md").read_text("utf-8")
+def test_every_addition_to_the_protocol_is_documented() -> None:
+    documented = (DOCS / "reference" / "compatibility.md").read_text("utf-8")
     added = [value for name, value in vars(lane_fields).items() if name.startswith("LANE_")]
     assert added
-    assert [value for value in added if f"`{value}`" not in told] == []
+    assert [value for value in added if f"`{value}`" not in documented] == []
 
 
-def test_decisions_are_numbered_and_whole() -> None:
-    paths = sorted((DOCS / "decisions").glob("*.md"))
+def test_the_reference_lists_every_invariant_of_the_checker() -> None:
+    listed = re.findall(r"^\| ([A-Z]\d) \|", (DOCS / "reference" / "history.md").read_text("utf-8"), re.MULTILINE)
+    assert listed == list(INVARIANTS)
+
+
+def test_decisions_are_numbered_complete_and_listed() -> None:
+    paths = sorted((DOCS / "decisions").glob("0*.md"))
+    listed = re.findall(r"\]\((0[^)]+)\)", (DOCS / "decisions" / "README.md").read_text("utf-8"))
+    assert listed == [path.name for path in paths]
     assert [path.name[:4] for path in paths] == [f"{number:04}" for number in range(1, len(paths) + 1)]
     for path in paths:
         titles = re.findall(r"^## (.+)$", path.read_text("utf-8"), re.MULTILINE)
         assert titles == ["Context", "Choice", "What we gave up", "When to look again"], path.name
 
 
-LEFTOVER = re.compile("TO" + "DO|FIX" + "ME")
+TO_DO = re.compile("TO" + "DO|FIX" + "ME")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w|C:\\\\Users")
 
 
-@pytest.mark.parametrize("pattern", [LEFTOVER, MACHINE_PATH], ids=["nothing is left for later", "no machine's paths"])
+@pytest.mark.parametrize("pattern", [TO_DO, MACHINE_PATH], ids=["to do", "path of one machine"])
 def test_no_file_contains(pattern: re.Pattern[str]) -> None:
     found = [path.relative_to(ROOT).as_posix() for path in texts() if pattern.search(path.read_text("utf-8"))]
     assert [path for path in found if path != "tests/test_shape.py"] == []

@@ -1,0 +1,227 @@
+"""What the documents show is true: snippets type-check and run, commands parse, files load, names and links exist."""
+
+import importlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from tests.documents import DOCUMENTS, ROOT, Snippet, in_text, name_of, snippets
+
+from lanemq import Admin
+from lanemq.cli.main import main
+from lanemq.testing.embedded import EmbeddedBroker
+
+ADDRESS = "localhost:9876"
+PYTHON = snippets("python")
+RUN = {path: [each for each in PYTHON if each.document == path and each.not_run is None] for path in DOCUMENTS}
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def document(path: Path) -> str:
+    return name_of(path)
+
+
+# Python
+
+
+@pytest.mark.slow
+def test_every_snippet_and_every_example_passes_mypy_strict(tmp_path: Path) -> None:
+    names = {}
+    for number, snippet in enumerate(PYTHON):
+        names[f"snippet_{number}.py"] = snippet.name
+        (tmp_path / f"snippet_{number}.py").write_text(snippet.code, "utf-8")
+    for path in EXAMPLES:
+        (tmp_path / path.name).write_text(path.read_text("utf-8"), "utf-8")
+    found = mypy(tmp_path)
+    for file, name in names.items():
+        found = re.sub(rf"\b{re.escape(file)}:", f"{name} + line ", found)
+    assert found == ""
+
+
+def test_the_type_check_finds_an_option_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text('from lanemq import Producer\n\nProducer("localhost:9876", lingers=1)\n')
+    assert 'Unexpected keyword argument "lingers"' in mypy(tmp_path)
+
+
+def mypy(folder: Path) -> str:
+    words = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file", ROOT / "pyproject.toml"]
+    files = sorted(path.name for path in folder.glob("*.py"))
+    words += ["--cache-dir", ROOT / "var" / "mypy_documents", *files]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if RUN[path]], ids=document)
+def test_snippets_run_in_the_order_of_their_document(path: Path, tmp_path: Path) -> None:
+    with EmbeddedBroker() as broker:
+        with Admin(broker.address) as admin:
+            admin.create_topic("orders", queues=8, ordered=True)
+        for snippet in RUN[path]:
+            printed = run(snippet, broker.address, tmp_path)
+            if snippet.prints is not None:
+                assert printed == snippet.prints, snippet.name
+
+
+def run(snippet: Snippet, address: str, folder: Path) -> str:
+    """What the snippet prints. It runs as a program of its own, with the address of the test's broker."""
+    words = [sys.executable, "-c", snippet.code.replace(ADDRESS, address)]
+    printed: list[str] = []
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        if snippet.until is not None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                printed.append(line)
+                if line.strip() == snippet.until:
+                    break
+            process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, f"{snippet.name}: {errors}"
+    if snippet.until is not None:
+        assert printed[-1:] == [f"{snippet.until}\n"], f"{snippet.name} ended before it printed {snippet.until!r}"
+    return "".join(printed) + rest
+
+
+def test_comments_in_front_of_a_fence_say_how_it_is_run() -> None:
+    text = "\n".join(
+        [
+            "<!-- with: import os -->",
+            "<!-- until: done -->",
+            "```python",
+            "print(os.name)",
+            "```",
+            "It prints:",
+            "",
+            "<!-- prints -->",
+            "```text",
+            "posix",
+            "```",
+            "",
+        ]
+    )
+    first, second = in_text(ROOT / "x.md", text)
+    assert (first.code, first.until, first.not_run, first.prints) == (
+        "import os\nprint(os.name)\n",
+        "done",
+        None,
+        "posix\n",
+    )
+    assert (second.language, second.prints) == ("text", None)
+
+
+# names
+
+
+def named() -> Iterator[tuple[str, str, str]]:
+    """Document, module and name of every `from lanemq… import …`, in fences and in sentences."""
+    for path in DOCUMENTS:
+        for module, names in re.findall(r"from (lanemq[\w.]*) import \(?([\w, \n]+)", path.read_text("utf-8")):
+            for name in re.findall(r"\w+", names.split("\n\n")[0] if "(" in names else names.splitlines()[0]):
+                yield name_of(path), module, name
+
+
+def test_everything_that_a_document_imports_exists() -> None:
+    found = sorted(set(named()))
+    assert len(found) > 10
+    assert [each for each in found if not hasattr(importlib.import_module(each[1]), each[2])] == []
+
+
+def test_every_dotted_name_of_lanemq_in_a_document_exists() -> None:
+    names = {
+        (name_of(path), name)
+        for path in DOCUMENTS
+        for name in re.findall(r"`(lanemq(?:\.\w+)+)(?:\([^`]*\))?`", path.read_text("utf-8"))
+    }
+    assert [each for each in sorted(names) if not exists(each[1])] == []
+
+
+def exists(dotted: str) -> bool:
+    module, _, name = dotted.rpartition(".")
+    try:
+        importlib.import_module(dotted)
+    except ImportError:
+        return hasattr(importlib.import_module(module), name)
+    return True
+
+
+# commands and files
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    found = []
+    for snippet in snippets("sh"):
+        for line in snippet.code.replace("\\\n", " ").splitlines():
+            words = [word for word in shlex.split(line, comments=True) if word != "&"]
+            if "lanemq" in words[:1]:
+                found.append((snippet.name, words[: words.index(">")] if ">" in words else words))
+    return found
+
+
+@pytest.mark.parametrize(("where", "words"), commands(), ids=lambda each: each if isinstance(each, str) else "")
+def test_a_command_parses(where: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As click would parse it, without running it; files that it names exist."""
+    monkeypatch.chdir(tmp_path)
+    for word in words:
+        if re.search(r"\.(toml|py|pem|key|jsonl|txt)$|/|^secret$", word):
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / word).touch() if "." in Path(word).name or word == "secret" else None
+            (tmp_path / word).mkdir(parents=True, exist_ok=True) if "." not in Path(word).name else None
+    context, command, rest = click.Context(main), main.get_command(click.Context(main), words[1]), words[2:]
+    while isinstance(command, click.Group):
+        command, rest = command.commands[rest[0]], rest[1:]
+    assert command is not None, where
+    command.make_context(words[1], rest, parent=context)
+
+
+def test_the_reference_lists_every_command() -> None:
+    text = (ROOT / "docs" / "reference" / "command-line.md").read_text("utf-8")
+    assert re.findall(r"^\| `lanemq (\w+)` \|", text, re.MULTILINE) == main.list_commands(click.Context(main))
+
+
+DECLARED = [each for each in snippets("toml") if "[pipeline]" in each.code]
+
+
+@pytest.mark.parametrize("snippet", DECLARED, ids=lambda each: each.name)
+def test_a_pipeline_file_loads(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = pytest.importorskip("lanemq.pipelines").load
+    for name in re.findall(r"\$\{(\w+)\}", snippet.code):
+        monkeypatch.setenv(name, "value")
+    for module in re.findall(r'"(\w+):step"', snippet.code):
+        (tmp_path / f"{module}.py").write_text("def step(state, event):\n    return state, []\n")
+    (tmp_path / "declared.toml").write_text(snippet.code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    load(tmp_path / "declared.toml")
+
+
+# links and pictures
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document)
+def test_links_lead_somewhere(path: Path) -> None:
+    """To files, and to headings in them."""
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    broken = []
+    for link, _, anchor in re.findall(r"\]\(([^)#:\s]*)(#([^)]*))?\)", text):
+        target = path.parent / link if link else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{link}#{anchor}")
+    assert broken == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The names under which headings can be linked to, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_example_has_a_line_in_their_list() -> None:
+    listed = (ROOT / "examples" / "README.md").read_text("utf-8")
+    files = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in {".py", ".toml"}}
+    assert set(re.findall(r"^\| \[([\w.]+)\]", listed, re.MULTILINE)) == files
