@@ -301,6 +301,18 @@ def test_stock_member_that_does_not_own_the_queue_cannot_move_its_offset_back(ha
     assert owner.committed() == 6, "forward is believed, as RocketMQ would"
 
 
+def test_requests_of_members_that_do_not_own_the_queue_are_counted(hand: Running) -> None:
+    talk = take_over(hand)
+    talk.pull("T", laneClient="a", laneEpoch="1")
+    talk.commit(9, laneClient="a", laneEpoch="1")
+    stock = hand.talk()
+    stock.heartbeat("c", topics={"T": "*"})
+    stock.pull("T")
+    stock.commit(9)
+    names = ("laneStalePulls", "laneStaleCommits", "laneRefusedCommits", "laneRefusedParks")
+    assert [talk.runtime()[name] for name in names] == ["2", "1", "1", "0"]
+
+
 def test_negative_commit_is_no_error_and_changes_nothing(hand: Running) -> None:
     talk = hand.talk()
     talk.commit(4)

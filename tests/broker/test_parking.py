@@ -7,7 +7,7 @@ from tests.broker.conftest import Start
 from tests.broker.running import Gate, HandClock, Running
 from tests.broker.talk import Talk, records
 
-from lanemq.broker.handlers import parked
+from lanemq.broker.handlers import operator_parking
 from lanemq.log.parked_rows import ParkedChange, ParkedRows
 from lanemq.model.errors import StorageError
 from lanemq.wire.bodies import LaneLease
@@ -325,7 +325,7 @@ def test_long_lists_come_in_parts(running: Running, monkeypatch: pytest.MonkeyPa
     owner = Owner(running)
     for number in range(6):
         owner.park(number, key=f"k{number}")
-    monkeypatch.setattr(parked, "MAX_TABLE_CHARS", 700)
+    monkeypatch.setattr(operator_parking, "MAX_LIST_CHARS", 700)
     wanted, found = LaneBody(), list[str | None]()
     while not found or wanted.after:
         table = ParkedTable.decode(owner.talk.ask(RequestCode.LANE_PARKED, {}, wanted.encode()).body)
@@ -341,7 +341,7 @@ def test_long_lists_come_in_parts(running: Running, monkeypatch: pytest.MonkeyPa
 
 
 def test_long_lanes_are_shown_in_parts(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked, "SHOWN", 2)
+    monkeypatch.setattr(operator_parking, "MAX_SHOWN", 2)
     owner = Owner(running)
     owner.park(1, 2, 3)
     assert parked_offsets(owner.talk) == [1, 2]

@@ -10,7 +10,7 @@ from tests.broker.conftest import Start
 from tests.broker.running import Gate, HandClock, Running
 from tests.broker.talk import Talk, bodies, send_ext
 
-from lanemq.broker.send_runs import MOST_TOGETHER, SendRuns
+from lanemq.broker.handlers.send import MAX_RUN_FRAMES, SendRuns
 from lanemq.testing.faulty_disk import FaultyDisk
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
@@ -68,7 +68,7 @@ def test_a_run_is_stored_in_order_and_answered_one_by_one(talk: Talk, counted: l
 
 
 def test_more_than_fit_into_one_look_are_all_stored(talk: Talk) -> None:
-    count = MOST_TOGETHER * 2 + 5
+    count = MAX_RUN_FRAMES * 2 + 5
     opaques = post_together(talk, "T", [{"body": b"%d" % n} for n in range(count)])
     assert {talk.answer(opaque).code for opaque in opaques} == {0}
     assert bodies(talk.read("T")) == [b"%d" % n for n in range(count)]

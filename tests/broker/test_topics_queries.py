@@ -217,7 +217,7 @@ def test_retention_by_size(start: Start) -> None:
 
 
 def test_config_items_are_bounded(hand: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanemq.broker.handlers.routes.MAX_KV", 2)
+    monkeypatch.setattr("lanemq.broker.handlers.routes.MAX_KV_ITEMS", 2)
     talk = hand.talk()
     codes = [
         talk.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": str(k), "value": "v"}).code for k in range(3)

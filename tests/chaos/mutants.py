@@ -11,8 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from lanemq.broker.app import Broker
-from lanemq.broker.checkpoints import Checkpoints
+from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.client.consumer.assigned_queue import Holding
 from lanemq.client.consumer.hand_over import HandOver
@@ -134,7 +133,7 @@ def saved_offsets(patch: Patch) -> None:
 
 def offsets_at_stop(patch: Patch) -> None:
     """Broker: stops in order without writing down the offsets of its last moments."""
-    patch(Broker, "_save_everything", lambda self: None)
+    patch(Checkpoints, "save_offsets_now", lambda self: None)
 
 
 def flush_before_ack(patch: Patch) -> None:

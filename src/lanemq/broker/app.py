@@ -1,7 +1,7 @@
-"""Wiring, start and stop: the only place that knows all parts of a broker.
+"""A broker: how its parts are connected, and how it starts and stops.
 
-Stopping is a written order: stop accepting → answer held pulls → let everything staged reach the disk → save
-offsets, stamps and indexes → close connections → mark a clean stop.
+Order of a stop: stop accepting → answer held pulls → wait until everything staged is on disk → close connections → save
+offsets, stamps and indexes → mark a clean stop.
 """
 
 import asyncio
@@ -10,42 +10,41 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lanemq.broker.access.guard import Guard
-from lanemq.broker.checkpoints import (
-    DELAY_CURSOR,
-    Checkpoints,
-    producer_row,
-    restored_lease,
-    restored_offset,
-    restored_producer,
-)
 from lanemq.broker.config import BrokerOptions
-from lanemq.broker.delays import DelayDelivery
 from lanemq.broker.dispatch import Dispatch, Handler
 from lanemq.broker.handlers.groups import GroupHandler
 from lanemq.broker.handlers.locks import LockHandler
 from lanemq.broker.handlers.offsets import OffsetHandler
-from lanemq.broker.handlers.park import ParkHandler
-from lanemq.broker.handlers.parked import ParkedHandler
+from lanemq.broker.handlers.operator_parking import OperatorParkingHandler
+from lanemq.broker.handlers.owner_parking import OwnerParkingHandler
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.handlers.queries import QueryHandler
 from lanemq.broker.handlers.resets import ResetHandler
 from lanemq.broker.handlers.retries import RetryHandler
 from lanemq.broker.handlers.routes import RouteHandler
-from lanemq.broker.handlers.send import SendHandler
+from lanemq.broker.handlers.send import SendHandler, SendRuns
 from lanemq.broker.handlers.stats import StatsHandler
 from lanemq.broker.handlers.topics import TopicHandler
 from lanemq.broker.housekeeping import Housekeeping
 from lanemq.broker.notices import Notices
 from lanemq.broker.parts import Parts
 from lanemq.broker.recording import Recording
-from lanemq.broker.send_runs import SendRuns
+from lanemq.broker.storage.checkpoints import (
+    Checkpoints,
+    producer_row,
+    restored_cursors,
+    restored_lease,
+    restored_offset,
+    restored_producer,
+)
+from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.broker.storage.group_commit import GroupCommit
 from lanemq.broker.storage.log_thread import LogThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
 from lanemq.core.brokering.dedup import ProducerTable
-from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
+from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.brokering.long_poll import LongPolls
@@ -54,7 +53,7 @@ from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.history import NO_HISTORY, last_time, open_history
 from lanemq.log.appender import Arrival
 from lanemq.log.options import StoreOptions
-from lanemq.log.state import OffsetRow, ProducerRow, Sync
+from lanemq.log.state import ProducerRow
 from lanemq.log.store import Store
 from lanemq.model.names import SCHEDULE_TOPIC
 from lanemq.model.stamp import Stamp
@@ -78,7 +77,7 @@ class Broker:
     """One broker process: `await start()`, serve, `await stop()`."""
 
     def __init__(self, options: BrokerOptions, clock: Clock | None = None, open_store: OpenStore = Store) -> None:
-        """`open_store` is where a test puts a disk that fails."""
+        """`open_store` lets a test replace the disk by a failing one."""
         self.options = options
         self._clock = clock or SystemClock()
         self._open_store = open_store
@@ -91,7 +90,7 @@ class Broker:
         self.address = options.listen
 
     async def start(self) -> None:
-        """Recovers what is on disk, then listens; returns when clients can connect."""
+        """Recover what is on disk, then listen; returns when clients can connect."""
         store = self._open_store(self.options.data, _store_options(self.options))
         self._thread = self._new_thread()
         try:
@@ -112,17 +111,17 @@ class Broker:
         log.info("listening on %s, data in %s", self.address, self.options.data)
 
     async def stop(self) -> None:
-        """A clean stop: everything accepted is on disk, and the next start needs no recovery."""
+        """Stop cleanly: everything accepted is on disk, and the next start needs no recovery."""
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         self._server.stop_accepting()
         self._pull.release_all()
         await self._parts.group_commit.drained()
-        await self._thread.call(_nothing)  # behind everything submitted: its outcome has been told
+        await self._thread.call(_nothing)  # after all submitted jobs, so that their outcomes are handled
         await self._server.close()
         try:
-            self._save_everything()
+            self._checkpoints.save_offsets_now()
         finally:
             self._thread.stop()
             self._recording.close()
@@ -131,10 +130,10 @@ class Broker:
 
     @property
     def read_only(self) -> bool:
-        """Whether a failed write has ended this broker's sends; reads go on."""
+        """Whether a failed write has stopped sends; reads go on."""
         return self._parts.group_commit.failure is not None
 
-    # what the server calls
+    # called by the server
 
     def connected(self, peer: Peer) -> None:
         self._parts.notices.connected(peer)
@@ -191,7 +190,19 @@ class Broker:
             parking=Parking(options, store.state, self._thread, self._recording, clock.wall()),
         )
         self._add_handlers(parts)
-        self._housekeeping = Housekeeping(parts, self._pull, Checkpoints(parts), DelayDelivery(parts))
+        self._checkpoints = Checkpoints(
+            options,
+            clock,
+            store,
+            self._thread,
+            group_commit,
+            parts.topics,
+            parts.producers,
+            parts.offsets,
+            parts.delays,
+        )
+        delays = DelayDelivery(parts.delays, store, clock, parts.topics, group_commit)
+        self._housekeeping = Housekeeping(parts, self._pull, self._checkpoints, delays)
         return parts
 
     def _add_handlers(self, parts: Parts) -> None:
@@ -204,8 +215,8 @@ class Broker:
             self._pull,
             LockHandler(parts),
             OffsetHandler(parts),
-            ParkHandler(parts),
-            ParkedHandler(parts),
+            OwnerParkingHandler(parts),
+            OperatorParkingHandler(parts),
             self._groups,
             RouteHandler(parts),
             TopicHandler(parts, self._pull.topic_deleted),
@@ -220,16 +231,16 @@ class Broker:
         self._pull.arrived(arrivals)
 
     def _new_thread(self) -> LogThread:
-        """A simulation brings one that needs no thread."""
+        """Simulations override this with one that needs no thread."""
         return LogThread(asyncio.get_running_loop())
 
     def _new_server(self) -> Server:
-        """A simulation brings one that needs no sockets."""
+        """Simulations override this with one that needs no sockets."""
         options = self.options
         return Server(
             self,
             max_connections=options.max_connections,
-            together=self._runs.take if options.users is None else None,  # each request has its own signature
+            together=self._runs.take if options.users is None else None,  # every request must be checked
             reads=self._parts.group_commit,
             door=None if options.tls is None else Door(options.tls, self._clock),
         )
@@ -243,7 +254,7 @@ class Broker:
         alive = last_time(folder, name, now())
         return Recording(open_history(folder, name, now, "broker"), alive)
 
-    # what survives a restart
+    # recovery
 
     def _recover(self) -> None:
         parts = self._parts
@@ -257,10 +268,7 @@ class Broker:
         leases, floor = map(restored_lease, state.leases()), Epoch(state.epoch_floor())
         parts.locks.restore(leases, floor=floor, now=self._clock.now())
         parts.producers.restore(restored_producer(row) for row in state.producers())
-        for level in range(1, MAX_LEVEL + 1):
-            cursor = state.get(f"{DELAY_CURSOR}{level}")
-            if cursor is not None:
-                parts.delays.restore([(level, QueueOffset(int(cursor)))])
+        parts.delays.restore(restored_cursors(state))
         report = parts.store.recover(self._replay, self._stamps_to_save)
         if not report.clean:
             parts.offsets.cut_offsets(self._end_of)
@@ -298,12 +306,6 @@ class Broker:
                 stored_at=Millis(record.store_timestamp),
             )
 
-    def _save_everything(self) -> None:
-        rows = self._parts.offsets.dirty()
-        self._parts.state.save_offsets([OffsetRow(*row) for row in rows], Sync.FULL)
-        for level, offset in self._parts.delays.dirty().items():
-            self._parts.state.put(f"{DELAY_CURSOR}{level}", str(offset))
-
     async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -315,7 +317,7 @@ def _nothing() -> None:
 
 
 def _asked_queue(record: RecordView) -> tuple[str, int]:
-    """The queue in which a record's stamp counts: the one it was sent to, even if it waits elsewhere."""
+    """The queue in which a record's stamp counts: the one it was sent to, even while it is delayed."""
     if record.topic != SCHEDULE_TOPIC:
         return record.topic, record.queue_id
     properties = record.properties

@@ -1,4 +1,4 @@
-"""Everything that can be set on a broker: unit, default, and what goes wrong at either end."""
+"""Options of a broker: unit, default, and what goes wrong with values that are too small or too large."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,83 +12,83 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Checked as a whole when made; every problem found is reported at once."""
+    """Options of one broker, checked when they are made; all problems are reported together."""
 
     data: Path
-    """Folder of the log and the small state. One broker at a time may use it."""
+    """Folder of the log and the state database. One broker at a time may use it."""
 
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9876))
-    """Where to accept. Loopback by default: a broker without `users` serves whoever reaches it, so a public address
-    is a decision."""
+    """Address to listen on. Loopback by default, because a broker without `users` serves every client that reaches
+    it."""
 
     advertise: str | None = None
-    """Host that clients are told to connect to; default: the listening host (127.0.0.1 for 0.0.0.0)."""
+    """Host that clients connect to; None: the listening host (127.0.0.1 for 0.0.0.0)."""
 
     tls: ServerTls | None = None
-    """Encrypted connections on the same port; None: plain ones only."""
+    """Certificate for encrypted connections on the same port; None: plain connections only."""
 
     users: Path | None = None
     """File of users and rights (docs/guides/security.md), read again when it changes; None: no access control."""
 
     name: str = "lanemq"
-    """Broker name in routes. Part of a queue's identity for RocketMQ clients: renaming moves every queue."""
+    """Broker name in routes. It is part of a queue's identity for RocketMQ clients: renaming moves every queue."""
 
     cluster: str = "LaneMQ"
-    """Cluster name shown to RocketMQ's tools."""
+    """Cluster name for RocketMQ's tools."""
 
     durable: bool = True
-    """Acknowledge after fdatasync. False: after write; a power cut may lose the last moments, a crash of the
-    broker process does not."""
+    """Whether messages are acknowledged after fdatasync. False: after write; a power cut may lose the last moments, a
+    crash of the broker process does not."""
 
     relaxed_sync: float = 0.5
     """Seconds until written records are synced at the latest when `durable` is off. Long: a power cut loses more.
     Short: costs as much as `durable`."""
 
     auto_create_topics: bool = True
-    """Create a topic on first use, as RocketMQ does. Off: a mistyped topic is an error."""
+    """Whether a topic is created on first use, as in RocketMQ. Off: a mistyped topic is an error."""
 
     default_queues: int = 8
-    """Queues of an automatically created topic at most (RocketMQ: TBW102). Fewer limit parallel consumers."""
+    """Most queues of an automatically created topic (RocketMQ: TBW102). Few limit the number of parallel consumers."""
 
     segment_bytes: int = 256 * MEBIBYTE
-    """Size of one log file. Small: many files. Large: retention frees space in coarse steps."""
+    """Size of one log file in bytes. Small: many files. Large: retention frees space in coarse steps."""
 
     retention: float = 72 * 3600.0
-    """Seconds after which log files are deleted (RocketMQ: fileReservedTime). Too small loses unread messages."""
+    """Seconds after which log files are deleted (RocketMQ: fileReservedTime). Too short: unread messages are lost."""
 
     retention_bytes: int = 0
-    """Log size above which the oldest files are deleted; 0 = no limit but the disk."""
+    """Log size in bytes above which the oldest files are deleted; 0: no limit but the disk."""
 
     max_body_bytes: int = 4 * MEBIBYTE
-    """Largest message body (RocketMQ: maxMessageSize)."""
+    """Largest message body in bytes (RocketMQ: maxMessageSize)."""
 
     max_properties_bytes: int = 32767
-    """Largest properties text; the record format stores its length in a signed short."""
+    """Largest properties text in bytes; the record format stores its length in a signed short."""
 
     max_connections: int = 10_000
-    """Connections beyond this are closed at once. Bounded by the process's open files."""
+    """Connections at once; further ones are closed immediately. Bounded by the process's open files."""
 
     max_pending_bytes: int = 256 * MEBIBYTE
-    """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory in overload."""
+    """Bytes accepted but not yet on disk; beyond it senders are answered "busy". Bounds memory under overload."""
 
     max_pull_messages: int = 4096
-    """Most messages in one pull answer; RocketMQ clients ask for 32."""
+    """Messages in one pull answer; RocketMQ clients ask for 32."""
 
     max_pull_bytes: int = 4 * MEBIBYTE
-    """Most bytes in one pull answer (the first message is always included)."""
+    """Bytes in one pull answer; the first message is always included."""
 
     max_held_pulls: int = 100_000
-    """Long polls held at once; beyond it a pull is answered empty at once."""
+    """Long polls held at once; further pulls are answered empty immediately."""
 
     max_parked_lane: int = 10_000
-    """Messages parked in one lane. Beyond it newer messages of the key stay with their consumer, which then cannot
-    commit past them; very many make one redrive long."""
+    """Messages parked in one lane. Few: newer messages of the key stay with their consumer, which cannot commit past
+    them. Many: one redrive takes long."""
 
     max_parked_messages: int = 200_000
-    """Messages parked by one group, all lanes together. Each costs the broker about 100 bytes of memory."""
+    """Messages parked by one group in all lanes. Each costs the broker about 100 bytes of memory."""
 
     max_parked_bytes: int = 1024 * MEBIBYTE
-    """Bytes parked by one group. They lie in state.db, which does not shrink by itself when they leave."""
+    """Bytes parked by one group. They are stored in state.db, which does not shrink when they are removed."""
 
     stock_lease: float = 60.0
     """Seconds of a queue lock of a client that asks for no lease (RocketMQ: RebalanceLockManager). Below 30 s a
@@ -115,7 +115,7 @@ class BrokerOptions:
     """Seconds between two writes of committed offsets. Long: a crash forgets, and so redelivers, more."""
 
     history: Path | None = None
-    """Folder for what happened to leases and offsets, for `lanemq check`; None writes nothing."""
+    """Folder for the history of leases and offsets, which `lanemq check` reads; None: no history."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -132,7 +132,7 @@ class BrokerOptions:
 
     @property
     def advertised_host(self) -> str:
-        """The host clients are told; a wildcard address means nothing to them."""
+        """The host in routes; a wildcard address is of no use to clients."""
         if self.advertise:
             return self.advertise
         return "127.0.0.1" if self.listen.host in ("0.0.0.0", "::", "", "localhost") else self.listen.host

@@ -1,27 +1,28 @@
-"""Request code → handler, as a table; what happens when a handler fails."""
+"""Requests and answers: finds the handler of a request, and turns results and errors into responses."""
 
 import logging
 from collections.abc import Callable
 
-from lanemq.broker.reply import answer_code, answer_error
-from lanemq.model.errors import LaneError
+from lanemq.model.errors import BrokerRefused, CorruptRecord, InvalidName, LaneError, StorageError
 from lanemq.net.server import Peer
 from lanemq.wire.codes import ResponseCode
-from lanemq.wire.command import Command
+from lanemq.wire.command import Command, encode_response
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Peer, Command], None]
 
+_NO_FIELDS: dict[str, str] = {}
+
 
 class Dispatch:
-    """Finds the handler of a request. A bad request costs its sender an answer, never the connection."""
+    """A table from request code to handler. A failing request is answered with an error; the connection stays open."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
 
     def add(self, table: dict[int, Handler]) -> None:
-        """Takes in one family of requests; two handlers for one code are a mistake in the wiring."""
+        """Add the requests of one handler; no code may have two handlers."""
         twice = self._handlers.keys() & table.keys()
         assert not twice, f"two handlers for request codes {sorted(twice)}"
         self._handlers.update({int(code): handler for code, handler in table.items()})
@@ -36,13 +37,61 @@ class Dispatch:
         except LaneError as error:
             answer_error(peer, request, error)
         except Exception:
-            # The one place that must survive anything: a fault in one request may not take the broker down.
+            # A fault in one request must not stop the broker.
             log.exception("request %s from %s failed", request.code, peer)
             answer_code(peer, request, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details")
 
 
+def answer(peer: Peer, request: Command, ext: dict[str, str] = _NO_FIELDS, body: bytes = b"") -> None:
+    """Answer with success; a oneway request gets no answer."""
+    if not request.is_oneway:
+        peer.send(encode_response(request.opaque, ResponseCode.SUCCESS, ext, body, None))
+
+
+def answer_code(
+    peer: Peer,
+    request: Command,
+    code: int,
+    remark: str,
+    ext: dict[str, str] = _NO_FIELDS,
+    body: bytes = b"",
+) -> None:
+    """Answer with a code and a remark; a oneway request gets no answer."""
+    if not request.is_oneway:
+        peer.send(encode_response(request.opaque, code, ext, body, remark))
+
+
+def answer_error(peer: Peer, request: Command, error: LaneError) -> None:
+    """Answer with the response code that tells RocketMQ clients most about this error."""
+    remark = error.remark if isinstance(error, BrokerRefused) else str(error)
+    answer_code(peer, request, code_for(error), remark)
+
+
+def answer_saved(peer: Peer, request: Command, error: StorageError | None, body: bytes = b"") -> None:
+    """Answer after a write: with success, or with the write's error."""
+    if error is None:
+        answer(peer, request, body=body)
+    else:
+        answer_error(peer, request, error)
+
+
+def code_for(error: LaneError) -> int:
+    """The response code of an error; SYSTEM_ERROR unless listed."""
+    match error:
+        case BrokerRefused():
+            return error.code
+        case InvalidName():
+            return ResponseCode.INVALID_PARAMETER
+        case CorruptRecord():
+            return ResponseCode.SYSTEM_ERROR
+        case StorageError():
+            return ResponseCode.SERVICE_NOT_AVAILABLE
+        case _:
+            return ResponseCode.SYSTEM_ERROR
+
+
 def _refuse_unknown(peer: Peer, request: Command) -> None:
     if request.is_response:
-        return  # an answer to a notification of ours; nobody waits for it
+        return  # the answer to a notification, which needs none
     remark = f" request type {request.code} not supported"
     answer_code(peer, request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -1,12 +1,12 @@
-"""What happens by itself: held pulls time out, leases and members expire, delays come due, old files go."""
+"""Periodic work: held pulls, leases and members expire, delayed messages become due, old files are deleted."""
 
 import logging
 from collections.abc import Callable
 
-from lanemq.broker.checkpoints import Checkpoints
-from lanemq.broker.delays import DelayDelivery
 from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
+from lanemq.broker.storage.checkpoints import Checkpoints
+from lanemq.broker.storage.delays import DelayDelivery
 from lanemq.log.commit_log import Segment
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
@@ -14,14 +14,14 @@ from lanemq.net.server import Server
 
 log = logging.getLogger(__name__)
 
-RETENTION_MS = 10_000
-IDLE_CHECK_MS = 1_000
-DELAY_MS = 100
-"""RocketMQ looks at its delay queues every 100 ms (ScheduleMessageService)."""
+RETENTION_EVERY_MS = 10_000
+IDLE_CHECK_EVERY_MS = 1_000
+DELAYS_EVERY_MS = 100
+"""As RocketMQ's ScheduleMessageService."""
 
 
 class Housekeeping:
-    """Asks every machine with deadlines whether one has passed."""
+    """Calls every part that has deadlines."""
 
     def __init__(self, parts: Parts, pull: PullHandler, checkpoints: Checkpoints, delays: DelayDelivery) -> None:
         self._parts = parts
@@ -31,17 +31,17 @@ class Housekeeping:
         self._last: dict[str, Millis] = {}
 
     def tick(self, server: Server) -> None:
-        """One step that fails may not keep the others from their turn: leases expire here."""
+        """Run all steps that are due. A failing step must not prevent the others, such as the expiry of leases."""
         now = self._parts.clock.now()
         self._step(lambda: self._pull.expire(now))
         self._step(lambda: self._expire_leases(now))
         self._step(lambda: self._parts.notices.group_changed(self._parts.members.expire(now=now).groups))
         self._step(lambda: self._checkpoints.tick(now))
-        if self._is_time("delays", DELAY_MS, now) and self._parts.group_commit.failure is None:
+        if self._is_time("delays", DELAYS_EVERY_MS, now) and self._parts.group_commit.failure is None:
             self._step(self._delays.tick)
-        if self._is_time("idle", IDLE_CHECK_MS, now):
+        if self._is_time("idle", IDLE_CHECK_EVERY_MS, now):
             self._step(lambda: server.close_idle(self._parts.options.idle_timeout))
-        if self._is_time("retention", RETENTION_MS, now):
+        if self._is_time("retention", RETENTION_EVERY_MS, now):
             self._step(self._retire)
         if not self._parts.options.durable:
             self._step(lambda: self._parts.group_commit.sync_if_due(now))
@@ -53,7 +53,7 @@ class Housekeeping:
             log.exception("housekeeping failed")
 
     def _expire_leases(self, now: Millis) -> None:
-        """A queue that became free is announced, so that its next owner does not wait for its own timer."""
+        """Expire leases and notify their groups, so that the next owner does not wait for its own timer."""
         ended = self._parts.locks.expire(now=now)
         if self._parts.recording.on:
             self._parts.recording.expired(ended)

@@ -1,6 +1,5 @@
-"""What the broker tells its clients without being asked."""
+"""Notices: what the broker sends to its clients without a request."""
 
-import logging
 from collections.abc import Iterable
 
 from lanemq.core.brokering.membership import ConnectionId, Membership
@@ -9,11 +8,12 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, encode_command
 from lanemq.wire.headers import ConsumerListHeader
 
-log = logging.getLogger(__name__)
-
 
 class Notices:
-    """Sends NOTIFY_CONSUMER_IDS_CHANGED: members recompute their queues at once instead of in 20 s."""
+    """The open connections, and NOTIFY_CONSUMER_IDS_CHANGED to the members of a group.
+
+    Notified members rebalance at once instead of within 20 s.
+    """
 
     def __init__(self, members: Membership) -> None:
         self._members = members
@@ -37,22 +37,16 @@ class Notices:
         return None
 
     def group_changed(self, groups: Iterable[str]) -> None:
-        """Tells every member of these groups; each message is sent once and expects no answer."""
+        """Notify every member of these groups, once and without an answer."""
         for group in groups:
             for connection in self._members.connections(group):
-                self.send(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, group)
-
-    def send(self, connection: ConnectionId, code: int, group: str) -> None:
-        peer = self._peers.get(connection)
-        if peer is None:
-            return
-        peer.send(
-            encode_command(
-                Command(code, self.next_opaque(), ONEWAY_BIT, ConsumerListHeader(consumer_group=group).to_ext())
-            )
-        )
+                peer = self._peers.get(connection)
+                if peer is not None:
+                    ext = ConsumerListHeader(consumer_group=group).to_ext()
+                    code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+                    peer.send(encode_command(Command(code, self.next_opaque(), ONEWAY_BIT, ext)))
 
     def next_opaque(self) -> int:
-        """Never 0: Node clients take 0 for missing."""
+        """A request number; never 0, which Node clients treat as missing."""
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF or 1
         return self._opaque

@@ -1,9 +1,7 @@
-"""Everything the handlers share: the machines, the log, and the few shells they speak to.
-
-The machines are touched on the event loop only, so they need no locks.
-"""
+"""The parts of a broker that its handlers share."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.notices import Notices
@@ -16,18 +14,45 @@ from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerTable
 from lanemq.core.brokering.delay import DelayQueueCursors
 from lanemq.core.brokering.group_offsets import GroupOffsets
-from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
-from lanemq.core.brokering.membership import Membership
+from lanemq.core.brokering.membership import ConnectionId, Membership
 from lanemq.log.state import State
 from lanemq.log.store import Store
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch
 from lanemq.net.address import Address
+from lanemq.net.server import Peer
 from lanemq.wire.route_bodies import SubscriptionGroupConfig
+
+
+class Claim(Protocol):
+    """The header fields by which a LaneMQ client names its lease; both are None from a stock client."""
+
+    @property
+    def lane_client(self) -> str | None: ...
+
+    @property
+    def lane_epoch(self) -> int | None: ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """Requests of members that do not own the queue, since the start; shown by GET_BROKER_RUNTIME_INFO."""
+
+    stale_pulls: int = 0
+    """Pulls of stock clients (answered) and LaneMQ clients (refused)."""
+    stale_commits: int = 0
+    """Commits of stock clients; they may move an offset forward only."""
+    refused_commits: int = 0
+    """Commits of LaneMQ clients."""
+    refused_parks: int = 0
+    """Parking requests."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """Made once by `app`; handlers take from it what they need."""
+    """Made once by `app`. The tables are used on the event loop only, so they need no locks."""
 
     options: BrokerOptions
     clock: Clock
@@ -47,4 +72,22 @@ class Parts:
     recording: Recording
     parking: Parking
     groups: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
-    """Settings of groups that were ever configured; every other group has RocketMQ's defaults."""
+    """Settings of the groups that were configured; every other group has RocketMQ's defaults."""
+    counters: Counters = field(default_factory=Counters)
+
+    def ownership(self, peer: Peer, group: str, topic: str, queue_id: int, claim: Claim) -> Verdict:
+        """Whether the sender of a request owns the queue.
+
+        A LaneMQ client names its lease in the request; a stock client is known by the heartbeat of its connection.
+        """
+        queue = MessageQueue(topic, self.options.name, queue_id)
+        owner = claim.lane_client or self.members.client_of(ConnectionId(peer.number)) or ""
+        epoch = None if claim.lane_epoch is None else Epoch(claim.lane_epoch)
+        return self.locks.verdict(group, queue, owner, epoch, now=self.clock.now())
+
+    def max_retries(self, group: str, asked: int | None) -> int | None:
+        """How often a group's message is retried: as the request says, else as the group's settings say."""
+        if asked is not None and asked >= 0:
+            return asked
+        settings = self.groups.get(group)
+        return None if settings is None else settings.retry_max_times

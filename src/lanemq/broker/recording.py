@@ -1,10 +1,10 @@
-"""What the broker writes down for the checker: leases as they change hands, offsets as they are accepted.
+"""Writes the history of a broker for the checker: lease changes, and offsets as they are accepted.
 
-A broker's word about a lease is exact, so a line is written where the lock table or the offset table has just
-decided, before anybody is answered. Callers ask `on` first: without a history that is all it costs.
+A line is written right after the lock table or the offset table decided and before the answer is sent, so the broker's
+account of a lease is exact. Callers check `on` first, so a broker without a history pays nothing else.
 
-A reset is written here only while the group is away. A member at work still ends what runs before it goes
-elsewhere, and only the member knows when that is.
+A reset is recorded here only while the group has no members. A member in operation finishes its running turns before it
+moves, and only the member knows when that is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch
 
 NANOS = 1_000_000
-"""In a millisecond."""
+"""Nanoseconds per millisecond."""
 _FIRST = Committed(None)
 
 
 class Recording:
-    """The history of one broker, in the broker's own words. `alive`: when its former life was last heard, or 0."""
+    """The history of one broker. `alive` is the time of the last line before this start, or 0."""
 
     def __init__(self, history: History, alive: int = 0) -> None:
         self.on = history.on
@@ -31,28 +31,28 @@ class Recording:
         self._alive = alive
         self._crashed = False
         self._known: set[tuple[str, str, int]] = set()
-        """Group, topic and queue of which was told, since a crash, what is left of their offsets."""
+        """Group, topic and queue whose recovered offset was recorded since the crash."""
 
     def close(self) -> None:
         self._history.close()
 
     def locked(self, group: str, leases: Iterable[Lease]) -> None:
-        """The granted ones of a lock request; also leases whose end was moved for another reason."""
+        """Record granted or renewed leases, and leases whose end was moved for another reason."""
         for lease in leases:
-            tell = self._history.lease_granted if lease.changed else self._history.lease_renewed
-            tell(_line(group, lease.queue, lease.owner, lease.epoch), until=lease.expires_at * NANOS)
+            write = self._history.lease_granted if lease.changed else self._history.lease_renewed
+            write(_line(group, lease.queue, lease.owner, lease.epoch), until=lease.expires_at * NANOS)
 
     def unlocked(self, rows: Iterable[LeaseRow], owner: str) -> None:
         for row in rows:
             self._history.lease_released(_line(row.group, row.queue, owner, row.epoch))
 
     def withdrawn(self, rows: Iterable[LeaseRow]) -> None:
-        """The leases of a topic that was deleted."""
+        """Record the end of the leases of a deleted topic."""
         for row in rows:
             self._history.lease_released(_line(row.group, row.queue, row.owner, row.epoch))
 
     def deleted(self, topic: str) -> None:
-        """After what was told of its leases: from here on the name may stand for another topic."""
+        """Record the deletion of a topic, after its leases: from here on the name may belong to another topic."""
         self._history.topic_deleted(topic)
 
     def expired(self, leases: Iterable[tuple[str, Lease]]) -> None:
@@ -60,9 +60,9 @@ class Recording:
             self._history.lease_expired(_line(group, lease.queue, lease.owner, lease.epoch))
 
     def commit(self, place: Place, epoch: int | None, outcome: Commit, *, owned: bool = True) -> None:
-        """Only what changed something or was refused; a stock owner that goes back has set its place by name.
+        """Record a commit that changed an offset or was refused. A stock client that goes back counts as a reset.
 
-        `owned`: somebody holds the queue's lease. Where nobody does, members may be behind each other.
+        `owned` is whether the queue has an owner. Without one, several members may commit different offsets.
         """
         if outcome == _FIRST:
             self.nothing_found(place.group, place.topic, place.queue)
@@ -75,7 +75,7 @@ class Recording:
                 self._history.commit_refused(place, WhyIgnored.FENCED.value, epoch=epoch or 0)
 
     def parked(self, name: LaneName, offsets: Iterable[int]) -> None:
-        """On disk, and not yet answered."""
+        """Record parked messages, once they are on disk and before the answer."""
         for offset in offsets:
             self._history.parked(Place(*name.place, offset), name.key or "")
 
@@ -87,18 +87,20 @@ class Recording:
             self._history.discarded(Place(*name.place, offset), name.key or "")
 
     def moved(self, group: str, queues: Mapping[MessageQueue, int]) -> None:
-        """A reset of a group that is away."""
+        """Record a reset of a group without members."""
         for queue, offset in queues.items():
             self._history.reset(Place(group, queue.topic, queue.queue_id, offset), "reset by name")
 
     def arrived(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Somebody pulls from where a reset sent the group: from here on nothing of the old place is begun."""
+        """Record that a member pulls from the offset of a reset: no turn of an earlier offset starts after this."""
         self._history.reset(Place(group, topic, queue_id, offset), "reset by name, and obeyed")
 
     def restarted(self, leases: Mapping[str, Iterable[Lease]], offsets: Iterable[OffsetRow], *, clean: bool) -> None:
-        """Leases got their full length again. Offsets are promised to survive a clean stop; a crash may take the
-        newest, so whoever judges must know that it was one, and what is left; of what is owned also that nothing is:
-        its owner will not ask before the next life."""
+        """Record the state after a restart.
+
+        Leases have their full length again. Offsets survive a clean stop, but a crash may lose the newest, so the
+        checker must know that it was a crash and which offsets are left. For owned queues this includes that there is
+        none, because their owner does not query its offset again."""
         owned = {group: tuple(held) for group, held in leases.items()}
         for group, held in owned.items():
             self.locked(group, held)
@@ -106,7 +108,7 @@ class Recording:
         for row in offsets:
             self._known.add(row[:3])
             if clean and row.reset_pending:
-                continue  # where a reset will send the group: told when somebody has obeyed
+                continue  # a pending reset is recorded when a member obeys it
             place = Place(row.group, row.topic, row.queue_id, row.offset)
             self._history.recovered(place, clean=clean, alive=self._alive)
         for group, held in owned.items():
@@ -114,11 +116,11 @@ class Recording:
                 self.nothing_found(group, lease.queue.topic, lease.queue.queue_id)
 
     def nothing_found(self, group: str, topic: str, queue_id: int) -> None:
-        """Somebody asks for an offset that is not there: a crash may have taken all that ever was committed."""
-        spot = (group, topic, queue_id)
-        if self._crashed and spot not in self._known:
-            self._known.add(spot)
-            self._history.recovered(Place(*spot, -1), clean=False, alive=self._alive)
+        """Record that a queried offset does not exist: a crash may have lost every commit."""
+        key = (group, topic, queue_id)
+        if self._crashed and key not in self._known:
+            self._known.add(key)
+            self._history.recovered(Place(*key, -1), clean=False, alive=self._alive)
 
 
 def _line(group: str, queue: MessageQueue, owner: str, epoch: Epoch) -> LeaseLine:

@@ -1,7 +1,8 @@
-"""Where a sent message really goes: its topic, a retry, the dead letters, or the waiting room of a delay level.
+"""Routes a sent message to the queue that stores it: in its topic, in a retry or dead-letter topic, or delayed.
 
-A stamp counts in the queue the sender asked for, wherever the message waits meanwhile. A message on its way to a
-retry or to the dead letters is a copy: the stamp of the original would make it a repeat or a gap, so it goes.
+A stamp counts in the queue that the sender chose, even while the message is delayed. A message sent to a retry or
+dead-letter topic is a copy: with the stamp of the original it would count as a repeat or a gap, so the stamp is
+removed.
 """
 
 import random
@@ -27,11 +28,11 @@ from lanemq.wire.properties import LANE_STAMP, PropertyName, append_properties, 
 _DELAY = PropertyName.DELAY + "\x01"
 _TIMER = "TIMER_"
 _NUMBER = re.compile("-?[0-9]{1,9}")
-"""Of a delay level. Python calls more a digit than it can read as a number."""
+"""A delay level. `str.isdigit` accepts characters that `int` does not."""
 
 
-class Placed(NamedTuple):
-    """A decision about one send. `asked` is the queue its sender knows; it differs while a message waits."""
+class SendRoute(NamedTuple):
+    """The route of one message. `asked` is the queue that its sender chose; it differs for a delayed message."""
 
     topic: str
     queue_id: int
@@ -39,8 +40,8 @@ class Placed(NamedTuple):
     asked: int
 
 
-def place(parts: Parts, header: SendHeader) -> Placed:
-    """The topic a message is stored in, created if need be; raises what the sender is answered."""
+def route(parts: Parts, header: SendHeader) -> SendRoute:
+    """Route a send. Creates the topic if it may; raises the refusal that the sender is answered."""
     name = header.topic
     if name in NOT_SENDABLE:
         raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker; send to another")
@@ -53,33 +54,33 @@ def place(parts: Parts, header: SendHeader) -> Placed:
             f"queue {header.queue_id} of topic {name} does not exist: it has {topic.write_queues}",
         )
     if name.startswith(RETRY_PREFIX):
-        return _place_retry(parts, header, topic)
+        return _route_retry(parts, header, topic)
     queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.write_queues)
     if header.batch:
         refuse_delay(header.properties)
     elif wants_delay(header.properties):
-        return place_delayed(name, queue_id, header.properties)
-    return Placed(name, queue_id, header.properties, queue_id)
+        return route_delayed(name, queue_id, header.properties)
+    return SendRoute(name, queue_id, header.properties, queue_id)
 
 
-def place_delayed(topic: str, queue_id: int, properties: str) -> Placed:
-    """Into the waiting room of its delay level, with the real topic and queue in its properties."""
+def route_delayed(topic: str, queue_id: int, properties: str) -> SendRoute:
+    """Route to the queue of the delay level, with the real topic and queue in the properties; no level: as it is."""
     level = _level(properties)
     if level == 0:
-        return Placed(topic, queue_id, properties, queue_id)
+        return SendRoute(topic, queue_id, properties, queue_id)
     real = {PropertyName.REAL_TOPIC: topic, PropertyName.REAL_QUEUE: str(queue_id)}
     for name in real:
         properties = remove_property(properties, name)
-    return Placed(SCHEDULE_TOPIC, level - 1, append_properties(properties, real), queue_id)
+    return SendRoute(SCHEDULE_TOPIC, level - 1, append_properties(properties, real), queue_id)
 
 
 def wants_delay(properties: str) -> bool:
-    """Whether it is worth looking closer; a quick test for the common case."""
+    """Whether the properties may ask for a delay; a fast check for the common case."""
     return _DELAY in properties or _TIMER in properties
 
 
 def refuse_delay(properties: str) -> None:
-    """For a batch and its messages: they are stored together, so none of them can wait."""
+    """Refuse delays in a batch, whose messages are stored together."""
     if wants_delay(properties) and _level(properties):
         raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed; send them singly")
 
@@ -92,34 +93,30 @@ def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
     if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
         return parts.topics.existing(name)
     if not header.default_topic and not name.startswith(RETRY_PREFIX):
-        # Its sender knows the topic and was promised its queues and its order: another one would break both.
+        # The sender knew the topic, with its queues and its order: a new one could break both.
         return parts.topics.existing(name)
     queues = min(max(header.default_topic_queue_nums, 1), parts.options.default_queues)
     template = header.default_topic or DEFAULT_TOPIC
     return parts.topics.take(parts.topics.table.auto_create(name, template, queues))
 
 
-def _place_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> Placed:
-    """A consumer gave up on a message for now, or for good."""
+def _route_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> SendRoute:
+    """Route a message that a client sends to a retry topic itself."""
     if header.batch:
         raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "a retry topic takes no batches")
     group = check_group(topic.name.removeprefix(RETRY_PREFIX))
-    settings = parts.groups.get(group)
-    limit = header.max_reconsume_times
-    if limit is None or limit < 0:
-        limit = None if settings is None else settings.retry_max_times
-    route = route_retry_send(
+    next_stop = route_retry_send(
         header.reconsume_times,
-        limit,
+        parts.max_retries(group, header.max_reconsume_times),
         requested=_level(header.properties),
         group_holds_lock=parts.locks.holds_any(group, now=parts.clock.now()),
     )
     properties = remove_property(remove_property(header.properties, PropertyName.DELAY), LANE_STAMP)
-    if isinstance(route, ToDeadLetter):
+    if isinstance(next_stop, ToDeadLetter):
         dead = parts.topics.take(parts.topics.table.ensure_dead_letter(group))
-        return Placed(dead.name, 0, properties, 0)
-    delayed = append_properties(properties, {PropertyName.DELAY: str(route.level)})
-    return place_delayed(topic.name, 0, delayed)
+        return SendRoute(dead.name, 0, properties, 0)
+    delayed = append_properties(properties, {PropertyName.DELAY: str(next_stop.level)})
+    return route_delayed(topic.name, 0, delayed)
 
 
 def _level(properties: str) -> int:

@@ -1,1 +1,1 @@
-"""Who may do what: users, permissions, and the guard in front of the handlers."""
+"""Access control: users, the permissions that requests need, and the guard that checks them."""

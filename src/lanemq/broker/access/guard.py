@@ -1,16 +1,15 @@
-"""In front of all handlers of a broker with `--users`: who is asking, and may they?
+"""The guard: checks every request of a broker with `--users` before its handler runs.
 
-The rule guarded here: nothing gets past without a signature that proves a user's secret and that user's permission;
-a request that cannot be judged is refused. A broker without users has no guard and spends nothing on one.
+Invariant: a handler sees a request only if it carries the signature of a user that has the needed permissions; a
+request that cannot be checked is refused. A broker without users has no guard and no cost.
 """
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from lanemq.broker.access.permissions import Need, TopicAt, needs
 from lanemq.broker.access.users import Users, read_users
-from lanemq.broker.reply import answer_code, answer_error
+from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.clock import Clock
 from lanemq.model.errors import LaneError
 from lanemq.net.fresh_file import FreshFile
@@ -22,18 +21,16 @@ from lanemq.wire.signing import ACCESS_KEY, is_signed
 
 log = logging.getLogger(__name__)
 
-NOBODYS_SECRET = "nobody's"
-"""For users that do not exist: refusing them must take as long as refusing a wrong signature."""
-
-Next = Callable[[Peer, Command], None]
+UNKNOWN_USER_SECRET = "unknown"
+"""Checked for users that do not exist, so that their refusal takes as long as that of a wrong signature."""
 
 
 class Guard:
-    """Hands on what is allowed and answers the rest with NO_PERMISSION."""
+    """Passes allowed requests to the next handler and answers others with NO_PERMISSION."""
 
-    def __init__(self, file: Path, following: Next, topic_at: TopicAt, clock: Clock) -> None:
+    def __init__(self, file: Path, next_handler: Handler, topic_at: TopicAt, clock: Clock) -> None:
         self._users: FreshFile[Users] = FreshFile((file,), lambda: read_users(file), clock)
-        self._following = following
+        self._next_handler = next_handler
         self._topic_at = topic_at
         self._rate_limited = RateLimitedLog(log, clock)
 
@@ -44,21 +41,21 @@ class Guard:
             answer_error(peer, request, error)
             return
         except Exception:
-            log.exception("request %s from %s could not be judged", request.code, peer)
-            refusal = "the request cannot be read, so nobody knows whether it is allowed"
+            log.exception("request %s from %s could not be checked", request.code, peer)
+            refusal = "the request cannot be read, so it cannot be checked; the broker's log has the details"
         if refusal is None:
-            self._following(peer, request)
+            self._next_handler(peer, request)
         else:
             self._rate_limited.warn("", f"request {request.code} from {peer.remote.host} refused: {refusal}")
             answer_code(peer, request, ResponseCode.NO_PERMISSION, refusal)
 
     def _refusal(self, request: Command) -> str | None:
-        """Why not, for the sender; None if it may."""
+        """Why the request is refused; None if it is allowed."""
         name = request.ext.get(ACCESS_KEY)
         if name is None:
             return "this broker takes signed requests only: connect with credentials (access key and secret key)"
         user = self._users.value().get(name)
-        if not is_signed(request, user.secret_key if user is not None else NOBODYS_SECRET) or user is None:
+        if not is_signed(request, user.secret_key if user is not None else UNKNOWN_USER_SECRET) or user is None:
             return f"the access key {name[:64]!r} is unknown or the signature is wrong: check access key and secret key"
         missing = next((need for need in needs(request, self._topic_at) if not need.given_to(user)), None)
         return None if missing is None else _not_allowed(name, missing)

@@ -1,9 +1,9 @@
-"""What a request needs its sender to be allowed.
+"""The permissions that each request needs.
 
-The rule guarded here: a request that is not listed needs an administrator, so a new kind is closed until somebody has
-thought about it. Fields are read by the classes that the handlers use: two readings of one request would sooner or
-later differ, and the difference would be a way in. What changes a group needs the group itself (`acting_for`), not
-only a default; and a topic that a request names must be allowed, whatever else the request is about.
+A request that is not listed needs an administrator, so a new kind of request is closed until it is listed. Fields are
+decoded by the same classes as in the handlers: two decoders of one request could differ, and the difference would be a
+way around the check. A request that changes a group needs the group itself (`acting_for`), not only a default right.
+Every topic that a request names must be allowed.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,17 +19,17 @@ from lanemq.wire.lane_bodies import LaneBody
 from lanemq.wire.record import PULL_COMMIT_OFFSET
 
 TopicAt = Callable[[int], str]
-"""The topic of the message at a log position."""
+"""Returns the topic of the message at a log position."""
 
 
 class Need(NamedTuple):
-    """One thing that must be allowed. Without a name: everything of the kind, so only an administrator may."""
+    """One permission. Without a name it means everything of the kind, which only an administrator may use."""
 
     kind: str
     name: str
     right: Right = Right.SUB
     own: bool = False
-    """The group must be listed for the user: a default is for those who change nothing."""
+    """Whether the user must list the group: default rights only allow reading."""
 
     def given_to(self, user: User) -> bool:
         if user.admin or not self.name:
@@ -51,12 +51,12 @@ ADMINISTRATOR = Need("topic", "")
 
 
 def acting_for(group: str) -> Need:
-    """To be a member of a group, or to change what it has done or what it holds."""
+    """The permission to be a member of a group, or to change its progress or its messages."""
     return Need("group", group, own=True)
 
 
 def needs(request: Command, topic_at: TopicAt) -> Iterator[Need]:
-    """Everything that must be allowed; a `LaneError` if the request cannot be read."""
+    """All permissions that a request needs; raises `LaneError` if the request cannot be read."""
     find = _NEEDS.get(request.code)
     if find is not None:
         return find(request)
@@ -75,7 +75,7 @@ def _send_v2(request: Command) -> Iterator[Need]:
 
 
 def _pull(request: Command) -> Iterator[Need]:
-    """A pull may bring a commit with it."""
+    """A pull may contain a commit."""
     header = PullHeader.from_ext(request.ext)
     yield Need("topic", header.topic)
     yield Need("group", header.consumer_group, own=bool(header.sys_flag & PULL_COMMIT_OFFSET))
@@ -87,7 +87,7 @@ def _topic_and_group(request: Command) -> Iterator[Need]:
 
 
 def _progress(request: Command) -> Iterator[Need]:
-    """Commits and parking: what they say of a group is not delivered to it again."""
+    """Commits and parking: their messages are not delivered to the group again."""
     yield Need("topic", request.ext.get("topic", ""))
     yield acting_for(request.ext.get("consumerGroup", ""))
 
@@ -130,7 +130,7 @@ def _parked_list(request: Command) -> Iterator[Need]:
 
 
 def _parked_lane(request: Command) -> Iterator[Need]:
-    """Its messages are the topic's, wherever they are kept."""
+    """The messages of a parked lane belong to the topic."""
     body = LaneBody.decode(request.body)
     yield acting_for(body.group)
     yield Need("topic", body.topic)
@@ -141,7 +141,7 @@ def _search(request: Command) -> Iterator[Need]:
 
 
 def _sent_back(request: Command, topic_at: TopicAt) -> Iterator[Need]:
-    """The message is named by its place in the log: without a look at it, anybody could have any message copied."""
+    """The request names a message by its log position, so its topic must be read from the log."""
     header = SendBackHeader.from_ext(request.ext)
     yield acting_for(header.group)
     yield Need("topic", topic_at(header.offset))
@@ -196,4 +196,4 @@ _OPEN = frozenset(
         RequestCode.CHECK_CLIENT_CONFIG,
     }
 )
-"""For every user: where things are, and what they are called. RocketMQ's name servers tell it to anybody."""
+"""Requests open to every user: names and addresses, which RocketMQ's name servers give to any client."""

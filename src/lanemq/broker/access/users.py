@@ -1,4 +1,4 @@
-"""Who may use a broker, and for what: the file of `--users`, in TOML.
+"""Users and their rights: the TOML file of `--users`.
 
     [[user]]
     access_key = "billing"
@@ -6,8 +6,8 @@
     topics = { orders = "SUB", invoices = "PUB|SUB" }
     groups = { billing = "SUB" }
 
-Rights are RocketMQ's (plain ACL): PUB, SUB, PUB|SUB or DENY. The rule guarded here: what nobody wrote down is not
-allowed, and a file with a mistake is refused as a whole; half of a file would let in whom the other half keeps out.
+Rights are RocketMQ's (plain ACL): PUB, SUB, PUB|SUB or DENY. What is not listed is not allowed, and a file with a
+mistake is refused as a whole, because the rest of it could grant what the faulty entry denies.
 """
 
 import re
@@ -22,20 +22,20 @@ from lanemq.model.errors import InvalidOption
 from lanemq.model.names import RETRY_PREFIX, SCHEDULE_TOPIC
 
 _OF_A_GROUP = re.compile(r"(?:%[A-Z]+%)+(.+)", re.DOTALL)
-"""Names that belong to a group: its retry and dead letter topics, and the notes of Spark queries."""
+"""Topics that belong to a group: its retry and dead-letter topics, and those of Spark queries."""
 
-SHORTEST_SECRET: Final = 6
-"""Characters; RocketMQ's PlainPermissionManager asks for more than that, too."""
+MIN_SECRET_CHARS: Final = 6
+"""As RocketMQ's PlainPermissionManager."""
 
 
 class Right(IntFlag):
-    """What may be done with a topic or a group."""
+    """What a user may do with a topic or a group."""
 
     DENY = 0
     PUB = 1
     SUB = 2
     ANY = 3
-    """One of both is enough, or both are given."""
+    """As a requirement, PUB or SUB is enough; as a grant, both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +45,37 @@ class User:
     access_key: str
     secret_key: str = field(repr=False)
     admin: bool = False
-    """May do everything, as administration has to."""
+    """Whether the user may do everything."""
     topics: Mapping[str, Right] = field(default_factory=dict)
     groups: Mapping[str, Right] = field(default_factory=dict)
     default_topic: Right = Right.DENY
     default_group: Right = Right.SUB
-    """For those not listed, as in the file that RocketMQ ships. It allows to read under a group's name and to look at
-    the group; whatever changes a group, or holds its messages, is for users who list it."""
+    """The right for groups that are not listed, as in the file that RocketMQ ships. It allows to read as a group and to
+    inspect it. To change a group or to own its queues, the user must list it."""
 
     def may_use_topic(self, name: str, wanted: Right) -> bool:
-        """A topic that belongs to a group is for those who list the group; the broker's own belong to nobody."""
+        """Whether the user may use a topic.
+
+        A group's topics need a right to the listed group; the schedule topic is closed.
+        """
         if self.admin:
             return True
         group = _OF_A_GROUP.fullmatch(name)
         if group is None:
             return name != SCHEDULE_TOPIC and bool(self.topics.get(name, self.default_topic) & wanted)
         if name.startswith(RETRY_PREFIX):
-            wanted = Right.ANY  # members hand messages back by sending them there, as RocketMQ's do
+            wanted = Right.ANY  # members send failed messages there themselves, as in RocketMQ
         return bool(self.groups.get(group[1], Right.DENY) & wanted)
 
     def may_use_group(self, name: str) -> bool:
-        """To read under its name, and to look at it."""
+        """Whether the user may read as the group and inspect it."""
         return self.admin or bool(self.groups.get(_owner(name), self.default_group) & Right.SUB)
 
     def may_act_for(self, group: str) -> bool:
-        """To be a member and to change what the group has done; no default gives that, or every user could stop and
-        rob every group that nobody thought of denying."""
+        """Whether the user may be a member and change the group's progress.
+
+        No default grants this: every user could otherwise take the messages of every group that is not denied.
+        """
         return self.admin or bool(self.groups.get(_owner(group), Right.DENY) & Right.SUB)
 
 
@@ -80,11 +85,11 @@ def _owner(group: str) -> str:
 
 
 Users = Mapping[str, User]
-"""By access key."""
+"""Users by access key."""
 
 
 def read_users(path: Path) -> Users:
-    """Everybody in the file, or `InvalidOption` with what is wrong in it; never with a secret of it."""
+    """Read all users of a file; `InvalidOption` names what is wrong, without any secret."""
     try:
         members = tomllib.loads(path.read_text())
     except OSError as error:
@@ -112,8 +117,8 @@ def _user(entry: Any, where: str) -> User:
     for name in ("access_key", "secret_key"):
         if not isinstance(entry.get(name), str) or not entry[name].strip():
             raise InvalidOption(f"{where}: {name} is missing or empty")
-    if len(entry["secret_key"]) < SHORTEST_SECRET:
-        raise InvalidOption(f"{where}: secret_key is too short to be one, use {SHORTEST_SECRET} characters or more")
+    if len(entry["secret_key"]) < MIN_SECRET_CHARS:
+        raise InvalidOption(f"{where}: secret_key is too short to be one, use {MIN_SECRET_CHARS} characters or more")
     if not isinstance(entry.get("admin", False), bool):
         raise InvalidOption(f"{where}: admin must be true or false")
     rights: dict[str, Any] = {

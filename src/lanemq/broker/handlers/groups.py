@@ -4,9 +4,8 @@ import logging
 
 import msgspec
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Subscription
 from lanemq.log import state
 from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError
@@ -28,7 +27,7 @@ MAX_CLIENT_ID_CHARS = 255
 
 
 class _ClientConfig(Body):
-    """CHECK_CLIENT_CONFIG's body, as far as it matters."""
+    """The part of CHECK_CLIENT_CONFIG's body that the broker reads."""
 
     subscription_data: wire.Subscription = msgspec.field(default_factory=wire.Subscription)
 
@@ -105,9 +104,7 @@ class GroupHandler:
         def saved(_: object, error: StorageError | None) -> None:
             if error is None:
                 self._parts.groups[group] = settings
-                answer(peer, request)
-            else:
-                answer_error(peer, request, error)
+            answer_saved(peer, request, error)
 
         self._parts.thread.submit(lambda: self._parts.state.save_group(group, text), saved)
 
@@ -138,16 +135,13 @@ class GroupHandler:
             self._parts.state.delete_group(group)
             self._parts.state.save_offsets(kept, state.Sync.FULL)
 
-        def deleted(_: object, error: StorageError | None) -> None:
-            if error is None:
-                answer(peer, request)
-            else:
-                answer_error(peer, request, error)
-
-        self._parts.thread.submit(delete, deleted)
+        self._parts.thread.submit(delete, lambda _, error: answer_saved(peer, request, error))
 
     def _check_client(self, peer: Peer, request: Command) -> None:
-        """Sent only for filters other than tags, before the client starts: better told now than at each pull."""
+        """Refuse unsupported filters when the client starts, not at each pull.
+
+        Sent only for filters other than tags.
+        """
         kind = decode_json(_ClientConfig, request.body).subscription_data.expression_type
         if kind != "TAG":
             raise BrokerRefused(

@@ -1,11 +1,10 @@
-"""Queue locks: RocketMQ's batch requests, with leases and epochs for those who ask.
+"""Queue locks: RocketMQ's batch requests, with leases and epochs for clients that ask for them.
 
-A change of owner is on disk before it is answered: an epoch that was given out and then forgotten by a crash
-could be given out twice, and two owners would look alike. That holds for a renewal too, as long as the row of
-the grant it renews is not on disk.
+A change of owner is on disk before it is answered: a crash could otherwise make the broker give out the same epoch
+twice, to two owners. The same holds for a renewal while the row of the grant that it renews is not on disk.
 
-A new owner is told what is finished above the offset where it starts. One that did not ask will repeat that, so
-it is forgotten with the grant.
+A new owner receives what is finished above its start offset. An owner that did not ask for it will repeat those
+messages, so the finished ranges are deleted with the grant.
 """
 
 import logging
@@ -14,10 +13,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
-from lanemq.broker.checkpoints import lease_row
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer, answer_error
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_error
+from lanemq.broker.storage.checkpoints import lease_row
 from lanemq.core.brokering.lock_table import Lease, LeaseRow, LockGrant, Refusal
 from lanemq.model.errors import BrokerRefused, StorageError
 from lanemq.model.names import check_group, check_topic
@@ -33,9 +31,9 @@ from lanemq.wire.lane_fields import LANE_EPOCH, LANE_KEEP_ALIVE
 log = logging.getLogger(__name__)
 
 MAX_QUEUES = 100_000
-"""In one lock request. More is a mistake or an attack."""
+"""Queues in one lock request; more is a mistake or an attack."""
 MAX_NAME_CHARS = 255
-"""Of a client id or broker name: they go into every row on disk."""
+"""Length of a client id or broker name; they are part of every row on disk."""
 MAX_QUEUE_ID = 2**31 - 1
 MAX_FINISHED_CHARS = 4 * 1024 * 1024
 """Characters of finished ranges in one answer: together with the queues' names it must stay within a frame."""
@@ -43,11 +41,11 @@ EARLIER_LEASE, EARLIER_KEEP_ALIVE = Millis(5_000), Millis(3_000)
 """Lease and keep-alive timeout of LaneMQ members that state no timeout."""
 _NO_QUEUES = LockResponse().encode()
 _NUMBER = re.compile("[0-9]{1,18}")
-"""Of an epoch. Python calls more a digit than it can read as a number."""
+"""An epoch. `str.isdigit` accepts characters that `int` does not."""
 
 
 class LockHandler:
-    """Requests 41 and 42, and LaneMQ's own view of the table."""
+    """Requests 41 and 42, and LaneMQ's own list of leases."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -97,14 +95,14 @@ class LockHandler:
         self._save(rows, saved, lambda error: answer_error(peer, request, error))
 
     def _keep_alive(self, peer: Peer, request: Command, client_id: str, serial: int) -> None:
-        """One small request for any number of queues."""
+        """Answer a keep-alive: one small request for any number of queues."""
         alive = self._parts.locks.keep_alive(client_id, serial, now=self._parts.clock.now())
         answer(peer, request, _serial_field(serial) if alive else {}, _NO_QUEUES)
 
     def _as_it_is(self, group: str, lease: Lease, new: Container[MessageQueue]) -> Lease:
-        """A grant for the history, which counts from when it is on disk: one that a crash took was never given.
+        """A grant for the history, as it is once it is on disk: a grant lost in a crash was never given.
 
-        A connection that was lost while it was written has shortened the lease.
+        The lease may have been shortened by a lost connection while it was written.
         """
         last = self._parts.locks.latest(group, lease.queue)
         if last is not None and last.epoch == lease.epoch:
@@ -114,8 +112,10 @@ class LockHandler:
         return lease._replace(expires_at=until, changed=lease.changed or lease.queue in new)
 
     def _exists(self, queue: MessageQueue) -> bool:
-        """Whether the queue is ours to lend. Another is left out of the answer, as one that somebody else holds:
-        kept, such leases would grow without bound, and one queue under two names could have two owners."""
+        """Whether this broker has the queue. Others are left out of the answer, as if another member held them.
+
+        Otherwise leases could grow without bound, and a queue under two broker names could have two owners.
+        """
         topic = self._parts.topics.get(queue.topic)
         if topic is None or queue.broker != self._parts.options.name:
             return False
@@ -142,7 +142,7 @@ class LockHandler:
         return told
 
     def _lane_reply(self, group: str, grant: LockGrant, finished: Mapping[MessageQueue, str]) -> bytes:
-        """One round trip instead of three: the grant, its epoch, and where the group stands in the queue."""
+        """The grant, its epoch and the group's committed offset in one answer, which saves two round trips."""
         now = self._parts.clock.now()
         return LockResponse(
             lock_ok_mq_set=[QueueBody.of(lease.queue) for lease in grant.granted],
@@ -180,14 +180,14 @@ class LockHandler:
     def _save(
         self, rows: Sequence[LeaseRow], saved: Callable[[], None], failed: Callable[[StorageError], None]
     ) -> None:
-        """Calls back once the rows are on disk; at once if there are none."""
+        """Call `saved` once the rows are on disk, immediately if there are none; or `failed`."""
         if not rows:
             saved()
             return
 
         def done(_: object, error: StorageError | None) -> None:
             if error is not None:
-                failed(error)  # the rows stay unsaved, so that nobody is told of them before they are
+                failed(error)  # the rows stay unsaved, so that no renewal is answered before they are on disk
                 return
             for row in rows:
                 if self._unsaved.get((row.group, row.queue)) is row:
@@ -232,7 +232,7 @@ def _decode(data: bytes) -> LockRequest:
 
 
 def _keep_alive_timeout(header: LockHeader) -> Millis | None:
-    """None: the whole lease. A stock client's lock does not end early, so it needs none."""
+    """None: the whole lease. A stock client's lock never ends early, so it needs none."""
     wish, timeout = header.lane_lease_millis, header.lane_keep_alive_millis
     if wish is None or timeout is None:
         return EARLIER_KEEP_ALIVE if wish == EARLIER_LEASE else None

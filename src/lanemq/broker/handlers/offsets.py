@@ -1,16 +1,14 @@
-"""Positions: what a group has done, and where a queue begins and ends.
+"""Offsets: what a group has committed, and where a queue begins and ends.
 
-A commit that carries an epoch is refused once the queue was granted to another member; one without (a stock
-client's) is stored as RocketMQ would, except that a member that does not own the queue cannot move it back.
-What is finished above the offset may come with it, from a LaneMQ member that owns the queue.
+A commit that carries an epoch is refused once the queue has another owner. One without (from a stock client) is stored
+as RocketMQ does, except that a member that does not own the queue cannot move the offset back. A LaneMQ member that
+owns the queue may also report what it finished above the offset.
 """
 
 import logging
 
-from lanemq.broker.dispatch import Handler
-from lanemq.broker.ownership import standing
+from lanemq.broker.dispatch import Handler, answer, answer_code
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code
 from lanemq.core.brokering.group_offsets import Backward, Ignored, WhyIgnored, kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.finished_ranges import FinishedRanges
@@ -29,7 +27,7 @@ from lanemq.wire.lane_fields import LANE_CLIENT, LANE_IGNORED
 log = logging.getLogger(__name__)
 
 NEAR_BYTES = 1024 * 1024 * 1024
-"""How much log RocketMQ would still call "in memory"; see `_start_of_new_group`."""
+"""Log size up to which a new stock group starts at 0; see `_start_of_new_group`."""
 
 
 class OffsetHandler:
@@ -37,8 +35,6 @@ class OffsetHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.refused_commits = 0
-        self.stale_commits = 0
 
     def table(self) -> dict[int, Handler]:
         return {
@@ -70,10 +66,10 @@ class OffsetHandler:
         answer(peer, request, {"offset": str(offset)})
 
     def _start_of_new_group(self, topic: str, queue_id: int) -> QueueOffset | None:
-        """RocketMQ starts a new group at 0 while the queue's first message is still in memory.
+        """The start of a new stock group: 0 while the queue's first message is still in memory, as in RocketMQ.
 
-        Its users count on it: a consumer that starts "from last" a moment after the first messages were sent
-        gets them. LaneMQ's own clients ask for what they mean and do not need it.
+        Its users rely on it: a consumer that starts "from last" right after the first messages were sent gets them.
+        LaneMQ's own clients name their start explicitly.
         """
         low, high = self._parts.store.bounds(topic, queue_id)
         if low > 0 or high == 0 or self._parts.store.log_bytes > NEAR_BYTES:
@@ -85,7 +81,7 @@ class OffsetHandler:
         check_group(header.consumer_group)
         self._check_queue(check_topic(header.topic), header.queue_id)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        verdict = standing(self._parts, peer, group, topic, queue_id, header)
+        verdict = self._parts.ownership(peer, group, topic, queue_id, header)
         stock = header.lane_epoch is None
         offset = QueueOffset(header.commit_offset)
         finished = self._finished(request, header) if request.body and not stock else None
@@ -96,14 +92,14 @@ class OffsetHandler:
             place, owned = Place(group, topic, queue_id, offset), not isinstance(verdict, Unowned)
             self._parts.recording.commit(place, header.lane_epoch, outcome, owned=owned)
         if stock and isinstance(verdict, Stale):
-            self.stale_commits += 1
+            self._parts.counters.stale_commits += 1
             log.warning(
                 "group %s queue %s/%s: %s commits offset %s, but %s holds the queue",
                 group, topic, queue_id, peer, header.commit_offset, verdict.holder,
             )  # fmt: skip
         match outcome:
             case Ignored(WhyIgnored.FENCED):
-                self.refused_commits += 1
+                self._parts.counters.refused_commits += 1
                 remark = f"queue {queue_id} of {topic} was granted to another member; this commit is too late"
                 answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
             case Ignored(WhyIgnored.RESET_PENDING) if not stock:
@@ -114,13 +110,13 @@ class OffsetHandler:
                 answer(peer, request)
 
     def _finished(self, request: Command, header: UpdateOffsetHeader) -> FinishedRanges:
-        """Never beyond what is stored: it would hide messages that are yet to come."""
+        """The finished ranges of a commit, cut at the queue's end: beyond it they would hide future messages."""
         text = LaneProgress.decode(request.body).lane_finished
         end = self._parts.store.bounds(header.topic, header.queue_id)[1]
         return FinishedRanges.decode(text, header.commit_offset).below(end)
 
     def _check_queue(self, name: str, queue_id: int) -> None:
-        """A commit for what does not exist is refused: a late one would outlive its deleted topic."""
+        """Refuse a commit for a queue that does not exist: it would outlive a deleted topic."""
         topic = self._parts.topics.existing(name)
         if not 0 <= queue_id < max(topic.read_queues, topic.write_queues):
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"queue {queue_id} of topic {name} does not exist")

@@ -1,8 +1,8 @@
-"""Reading messages: pulls, and the long polls that wait for an arrival.
+"""Reading messages: pulls, and long polls that wait for an arrival.
 
-A pull that finds nothing may be held: it is answered when a message arrives that it wants, or at its time-out,
-exactly once. A pull that carries the epoch of a lease is refused once the queue belongs to somebody else, so a
-member that lost its queue without knowing stops being fed.
+A pull that finds nothing may be held. It is answered exactly once: when a message arrives that it wants, or at its
+deadline. A pull that carries a lease's epoch is refused once the queue has another owner, so that a member that lost
+its queue without knowing receives nothing more.
 """
 
 import itertools
@@ -10,10 +10,8 @@ import logging
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from lanemq.broker.dispatch import Handler
-from lanemq.broker.ownership import standing
+from lanemq.broker.dispatch import Handler, answer_code, answer_error
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer_code, answer_error
 from lanemq.core.brokering.group_offsets import kind_of
 from lanemq.core.brokering.lock_table import Stale, Unowned
 from lanemq.core.brokering.topic_table import Permission
@@ -33,10 +31,10 @@ from lanemq.wire.record import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPE
 log = logging.getLogger(__name__)
 
 STOCK_PULL_BYTES = 262_144
-"""What RocketMQ's store puts into one answer (MessageStoreConfig.maxTransferBytesOnMessageInMemory)."""
+"""Largest answer to a stock client (RocketMQ: MessageStoreConfig.maxTransferBytesOnMessageInMemory)."""
 
 MAX_HOLD_MS = 25_000
-"""RocketMQ's clients wait 30 s for a pull's answer; it must come before."""
+"""Longest hold of a pull. RocketMQ's clients wait 30 s for the answer."""
 
 _CODES = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
@@ -51,7 +49,7 @@ _CODES = {
 
 @dataclass(slots=True, eq=False)
 class _Pull:
-    """A request with everything needed to run it again when it is woken."""
+    """A pull request with what is needed to run it again."""
 
     peer: Peer
     request: Command
@@ -67,13 +65,12 @@ class PullHandler:
         self._numbers = itertools.count(1)
         self._held: dict[int, _Pull] = {}
         self._by_peer: dict[int, set[int]] = {}
-        self.stale_pulls = 0
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Runs the pulls that wait for one of these."""
+        """Answer the held pulls that wait for one of these messages."""
         for arrival in arrivals:
             offset = QueueOffset(arrival.max_offset)
             woken = self._parts.polls.arrived(arrival.topic, arrival.queue_id, offset, arrival.tag_codes)
@@ -83,19 +80,19 @@ class PullHandler:
         self._answer_held(self._parts.polls.expire(now=now))
 
     def group_moved(self, group: str, queues: Container[tuple[str, int]]) -> None:
-        """A group was reset: its pulls that wait at the old place are told at once, not at their time-out."""
+        """Answer a group's held pulls immediately after a reset of these queues, not at their deadline."""
         held = [number for number, pull in self._held.items() if _is_of(pull.header, group, queues)]
         self._parts.polls.forget(held)
         self._answer_held(held)
 
     def topic_deleted(self, topic: str) -> None:
-        """Its waiting pulls must not find a new topic of that name at the place where the old one ended."""
+        """Answer the held pulls of a deleted topic: they must not continue in a new topic of that name."""
         held = [number for number, pull in self._held.items() if pull.header.topic == topic]
         self._parts.polls.forget(held)
         self._answer_held(held)
 
     def release_all(self) -> None:
-        """The broker stops: nobody is left waiting."""
+        """Answer all held pulls before the broker stops."""
         held = tuple(self._held)
         self._parts.polls.forget(held)
         self._answer_held(held)
@@ -140,7 +137,7 @@ class PullHandler:
             )
 
     def _wanted_tags(self, header: PullHeader) -> frozenset[int] | None:
-        """Hash codes of the tags this group wants; None means every message."""
+        """The hashes of the tags that this group wants; None: every message."""
         _refuse_filter(header.expression_type)
         if header.sys_flag & PULL_SUBSCRIPTION:
             return tag_codes(header.subscription or "*")
@@ -157,19 +154,19 @@ class PullHandler:
 
     def _may_pull(self, pull: _Pull) -> bool:
         header = pull.header
-        verdict = standing(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        verdict = self._parts.ownership(pull.peer, header.consumer_group, header.topic, header.queue_id, header)
         if not isinstance(verdict, Stale):
             return True
-        self.stale_pulls += 1
+        self._parts.counters.stale_pulls += 1
         if header.lane_epoch is None:
-            return True  # a stock client knows no epochs: counted, and fed as RocketMQ would
-        remark = f"queue {header.queue_id} of {header.topic} belongs to {verdict.holder or 'nobody'} now"
+            return True  # a stock client has no epoch: counted, and answered as RocketMQ does
+        remark = f"queue {header.queue_id} of {header.topic} belongs to {verdict.holder or 'no member'} now"
         answer_code(pull.peer, pull.request, ResponseCode.LEASE_REFUSED, remark)
         return False
 
     def _commit(self, pull: _Pull) -> None:
         header = pull.header
-        verdict = standing(self._parts, pull.peer, header.consumer_group, header.topic, header.queue_id, header)
+        verdict = self._parts.ownership(pull.peer, header.consumer_group, header.topic, header.queue_id, header)
         place = Place(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         outcome = self._parts.offsets.commit(
             place.group,
@@ -183,13 +180,13 @@ class PullHandler:
 
     def _read(self, pull: _Pull) -> ReadResult:
         header, options = pull.header, self._parts.options
-        most = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
+        max_bytes = STOCK_PULL_BYTES if header.lane_max_bytes is None else header.lane_max_bytes
         result = self._parts.store.read(
             header.topic,
             header.queue_id,
             header.queue_offset,
             max(1, min(header.max_msg_nums, options.max_pull_messages)),
-            max(1, min(most, options.max_pull_bytes)),
+            max(1, min(max_bytes, options.max_pull_bytes)),
             pull.tags,
         )
         for offset in result.damaged:
@@ -231,7 +228,7 @@ class PullHandler:
             ext = PullResponse(next_begin_offset=0, min_offset=0, max_offset=0).to_ext()
             answer_code(pull.peer, pull.request, ResponseCode.PULL_OFFSET_MOVED, "the topic was deleted", ext)
         elif pull.peer.choked:
-            # It does not read what it has already: it gets the data when it asks again.
+            # The client does not read its earlier answers: it gets the data when it asks again.
             self._empty(pull)
         elif not self._was_moved(pull):
             self._answer(pull, self._read(pull))
@@ -250,7 +247,7 @@ class PullHandler:
         answer_code(pull.peer, pull.request, code, result.status.value, ext, result.data)
 
     def _was_moved(self, pull: _Pull) -> bool:
-        """Whether the group was reset meanwhile; then the pull is answered with the new place."""
+        """Whether a reset of the group is pending; if so, the pull is answered with the new offset."""
         header, parts = pull.header, self._parts
         waits = parts.recording.on and parts.offsets.is_pending(header.consumer_group, header.topic, header.queue_id)
         offset = self._parts.offsets.pending_reset(
@@ -258,11 +255,11 @@ class PullHandler:
             header.topic,
             header.queue_id,
             QueueOffset(header.queue_offset),
-            # Consumers wait for messages; who only reads a range has chosen it.
+            # Consumers set SUSPEND; a client that does not has chosen the range that it reads.
             decides=not header.sys_flag & PULL_SUSPEND,
         )
         if offset is None:
-            if waits:  # perhaps a new owner, that was never anywhere else
+            if waits:  # may be a new owner, which never was at another offset
                 parts.recording.arrived(header.consumer_group, header.topic, header.queue_id, header.queue_offset)
             return False
         low, high = self._parts.store.bounds(header.topic, header.queue_id)
@@ -281,7 +278,7 @@ def _refuse_filter(kind: str | None) -> None:
 
 
 def tag_codes(expression: str) -> frozenset[int] | None:
-    """Java's hash codes of the tags in `A || B`; None for `*`, which wants everything."""
+    """The hashes of the tags in `A || B`; None for `*`, which wants every message."""
     tags = [tag.strip() for tag in expression.split("||")]
     if any(tag in ("*", "") for tag in tags):
         return None

@@ -1,8 +1,7 @@
-"""Finding messages: by id, by key."""
+"""Finding messages by id and by key."""
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
 from lanemq.net.server import Peer
@@ -12,7 +11,7 @@ from lanemq.wire.command import Command
 
 MAX_FOUND = 64
 """RocketMQ: MessageStoreConfig.maxMsgsNumBatch."""
-UNIQUE_FOUND = 32
+MAX_FOUND_BY_ID = 32
 """RocketMQ: MessageStoreConfig.defaultQueryMaxNum, for searches by unique id."""
 
 
@@ -32,7 +31,7 @@ class QueryHandler:
     def _query(self, peer: Peer, request: Command) -> None:
         header = QueryMessageHeader.from_ext(request.ext)
         check_topic(header.topic)
-        most = UNIQUE_FOUND if header.by_unique_id else max(1, min(header.max_num, MAX_FOUND))
+        limit = MAX_FOUND_BY_ID if header.by_unique_id else max(1, min(header.max_num, MAX_FOUND))
         begin, end = header.begin_timestamp, header.end_timestamp
 
         def found(records: list[bytes] | None, error: StorageError | None) -> None:
@@ -52,4 +51,4 @@ class QueryHandler:
                 ).to_ext()
                 answer(peer, request, ext, b"".join(records))
 
-        self._parts.thread.submit(lambda: self._parts.store.query(header.topic, header.key, most, begin, end), found)
+        self._parts.thread.submit(lambda: self._parts.store.query(header.topic, header.key, limit, begin, end), found)

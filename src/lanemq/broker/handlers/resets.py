@@ -1,14 +1,13 @@
-"""Moving a group's position by hand, and asking its members about themselves.
+"""Resetting a group's offset, and relaying questions to its members.
 
-A reset works whether or not the group is online: the stored offset is replaced, commits that stem from before
-are ignored, and pulls of each queue, also one that waits there, are answered "offset moved" until one obeys.
+A reset works whether or not the group has members: the stored offset is replaced, commits from before the reset are
+ignored, and pulls of each queue, held ones included, are answered "offset moved" until a member pulls from there.
 """
 
 from collections.abc import Callable, Container
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer_code, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.log import state
 from lanemq.log.reading import Boundary
 from lanemq.model.errors import BrokerRefused, StorageError
@@ -22,14 +21,14 @@ from lanemq.wire.command import Command, encode_command
 from lanemq.wire.stats_bodies import ResetOffsetBody
 
 MAX_RELAYED = 1_000
-"""Questions to members that wait for an answer."""
+"""Relayed questions without an answer yet."""
 
 
 class ResetHandler:
     """Requests 222, 307, 309 and 4208."""
 
     def __init__(self, parts: Parts, moved: Callable[[str, Container[tuple[str, int]]], None]) -> None:
-        """`moved` is told the group and the queues (topic, number) of every reset."""
+        """`moved` is called with the group and the queues (topic, number) of every reset."""
         self._parts = parts
         self._moved = moved
         self._relayed: dict[tuple[int, int], Callable[[Command], None]] = {}
@@ -43,7 +42,7 @@ class ResetHandler:
         }
 
     def answered(self, peer: Peer, reply: Command) -> None:
-        """A member's answer to something that was relayed to it; anybody else's is ignored."""
+        """Forward a member's answer to the client that asked; other responses are ignored."""
         forward = self._relayed.pop((peer.number, reply.opaque), None)
         if forward is not None:
             forward(reply)
@@ -58,14 +57,14 @@ class ResetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {wanted} of topic {topic.name} does not exist: it has {topic.read_queues}",
             )
-        # After a restart its members may be at work and not have said so yet; their leases tell.
+        # After a restart, members may be working without having sent a heartbeat yet; their leases show it.
         held = self._parts.locks.holds_any(group, now=self._parts.clock.now())
         online = held or bool(self._parts.members.members(group))
         table: dict[MessageQueue, int] = {}
         for queue_id in range(topic.read_queues) if wanted is None else (wanted,):
             offset = self._target(header, queue_id)
             if not header.is_force and offset > (self._parts.offsets.committed(group, topic.name, queue_id) or 0):
-                continue  # without force a reset only goes back
+                continue  # without force, a reset only goes back
             change = self._parts.offsets.reset_at_next_pull if online else self._parts.offsets.reset
             change(group, topic.name, queue_id, QueueOffset(offset))
             table[MessageQueue(topic.name, self._parts.options.name, queue_id)] = offset
@@ -75,13 +74,11 @@ class ResetHandler:
         rows = [state.OffsetRow(group, queue.topic, queue.queue_id, table[queue], online) for queue in table]
 
         def saved(_: object, error: StorageError | None) -> None:
+            answer_saved(peer, request, error, reply)
             if error is None:
-                answer(peer, request, {}, reply)
                 self._moved(group, {(queue.topic, queue.queue_id) for queue in table})
-            else:
-                answer_error(peer, request, error)
 
-        # A reset is an order, not progress: answered means that no crash takes it back.
+        # Unlike progress, a reset must not be lost in a crash once it is answered.
         self._parts.thread.submit(lambda: self._parts.state.save_offsets(rows, state.Sync.FULL), saved)
 
     def _target(self, header: ResetOffsetHeader, queue_id: int) -> int:
@@ -106,7 +103,7 @@ class ResetHandler:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"the consumer <{group}> <{client_id}> is not online")
         opaque = self._parts.notices.next_opaque()
         while len(self._relayed) >= MAX_RELAYED:
-            del self._relayed[next(iter(self._relayed))]  # the oldest: its asker has given up long ago
+            del self._relayed[next(iter(self._relayed))]  # the oldest: its client has long given up
         self._relayed[member.number, opaque] = lambda reply: answer_code(
             peer, request, reply.code, reply.remark or "", reply.ext, reply.body
         )

@@ -1,14 +1,13 @@
-"""Messages that a consumer sends back: another attempt later, or the dead letters."""
+"""Messages that a consumer sends back: to its retry topic for another attempt, or to its dead letters."""
 
 from functools import partial
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_error
-from lanemq.broker.routing import Placed, place_delayed
+from lanemq.broker.routing import SendRoute, route_delayed
 from lanemq.core.brokering.delay import ToDeadLetter, route_send_back
 from lanemq.log.appender import NewRecord
-from lanemq.model.errors import BrokerRefused, CorruptRecord, StorageError
+from lanemq.model.errors import BrokerRefused, CorruptRecord
 from lanemq.model.names import check_group
 from lanemq.net.server import Peer
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -35,22 +34,19 @@ class RetryHandler:
             record = RecordView(self._parts.store.read_at(header.offset))
         except CorruptRecord as error:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}") from error
-        settings = self._parts.groups.get(group)
-        limit = header.max_reconsume_times
-        if limit is None or limit < 0:
-            limit = None if settings is None else settings.retry_max_times
+        limit = self._parts.max_retries(group, header.max_reconsume_times)
         route = route_send_back(record.reconsume_times, header.delay_level, limit)
         level = None if isinstance(route, ToDeadLetter) else route.level
-        placed = self._place(group, self._properties(header, record), level)
-        item = _copy(record, placed.properties, route.reconsume_times)
+        target = self._target(group, self._properties(header, record), level)
+        item = _copy(record, target.properties, route.reconsume_times)
         size = len(item.body) + len(item.properties) + 128
         self._parts.group_commit.append(
-            placed.topic,
-            placed.queue_id,
+            target.topic,
+            target.queue_id,
             [item],
             pack_host(*peer.remote),
             size,
-            partial(_done, peer, request),
+            partial(answer_saved, peer, request),
         )
 
     def _properties(self, header: SendBackHeader, record: RecordView) -> dict[str, str]:
@@ -63,14 +59,14 @@ class RetryHandler:
             properties.pop(name, None)
         return properties
 
-    def _place(self, group: str, properties: dict[str, str], level: int | None) -> Placed:
+    def _target(self, group: str, properties: dict[str, str], level: int | None) -> SendRoute:
         topics = self._parts.topics
         if level is None:
             dead = topics.take(topics.table.ensure_dead_letter(group))
-            return Placed(dead.name, 0, encode_properties(properties), 0)
+            return SendRoute(dead.name, 0, encode_properties(properties), 0)
         retry = topics.take(topics.table.ensure_retry(group))
         properties[PropertyName.DELAY] = str(level)
-        return place_delayed(retry.name, 0, encode_properties(properties))
+        return route_delayed(retry.name, 0, encode_properties(properties))
 
 
 def _copy(record: RecordView, properties: str, reconsume_times: int) -> NewRecord:
@@ -83,10 +79,3 @@ def _copy(record: RecordView, properties: str, reconsume_times: int) -> NewRecor
         record.born_timestamp,
         reconsume_times,
     )
-
-
-def _done(peer: Peer, request: Command, error: StorageError | None) -> None:
-    if error is None:
-        answer(peer, request)
-    else:
-        answer_error(peer, request, error)

@@ -1,12 +1,11 @@
-"""The name server's side: where topics live. Here: always on this broker.
+"""The name server: where topics are, which is always this broker.
 
-An ordered topic is announced with RocketMQ's own order configuration, so that clients of every language derive
-the same list of queues from it.
+An ordered topic is announced with RocketMQ's own order configuration, from which clients of every language derive the
+same list of queues.
 """
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import BrokerRefused, OffsetNotFound, TopicNotFound
 from lanemq.net.server import Peer
@@ -26,8 +25,8 @@ from lanemq.wire.route_bodies import (
 )
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
-"""Where RocketMQ's tools keep the order configuration of topics."""
-MAX_KV = 10_000
+"""The namespace in which RocketMQ's tools keep the order configuration of topics."""
+MAX_KV_ITEMS = 10_000
 
 
 class RouteHandler:
@@ -103,8 +102,8 @@ class RouteHandler:
 
     def _put_kv(self, peer: Peer, request: Command) -> None:
         header = KvHeader.from_ext(request.ext)
-        if len(self._kv) >= MAX_KV:
-            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"already {MAX_KV} config items; delete some")
+        if len(self._kv) >= MAX_KV_ITEMS:
+            raise BrokerRefused(ResponseCode.SYSTEM_ERROR, f"already {MAX_KV_ITEMS} config items; delete some")
         self._kv[header.namespace, header.key or ""] = header.value or ""
         answer(peer, request)
 

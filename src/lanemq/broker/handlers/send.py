@@ -1,39 +1,55 @@
-"""Storing messages: single sends, batches, and the retries that consumers send.
+"""Storing messages: single sends, batches, the retries that consumers send, and runs of single sends.
 
-Order of steps: check names and limits, judge the stamp, stage, remember the stamp, answer when it is on disk.
-All of it up to the answer happens in one go on the event loop, so two sends to a queue can never interleave,
-and the sends of one connection are stored in the order they arrived.
+Steps of a send: route it, check its limits, judge its stamp, stage its records, record its stamp, answer when it is on
+disk. Everything before the answer happens in one step of the event loop, so two sends to a queue never interleave, and
+the sends of one connection are stored in the order of arrival.
 """
 
+import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, code_for
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code, answer_error
-from lanemq.broker.routing import Placed, place, refuse_delay
+from lanemq.broker.routing import SendRoute, refuse_delay, route
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap
-from lanemq.log.appender import NewRecords
-from lanemq.model.errors import MessageRefused, StorageError
+from lanemq.log.appender import NewRecords, Staged
+from lanemq.model.errors import LaneError, MessageRefused, StorageError
+from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.server import Peer
 from lanemq.wire.batch import DELAYED, TAGGED, RecordColumns, split_batch_raw, weigh
 from lanemq.wire.codes import RequestCode, ResponseCode
-from lanemq.wire.command import Command
+from lanemq.wire.command import Command, Frame, decode_command, encode_response
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.lane_fields import LANE_DUPLICATE, LANE_EXPECTED, LANE_KNOWN_OFFSET, LANE_SKIPPED, LANE_STORED
 from lanemq.wire.properties import PropertyName, following_stamps, remove_property, stamp_in, tag_code_of
-from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, pack_host
+from lanemq.wire.record import TRANSACTION_MASK, encode_offset_id, offset_id_prefix, pack_host
+from lanemq.wire.send_runs import SendRun, encode_send_answers, first_of, read_sends
+
+log = logging.getLogger(__name__)
 
 _TAG = b"TAGS\x01"
 
 RECORD_OVERHEAD_BYTES = 128
-"""What a record takes in memory beside body and properties, about."""
+"""Approximate memory of a record beside its body and properties."""
+
+MAX_RUN_FRAMES = 1024
+"""Frames examined at once for runs; afterwards the server checks again whether the peer reads its answers."""
+
+APART = 32
+"""Sends handled one by one after a send without followers. A producer that alternates between queues has no runs, and
+searching for them would decode every send twice."""
+
+_PLAIN = b'{"code":310,'
+"""The start of a single send's header from nearly all clients; other headers are handled one by one."""
 
 _Taken: TypeAlias = tuple[Stamp | None, NewRecords]
-"""The first stamp, if there are stamps, and the messages of a request."""
+"""The first stamp of a request, if it has stamps, and its messages."""
 
 
 class SendHandler:
@@ -56,12 +72,12 @@ class SendHandler:
         self._parts.group_commit.refuse_if_failed()
         if header.sys_flag & TRANSACTION_MASK:
             raise MessageRefused(ResponseCode.MESSAGE_ILLEGAL, "transactional messages are not supported by LaneMQ")
-        placed = place(self._parts, header)
+        target = route(self._parts, header)
         if header.batch:
             first, records = self._batch(header, request.body)
         else:
-            first, records = self._single(header, placed.properties, request.body)
-        self._store(peer, request, header, placed, first, records)
+            first, records = self._single(header, target.properties, request.body)
+        self._store(peer, request, header, target, first, records)
 
     def _single(self, header: SendHeader, properties: str, body: bytes) -> _Taken:
         text = properties.encode()
@@ -72,7 +88,7 @@ class SendHandler:
         return first, [(body, text, tag_code, header.flag, *same)]
 
     def _batch(self, header: SendHeader, body: bytes) -> _Taken:
-        """Column by column; what hardly any batch holds is looked for in all properties at once."""
+        """Decode by column; rare properties (delays, tags) are searched in all messages at once."""
         flags, bodies, texts = split_batch_raw(body)
         _, largest, longest, found = weigh(bodies, texts)
         if found & DELAYED:
@@ -106,29 +122,28 @@ class SendHandler:
         peer: Peer,
         request: Command,
         header: SendHeader,
-        placed: Placed,
+        target: SendRoute,
         first: Stamp | None,
         records: NewRecords,
     ) -> None:
         skipped, known = 0, None
         if first is not None:
-            verdict = self._parts.producers.judge(header.topic, placed.asked, first, len(records))
+            verdict = self._parts.producers.judge(header.topic, target.asked, first, len(records))
             if not isinstance(verdict, Fresh):
-                self._not_fresh(peer, request, header.topic, placed.asked, verdict)
+                self._answer_not_fresh(peer, request, header.topic, target.asked, verdict)
                 return
             skipped, known = verdict.skip, verdict.known_offset
         fresh = records.behind(skipped) if isinstance(records, RecordColumns) and skipped else records
         size = len(request.body) + len(header.properties) + RECORD_OVERHEAD_BYTES * len(fresh)
         ext: dict[str, str] = {}
         done = partial(self._done, peer, request, ext)
-        staged = self._parts.group_commit.append(
-            placed.topic, placed.queue_id, fresh, pack_host(*peer.remote), size, done
-        )
+        host = pack_host(*peer.remote)
+        staged = self._parts.group_commit.append(target.topic, target.queue_id, fresh, host, size, done)
         if first is not None:
             start = Stamp(first.producer, first.epoch, first.sequence + skipped)
             self._parts.producers.record(
                 header.topic,
-                placed.asked,
+                target.asked,
                 start,
                 len(fresh),
                 QueueOffset(staged.first_offset),
@@ -136,10 +151,10 @@ class SendHandler:
             )
         positions = staged.positions if header.lane_client is None else staged.positions[:1]
         ext["msgId"] = ",".join([encode_offset_id(*self._parts.advertised, position) for position in positions])
-        ext["queueId"] = str(placed.asked)
+        ext["queueId"] = str(target.asked)
         ext["queueOffset"] = str(staged.first_offset)
         if skipped:
-            # A crash cut the batch in two: what was stored then lies elsewhere than what is stored now.
+            # A crash cut the batch in two: the messages stored before it are at other offsets than these.
             ext[LANE_SKIPPED] = str(skipped)
             ext[LANE_KNOWN_OFFSET] = str(-1 if known is None else known)
 
@@ -151,7 +166,7 @@ class SendHandler:
         ext[LANE_STORED] = self._stored
         answer(peer, request, ext)
 
-    def _not_fresh(
+    def _answer_not_fresh(
         self, peer: Peer, request: Command, topic: str, queue_id: int, verdict: Duplicate | Gap | Fenced
     ) -> None:
         match verdict:
@@ -162,7 +177,7 @@ class SendHandler:
                     "queueOffset": str(-1 if offset is None else offset),
                     LANE_DUPLICATE: "true",
                 }
-                # The first time may still be on its way to the disk: this answer may not come before it.
+                # The original may not be on disk yet, and this answer must not come before it is.
                 self._parts.group_commit.barrier(partial(self._done, peer, request, ext))
             case Gap(expected):
                 remark = f"sequence {expected} of this producer is missing in queue {topic}/{queue_id}"
@@ -170,3 +185,113 @@ class SendHandler:
             case Fenced(epoch):
                 remark = f"a producer with epoch {epoch} has taken over in queue {topic}/{queue_id}"
                 answer_code(peer, request, ResponseCode.PRODUCER_FENCED, remark)
+
+
+class SendRuns:
+    """Stores runs: single sends to one queue that arrived together share one decision, one append and one answer.
+
+    Clients cannot tell a run from sends handled one by one, except by the time they take. So a run contains only sends
+    that are certain to be treated alike: to one queue, with consecutive stamps, and accepted by the log now. Everything
+    else, refusals included, goes to the ordinary handler one by one.
+    """
+
+    def __init__(self, parts: Parts, handle: Handler) -> None:
+        self._parts = parts
+        self._handle = handle
+        self._stored = "durable" if parts.options.durable else "relaxed"
+
+    def take(self, peer: Peer, incoming: deque[Frame]) -> int:
+        """Handle the sends at the start of `incoming`; returns the number of frames handled, 0 if there are none."""
+        if not incoming[0].header.startswith(_PLAIN):
+            return 0
+        if peer.apart:
+            peer.apart -= 1
+            return 0
+        frames, at = list(islice(incoming, MAX_RUN_FRAMES)), 0
+        while at < len(frames) and not peer.apart and (taken := self._take_run(peer, frames, at)):
+            at += taken
+            if taken == 1 and at < len(frames):
+                peer.apart = APART
+        return at
+
+    def _take_run(self, peer: Peer, frames: list[Frame], at: int) -> int:
+        run = read_sends(frames, at)
+        if run is None:
+            return 0
+        stamp, count = following_stamps(run.properties)
+        if count < len(run.opaques):
+            run = first_of(run, count)
+        try:
+            stored = count > 1 and self._store(peer, run, stamp)
+        except Exception:
+            # As in `dispatch`: a fault in some requests must not close the connection.
+            log.exception("%d sends of %s failed", count, peer)
+            _answer_all(
+                peer, run.opaques, ResponseCode.SYSTEM_ERROR, "internal error; the broker's log has the details"
+            )
+            return count
+        if not stored:
+            for frame in frames[at : at + count]:
+                self._handle(peer, decode_command(frame))
+        return count
+
+    def _store(self, peer: Peer, run: SendRun, first: Stamp | None) -> bool:
+        """Store a run; False if its sends must be handled one by one, and nothing was stored."""
+        header, parts = run.header, self._parts
+        count, weight = len(run.opaques), weigh(run.bodies, run.properties)
+        if not self._is_plain(run, weight):
+            return False
+        try:
+            queue_id = route(parts, header).queue_id
+            if first is not None and parts.producers.judge(header.topic, queue_id, first, count) != Fresh():
+                return False
+            staged = self._append(peer, run, queue_id, weight[0])
+        except LaneError:
+            return False
+        if first is not None:
+            at = Millis(staged.store_time)
+            offset = QueueOffset(staged.first_offset)
+            parts.producers.record(header.topic, queue_id, first, count, offset, stored_at=at)
+        return True
+
+    def _is_plain(self, run: SendRun, weight: tuple[int, int, int, int]) -> bool:
+        """Whether no send of the run needs individual treatment."""
+        header, options = run.header, self._parts.options
+        if header.queue_id < 0 or header.sys_flag & TRANSACTION_MASK or header.topic.startswith(RETRY_PREFIX):
+            return False
+        _, largest, longest, apart = weight
+        return not apart and largest <= options.max_body_bytes and longest <= options.max_properties_bytes
+
+    def _append(self, peer: Peer, run: SendRun, queue_id: int, size: int) -> Staged:
+        header, count = run.header, len(run.bodies)
+        size += RECORD_OVERHEAD_BYTES * len(run.opaques)
+        records = RecordColumns(
+            run.bodies,
+            run.properties,
+            [0] * count,
+            [header.flag] * count,
+            run.born,
+            header.sys_flag,
+            header.reconsume_times,
+        )
+        stages: list[Staged] = []
+        done = partial(self._done, peer, run.opaques, queue_id, stages)
+        born_host = pack_host(*peer.remote)
+        staged = self._parts.group_commit.append(header.topic, queue_id, records, born_host, size, done)
+        stages.append(staged)
+        return staged
+
+    def _done(
+        self, peer: Peer, opaques: list[int], queue_id: int, stages: list[Staged], error: StorageError | None
+    ) -> None:
+        if error is not None:
+            _answer_all(peer, opaques, code_for(error), str(error))
+            return
+        (staged,) = stages
+        prefix = offset_id_prefix(*self._parts.advertised)
+        peer.send(encode_send_answers(opaques, prefix, staged.positions, queue_id, staged.first_offset, self._stored))
+
+
+def _answer_all(peer: Peer, opaques: list[int], code: int, remark: str) -> None:
+    for opaque in opaques:
+        peer.send(encode_response(opaque, code, remark=remark))

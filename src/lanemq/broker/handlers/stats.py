@@ -1,8 +1,7 @@
-"""Numbers for people and tools: queues, lag, connections, the broker itself."""
+"""Figures for operators and tools: queues, lag, connections, the broker itself."""
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer
 from lanemq.core.brokering.topic_table import TopicConfig
 from lanemq.model.errors import GroupNotFound
 from lanemq.model.queue import MessageQueue
@@ -125,7 +124,7 @@ class StatsHandler:
         answer(peer, request, {}, GroupList(group_list=groups).encode())
 
     def _runtime(self, peer: Peer, request: Command) -> None:
-        store, group_commit = self._parts.store, self._parts.group_commit
+        store, group_commit, counters = self._parts.store, self._parts.group_commit, self._parts.counters
         table = {
             "brokerVersionDesc": "LaneMQ",
             "brokerVersion": str(VERSION),
@@ -146,6 +145,10 @@ class StatsHandler:
             "laneMessages": str(group_commit.appended),
             "laneReadOnly": str(group_commit.failure or "false"),
             "laneDurable": str(self._parts.options.durable).lower(),
+            "laneStalePulls": str(counters.stale_pulls),
+            "laneStaleCommits": str(counters.stale_commits),
+            "laneRefusedCommits": str(counters.refused_commits),
+            "laneRefusedParks": str(counters.refused_parks),
         }
         answer(peer, request, {}, KVTable(table=table).encode())
 

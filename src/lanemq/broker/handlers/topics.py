@@ -1,16 +1,14 @@
 """Creating, changing, describing and deleting topics.
 
-Whoever consumes a topic that is deleted must learn of it before a new one of that name exists: at the place where
-the old one ended it would pass over everything that the new one got before. So its leases end, and the pulls that
-wait are answered.
+When a topic is deleted, its leases end and its held pulls are answered before a new topic of that name can exist.
+Otherwise a consumer would continue in the new topic at its offset in the old one, and skip everything before.
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_error
 from lanemq.core.brokering.topic_table import Permission, TopicConfig, TopicOrder
 from lanemq.model.errors import StorageError
 from lanemq.model.names import check_topic
@@ -26,7 +24,7 @@ class TopicHandler:
     """Requests 17, 21, 215, 216, 351."""
 
     def __init__(self, parts: Parts, deleted: Callable[[str], None]) -> None:
-        """`deleted` is told the name of every topic that was deleted."""
+        """`deleted` is called with the name of every deleted topic."""
         self._parts = parts
         self._deleted = deleted
 
@@ -54,8 +52,8 @@ class TopicHandler:
             header.topic_sys_flag or 0,
         )
         self._parts.topics.take(self._parts.topics.table.put(wanted))
-        # Through the log thread, behind the row just saved: answered means on disk.
-        self._parts.group_commit.barrier(partial(_done, peer, request))
+        # The log thread handles this after the row just saved, so the answer means that it is on disk.
+        self._parts.group_commit.barrier(partial(answer_saved, peer, request))
 
     def _all(self, peer: Peer, request: Command) -> None:
         table = {topic.name: _describe(topic) for topic in self._parts.topics.table.topics()}
@@ -80,30 +78,23 @@ class TopicHandler:
             parts.recording.withdrawn(ended)
 
         def forget() -> None:
-            # Behind a checkpoint that may be under way: it could bring rows of the topic back.
+            # After a checkpoint that may be in progress, which could write rows of the topic again.
             parts.state.drop_topic(name, position)
             parts.state.delete_offsets(name)
             parts.state.forget_leases(name, floor)
 
         def forgotten(error: StorageError | None) -> None:
             if error is None and parts.recording.on:
-                parts.recording.deleted(name)  # not before: a crash would bring it back, with its messages
-            _done(peer, request, error)
+                parts.recording.deleted(name)  # not earlier: a crash would bring the topic back, with its messages
+            answer_saved(peer, request, error)
 
         parts.topics.forget(name, forget, forgotten)
         self._deleted(name)
 
     def _delete_route(self, peer: Peer, request: Command) -> None:
-        """Routes follow topics here; RocketMQ's tools ask for both, and the second has nothing left to do."""
+        """Does nothing: RocketMQ's tools delete topic and route separately, but here the route goes with the topic."""
         DeleteTopicHeader.from_ext(request.ext)
         answer(peer, request)
-
-
-def _done(peer: Peer, request: Command, error: StorageError | None) -> None:
-    if error is None:
-        answer(peer, request)
-    else:
-        answer_error(peer, request, error)
 
 
 def _describe(topic: TopicConfig) -> route_bodies.TopicConfig:

@@ -1,9 +1,10 @@
-"""The one way into the log: group commit, and who waits for which write.
+"""Group commit: appends of many requests share one write and one fdatasync.
 
-Handlers append on the event loop; positions and offsets are theirs at once. At the end of the loop turn
-everything staged goes to the log thread as one write and one fdatasync; while that runs, the next group gathers.
-Where one peer alone sends, nobody else's records would come in that turn: then the end of the read is the end.
-`done` is called when the group is on disk, in the order of appending: a later record is never acknowledged
+Handlers append on the event loop and know positions and offsets immediately. At the end of the loop iteration
+everything staged goes to the log thread as one group; while that is written, the next group gathers. If only one peer
+sends, no other records can join, so its group is committed at the end of its read.
+
+Invariant: `done` is called when the group is on disk, in the order of appending. A later record is never acknowledged
 before an earlier one, and nothing is acknowledged that was not flushed.
 """
 
@@ -22,16 +23,16 @@ from lanemq.wire.record import NO_HOST
 
 log = logging.getLogger(__name__)
 
-WAITING_BYTES = 512
-"""What somebody who waits without storing anything is counted for, so that waiting is bounded too."""
+BARRIER_BYTES = 512
+"""What a barrier counts as, so that callers that store nothing are bounded too."""
 
 Done = Callable[[StorageError | None], None]
-"""Told when the group is on disk (None), or why it is not."""
+"""Called with None when the group is on disk, or with the error that prevented it."""
 OnArrivals = Callable[[Sequence[Arrival]], None]
 
 
 class GroupCommit:
-    """Bounded by bytes: above `max_pending_bytes` not yet on disk, an append is answered busy."""
+    """The only writer of messages. While more than `max_pending_bytes` are not on disk, it refuses with "busy"."""
 
     def __init__(
         self, store: Store, thread: LogThread, clock: Clock, on_arrivals: OnArrivals, max_pending_bytes: int
@@ -39,8 +40,9 @@ class GroupCommit:
         self.pending_bytes = 0
         self.appended = 0
         self.failure: StorageError | None = None
+        """The failed write after which the broker is read-only until a restart."""
         self.store_host = NO_HOST
-        """Goes into every record: RocketMQ's clients find a message by it."""
+        """The broker's address in every record: RocketMQ's clients find a message by it."""
         self._options = store.options
         self._log = store.appender
         self._thread = thread
@@ -59,7 +61,7 @@ class GroupCommit:
         self._unsynced_since: Millis | None = None
 
     def append(self, topic: str, queue_id: int, items: NewRecords, born_host: bytes, size: int, done: Done) -> Staged:
-        """Stages the records and says where they will be; true once `done(None)` was called."""
+        """Stage records and return where they will be, which holds once `done(None)` is called."""
         self.refuse_if_failed()
         self._refuse_if_full(size)
         staged = self._log.stage(
@@ -76,59 +78,17 @@ class GroupCommit:
         return staged
 
     def barrier(self, done: Done) -> None:
-        """Calls `done` once everything appended so far is on disk."""
+        """Call `done` once everything appended so far is on disk."""
         self.refuse_if_failed()
-        self._refuse_if_full(WAITING_BYTES)
-        self.pending_bytes += WAITING_BYTES
-        self._wait(done, WAITING_BYTES)
-
-    def begin(self) -> None:
-        """Requests of one read follow; `end` will say when all of them were handled."""
-        self._reading = True
-        self._waiting_before = len(self._waiting)
-
-    def end(self, sender: int) -> None:
-        """Commits at once if this peer was also the last one that stored something: there is no company to wait for."""
-        self._reading = False
-        if len(self._waiting) == self._waiting_before:
-            return
-        alone, self._last_sender = sender == self._last_sender, sender
-        if self._flushing or self._kicked:
-            return
-        if alone:
-            self._kick()
-        else:
-            self._kick_soon()
+        self._refuse_if_full(BARRIER_BYTES)
+        self.pending_bytes += BARRIER_BYTES
+        self._wait(done, BARRIER_BYTES)
 
     def refuse_if_failed(self) -> None:
-        """Raises why nothing can be stored any more; to be asked before anything else is changed."""
-        # A new error each time: raising the kept one again would lengthen its traceback for ever.
+        """Raise if nothing can be stored any more; callers check it before they change anything else."""
+        # A new error each time: raising the kept one again would lengthen its traceback with every call.
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
-
-    async def drained(self) -> None:
-        """Waits until nothing waits for the disk."""
-        await self._idle.wait()
-
-    def sync_if_due(self, now: Millis) -> None:
-        """Relaxed mode: what was written last must not wait for the next append to be synced."""
-        relaxed_sync_ms = self._options.relaxed_sync_ms
-        if self._unsynced_since is None or now - self._unsynced_since < relaxed_sync_ms or self.failure is not None:
-            return
-        self._unsynced_since = None
-
-        def synced(_: object, error: StorageError | None) -> None:
-            if error is not None:
-                self.stop_writing(error)
-
-        self._thread.submit(self._log.sync, synced)
-
-    def stop_writing(self, error: StorageError) -> None:
-        """What was not flushed may or may not be on disk: nobody is told it is, and nothing follows it."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        log.critical("the broker is read-only from now on: %s; reads go on, sends are refused", error)
 
     def _refuse_if_full(self, size: int) -> None:
         if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
@@ -138,6 +98,27 @@ class GroupCommit:
         self._waiting.append((done, size))
         self._idle.clear()
         if not self._flushing and not self._kicked and not self._reading:
+            self._kick_soon()
+
+    def begin(self) -> None:
+        """Called before the server handles the requests of one socket read."""
+        self._reading = True
+        self._waiting_before = len(self._waiting)
+
+    def end(self, sender: int) -> None:
+        """Called after the server handled one socket read.
+
+        Commits immediately if this peer was also the last one that stored something: no others are likely to join.
+        """
+        self._reading = False
+        if len(self._waiting) == self._waiting_before:
+            return
+        alone, self._last_sender = sender == self._last_sender, sender
+        if self._flushing or self._kicked:
+            return
+        if alone:
+            self._kick()
+        else:
             self._kick_soon()
 
     def _kick_soon(self) -> None:
@@ -161,9 +142,9 @@ class GroupCommit:
         self._thread.submit(lambda: self._log.flush(pending, now), flushed)
 
     def _write_here(self, pending: Pending) -> StorageError | None:
-        """Relaxed mode: a copy into the page cache is cheaper than a trip to the other thread; it syncs later.
+        """Write on the loop, without `durable`: a copy into the page cache is cheaper than a change of thread.
 
-        Only while that thread has nothing to do: what it was given before, a new topic's row say, comes first.
+        Only while the log thread is idle: earlier jobs, such as saving the row of a new topic, come first.
         """
         try:
             self._log.flush(pending)
@@ -180,11 +161,11 @@ class GroupCommit:
             arrivals = self._log.publish(pending)
             if self._unsynced_since is None and pending:
                 self._unsynced_since = self._clock.now()
-        # Or something the group counts on has failed before it: its topic's row.
+        # The failure may also be an earlier one, such as that of saving the topic's row.
         error = self.failure
         for done, size in waiting:
             self.pending_bytes -= size
-            _tell(done, error)
+            _call(done, error)
         if arrivals:
             self._on_arrivals(arrivals)
         if self._waiting:
@@ -192,10 +173,34 @@ class GroupCommit:
         else:
             self._idle.set()
 
+    def stop_writing(self, error: StorageError) -> None:
+        """Refuse all further appends: what was not flushed may or may not be on disk, so nothing may follow it."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        log.critical("the broker is read-only from now on: %s; reads go on, sends are refused", error)
 
-def _tell(done: Done, error: StorageError | None) -> None:
-    """One listener that fails may not keep the others from their answer."""
+    def sync_if_due(self, now: Millis) -> None:
+        """Sync without waiting for the next append; needed without `durable` only."""
+        relaxed_sync_ms = self._options.relaxed_sync_ms
+        if self._unsynced_since is None or now - self._unsynced_since < relaxed_sync_ms or self.failure is not None:
+            return
+        self._unsynced_since = None
+
+        def synced(_: object, error: StorageError | None) -> None:
+            if error is not None:
+                self.stop_writing(error)
+
+        self._thread.submit(self._log.sync, synced)
+
+    async def drained(self) -> None:
+        """Wait until nothing is pending."""
+        await self._idle.wait()
+
+
+def _call(done: Done, error: StorageError | None) -> None:
+    """A callback that fails must not keep the others from being called."""
     try:
         done(error)
     except Exception:
-        log.exception("an answer could not be given")
+        log.exception("an answer could not be sent")

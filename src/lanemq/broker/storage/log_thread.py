@@ -1,4 +1,4 @@
-"""The one thread that writes: jobs run there one after the other, results come back on the loop."""
+"""The log thread: runs every write, one after the other, and returns results to the event loop."""
 
 import asyncio
 import logging
@@ -15,36 +15,36 @@ G = TypeVar("G")
 
 
 class LogThread:
-    """Keeps slow disks away from the event loop without giving up the order of writes."""
+    """One thread for all disk writes: a slow disk does not block the event loop, and writes keep their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._under_way = 0
+        self._in_progress = 0
         self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]) -> None:
-        """Runs `job` on the log thread, then `done` on the loop with its result or its storage error."""
+        """Run `job` on the log thread, then `done` on the loop with its result or its storage error."""
 
         def run() -> None:
             result, error = outcome_of(job)
             self._loop.call_soon_threadsafe(finished, result, error)
 
         def finished(result: G | None, error: StorageError | None) -> None:
-            self._under_way -= 1
+            self._in_progress -= 1
             done(result, error)
 
-        self._under_way += 1
+        self._in_progress += 1
         self._jobs.put(run)
 
     @property
     def idle(self) -> bool:
-        """Whether everything submitted has run and been told. Asked on the loop."""
-        return self._under_way == 0
+        """On the loop: whether every submitted job has run and its `done` was called."""
+        return self._in_progress == 0
 
     async def call(self, job: Callable[[], G]) -> G:
-        """The result of `job`, awaited."""
+        """Run `job` on the log thread and return its result."""
         future: asyncio.Future[G] = self._loop.create_future()
 
         def done(result: G | None, error: StorageError | None) -> None:
@@ -59,7 +59,7 @@ class LogThread:
         return await future
 
     def stop(self) -> None:
-        """Ends the thread after everything submitted has run."""
+        """End the thread after every submitted job has run."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -69,11 +69,11 @@ class LogThread:
 
 
 def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
-    """What a job gave, or why it failed."""
+    """The result of a job, or its error; an unexpected exception counts as a failed write."""
     try:
         return job(), None
     except StorageError as error:
         return None, error
-    except Exception as error:  # a fault here must stop the writes, not the thread
+    except Exception as error:  # must stop the writes, not the thread
         log.exception("the log thread failed")
         return None, WriteFailed(f"the log thread failed: {error!r}")

@@ -1,8 +1,8 @@
-"""Parked lanes between the machine that decides and the disk that remembers.
+"""Parked lanes: connects the table that decides with the database that stores.
 
-A change is decided on the loop at once, so that whoever asks next (above all a new owner of the queue) sees it, and
-nobody is answered before it is on disk. A write that failed is not forgotten: the next one repeats it first, so the
-disk gets the changes in the order in which they were decided, and an answer never relies on one that is missing.
+A change is decided on the loop immediately, so that every later request (above all of a new owner) sees it, and it is
+answered only when it is on disk. After a failed write the next one repeats the failed changes first, so that the
+database receives all changes in the order of the decisions.
 """
 
 import logging
@@ -21,7 +21,7 @@ from lanemq.model.units import Millis
 
 log = logging.getLogger(__name__)
 
-Told: TypeAlias = Callable[[StorageError | None], None]
+Saved: TypeAlias = Callable[[StorageError | None], None]
 Added: TypeAlias = tuple[tuple[int, bytes], ...]
 
 
@@ -36,18 +36,18 @@ class Parking:
         self.rows = ParkedRows(state)
         self._thread = thread
         self._recording = recording
-        # Decided and not on disk, in that order; those at the front may be under way.
+        # Decided and not on disk, in that order; the first ones may be being written.
         self._unsaved: list[ParkedChange] = []
-        self._waiting: list[Told] = []
+        self._waiting: list[Saved] = []
         self._writing = False
 
     def recover(self, end_of: Callable[[str, int], int]) -> None:
-        """What was parked before the start; lines for the checker are written again, a crash may have cost some."""
+        """Restore the lanes. Their history lines are written again, because a crash may have lost some."""
         sizes = self.rows.sizes()
         self.lanes.restore(_restored(row, sizes[row.id]) for row in self.rows.lanes() if row.id in sizes)
         lost = self.lanes.cut(end_of)
         for name, offsets in lost.items():
-            log.error("%d parked messages of %s are gone with the end of the log: %s", len(offsets), name, offsets)
+            log.error("%d parked messages of %s were lost with the end of the log: %s", len(offsets), name, offsets)
         self._unsaved = [self._change(name, removed=offsets) for name, offsets in lost.items()]
         self.rows.apply(self._unsaved)
         self._unsaved.clear()
@@ -57,13 +57,16 @@ class Parking:
                 if lane.status is LaneStatus.REDRIVING:
                     self._recording.redriven(lane.name, lane.first)
 
-    def save(self, name: LaneName, then: Told, *, added: Added = (), removed: Iterable[int] = ()) -> None:
-        """Writes down what became of a lane; `then` is called on the loop when that, and all before it, is on disk."""
+    def save(self, name: LaneName, then: Saved, *, added: Added = (), removed: Iterable[int] = ()) -> None:
+        """Save the current state of a lane.
+
+        `then` is called on the loop when it and everything before it are on disk.
+        """
         self._unsaved.append(self._change(name, added, tuple(removed)))
         self.settled(then)
 
-    def settled(self, then: Told) -> None:
-        """Calls back when everything decided so far is on disk; at once if it is."""
+    def settled(self, then: Saved) -> None:
+        """Call `then` when everything decided so far is on disk, immediately if it already is."""
         if not self._unsaved:
             then(None)
             return
@@ -72,8 +75,8 @@ class Parking:
             self._write()
 
     def _write(self) -> None:
-        """One write at a time: what is decided meanwhile shares the next one, and its one sync."""
-        changes, told = tuple(self._unsaved), self._waiting
+        """Write all unsaved changes. One write at a time: changes decided during it share the next one."""
+        changes, waiting = tuple(self._unsaved), self._waiting
         self._waiting, self._writing = [], True
 
         def written(_: object, error: StorageError | None) -> None:
@@ -82,7 +85,7 @@ class Parking:
                 del self._unsaved[: len(changes)]
             else:
                 log.error("parked lanes could not be saved, trying again with the next change: %s", error)
-            for then in told:
+            for then in waiting:
                 then(error)
             if self._waiting and not self._writing:
                 self._write()
@@ -90,7 +93,7 @@ class Parking:
         self._thread.submit(lambda: self.rows.apply(changes), written)
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
-        """The lanes of a deleted topic or group, in memory and, in time, on disk."""
+        """Remove the lanes of a deleted topic or group, in memory now and on disk soon."""
         for name in self.lanes.forget(group=group, topic=topic):
             self.save(name, _ignored)
 
@@ -115,4 +118,4 @@ def _restored(row: LaneRow, sizes: dict[int, int]) -> ParkedLane:
 
 
 def _ignored(_: StorageError | None) -> None:
-    """Said by `settled` already."""
+    """`_write` has logged the error."""

@@ -1,8 +1,7 @@
-"""Topics that are asked for become topics on disk.
+"""Topics: the table of topics together with its rows on disk.
 
-A new topic is usable at once and saved by the log thread before anything that was sent to it: both go through
-the same thread, in order, so no acknowledged message can outlive its topic. If the row cannot be saved, the
-broker stops writing, for the same reason.
+A new topic is usable immediately. The log thread saves its row before any message that was sent to it, so no
+acknowledged message can outlive its topic. If the row cannot be saved, the broker stops writing for the same reason.
 """
 
 import logging
@@ -34,12 +33,12 @@ OnForgotten = Callable[[StorageError | None], None]
 
 
 class TopicKeeper:
-    """The table of topics together with its rows on disk."""
+    """Creates, finds and deletes topics, in memory and on disk."""
 
     def __init__(self, table: TopicTable, state: State, thread: LogThread, on_failure: OnFailure) -> None:
         self.table = table
         self.deletions = 0
-        """Grows with every deleted topic: what was gathered before may speak of a topic that is gone."""
+        """The number of deletions; data copied before a deletion may contain the deleted topic."""
         self._state = state
         self._thread = thread
         self._on_failure = on_failure
@@ -48,14 +47,14 @@ class TopicKeeper:
         return self.table.get(name)
 
     def existing(self, name: str) -> TopicConfig:
-        """The topic, or the refusal every client understands."""
+        """The topic; raises `TopicNotFound` if there is none."""
         topic = self.table.get(name)
         if topic is None:
             raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {name} does not exist; create it first")
         return topic
 
     def take(self, outcome: Put) -> TopicConfig:
-        """The topic behind an outcome of the table; what is new is saved, a refusal is raised."""
+        """The topic of a table's outcome. Saves it if it is new or changed, raises if it was refused."""
         match outcome:
             case Created(topic) | Changed(_, topic):
                 log.info(
@@ -72,25 +71,25 @@ class TopicKeeper:
                 raise _refusal(name, why)
 
     def load(self) -> None:
-        """Restores what was saved; called once, before the broker listens."""
+        """Restore the saved topics; called once, before the broker listens."""
         self.table.restore(_decode(settings) for settings in self._state.topics().values())
 
     def delete(self, name: str) -> None:
-        """The topic is gone for everybody who asks; `forget` makes that last."""
+        """Delete a topic from memory; `forget` deletes it from disk."""
         outcome = self.table.delete(name)
         if isinstance(outcome, TopicRefused):
             raise _refusal(name, outcome.why)
         self.deletions += 1
 
-    def forget(self, name: str, what_it_had: Callable[[], None], done: OnForgotten) -> None:
-        """Removes everything of a deleted topic from the disk, in the same loop step as `delete`.
+    def forget(self, name: str, delete_contents: Callable[[], None], done: OnForgotten) -> None:
+        """Remove everything of a deleted topic from disk; called in the same loop step as `delete`.
 
-        Its own row last: a crash in between leaves an empty topic, never a deleted one whose messages come back
-        with the next topic of that name.
+        The topic's own row goes last: a crash in between leaves an empty topic, never a deleted one whose messages
+        reappear in the next topic of that name.
         """
 
         def forget() -> None:
-            what_it_had()
+            delete_contents()
             self._state.delete_topic(name)
 
         def forgotten(_: object, error: StorageError | None) -> None:

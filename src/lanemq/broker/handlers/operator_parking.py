@@ -1,7 +1,7 @@
-"""Parked lanes as people see and change them: list, show, redrive, discard.
+"""Parking requests of operators: list, show, redrive and discard parked lanes.
 
-A change is on disk before it is answered. The queue's owner, if there is one, learns of it with its next renewal;
-without one the change waits for the next owner.
+A change is on disk before it is answered. The queue's owner learns of it with its next lease renewal; without an owner
+the change waits for the next one.
 """
 
 import logging
@@ -9,9 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from lanemq.broker.dispatch import Handler
+from lanemq.broker.dispatch import Handler, answer, answer_error, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_error
 from lanemq.broker.storage.parking import lane_id
 from lanemq.core.brokering.parked_lanes import LaneName, ParkedLane
 from lanemq.model.errors import BrokerRefused, StorageError
@@ -22,16 +21,16 @@ from lanemq.wire.lane_bodies import LaneBody, ParkedLaneBody, ParkedResult, Park
 
 log = logging.getLogger(__name__)
 
-MAX_TABLE_CHARS = 4 * 1024 * 1024
-"""Reasons and keys in one answer; the rest comes with the next."""
+MAX_LIST_CHARS = 4 * 1024 * 1024
+"""Approximate size of one list; the rest comes with the next request."""
 LANE_CHARS = 300
-"""What a lane costs beside them, about."""
-SHOWN = 256
+"""Approximate size of a lane beside its reason and key."""
+MAX_SHOWN = 256
 """Messages of a lane in one answer."""
-SHOWN_BYTES = 8 * 1024 * 1024
+MAX_SHOWN_BYTES = 8 * 1024 * 1024
 
 
-class ParkedHandler:
+class OperatorParkingHandler:
     """Requests 4204 to 4207."""
 
     def __init__(self, parts: Parts) -> None:
@@ -47,11 +46,11 @@ class ParkedHandler:
 
     def _list(self, peer: Peer, request: Command) -> None:
         wanted = LaneBody.decode(request.body)
-        table, left, last = ParkedTable(), MAX_TABLE_CHARS, ""
+        table, left, last = ParkedTable(), MAX_LIST_CHARS, ""
         after = _decoded(wanted.after) if wanted.after else None
         matching = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
-        for lane in sorted(matching, key=_place_of):
-            if after is not None and _place_of(lane) <= after:
+        for lane in sorted(matching, key=_sort_key):
+            if after is not None and _sort_key(lane) <= after:
                 continue
             body = _describe(lane)
             left -= LANE_CHARS + len(body.reason) + len(body.key or "")
@@ -59,16 +58,10 @@ class ParkedHandler:
                 table.more = last
                 break
             table.lanes.append(body)
-            last = msgspec.json.encode(_place_of(lane)).decode()
+            last = msgspec.json.encode(_sort_key(lane)).decode()
 
-        def saved(error: StorageError | None) -> None:
-            if error is not None:
-                answer_error(peer, request, error)
-            else:
-                answer(peer, request, {}, table.encode())
-
-        # A new owner will leave out what it is told here: that must not rest on a write that may still fail.
-        self._parts.parking.settled(saved)
+        # A new owner skips the lanes of this list, so it must not contain changes that are not on disk.
+        self._parts.parking.settled(lambda error: answer_saved(peer, request, error, table.encode()))
 
     def _lanes(self, wanted: LaneBody) -> list[ParkedLane]:
         lanes = self._parts.parking.lanes
@@ -86,12 +79,14 @@ class ParkedHandler:
                 return
             body = b""
             for _, record in records or ():
-                if body and len(body) + len(record) > SHOWN_BYTES:
+                if body and len(body) + len(record) > MAX_SHOWN_BYTES:
                     break
                 body += record
             answer(peer, request, {}, body)
 
-        self._parts.thread.submit(lambda: self._parts.parking.rows.records(lane_id(name), wanted.start, SHOWN), found)
+        self._parts.thread.submit(
+            lambda: self._parts.parking.rows.records(lane_id(name), wanted.start, MAX_SHOWN), found
+        )
 
     def _redrive(self, peer: Peer, request: Command) -> None:
         lane = self._one(LaneBody.decode(request.body))
@@ -100,12 +95,9 @@ class ParkedHandler:
         reply = ParkedResult(changed=int(changed), left=len(lane.messages))
 
         def saved(error: StorageError | None) -> None:
-            if error is not None:
-                answer_error(peer, request, error)
-                return
-            if self._parts.recording.on and changed:
+            if error is None and self._parts.recording.on and changed:
                 self._parts.recording.redriven(name, first)
-            answer(peer, request, {}, reply.encode())
+            answer_saved(peer, request, error, reply.encode())
 
         if changed:
             log.info("group %s: key %r of %s/%s is redriven", name.group, name.key, name.topic, name.queue_id)
@@ -126,12 +118,9 @@ class ParkedHandler:
             )  # fmt: skip
 
         def saved(error: StorageError | None) -> None:
-            if error is not None:
-                answer_error(peer, request, error)
-                return
-            if self._parts.recording.on:
+            if error is None and self._parts.recording.on:
                 self._parts.recording.discarded(name, removed)
-            answer(peer, request, {}, reply.encode())
+            answer_saved(peer, request, error, reply.encode())
 
         if removed:
             parking.save(name, saved, removed=removed)
@@ -139,7 +128,7 @@ class ParkedHandler:
             parking.settled(saved)
 
     def _one(self, wanted: LaneBody) -> ParkedLane:
-        """The one lane that is meant; the queue need not be named."""
+        """The lane that a request names; the queue may be omitted if it is unambiguous."""
         if not (wanted.group and wanted.topic) or wanted.any_key:
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, "a lane is named by its group, its topic and its key")
         found = [lane for lane in self._lanes(wanted) if _matches(lane.name, wanted)]
@@ -154,21 +143,23 @@ class ParkedHandler:
         return found[0]
 
 
-Place: TypeAlias = tuple[str, str, int, bool, str]
+SortKey: TypeAlias = tuple[str, str, int, bool, str]
 
 
-def _place_of(lane: ParkedLane) -> Place:
-    """Its place in a list; the lane without a key comes first."""
+def _sort_key(lane: ParkedLane) -> SortKey:
+    """Sort by group, topic, queue and key; the lane without a key comes first."""
     name = lane.name
     return *name.place, name.key is not None, name.key or ""
 
 
-def _decoded(after: str) -> Place:
+def _decoded(after: str) -> SortKey:
     try:
-        place: Place = msgspec.json.decode(after, type=Place)
+        key: SortKey = msgspec.json.decode(after, type=SortKey)
     except msgspec.MsgspecError as error:
-        raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"{after[:40]!r} names no place in a list") from error
-    return place
+        raise BrokerRefused(
+            ResponseCode.INVALID_PARAMETER, f"{after[:40]!r} is no continuation of a list; start again without it"
+        ) from error
+    return key
 
 
 def _matches(name: LaneName, wanted: LaneBody) -> bool:

@@ -1,16 +1,14 @@
-"""Parking, from the queue's owner: setting messages of a lane aside, and running them again one by one.
+"""Parking requests of the queue's owner: park messages of a lane, and fetch a redriven lane's messages one by one.
 
-Every request names the owner's lease; one from a former owner is refused, because its successor decides about the
-lane now. What is answered is on disk: the owner lets the queue's commit pass these messages.
+Every request names the owner's lease. A former owner is refused, because its successor decides about the lane now. An
+answer means that the change is on disk: the owner then lets the queue's commit pass these messages.
 """
 
 import logging
 from collections.abc import Sequence
 
-from lanemq.broker.dispatch import Handler
-from lanemq.broker.ownership import standing
+from lanemq.broker.dispatch import Handler, answer, answer_code, answer_error, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.broker.reply import answer, answer_code, answer_error
 from lanemq.broker.storage.parking import lane_id
 from lanemq.core.brokering.lock_table import Current
 from lanemq.core.brokering.parked_lanes import LaneName, Parked, ParkedLane
@@ -28,18 +26,17 @@ from lanemq.wire.record import RecordView
 log = logging.getLogger(__name__)
 
 MAX_OFFSETS = 1_000
-"""In one request: their records are read on the event loop."""
+"""Offsets in one request; their records are read on the event loop."""
 MAX_REASON_CHARS = 500
 MAX_KEY_CHARS = 32767
-"""Properties, of which the key is one, are no longer."""
+"""The limit of the properties, of which the key is one."""
 
 
-class ParkHandler:
+class OwnerParkingHandler:
     """Requests 4202 and 4203."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.refused = 0
 
     def table(self) -> dict[int, Handler]:
         return {RequestCode.LANE_PARK: self._park, RequestCode.LANE_PARK_NEXT: self._next}
@@ -65,12 +62,9 @@ class ParkHandler:
         added = tuple((offset, records[offset]) for offset in outcome.fresh)
 
         def saved(error: StorageError | None) -> None:
-            if error is not None:
-                answer_error(peer, request, error)
-                return
-            if self._parts.recording.on:
+            if error is None and self._parts.recording.on:
                 self._parts.recording.parked(name, noted)
-            answer(peer, request, {}, reply.encode())
+            answer_saved(peer, request, error, reply.encode())
 
         if added or (failure is not None and outcome.lane is not None):
             self._parts.parking.save(name, saved, added=added)
@@ -78,7 +72,7 @@ class ParkHandler:
             self._parts.parking.settled(saved)
 
     def _records(self, header: ParkHeader, offsets: Sequence[int], lane: ParkedLane | None) -> dict[int, bytes]:
-        """The records from the log, up to the first that is not there; those settled already are not read again."""
+        """The records at these offsets, up to the first that cannot be read; settled offsets are not read again."""
         found: dict[int, bytes] = {}
         for offset in offsets:
             if lane is not None and offset <= lane.through:
@@ -113,7 +107,7 @@ class ParkHandler:
             self._parts.parking.settled(saved)
 
     def _give(self, peer: Peer, request: Command, name: LaneName) -> None:
-        """The lane's first message, if it is being redriven; read behind all writes."""
+        """Answer with the lane's first message if the lane is being redriven; read after all writes."""
         lane = self._parts.parking.lanes.get(name)
         ext = ParkNextResponse(lane_parked=_status(lane)).to_ext()
         if lane is None or lane.status is not LaneStatus.REDRIVING:
@@ -123,7 +117,7 @@ class ParkHandler:
         def found(records: list[tuple[int, bytes]] | None, error: StorageError | None) -> None:
             if error is not None:
                 answer_error(peer, request, error)
-            elif not records or not self._is_first(name, records[0][0]):  # discarded between the two looks
+            elif not records or not self._is_first(name, records[0][0]):  # discarded in between
                 self._give(peer, request, name)
             else:
                 if self._parts.recording.on:
@@ -144,10 +138,10 @@ class ParkHandler:
             raise BrokerRefused(
                 ResponseCode.INVALID_PARAMETER, f"queue {header.queue_id} of topic {topic.name} does not exist"
             )
-        verdict = standing(self._parts, peer, header.consumer_group, header.topic, header.queue_id, header)
+        verdict = self._parts.ownership(peer, header.consumer_group, header.topic, header.queue_id, header)
         if isinstance(verdict, Current):
             return True
-        self.refused += 1
+        self._parts.counters.refused_parks += 1
         remark = f"queue {header.queue_id} of {header.topic} was granted to another member; it decides about the lane"
         answer_code(peer, request, ResponseCode.LEASE_REFUSED, remark)
         return False

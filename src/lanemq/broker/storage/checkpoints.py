@@ -1,0 +1,210 @@
+"""Checkpoints: writes to disk, in the background, what a restart needs.
+
+Committed offsets and delay cursors are written several times a second, indexes and producer stamps every few seconds,
+and the key index while the log thread is idle.
+
+The producer rows of a checkpoint must reflect exactly what is staged up to its log position. They are copied on the
+loop in the same step as the position, and written only after the records below it are on disk (`log/checkpoint`).
+"""
+
+import logging
+
+import msgspec
+
+from lanemq.broker.config import BrokerOptions
+from lanemq.broker.storage.group_commit import GroupCommit
+from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.topic_keeper import TopicKeeper
+from lanemq.clock import Clock
+from lanemq.core.brokering.dedup import ProducerRow, ProducerTable, Run, Unsaved
+from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors
+from lanemq.core.brokering.group_offsets import GroupOffsets, OffsetRow
+from lanemq.core.brokering.lock_table import LeaseRow
+from lanemq.log import state
+from lanemq.log.checkpoint import IndexWork
+from lanemq.log.store import Store
+from lanemq.model.errors import StorageError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, Millis, QueueOffset, to_millis
+
+log = logging.getLogger(__name__)
+
+DELAY_CURSOR = "delay-cursor-"
+KEY_INDEX_STEP_BYTES = 256 * 1024
+MAX_POSTPONED_TICKS = 20
+"""How many ticks in a row the key index waits for busy sends. Few: sends are slower. Many: the next query has more of
+the log to index first."""
+AFTER_FAILURE_MS = 5_000
+"""Pause after a failed write; without it, every tick would try again and log the same error."""
+
+
+class Checkpoints:
+    """Called at every tick of the housekeeping. At most one write of each kind is in progress."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        clock: Clock,
+        store: Store,
+        thread: LogThread,
+        group_commit: GroupCommit,
+        topics: TopicKeeper,
+        producers: ProducerTable,
+        offsets: GroupOffsets,
+        delays: DelayQueueCursors,
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._thread = thread
+        self._group_commit = group_commit
+        self._topics = topics
+        self._producers = producers
+        self._offsets = offsets
+        self._delays = delays
+        self._saving_offsets = False
+        self._saving_index = False
+        self._indexing_keys = False
+        self._mark: tuple[int, Unsaved] | None = None
+        self._mark_deletions = 0
+        self._keys_not_before = Millis(0)
+        self._postponed_ticks = 0
+        self._offsets_every = to_millis(options.save_offsets_every)
+        self._index_every = to_millis(options.checkpoint_every)
+        self._last_end = store.log_end
+        self._last_index = clock.now()
+        self._last_offsets = clock.now()
+
+    def tick(self, now: Millis) -> None:
+        if now - self._last_offsets >= self._offsets_every and not self._saving_offsets:
+            self._last_offsets = now
+            self._save_offsets()
+        if now - self._last_index >= self._index_every and not self._saving_index:
+            self._last_index = now
+            self._take_mark()
+        if self._mark is not None:
+            if self._mark_deletions != self._topics.deletions:
+                self._take_mark()  # the old rows contain producers of a topic that was deleted since
+            self._save_index(*self._mark)
+        if self._has_time_for_keys(now):
+            self._index_keys()
+
+    def save_offsets_now(self) -> None:
+        """At a clean stop: write committed offsets and delay cursors, and wait for the disk."""
+        self._write_offsets(self._offsets.dirty(), dict(self._delays.dirty()), state.Sync.FULL)
+
+    def _save_offsets(self) -> None:
+        rows = self._offsets.dirty()
+        cursors = dict(self._delays.dirty())
+        if not rows and not cursors:
+            return
+        self._saving_offsets = True
+
+        def written(_: object, error: StorageError | None) -> None:
+            self._saving_offsets = False
+            if error is None:
+                self._offsets.saved(rows)
+                self._delays.saved(cursors)
+            else:
+                self._last_offsets = Millis(self._clock.now() + AFTER_FAILURE_MS)
+                log.error("offsets could not be saved: %s", error)
+
+        self._thread.submit(lambda: self._write_offsets(rows, cursors, state.Sync.NORMAL), written)
+
+    def _write_offsets(self, rows: tuple[OffsetRow, ...], cursors: dict[int, QueueOffset], sync: state.Sync) -> None:
+        self._store.state.save_offsets([state.OffsetRow(*row) for row in rows], sync)
+        for level, offset in cursors.items():
+            self._store.state.put(f"{DELAY_CURSOR}{level}", str(offset))
+
+    def _take_mark(self) -> None:
+        self._mark = (self._store.appender.staged, self._producers.dirty())
+        self._mark_deletions = self._topics.deletions
+
+    def _save_index(self, mark: int, unsaved: Unsaved) -> None:
+        if self._group_commit.failure is not None:
+            self._mark = None
+            return
+        work = self._store.checkpoints.take(mark)
+        if work is None:
+            return  # records below the mark are not on disk yet; the next tick tries again
+        self._mark = None
+        self._saving_index = True
+        rows = [producer_row(row) for row in unsaved.rows]
+
+        def written(_: object, error: StorageError | None) -> None:
+            self._index_written(work, unsaved, error)
+
+        self._thread.submit(lambda: self._store.checkpoints.write(work, rows, unsaved.gone), written)
+
+    def _index_written(self, work: IndexWork, unsaved: Unsaved, error: StorageError | None) -> None:
+        self._saving_index = False
+        if error is not None:
+            log.error("a checkpoint could not be written: %s", error)
+            self._store.checkpoints.give_back(work)
+            return
+        self._store.checkpoints.finish(work)
+        self._producers.saved(unsaved)
+
+    def _has_time_for_keys(self, now: Millis) -> bool:
+        """Whether to index keys in this tick.
+
+        Not while the log grows by more than one step per tick: the index could not keep up, and would slow down sends.
+        After `MAX_POSTPONED_TICKS` a step runs anyway, so that under constant load the index does not fall behind for
+        ever.
+        """
+        before, self._last_end = self._last_end, self._store.log_end
+        if self._last_end - before > KEY_INDEX_STEP_BYTES and self._postponed_ticks < MAX_POSTPONED_TICKS:
+            self._postponed_ticks += 1
+            return False
+        if self._indexing_keys or now < self._keys_not_before or self._group_commit.pending_bytes:
+            return False
+        self._postponed_ticks = 0
+        return True
+
+    def _index_keys(self) -> None:
+        """Index one step of the log on the log thread."""
+        if self._store.keys_indexed:
+            return
+        self._indexing_keys = True
+
+        def done(_: bool | None, error: StorageError | None) -> None:
+            self._indexing_keys = False
+            if error is not None:
+                self._keys_not_before = Millis(self._clock.now() + AFTER_FAILURE_MS)
+                log.error("the key index could not be written: %s", error)
+
+        self._thread.submit(lambda: self._store.index_keys(KEY_INDEX_STEP_BYTES), done)
+
+
+def restored_cursors(rows: state.State) -> list[tuple[int, QueueOffset]]:
+    """The saved delay cursors: level and next offset."""
+    saved = [(level, rows.get(f"{DELAY_CURSOR}{level}")) for level in range(1, MAX_LEVEL + 1)]
+    return [(level, QueueOffset(int(offset))) for level, offset in saved if offset is not None]
+
+
+def producer_row(row: ProducerRow) -> state.ProducerRow:
+    """A row of the producer table as the state database stores it."""
+    text = msgspec.json.encode((row.epoch, row.next_sequence, row.last_stored, row.runs)).decode()
+    return state.ProducerRow(row.topic, row.queue_id, row.producer, text)
+
+
+def restored_producer(row: state.ProducerRow) -> ProducerRow:
+    epoch, next_sequence, last_stored, runs = msgspec.json.decode(row.state)
+    known = tuple(Run(sequence, QueueOffset(offset), count) for sequence, offset, count in runs)
+    return ProducerRow(row.topic, row.queue_id, row.producer, epoch, next_sequence, last_stored, known)
+
+
+def lease_row(row: LeaseRow) -> state.LeaseRow:
+    """A row of the lock table as the state database stores it."""
+    queue = row.queue
+    return state.LeaseRow(
+        row.group, queue.topic, queue.broker, queue.queue_id, row.owner, row.epoch, row.lease_ms, row.stock
+    )
+
+
+def restored_lease(row: state.LeaseRow) -> LeaseRow:
+    queue = MessageQueue(row.topic, row.broker, row.queue_id)
+    return LeaseRow(row.group, queue, row.owner, Epoch(row.epoch), Millis(row.lease_ms), row.stock)
+
+
+def restored_offset(row: state.OffsetRow) -> OffsetRow:
+    return OffsetRow(row.group, row.topic, row.queue_id, QueueOffset(row.offset), row.reset_pending, row.finished)
