@@ -15,6 +15,8 @@ import tracemalloc
 from collections import defaultdict
 from itertools import pairwise
 
+from tests.wire.encoding import encode_record
+
 from benchmarks.harness import report
 from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.scheduler import Scheduler
@@ -27,7 +29,6 @@ from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
 from lanemq.wire.properties import encode_properties
-from lanemq.wire.record import encode_record
 
 QUEUES, KEYS_EACH, WORKERS, BYTES = 10_000, 10, 4, 100
 KEYS, HANDLER_SECONDS = QUEUES * KEYS_EACH, 0.0002

@@ -1,7 +1,7 @@
 """LaneMQ: ordered messaging for Python. Every key has its lane; nothing overtakes.
 
-The public names, each imported when it is first used: whoever only sends need not wait for the consumer to load,
-and the command line starts at once.
+The public names, each imported on first use, so that a program that only sends does not load the consumer and the
+command line starts quickly.
 """
 
 from importlib import import_module

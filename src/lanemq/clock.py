@@ -1,9 +1,9 @@
 """The only module that reads time.
 
-Leases, time-outs and retries are measured on a monotonic clock, so a wall clock that jumps changes none of them.
-It goes on while the machine sleeps, where the system has such a clock: an owner that stopped with its machine
-must not wake up with a lease that is still good by its own clock and long given away. Wall time is data: it goes
-into messages and in front of people, and decides nothing about ownership.
+Leases, time-outs and retries are measured on a monotonic clock, so a jump of the wall clock does not affect them. Where
+the system has such a clock, it keeps running while the machine sleeps: an owner that was suspended with its machine
+must not find its lease still valid after another member has taken the queue. Wall time is data for messages and people;
+it decides nothing about ownership.
 """
 
 import sys
@@ -18,7 +18,7 @@ if sys.platform == "linux":
 
     @compiled
     def running_ms() -> Millis:
-        """`SystemClock.now` for loops that ask for every message."""
+        """`SystemClock.now` for loops that read the clock for every message."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000  # type: ignore[return-value]
 
     class _Running:
@@ -48,7 +48,7 @@ else:
 
 
 class Clock(Protocol):
-    """Where shells get `now` from; tests and simulations bring their own."""
+    """The source of time; tests and simulations use their own."""
 
     def now(self) -> Millis:
         """Milliseconds that never go back; only differences mean anything."""
@@ -60,14 +60,14 @@ class Clock(Protocol):
 
 
 class SystemClock(_Running):
-    """The machine's two clocks. Asked for every message, so nothing is called for the answer, not even `Millis`."""
+    """The machine's two clocks. Read for every message, so it avoids every extra call, even `Millis`."""
 
     def wall(self) -> Millis:
         return time.time_ns() // 1_000_000  # type: ignore[return-value]
 
 
 def milliseconds_of(clock: Clock) -> Callable[[], Millis]:
-    """A clock's `now`, for who asks it very often."""
+    """A clock's `now` as a fast function."""
     return running_ms if type(clock) is SystemClock else clock.now
 
 

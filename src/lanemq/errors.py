@@ -1,7 +1,7 @@
-"""Every error that LaneMQ raises, for whoever catches them; `lanemq.model.errors` draws the tree.
+"""Every error that LaneMQ raises, under one public name; `lanemq.model.errors` draws the tree.
 
-The rule guarded here: an error that can reach a user can be imported without knowing where the code lives. Those met
-most often are names of `lanemq` itself as well. Only users import this module, LaneMQ's own code does not.
+The most common ones can also be imported from `lanemq`. This module is for users; LaneMQ's own code does not import
+it.
 """
 
 from lanemq.model.errors import (

@@ -1,9 +1,9 @@
-"""Writing down what really happened, for the checker.
+"""A log of what really happened, for the checker.
 
-One file per process, one JSON object per line, every line handed to the kernel in one append before the call
-returns: a killed process loses nothing it had recorded. Record a thing before anybody else can see its
-consequences (a turn's start before the handler runs, its end before the offset is committed, a release before
-the unlock request leaves); then the order of the lines is the order of the facts.
+One file per process, one JSON object per line. Each line is appended to the file before the call returns, so a killed
+process loses nothing that it had recorded. An event is recorded before others can see its consequences: a turn's start
+before the handler runs, its end before the offset is committed, a release before the unlock request is sent. So the
+order of the lines is the order of the events.
 
 Off costs one attribute check: `if history.on: history.turn(...)`.
 
@@ -25,7 +25,7 @@ Outcome = Literal["ok", "retry", "abandoned", "late"]
 _Fields = dict[str, str | int]
 _ENCODE = msgspec.json.Encoder().encode
 _LONGEST_LINE = 64 * 1024
-"""Names and keys are far shorter; a longer last line is passed over for the one before it."""
+"""Limit of the last line that is read again; a longer one is skipped for the line before it."""
 
 
 class History:
@@ -49,7 +49,7 @@ class History:
         self._n = 0
         self._lock = Lock()
         file = cast(BinaryIO, path.open("ab", buffering=0))
-        weakref.finalize(self, file.close).atexit = False  # one that nobody closes ends with its last user
+        weakref.finalize(self, file.close).atexit = False  # one that is never closed ends with its last user
         self._file: BinaryIO | None = file
         self._write("begin", {"name": process, "role": role, "run": run})
 
@@ -62,14 +62,14 @@ class History:
     # --- producer ---
 
     def send(self, topic: str, key: str, id: str) -> None:
-        """Where the producer takes the message in, under the lock that decides its place in the lane."""
+        """A message was accepted by the producer, under the lock that decides its place in the lane."""
         self._write("send", {"topic": topic, "key": key, "id": id})
 
     def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
         self._write("acked", {"topic": topic, "queue": queue, "offset": offset, "key": key, "id": id})
 
     def send_failed(self, topic: str, key: str, id: str) -> None:
-        """Only when the message is certainly not stored."""
+        """A send failed; recorded only if the message is certainly not stored."""
         self._write("send_failed", {"topic": topic, "key": key, "id": id})
 
     def send_unknown(self, topic: str, key: str, id: str) -> None:
@@ -95,19 +95,19 @@ class History:
         self._write("dead_lettered", place.fields() | {"key": key, "id": id, "attempts": attempts})
 
     def skipped(self, place: "Place", key: str, reason: str) -> None:
-        """Left out on purpose: by a tag filter, by a person, or sent back to the retry topic."""
+        """A message was skipped on purpose: by a tag filter, by an operator, or sent back to the retry topic."""
         self._write("skipped", place.fields() | {"key": key, "reason": reason})
 
     def parked(self, place: "Place", key: str) -> None:
-        """Set aside at the broker, with everything behind it; when that is on disk. Member and broker may write it."""
+        """A lane was parked at the broker, and that is on disk. Member and broker may both record it."""
         self._write("parked", place.fields() | {"key": key})
 
     def redriven(self, place: "Place", key: str) -> None:
-        """A person lets a parked lane run again, beginning with the message at `place`."""
+        """An operator redrives a parked lane, beginning with the message at `place`."""
         self._write("redriven", place.fields() | {"key": key})
 
     def discarded(self, place: "Place", key: str) -> None:
-        """A person gave a parked message up."""
+        """An operator discarded a parked message."""
         self._write("discarded", place.fields() | {"key": key})
 
     def committed(self, place: "Place", *, epoch: int = 0, asked: int = 0) -> None:
@@ -142,7 +142,7 @@ class History:
     def reset(self, place: "Place", reason: str, *, kept: bool = False, epoch: int = 0) -> None:
         """The group's position was set by name, or it starts here for the first time.
 
-        `kept`: by a member without a lease, that knows nothing of what others have finished meanwhile.
+        `kept`: set by a member without a lease, which does not know what others have finished.
         """
         self._write("reset", place.fields() | {"reason": reason, "kept": int(kept), "epoch": epoch})
 
@@ -216,7 +216,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 def open_history(
     folder: Path | None, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
 ) -> History:
-    """What `--history DIR` means: a file of its own for this process, or nothing at all without a folder."""
+    """Opens a history file for this process in the folder; records nothing without a folder."""
     if folder is None:
         return NO_HISTORY
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,9 +224,9 @@ def open_history(
 
 
 def last_time(folder: Path | None, process: str, now: int) -> int:
-    """When a former life of the process wrote its last line; 0 if there was none since the machine was started.
+    """When an earlier run of the process wrote its last line; 0 if there was none since the machine started.
 
-    A life that only began, and failed to start, has seen nothing and does not count.
+    A run that failed to start does not count.
     """
     path = None if folder is None else folder / f"{file_name(process)}.jsonl"
     if path is None or not path.exists():
@@ -236,9 +236,9 @@ def last_time(folder: Path | None, process: str, now: int) -> int:
         lines = file.read().split(b"\n")
     for line in reversed(lines):
         with contextlib.suppress(msgspec.MsgspecError):
-            told = msgspec.json.decode(line, type=_Timed)
-            if told.e != "begin":
-                return told.t if told.t <= now else 0
+            line_read = msgspec.json.decode(line, type=_Timed)
+            if line_read.e != "begin":
+                return line_read.t if line_read.t <= now else 0
     return 0
 
 

@@ -5,11 +5,11 @@ from collections import deque
 from typing import Any, Self
 
 import msgspec
+from tests.wire.encoding import encode_batch
 
 from lanemq.model.java_hash import tag_code
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import connect
-from lanemq.wire.batch import encode_batch
 from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, LockResponse, QueueBody, Subscription
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command

@@ -10,9 +10,9 @@ import pytest
 from tests.broker.conftest import Start, StartProcess
 from tests.broker.running import Gate, HandClock, Process
 from tests.broker.talk import Talk, bodies, send_ext
+from tests.wire.encoding import encode_batch
 
 from lanemq.model.errors import LogInUse
-from lanemq.wire.batch import encode_batch
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.properties import encode_properties
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from tests.client.virtual_time import VirtualClock
+from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.attempts import async_batch_handler
@@ -25,7 +26,6 @@ from lanemq.net.address import Address
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
 from lanemq.wire.properties import encode_properties
-from lanemq.wire.record import encode_record
 
 HERE = Address("127.0.0.1", 1)
 

@@ -14,12 +14,12 @@ from enum import Enum
 from typing import Any, Self
 
 import pytest
+from tests.wire.encoding import BatchItem, split_batch
 
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.net.server import Peer, Server
-from lanemq.wire.batch import BatchItem, split_batch
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_response
 from lanemq.wire.compression import decompress

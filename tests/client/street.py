@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 from tests.client.test_send_engine import HandClock, Told
+from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.options import ProducerOptions
@@ -21,7 +22,6 @@ from lanemq.model.errors import (
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.wire.batch import split_batch
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.properties import find_stamp

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.consumer_fakes import message, queue
 from tests.client.virtual_time import ManualClock
+from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.handler import handler_call
@@ -26,7 +27,7 @@ from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import SendHeader
 from lanemq.wire.properties import decode_properties, encode_properties, find_property
-from lanemq.wire.record import TRANSACTION_COMMIT, encode_record
+from lanemq.wire.record import TRANSACTION_COMMIT
 
 # --- messages
 

@@ -1,11 +1,11 @@
 """The requests themselves, field by field."""
 
 import pytest
+from tests.wire.encoding import encode_batch, split_batch
 
 from lanemq.client.producer.requests import Extras, Parcel, RequestBuilder, maybe_compressed, properties_text
 from lanemq.model.errors import MessageTooLarge
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.batch import encode_batch, split_batch
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.compression import decompress
 from lanemq.wire.headers import SendHeader

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.options import ProducerOptions
@@ -18,7 +19,6 @@ from lanemq.core.brokering.dedup import Duplicate, Fresh, Gap, ProducerTable
 from lanemq.model.errors import ConnectionLost, LaneError, LaneFrozen, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
-from lanemq.wire.batch import split_batch
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.properties import find_stamp

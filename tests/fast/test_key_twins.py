@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, same
+from tests.wire.encoding import encode_record
 
 from lanemq._fast import references, twins
-from lanemq.wire.record import encode_record
 
 pytestmark = needs_twins
 

@@ -10,16 +10,15 @@ import lz4.frame
 import msgspec
 import zstandard
 from tests.broker.talk import heartbeat, lock_body, pull_ext, send_ext
+from tests.wire.encoding import encode_batch, encode_record
 
 from lanemq.model.stamp import Stamp
 from lanemq.wire import admin_headers, bodies, headers, lane_bodies, route_bodies, stats_bodies
-from lanemq.wire.batch import encode_batch
 from lanemq.wire.bodies import Body
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.headers import Header
-from lanemq.wire.properties import encode_properties, encode_stamp
-from lanemq.wire.record import encode_record
+from lanemq.wire.properties import encode_properties
 from lanemq.wire.stats_bodies import QueueTableBody
 
 TOPIC = "Fuzzed"
@@ -36,7 +35,7 @@ def _kinds(modules: tuple[object, ...], base: type) -> list[type]:
 HEADERS: list[type[Header]] = _kinds((headers, admin_headers), Header)
 BODIES: list[type[Body]] = _kinds(BODY_MODULES, Body)
 PROPERTIES = encode_properties({"TAGS": "a", "KEYS": "x y", "__SHARDINGKEY": "k", "UNIQ_KEY": "0" * 32})
-STAMPED = PROPERTIES + encode_properties({"LANE_STAMP": encode_stamp(Stamp("p" * 22, 1, 7))})
+STAMPED = PROPERTIES + encode_properties({"LANE_STAMP": str(Stamp("p" * 22, 1, 7))})
 
 
 def any_ext() -> dict[str, str]:

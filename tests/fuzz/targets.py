@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from tests.fuzz import corpus
 from tests.log.conftest import SMALL, crash, log_files, read_all, send
+from tests.wire.encoding import check_record, split_batch
 
 from lanemq.log.store import Store
 from lanemq.model.errors import RemoteProtocolError, StorageError
-from lanemq.wire.batch import split_batch, split_batch_raw
+from lanemq.wire.batch import split_batch_raw
 from lanemq.wire.command import Frame, FrameDecoder, decode_command
 from lanemq.wire.compression import decompress
 from lanemq.wire.headers import SendHeader
@@ -22,7 +23,6 @@ from lanemq.wire.record import (
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
     RecordView,
-    check_record,
     record_starts,
 )
 from lanemq.wire.send_runs import read_sends

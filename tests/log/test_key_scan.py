@@ -4,10 +4,10 @@ from sys import byteorder
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.wire.encoding import encode_record
 
 from lanemq._fast import references
 from lanemq.log.key_index import key_hash, keys_of
-from lanemq.wire.record import encode_record
 
 NAMES = st.sampled_from(["__SHARDINGKEY", "UNIQ_KEY", "KEYS", "XKEYS", "X__SHARDINGKEY", "WAIT", "LANE_STAMP", ""])
 VALUES = st.sampled_from(["", "a", "b", "a b", "ключ", "UNIQ_KEY", "KEYS", "a\x01b"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.log.conftest import SMALL, OpenStore, bodies, crash, log_files, message, read_all, send
+from tests.wire.encoding import encode_record
 
 from lanemq.log.filesystem import RealDisk
 from lanemq.log.options import StoreOptions
@@ -11,7 +12,6 @@ from lanemq.log.queue_index import IndexFiles, IndexLost, QueueIndex, pack_entri
 from lanemq.log.reading import Boundary, ReadStatus, verify
 from lanemq.model.errors import CorruptRecord
 from lanemq.model.java_hash import java_string_hash
-from lanemq.wire.record import encode_record
 
 BIG = 1 << 20
 

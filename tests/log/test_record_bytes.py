@@ -2,11 +2,12 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.wire.encoding import check_record, encode_record
 
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.model.java_hash import tag_code
 from lanemq.wire.properties import tag_code_of
-from lanemq.wire.record import RecordView, check_record, encode_record
+from lanemq.wire.record import RecordView
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBER = st.integers(0, 2**31 - 1)

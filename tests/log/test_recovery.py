@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.log.conftest import SMALL, OpenStore, crash, log_files, message, read_all, send
+from tests.wire.encoding import encode_record
 
 from lanemq.log.appender import NewRecord
 from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
-from lanemq.wire.record import encode_record
 
 TEXTS = [f"message {i}" for i in range(6)]
 

@@ -5,9 +5,9 @@ from struct import pack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.wire.encoding import BatchItem, encode_batch, split_batch
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
-from lanemq.wire.batch import BatchItem, encode_batch, split_batch
 
 ONE = encode_batch([(1, b"hello", "a\x01b\x02")])
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanemq.model.errors import UsageError
-from lanemq.wire.record import OffsetId, decode_offset_id, encode_offset_id, unique_id
+from lanemq.wire.record import OffsetId, decode_offset_id, encode_offset_id
 
 
 def test_offset_id_is_host_port_position_in_upper_case_hex() -> None:
@@ -29,12 +29,3 @@ def test_long_offset_id_of_an_ipv6_broker_is_read() -> None:
 def test_what_is_no_offset_id_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="no offset message id"):
         decode_offset_id(text)
-
-
-def test_unique_id_is_address_pid_seed_time_counter() -> None:
-    assert unique_id(bytes([10, 0, 0, 1]), 0x1234, 0x89ABCDEF, 0x01020304, 5) == "0A000001123489ABCDEF010203040005"
-    assert len(unique_id(bytes(16), 1, 1, 1, 1)) == 56
-
-
-def test_unique_id_numbers_wrap_to_their_width() -> None:
-    assert unique_id(bytes(4), 2**16 + 1, -1, 2**32 + 2, 2**16 + 3) == "000000000001FFFFFFFF000000020003"

@@ -6,14 +6,13 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.wire.encoding import check_record, encode_record
 
 from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
 from lanemq.wire.record import (
     RecordView,
     body_crc,
     build_tail,
-    check_record,
-    encode_record,
     is_marked_synced,
     mark_synced,
     pack_host,

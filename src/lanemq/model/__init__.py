@@ -1,1 +1,1 @@
-"""The nouns: values without behaviour beyond their own invariants. Everything else imports these."""
+"""Values that every layer uses: queues, names, units, errors."""

@@ -1,7 +1,6 @@
 """The environment variables that protect a client's connections.
 
-In a module of their own, because the command line shows them in its help, for which nobody should wait until a
-network is loaded.
+In a module of their own, so that `lanemq --help` can show them without importing the network layer.
 """
 
 from typing import Final

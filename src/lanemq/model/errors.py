@@ -1,4 +1,4 @@
-"""Every error LaneMQ raises.
+"""Every error that LaneMQ raises.
 
 LaneError
 ├── UsageError             the caller's mistake
@@ -8,14 +8,14 @@ LaneError
 │   ├── MessageTooLarge      body or properties over the limit
 │   └── Closed               used after close(), or started twice
 ├── ProtocolError
-│   ├── LocalProtocolError   we were about to send nonsense
-│   └── RemoteProtocolError  we received it; the connection cannot go on
-├── TransportError         retriable: nobody knows whether the request arrived
+│   ├── LocalProtocolError   this side was about to send an invalid message
+│   └── RemoteProtocolError  the peer sent an invalid message; the connection is closed
+├── TransportError         retriable: it is unknown whether the request arrived
 │   ├── ConnectFailed
-│   │   └── TlsFailed        a peer is there, but not one that may be trusted, or that trusts us
+│   │   └── TlsFailed        the TLS handshake failed, or a certificate was refused
 │   ├── ConnectionLost
 │   └── RequestTimedOut
-├── BrokerRefused          the broker said no; carries code and remark
+├── BrokerRefused          the broker refused the request; has code and remark
 │   ├── TopicNotFound · GroupNotFound · OffsetNotFound · NotAllowed · BrokerBusy · BrokerReadOnly · MessageRefused
 ├── OrderError             never retried blindly
 │   ├── SequenceGap          the broker misses an earlier message of this producer
@@ -31,7 +31,7 @@ LaneError
     ├── CheckpointInUse      another run of the pipeline works on this checkpoint
     └── StateLost            a pipeline's state does not fit its checkpoint
 
-Retry loops ask `error.retriable`, never for a list of codes.
+Retry loops look at `error.retriable`, never at a list of codes.
 """
 
 from typing import ClassVar
@@ -86,15 +86,15 @@ class ProtocolError(LaneError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to send nonsense."""
+    """This side was about to send an invalid message."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """We received nonsense; the connection cannot go on."""
+    """The peer sent an invalid message; the connection is closed."""
 
 
 class TransportError(LaneError):
-    """Nobody knows whether the request arrived; with the same stamp it may be sent again."""
+    """It is unknown whether the request arrived; with the same stamp it can safely be sent again."""
 
     retriable = True
 
@@ -104,10 +104,10 @@ class ConnectFailed(TransportError):
 
 
 class TlsFailed(ConnectFailed):
-    """Somebody answered, but no TLS connection came about.
+    """A peer answered, but the TLS handshake failed.
 
-    Retriable like any failed connection: a certificate that is renewed at the broker ends it, and giving up would
-    freeze lanes that only had to wait for that.
+    Retriable like any failed connection: renewing the broker's certificate ends the problem, and giving up would freeze
+    keys that only had to wait for that.
     """
 
 
@@ -120,7 +120,7 @@ class RequestTimedOut(TransportError):
 
 
 class BrokerRefused(LaneError):
-    """The broker said no."""
+    """The broker refused the request."""
 
     stale_route: ClassVar[bool] = False
 
@@ -139,7 +139,7 @@ class BrokerBusy(BrokerRefused):
 class BrokerReadOnly(BrokerRefused):
     """The broker cannot write (disk full or failing); reads go on.
 
-    A send that ends with it may be stored or not: the disk may have failed under it, or under a repeat of it.
+    A send that fails with it may be stored or not: the disk may have failed during the write or during a repeat.
     """
 
 
@@ -162,7 +162,7 @@ class OffsetNotFound(BrokerRefused):
 
 
 class MessageRefused(BrokerRefused):
-    """The broker finds the message illegal: too large, or malformed."""
+    """The broker refuses the message: it is too large or malformed."""
 
 
 class OrderError(LaneError):
@@ -182,7 +182,7 @@ class LaneFrozen(OrderError):
 
 
 class Dropped(OrderError):
-    """Given up by `drop` before it was sent; certainly not stored."""
+    """Given up by `drop` before it was sent; it is not stored."""
 
 
 class LeaseLost(OrderError):
@@ -202,7 +202,7 @@ class Undecodable(CodecError):
 
 
 class StorageError(LaneError):
-    """The disk, or what is on it."""
+    """A problem with the disk or with the data on it."""
 
 
 class CorruptRecord(StorageError):

@@ -1,8 +1,7 @@
 """Java's hash codes, bit for bit.
 
-RocketMQ chooses queues by `Object.hashCode` and filters tags by `String.hashCode`. Every producer, in
-whatever language and process, must come to the same number, so Python's own salted `hash()` may never
-stand in for it.
+RocketMQ chooses queues by `Object.hashCode` and filters tags by `String.hashCode`. Producers in every language and
+process must compute the same number, so Python's own salted `hash()` cannot be used.
 """
 
 from functools import lru_cache
@@ -37,7 +36,7 @@ def java_int_hash(value: int) -> int:
     """`Integer.hashCode` where the value fits an int, else `Long.hashCode`.
 
     A Java producer that passes a *negative* number as `Long` hashes it differently from the same `Integer`;
-    Python has one kind of int, and this takes the narrow one.
+    Python has one kind of int; this function treats it as the narrow one.
     """
     if INT_MIN <= value <= INT_MAX:
         return value

@@ -1,4 +1,4 @@
-"""What a queue is called, and the one order in which queues are sorted."""
+"""The name of a queue, and the order in which queues are sorted."""
 
 from typing import NamedTuple
 

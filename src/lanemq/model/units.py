@@ -1,4 +1,4 @@
-"""Numbers that must not be mixed up."""
+"""Types for numbers that must not be mixed up."""
 
 from typing import NewType
 
@@ -16,5 +16,5 @@ Epoch = NewType("Epoch", int)
 
 
 def to_millis(seconds: float) -> Millis:
-    """A duration as users give it, in the unit that the code counts in; rounded to the nearest millisecond."""
+    """Converts a duration in seconds, as users give it, to milliseconds, rounded to the nearest."""
     return Millis(round(seconds * 1000))

@@ -1,11 +1,11 @@
-"""The same wire over a plain socket, for code without an event loop: synchronous producers, the command line,
-Spark executors.
+"""Connections over a blocking socket, for code without an event loop: synchronous producers, the command line, Spark
+executors.
 
-`BlockingConnection` asks one question at a time. `DuplexConnection` adds a reader thread, so that any number
-of threads may have requests under way; answers arrive on that thread.
+`BlockingConnection` handles one request at a time. `DuplexConnection` has a reader thread, so any number of threads may
+have requests in flight; replies arrive on the reader thread.
 
-Rule: nobody hangs in a write for ever. A peer that takes nothing, though its machine keeps the connection alive, is
-left after a while; and a thread that others depend on does not write at all, it has it done (`flush_aside`).
+No write blocks for ever: if the peer accepts no bytes for a while, the connection is closed. A thread that others
+depend on does not write at all but has another thread write (`flush_aside`).
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def connect(address: Address, timeout: float = CONNECT_SECONDS) -> socket.socket
 
 
 def connect_with(security: Security, address: Address, timeout: float, write_timeout: float = WRITE_SECONDS) -> Wire:
-    """The same, encrypted if that is asked for; then a peer that cannot be trusted is `TlsFailed`."""
+    """As `open_socket`, encrypted if `security` asks for it; raises `TlsFailed` for a peer that cannot be trusted."""
     sock = connect(address, timeout)
     limit_writes(sock, write_timeout)
     if security.tls is None:
@@ -72,8 +72,8 @@ def connect_with(security: Security, address: Address, timeout: float, write_tim
 
 
 def limit_writes(sock: socket.socket, seconds: float) -> None:
-    """A write without any progress for so long fails. Asked of the kernel: a time-out of the socket would hold for
-    reads too, and cost every call another look."""
+    """Makes a write fail after this long without progress. Set in the kernel, because a time-out of the socket would
+    also apply to reads and cost another system call each time."""
     whole, rest = divmod(max(1, round(seconds * 1_000_000)), 1_000_000)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, rest))
 
@@ -85,12 +85,12 @@ def _encrypted(sock: socket.socket, address: Address, tls: TlsOptions) -> TlsSoc
         raise TlsFailed(f"no TLS connection to {address}: no answer in time; does a broker listen there?") from error
     except OSError as error:
         raise TlsFailed(f"no TLS connection to {address}: {handshake_trouble(error, address, tls)}") from error
-    except InvalidOption as error:  # a file that was sound when the client was made
+    except InvalidOption as error:  # a certificate file that was valid when the client was created
         raise TlsFailed(f"no TLS connection to {address}: {error}") from error
 
 
 class BlockingConnection:
-    """One request at a time; the caller waits for its answer. Not for use by two threads."""
+    """One request at a time; the caller waits for the reply. Not thread-safe."""
 
     def __init__(self, address: Address, *, timeout: float = CONNECT_SECONDS, security: Security = OPEN) -> None:
         self.address = address
@@ -102,7 +102,7 @@ class BlockingConnection:
         self._socket = connect_with(security, address, timeout)
 
     def request(self, command: Command, timeout: float = 3.0) -> Command:
-        """The answer, whatever its code says. After an error the connection is closed."""
+        """Returns the reply, whatever its code. The connection is closed after an error."""
         command.opaque = next(self._opaques) & 0x7FFFFFFF
         frame = self._encode(command)
         try:
@@ -146,7 +146,7 @@ class BlockingConnection:
 
 
 class DuplexConnection:
-    """Many requests under way at once; `on_reply` runs on the reader thread, exactly once per request."""
+    """Many requests in flight; `on_reply` runs on the reader thread, exactly once per request."""
 
     def __init__(
         self,
@@ -157,7 +157,9 @@ class DuplexConnection:
         write_timeout: float = WRITE_SECONDS,
         security: Security = OPEN,
     ) -> None:
-        """`write_timeout`: seconds. When the peer takes nothing for once or twice as long, the connection ends."""
+        """`write_timeout` in seconds. If the peer accepts no bytes for one to two times as long, the connection is
+        closed.
+        """
         self.address = address
         self.is_open = True
         self._on_lost = on_lost
@@ -174,15 +176,14 @@ class DuplexConnection:
         self._reader.start()
 
     def post(self, command: Command, on_reply: OnReply) -> int:
-        """Sends at once and returns the request's opaque; a lost connection is told to `on_reply`."""
+        """Sends at once and returns the request's opaque; `on_reply` also receives the loss of the connection."""
         opaque = self.line_up(command, on_reply)
         self.flush()
         return opaque
 
     def line_up(self, command: Command, on_reply: OnReply) -> int:
-        """Takes the next place in the outgoing line without touching the socket; `flush` must follow.
-
-        Threads that take their places under a lock of their own, and write without holding it, keep order.
+        """Queues a request without writing; `flush` must follow.
+        Threads that queue under a lock of their own and flush without it keep their order.
         """
         command.opaque = opaque = next(self._opaques) & 0x7FFFFFFF
         self._waiting[opaque] = on_reply
@@ -190,10 +191,10 @@ class DuplexConnection:
         return opaque
 
     def flush(self) -> None:
-        """Writes what is lined up, by whoever comes first; the others find it done."""
+        """Writes everything queued. If another thread is writing already, it also writes what was queued here."""
         while self._outgoing:
             if not self._writing.acquire(blocking=False):
-                # The writer looks again after it released the lock, and what we lined up was there before.
+                # The writer checks the queue again after it releases the lock, so it finds what was queued before.
                 break
             try:
                 self._write_lined_up()
@@ -203,12 +204,12 @@ class DuplexConnection:
             self._fail_all()
 
     def flush_aside(self) -> None:
-        """`flush` for a thread that may not wait for the peer: a writer that is there does it, or a new thread."""
+        """`flush` for a thread that must not wait for the peer: the current writer or a new thread writes."""
         if self._outgoing and not self._writing.locked():
             threading.Thread(target=self.flush, name=f"lanemq-writer-{self.address}", daemon=True).start()
 
     def post_oneway(self, command: Command, *, aside: bool = False) -> None:
-        """Sends and expects no answer; silently lost with the connection."""
+        """Sends a request without a reply; it is lost silently if the connection is lost."""
         command.opaque = next(self._opaques) & 0x7FFFFFFF
         command.flag |= 2
         self._outgoing.append(self._encode(command))
@@ -223,15 +224,15 @@ class DuplexConnection:
                 self._shut()
 
     def forget(self, opaque: int) -> bool:
-        """Stops waiting for an answer; false if it has been delivered already."""
+        """Stops waiting for a reply; false if it has been delivered already."""
         return self._waiting.pop(opaque, None) is not None
 
     def hang_up(self) -> None:
-        """Ends the connection without waiting for the reader; `on_lost` follows."""
+        """Closes the connection without waiting for the reader; `on_lost` is called afterwards."""
         self._shut()
 
     def close(self) -> None:
-        """Ends the connection and waits for the reader, so nothing is delivered afterwards."""
+        """Closes the connection and waits for the reader, so nothing is delivered afterwards."""
         self._shut()
         if threading.current_thread() is not self._reader:
             self._reader.join(timeout=5)
@@ -248,7 +249,7 @@ class DuplexConnection:
                 for frame in self._decoder.feed(data):
                     self._received(decode_command(frame))
         except (OSError, ProtocolError):
-            pass  # both end the connection; whoever waits is told below
+            pass  # both end the connection; waiting requests fail below
         finally:
             self._shut()
             # A writer may be inside sendall; a closed socket's number could already be another file's.

@@ -36,7 +36,7 @@ from lanemq.wire.command import Command, FrameDecoder, decode_command, encode_co
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 3.0
-"""RocketMQ's connect time-out (NettyClientConfig)."""
+"""Connect time-out, as RocketMQ's NettyClientConfig."""
 
 OnRequest = Callable[["Connection", Command], None]
 OnLost = Callable[["Connection"], None]
@@ -44,7 +44,7 @@ OnReply = Callable[[Command | None, LaneError | None], None]
 
 
 class Connection(asyncio.Protocol):
-    """A live connection to one address. Made by `open_connection`; dead after `is_open` turns false."""
+    """A connection to one address, made by `open_connection`. It cannot be used after `is_open` becomes false."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     async def request(self, command: Command, timeout: float) -> Command:
-        """Sends and waits for the answer, whatever its code says."""
+        """Sends a request and waits for the reply, whatever its code."""
         future: asyncio.Future[Command] = self._loop.create_future()
 
         def replied(reply: Command | None, error: LaneError | None) -> None:
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
             raise
 
     def post(self, command: Command, on_reply: OnReply, timeout: float) -> None:
-        """Sends at once; `on_reply` is called exactly once, with the answer or the error."""
+        """Sends at once; `on_reply` is called exactly once, with the reply or the error."""
         if not self.is_open or self._transport is None:
             on_reply(None, ConnectionLost(f"the connection to {self.address} is closed"))
             return
@@ -98,24 +98,25 @@ class Connection(asyncio.Protocol):
         self._transport.write(self._encode(command))
 
     def post_oneway(self, command: Command) -> None:
-        """Sends and expects no answer."""
+        """Sends a request without a reply."""
         if self.is_open and self._transport is not None:
             command.opaque = self._next_opaque()
             command.flag |= 2
             self._transport.write(self._encode(command))
 
     def reply(self, command: Command) -> None:
-        """Answers a request of the peer's."""
+        """Replies to a request from the peer."""
         if self.is_open and self._transport is not None:
             self._transport.write(encode_command(command))
 
     async def drain(self) -> None:
-        """Waits while the peer is slower than we are."""
+        """Waits while the peer reads more slowly than this side writes."""
         await self._writable.wait()
 
     def close(self) -> None:
-        """What was sent leaves. An encrypted connection does not wait for the peer's farewell, as TLS would have it:
-        whoever closes may be about to end the loop."""
+        """Closes after queued bytes are written. An encrypted connection does not wait for the peer's closing alert,
+        because the caller may be about to end the event loop.
+        """
         if self._transport is not None:
             self._transport.close()
             if self._encrypted:
@@ -171,8 +172,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._writable.set()
-        told = alert(error)
-        why = f": {told}" if told else (f": {error}" if error else "") + self._unheard
+        hint = alert(error)
+        why = f": {hint}" if hint else (f": {error}" if error else "") + self._unheard
         reason = f"the connection to {self.address} was lost{why}"
         for opaque in tuple(self._waiting):
             on_reply = self._drop(opaque)
@@ -190,10 +191,10 @@ async def open_connection(
     timeout: float = CONNECT_SECONDS,
     security: Security = OPEN,
 ) -> Connection:
-    """Connects, or raises `ConnectFailed` saying to what and why; `TlsFailed` if the peer cannot be trusted."""
+    """Connects; raises `ConnectFailed` with address and reason, or `TlsFailed` if the peer cannot be trusted."""
     made = Connection(address, on_request, on_lost, security)
     try:
-        # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the result.
+        # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives together with the result.
         async with asyncio.timeout(timeout):
             if security.tls is None:
                 await asyncio.get_running_loop().create_connection(lambda: made, *address)
@@ -208,11 +209,11 @@ async def open_connection(
 async def _connect_encrypted(made: Connection, tls: TlsOptions) -> None:
     address = made.address
     try:
-        # Reading the files takes milliseconds, on a slow disk more: everything else on the loop would wait.
+        # Reading the files takes milliseconds or more and would block the event loop.
         context = await asyncio.to_thread(client_context, tls)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: made, *address, ssl=context, server_hostname=address.host)
-    except InvalidOption as error:  # a file that was sound when the client was made
+    except InvalidOption as error:  # a certificate file that was valid when the client was created
         raise TlsFailed(f"no TLS connection to {address}: {error}") from error
     except OSError as error:
         if isinstance(error, (ssl.SSLError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
@@ -221,7 +222,7 @@ async def _connect_encrypted(made: Connection, tls: TlsOptions) -> None:
 
 
 class ConnectionPool:
-    """Shares connections; two askers for one address wait for the same attempt."""
+    """Shares connections; concurrent calls for one address wait for the same connection attempt."""
 
     def __init__(
         self, on_request: OnRequest | None = None, on_lost: OnLost | None = None, *, security: Security = OPEN
@@ -234,7 +235,7 @@ class ConnectionPool:
         self._closed = False
 
     async def get(self, address: Address | str) -> Connection:
-        """A live connection to the address, or `ConnectFailed`."""
+        """An open connection to the address; raises `ConnectFailed`."""
         if isinstance(address, str):
             address = parse_address(address)
         connection = self._open.get(address)

@@ -1,9 +1,8 @@
-"""Memory of large answers, kept for the next ones.
+"""Keeps the memory of large replies for the next ones.
 
-glibc gives the free end of its heap back to the system, and a process that takes megabytes, frees them and takes them
-again has every page of them made anew, and filled with zeros, each time: a quarter to a half of the CPU time of large
-pulls, in reader and broker. The rule guarded here: what a process keeps is bounded, and whoever set glibc's own
-variables is not overruled.
+glibc returns the free end of its heap to the system. A process that allocates megabytes, frees them and allocates them
+again pays for new zeroed pages each time: a quarter to a half of the CPU time of large pulls, in reader and broker.
+What a process keeps is bounded, and glibc's own environment variables take precedence.
 """
 
 import ctypes
@@ -12,9 +11,8 @@ import sys
 from collections.abc import Mapping
 
 KEPT_BYTES = 32 * 1024 * 1024
-"""Free bytes at the end of the heap that stay there. Less than a few answers are made anew each time; more is only
-memory that nobody uses. Also the size from which a block is taken from the system by itself, so that an answer of the
-largest size is not."""
+"""Free bytes that stay at the end of the heap. Too small: pages are allocated again for each reply. Too large: unused
+memory. Also the size from which a block is allocated separately; the largest reply is smaller."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of malloc.h."""
@@ -22,7 +20,7 @@ _THEIR_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLE
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """From now on this process keeps `KEPT_BYTES`. False where it does not: another libc, or it was told otherwise."""
+    """Makes this process keep `KEPT_BYTES`; false if libc cannot, or if the environment sets other values."""
     if sys.platform != "linux" or any(name in environment for name in _THEIR_OWN):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Files that may change while a process runs: certificates that are renewed, users that come and go.
+"""Files that may change while a process runs, such as renewed certificates and the file of users.
 
-The rule guarded here: a file that changed is read before it matters, and one that became unusable changes nothing:
-what was read last stays in force, with a line in the log that says so.
+A changed file is read again before its content is used. If it has become invalid, the content read before stays in
+force and the log says so.
 """
 
 import logging
@@ -16,13 +16,13 @@ from lanemq.model.units import Millis
 T = TypeVar("T")
 
 LOOK_EVERY = Millis(1_000)
-"""A look costs microseconds per file; whoever changes one waits at most this long."""
+"""How often files are checked, at most; a check costs microseconds per file."""
 
 log = logging.getLogger(__name__)
 
 
 class FreshFile(Generic[T]):
-    """What was read from some files, read again once they differ. Raises only when it is made."""
+    """The content of some files, read again when one of them changes. Only the constructor raises."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], clock: Clock) -> None:
         self._paths = paths

@@ -25,26 +25,26 @@ class TlsOptions:
     """How a client speaks TLS. Made without arguments it trusts the system's certificate authorities."""
 
     ca: File | None = None
-    """PEM file of the authorities that may have signed the broker's certificate; None: the system's. A wrong one
-    refuses every broker, one too many trusts whoever it signs."""
+    """PEM file of the authorities that may have signed the broker's certificate; None: the system's. With a wrong
+    file every broker is refused; every authority in it is trusted."""
     cert: File | None = None
-    """PEM file of our own certificate and its chain, for brokers that ask for one."""
+    """PEM file of the client's certificate and its chain, for brokers that ask for one."""
     key: File | None = None
     """PEM file of the certificate's private key, not encrypted; None: it is in the file of the certificate."""
     verify_host: bool = True
     """Whether the broker's certificate must be for the host that was connected to. Off: any broker with a
     certificate of a trusted authority may pretend to be any other."""
     insecure_skip_verify: bool = False
-    """Accepts every certificate. Only for experiments: whoever can reach the network can be in the middle."""
+    """Accepts every certificate. Only for experiments: anyone on the network can intercept the connection."""
 
     def __post_init__(self) -> None:
         if self.key is not None and self.cert is None:
             raise InvalidOption(f"tls key {fspath(self.key)}: there is no tls cert it could belong to; give both")
-        client_context(self)  # what is wrong with the files is told here, and not by the first connection
+        client_context(self)  # invalid files are reported here, not by the first connection
 
 
 def client_context(options: TlsOptions) -> ssl.SSLContext:
-    """What the ssl module needs, or `InvalidOption` naming the file that cannot be used."""
+    """Builds the SSL context; raises `InvalidOption` naming the file that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -61,7 +61,7 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def trust(context: ssl.SSLContext, ca: File, name: str) -> None:
-    """Lets certificates of these authorities pass."""
+    """Trusts certificates of these authorities."""
     try:
         context.load_verify_locations(cafile=fspath(ca))
     except ssl.SSLError as error:
@@ -71,10 +71,10 @@ def trust(context: ssl.SSLContext, ca: File, name: str) -> None:
 
 
 def show(context: ssl.SSLContext, cert: File, key: File | None, name: str) -> None:
-    """Lets us prove who we are."""
+    """Loads our own certificate and key."""
     files = fspath(cert) if key is None else f"{fspath(cert)} with key {fspath(key)}"
     try:
-        context.load_cert_chain(cert, key, password=_nobody_to_ask)
+        context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         why = error.reason or str(error)
         raise InvalidOption(
@@ -84,14 +84,14 @@ def show(context: ssl.SSLContext, cert: File, key: File | None, name: str) -> No
         raise InvalidOption(f"{name} {files}: cannot be read: {error.strerror}") from None
 
 
-def _nobody_to_ask() -> str:
-    """An encrypted key would make OpenSSL ask on the terminal, and a service wait for ever."""
+def _no_password() -> str:
+    """Without this, OpenSSL would ask for the password of an encrypted key on the terminal and block a service."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """For every connection of one client, to name servers and brokers alike."""
+    """TLS and credentials for every connection of one client, to name servers and brokers."""
 
     tls: TlsOptions | None = None
     credentials: Credentials | None = None
@@ -102,7 +102,7 @@ OPEN = Security()
 
 
 def request_encoder(security: Security) -> Callable[[Command], bytes]:
-    """How a connection turns requests into frames; without credentials the plain function itself."""
+    """The function that encodes requests: signed if there are credentials."""
     if security.credentials is None:
         return encode_command
     return partial(_encode_signed, security.credentials)
@@ -126,11 +126,11 @@ _REFUSALS = {
     "CERTIFICATE_EXPIRED": "our certificate (tls cert) has expired: renew it",
     "PROTOCOL_VERSION": "it speaks only a TLS older than 1.2, which is not safe any more",
 }
-"""What the other side's alert asks of us, by the end of its name."""
+"""What to do about the peer's alert, by the end of the alert's name."""
 
 
 def handshake_trouble(error: OSError, address: Address, tls: TlsOptions) -> str:
-    """Why no TLS connection came about, and what to do."""
+    """Why the TLS handshake failed, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _verification(error, address, tls)
     refusal = alert(error)
@@ -140,7 +140,7 @@ def handshake_trouble(error: OSError, address: Address, tls: TlsOptions) -> str:
 
 
 def unheard(security: Security) -> str:
-    """What may be behind a connection that ended before anything was heard: many brokers just hang up."""
+    """A hint for a connection that ended before the peer sent anything: many brokers just close it."""
     if security.tls is None:
         return (
             ", and nothing was heard from it: it hangs, is no broker, or takes nothing but TLS (then connect with tls)"
@@ -154,10 +154,10 @@ def unheard(security: Security) -> str:
 
 
 def alert(error: BaseException | None) -> str | None:
-    """What the other side asks of us; None if it did not say."""
+    """What the peer's alert asks for; None without an alert."""
     if not isinstance(error, ssl.SSLError) or "ALERT" not in (error.reason or ""):
         return None
-    return next((told for end, told in _REFUSALS.items() if error.reason.endswith(end)), None)
+    return next((hint for end, hint in _REFUSALS.items() if error.reason.endswith(end)), None)
 
 
 def _verification(error: ssl.SSLCertVerificationError, address: Address, tls: TlsOptions) -> str:

@@ -1,9 +1,8 @@
-"""The listening side: bytes in, commands to a dispatcher, answers out.
+"""The listening side: reads bytes, passes commands to a dispatcher, writes replies.
 
-A protocol class, not streams: one read of the socket may hold hundreds of requests, and all of their answers
-leave in one write: at the end of the read, or for what is answered later at the end of the loop turn. Handlers
-run in the read callback itself; one that must wait (a durable send, a held pull) keeps the peer and answers later.
-No task, future or timer exists per request.
+It is an asyncio protocol, not streams: one read of the socket may hold hundreds of requests, and their replies leave in
+one write, at the end of the read or of the loop iteration. Handlers run in the read callback itself. A handler that
+must wait (a durable send, a long poll) keeps the peer and replies later. There is no task, future or timer per request.
 """
 
 import asyncio
@@ -27,37 +26,38 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """RocketMQ's own limit (NettyDecoder)."""
 
 WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
-"""Above this much unsent output a peer's requests wait: a slow reader slows only itself."""
+"""If a peer's unsent replies exceed this, its requests wait: a slow reader slows only itself."""
 
 MAX_UNFINISHED_BYTES = 256 * 1024 * 1024
-"""Of frames that have begun and not ended, over all peers: each may hold a whole one, and nobody knows how many
-peers there will be. Above it the largest goes."""
+"""Limit of unfinished frames over all peers, because each peer may hold one frame of the maximum size. Above it, the
+peer with the largest is disconnected.
+"""
 
 CLOSE_SECONDS = 5.0
-"""How long a closing connection may take to read its last answers; then it is cut off."""
+"""How long a closing connection may take to read its last replies before it is cut off."""
 
 ACCEPT_PAUSE_SECONDS = 0.1
-"""After a failed accept, mostly for want of descriptors: they come back when others leave."""
+"""Pause after a failed accept, usually because descriptors ran out."""
 
 BACKLOG = 1024
 """Connections that wait to be accepted (RocketMQ's NettyServerConfig)."""
 
 
 Together = Callable[["Peer", deque[Frame]], int]
-"""Handles several frames in one go: how many from the first on; 0 if the first has to be handed over by itself."""
+"""Handles several frames together and returns how many; 0 if the first must be handled alone."""
 
 
 class Reads(Protocol):
-    """Told by a server around everything that it makes of a read."""
+    """Called before and after the server handles one socket read. Every `begin` is followed by an `end`."""
 
     def begin(self) -> None: ...
 
     def end(self, sender: int) -> None:
-        """`sender` is the number of the peer whose requests were handed over since `begin`."""
+        """`sender` is the number of the peer whose requests were handled since `begin`."""
 
 
 class NoReads:
-    """Nobody wants to know."""
+    """Default: does nothing."""
 
     def begin(self) -> None:
         pass
@@ -79,8 +79,8 @@ class Dispatcher(Protocol):
 class Peer(asyncio.Protocol):
     """One connection, as the broker sees it.
 
-    Bounded in memory: once the unsent answers pass the high-water mark, requests already received wait and no
-    more are read, until the peer has read its answers.
+    Bounded in memory: above the high-water mark of unsent replies, received requests wait and no more are read until
+    the peer has read its replies.
     """
 
     _numbers = itertools.count(1)
@@ -91,13 +91,13 @@ class Peer(asyncio.Protocol):
         self.last_seen = 0.0
         self.is_open = False
         self.choked = False
-        """True while the peer does not read its answers fast enough: give it no more than it must get."""
+        """True while the peer does not read its replies fast enough."""
         self._server = server
         self._decoder = FrameDecoder(server.max_frame_bytes)
         self.unfinished = 0
-        """Bytes of a frame that has not ended yet."""
+        """Bytes of the unfinished frame."""
         self.apart = 0
-        """For whoever handles frames together: how many to leave alone before looking for company again."""
+        """For a handler of several frames: how many frames to pass before trying again."""
         self._transport: asyncio.Transport | None = None
         self._incoming: deque[Frame] = deque()
         self._outgoing: list[bytes] = []
@@ -105,13 +105,13 @@ class Peer(asyncio.Protocol):
         self._closing = False
         self._held_up = False
         self._reading = False
-        """True while a read is handled: what is queued meanwhile leaves at its end, without a turn of the loop."""
+        """True while a read is handled: replies queued during it are written at its end."""
 
     def __str__(self) -> str:
         return f"peer {self.number} at {self.remote}"
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame; everything queued in one read, or in one loop turn, leaves in one write."""
+        """Queues a frame; everything queued in one read or one loop iteration leaves in one write."""
         if not self._outgoing and not self._reading:
             self._server.loop.call_soon(self._flush)
         self._outgoing.append(frame)
@@ -120,7 +120,7 @@ class Peer(asyncio.Protocol):
             self._flush()
 
     def close(self, reason: str) -> None:
-        """Ends the connection after what is queued has left, or after `CLOSE_SECONDS`."""
+        """Closes the connection after queued bytes are written, or after `CLOSE_SECONDS`."""
         if self._transport is None or not self.is_open or self._closing:
             return
         log.info("closing %s: %s", self, reason)
@@ -131,12 +131,12 @@ class Peer(asyncio.Protocol):
         self._server.loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def hold_up(self) -> None:
-        """Takes no more requests from this peer; answers still leave."""
+        """Accepts no more requests from this peer; replies are still written."""
         self._held_up = True
         self._read_or_wait()
 
     def _let_go(self) -> None:
-        """What was received and not handed over is of no use any more."""
+        """Drops received requests that were not handled yet."""
         self._incoming.clear()
         self._decoder = FrameDecoder(self._server.max_frame_bytes)
         self._count_unfinished()
@@ -171,7 +171,7 @@ class Peer(asyncio.Protocol):
             return
         self.last_seen = self._server.loop.time()
         reads = self._server.reads
-        # What was queued before has its turn already.
+        # A write for what was queued before is already scheduled.
         self._reading = not self._outgoing
         reads.begin()
         try:
@@ -189,12 +189,12 @@ class Peer(asyncio.Protocol):
                     self._flush()
 
     def _work(self) -> None:
-        """Hands over what was received, as long as the peer reads its answers."""
+        """Handles received requests as long as the peer reads its replies."""
         server, incoming = self._server, self._incoming
         received, together = server.dispatcher.received, server.together
         while incoming and not self._waits:
             if together is not None and len(incoming) > 1 and (taken := together(self, incoming)):
-                for _ in range(min(taken, len(incoming))):  # a peer that was closed meanwhile has none left
+                for _ in range(min(taken, len(incoming))):  # a peer that was closed in between has none left
                     incoming.popleft()
                 continue
             frame = incoming.popleft()
@@ -207,7 +207,7 @@ class Peer(asyncio.Protocol):
         self._read_or_wait()
 
     def _refuse(self, error: BadHeader) -> None:
-        """The frame was sound, so the stream can go on, provided that somebody can be told."""
+        """Replies with an error if the request is known, else closes the connection."""
         if error.opaque is None:
             raise error
         self.send(encode_response(error.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
@@ -231,7 +231,7 @@ class Peer(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.choked = False
         if self.is_open:
-            # Not from here: a handler that answers would write from inside the transport's own write.
+            # Later: a handler that replies would write from inside the transport's own write.
             self._server.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
@@ -253,7 +253,7 @@ class Peer(asyncio.Protocol):
 
 
 class Server:
-    """Accepts up to `max_connections` peers and hands their commands to the dispatcher."""
+    """Accepts up to `max_connections` peers and passes their commands to the dispatcher."""
 
     def __init__(
         self,
@@ -271,24 +271,24 @@ class Server:
         self.reads: Reads = reads or NoReads()
         self.max_frame_bytes = max_frame_bytes
         self.unfinished = 0
-        """Bytes of frames that have begun and not ended, over all peers."""
+        """Bytes of unfinished frames over all peers."""
         self._max_unfinished_bytes = max_unfinished_bytes
         self.loop = asyncio.get_running_loop()
         self.peers: dict[Peer, None] = {}
-        """In the order of their coming, so that a run can be repeated exactly."""
+        """In the order of connection, so that a simulated run can be repeated exactly."""
         self.refused = 0
         self._door = door
         self._max_connections = max_connections
         self._listener: socket.socket | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._stopping = False
-        # Peers that were refused and are on their way out; a stop waits for them too.
+        # Refused peers that are still closing; a stop waits for them too.
         self._turned_away: set[Peer] = set()
-        self._nobody = asyncio.Event()
-        self._nobody.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     async def listen(self, address: Address) -> Address:
-        """Starts accepting; returns the address really bound (port 0 picks a free one)."""
+        """Starts accepting and returns the bound address (port 0 picks a free one)."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         listener = socket.create_server(address, family=family, backlog=BACKLOG)
         listener.setblocking(False)
@@ -298,7 +298,7 @@ class Server:
         return Address(host, port)
 
     def _accept(self, listener: socket.socket) -> None:
-        """An accept of our own: asyncio's server, closed in the moment of an accept, forgets the socket."""
+        """Accepts connections itself: asyncio's server loses the socket if it is closed during an accept."""
         for _ in range(BACKLOG):
             try:
                 connection, address = listener.accept()
@@ -308,7 +308,7 @@ class Server:
                 self._pause_accepting(listener, error)
                 return
             if self._door is not None and len(self.peers) + len(self._joining) >= self._max_connections:
-                connection.close()  # a handshake takes a place, or a crowd that never ends one would have no limit
+                connection.close()  # a handshake counts as a connection, or endless handshakes would have no limit
                 self.refused += 1
                 continue
             connection.setblocking(False)
@@ -332,7 +332,7 @@ class Server:
         except (OSError, TransportError) as error:
             if isinstance(error, (ssl.SSLError, TlsFailed)):
                 log.warning("a connection from %s was refused: %s", address, error)
-            connection.close()  # else it was gone before it could be used
+            connection.close()  # else it was closed before it could be used
 
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         log.warning("cannot accept a connection: %s; trying again", error)
@@ -348,7 +348,7 @@ class Server:
         return self._listener is not None
 
     def stop_accepting(self) -> None:
-        """No new connections, and no new requests on those that are there."""
+        """Accepts no new connections, and no new requests on existing ones."""
         self._stopping = True
         if self._listener is not None:
             self.loop.remove_reader(self._listener)
@@ -358,7 +358,7 @@ class Server:
             peer.hold_up()
 
     async def close(self) -> None:
-        """Closes the listener and every peer, and waits until they are gone; the slowest are cut off."""
+        """Closes the listener and every peer and waits for them; slow peers are cut off."""
         self.stop_accepting()
         if self._door is not None:
             self._door.close()
@@ -366,7 +366,7 @@ class Server:
             await asyncio.wait(self._joining)
         for peer in tuple(self.peers):
             peer.close("the broker is stopping")
-        await self._nobody.wait()
+        await self._empty.wait()
 
     def close_idle(self, seconds: float) -> None:
         """Closes peers that have been silent for longer; RocketMQ closes after 120 s."""
@@ -378,7 +378,7 @@ class Server:
     # called by the peers
 
     def adopt(self, peer: Peer) -> None:
-        self._nobody.clear()
+        self._empty.clear()
         if self._stopping or len(self.peers) >= self._max_connections:
             self.refused += 1
             self._turned_away.add(peer)
@@ -389,7 +389,7 @@ class Server:
         self.dispatcher.connected(peer)
 
     def count_unfinished(self, more: int) -> None:
-        """Keeps the sum; the peer that holds most of it goes when that is too much."""
+        """Updates the sum; above the limit, the peer with the most bytes is disconnected."""
         self.unfinished += more
         while self.unfinished > self._max_unfinished_bytes:
             largest = max(self.peers, key=lambda peer: peer.unfinished, default=None)
@@ -406,4 +406,4 @@ class Server:
             del self.peers[peer]
             self.dispatcher.closed(peer)
         if not self.peers and not self._turned_away:
-            self._nobody.set()
+            self._empty.set()

@@ -1,8 +1,7 @@
-"""TLS on the listening side: whom a new connection has to convince, and with what we convince it.
+"""TLS on the listening side.
 
-Plain and encrypted clients use the same port, as in RocketMQ: the first byte of a TLS connection is that of a
-handshake record, which no frame of the protocol begins with. The rule guarded here: with `enforcing` nothing that
-came unencrypted is ever handed on.
+Plain and encrypted clients use the same port, as in RocketMQ: a TLS connection begins with the byte of a handshake
+record, which no frame of the protocol begins with. Invariant: with `enforcing`, no unencrypted request is handled.
 """
 
 import asyncio
@@ -22,21 +21,22 @@ HANDSHAKE_BYTE = b"\x16"
 """TLS's record type. A frame's first byte is the highest of its length, which the limit of 16 MiB keeps at 0 or 1."""
 
 FIRST_BYTE_SECONDS = 120.0
-"""As long as a silent connection may stay in general (RocketMQ: NettyServerConfig)."""
+"""How long a connection may be silent before its first byte (RocketMQ: NettyServerConfig)."""
 
 HANDSHAKE_SECONDS = 5.0
-"""Far more than a handshake takes; a peer that dawdles holds a place."""
+"""Limit of a handshake, during which the peer counts as a connection."""
 
 FAREWELL_SECONDS = 1.0
-"""How long a closed connection waits for the client's farewell, which TLS asks for. A client that only listens while
-it waits for an answer never says it, and a stop would wait for each of them."""
+"""How long a closed connection waits for the client's closing alert. A client that reads only while it waits for a
+reply never sends one, and a stop would wait for each of them.
+"""
 
 
 class TlsMode(Enum):
-    """Who may come in (RocketMQ's tls.server.mode)."""
+    """Which connections are accepted (RocketMQ's tls.server.mode)."""
 
     PERMISSIVE = "permissive"
-    """Everybody, encrypted or not: for the time in which clients are moved to TLS."""
+    """Encrypted and plain connections, for the time in which clients move to TLS."""
     ENFORCING = "enforcing"
     """Encrypted connections only."""
 
@@ -66,7 +66,7 @@ class ServerTls:
         return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
 
     def context(self) -> ssl.SSLContext:
-        """What the ssl module needs, or `InvalidOption` naming the file that cannot be used."""
+        """Builds the SSL context; raises `InvalidOption` naming the file that cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
@@ -78,7 +78,7 @@ class ServerTls:
 
 
 class Door:
-    """Looks at the first byte of every new connection."""
+    """Decides by the first byte of a new connection whether it is encrypted and whether it may enter."""
 
     def __init__(self, tls: ServerTls, clock: Clock) -> None:
         self._enforcing = tls.mode is TlsMode.ENFORCING
@@ -87,8 +87,9 @@ class Door:
         self._closed = False
 
     async def way_in(self, connection: socket.socket) -> ssl.SSLContext | None:
-        """With what to go on; None for a plain connection that is welcome. `TlsFailed` for one that is not, and
-        `ConnectionLost` or an OSError for one that is not there any more."""
+        """The SSL context to use; None for an accepted plain connection. Raises `TlsFailed` for a plain connection that
+        is not allowed, and `ConnectionLost` or an OSError for one that is gone.
+        """
         first = await self._first_byte(connection)
         if first == HANDSHAKE_BYTE:
             return self._context.value()
@@ -99,7 +100,7 @@ class Door:
         return None
 
     def close(self) -> None:
-        """Lets nobody wait any longer; those who have not said anything are turned away."""
+        """Stops waiting for first bytes; connections that have sent none are closed."""
         self._closed = True
         for waiting in self._waiting:
             waiting.cancel()

@@ -1,8 +1,8 @@
-"""TLS over a blocking socket, for one thread that reads and others that write at the same time.
+"""TLS over a blocking socket, with one reading thread and other threads that write at the same time.
 
-Python's own TLS socket is not made for that: the library underneath forbids two threads in one session, and a lock
-around a read that waits would keep every writer out. Here the session only ever sees memory: the lock around it is
-held while bytes are turned into bytes, never while anybody waits for the network.
+Python's own TLS socket does not allow that: OpenSSL forbids two threads in one session, and a lock around a blocking
+read would keep every writer out. Here the session works on memory buffers. Its lock is held while bytes are encrypted
+or decrypted, never while a thread waits for the network.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ READ_BYTES = 64 * 1024
 
 
 class TlsSocket:
-    """As much of a socket as connections use."""
+    """The part of a socket that connections use."""
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext, host: str) -> None:
-        """Shakes hands, within the socket's time-out; raises what the ssl module raises. Closes nothing."""
+        """Performs the handshake within the socket's time-out; raises what the ssl module raises and closes nothing."""
         self._plain = plain
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(self._arrived, self._leaving, server_hostname=host)
         self._machine = threading.Lock()
-        """Around the session and what enters and leaves it."""
+        """Guards the session and its two buffers."""
         self._line = threading.Lock()
-        """Around the socket's sending side: encrypted bytes must leave in the order in which they were made."""
+        """Guards the socket's sending side: encrypted bytes must leave in the order in which they were made."""
         self._shake_hands()
 
     def sendall(self, data: bytes) -> None:
@@ -35,7 +35,7 @@ class TlsSocket:
             self._plain.sendall(sealed)
 
     def recv(self, size: int) -> bytes:
-        """What has arrived; empty at the end of the connection."""
+        """Received bytes; empty at the end of the connection."""
         while True:
             with self._machine:
                 data, over = self._unsealed(size)
@@ -65,14 +65,14 @@ class TlsSocket:
                 self._arrived.write(sealed) if sealed else self._arrived.write_eof()
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._plain.sendall(self._leaving.read())  # the other side should know why
+                    self._plain.sendall(self._leaving.read())  # tell the peer why
                 raise
             else:
                 self._plain.sendall(self._leaving.read())
                 return
 
     def _unsealed(self, size: int) -> tuple[bytes, bool]:
-        """Everything there is, and whether nothing will follow."""
+        """All decrypted bytes, and whether the session has ended."""
         parts: list[bytes] = []
         try:
             while part := self._session.read(size):
@@ -84,8 +84,9 @@ class TlsSocket:
         return b"".join(parts), True
 
     def _send_leftovers(self) -> None:
-        """What the session itself wants to say, such as new keys. If somebody is sending, it leaves with the next
-        bytes: waiting for a sender would stop the reading that the sender may be waiting for."""
+        """Sends bytes of the session itself, such as key updates. If another thread is sending, they leave with its
+        next bytes: waiting for that thread could block the reading that it waits for.
+        """
         if self._leaving.pending and self._line.acquire(blocking=False):
             try:
                 with self._machine:

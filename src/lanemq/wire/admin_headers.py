@@ -1,6 +1,6 @@
 """Ext fields of administration requests and of what brokers ask of clients.
 
-Same rules as in `headers`; kept apart because a message never travels through here.
+The rules of `headers` apply. No message passes through these requests.
 """
 
 from msgspec import field
@@ -81,14 +81,6 @@ class ResetOffsetHeader(Header, frozen=True, kw_only=True):
     offset: Int64 | None = None
 
 
-class ConsumerStatusHeader(Header, frozen=True, kw_only=True):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
-
-    topic: str
-    group: str
-    client_addr: str | None = None
-
-
 class RunningInfoHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_RUNNING_INFO (307)."""
 
@@ -104,13 +96,6 @@ class ConsumeDirectlyHeader(Header, frozen=True, kw_only=True):
     client_id: str
     msg_id: str | None = None
     broker_name: str | None = None
-
-
-class ConsumeTimeSpanHeader(Header, frozen=True, kw_only=True):
-    """QUERY_CONSUME_TIME_SPAN (303)."""
-
-    topic: str
-    group: str
 
 
 class ViewMessageHeader(Header, frozen=True, kw_only=True):
@@ -138,58 +123,9 @@ class QueryMessageResponse(Header, frozen=True, kw_only=True):
     index_last_update_phyoffset: Int64
 
 
-class ClusterHeader(Header, frozen=True, kw_only=True):
-    """GET_TOPICS_BY_CLUSTER (224)."""
-
-    cluster: str
-
-
-class BrokerNameHeader(Header, frozen=True, kw_only=True):
-    """WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327)."""
-
-    broker_name: str
-
-
 class KvHeader(Header, frozen=True, kw_only=True):
     """PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102), GET_KVLIST_BY_NAMESPACE (219)."""
 
     namespace: str
     key: str | None = None
     value: str | None = None
-
-
-class KvResponse(Header, frozen=True, kw_only=True):
-    """Answers 101."""
-
-    value: str
-
-
-class RegisterBrokerHeader(Header, frozen=True, kw_only=True):
-    """REGISTER_BROKER (103), UNREGISTER_BROKER (104)."""
-
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: Int64
-    ha_server_addr: str | None = None
-    compressed: bool | None = None
-    body_crc32: Int32 | None = None
-
-
-class PushReplyHeader(Header, frozen=True, kw_only=True):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
-
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: Int32
-    queue_id: Int32
-    sys_flag: Int32
-    born_timestamp: Int64
-    flag: Int32
-    properties: str | None = None
-    reconsume_times: Int32 | None = None
-    unit_mode: bool | None = None
-    born_host: str
-    store_host: str
-    store_timestamp: Int64

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from lanemq._fast import compiled
-from lanemq.model.errors import LocalProtocolError, RemoteProtocolError
+from lanemq.model.errors import RemoteProtocolError
 from lanemq.wire.properties import MAX_PROPERTIES_BYTES
 from lanemq.wire.record import HEAD_BYTES, MAGIC_V1, MAX_TOPIC_BYTES, OUR_FLAGS, refuse_tail
 
@@ -34,44 +34,16 @@ _HEAD_BYTES, _SHORT_BYTES = BATCH_HEAD.size, BATCH_LENGTH.size
 BATCH_FRAME_BYTES = _HEAD_BYTES + _SHORT_BYTES
 
 
-class BatchItem(NamedTuple):
-    """One message of a batch."""
-
-    flag: int
-    body: bytes
-    properties_text: str
-
-
-def encode_batch(items: Iterable[tuple[int, bytes, str]]) -> bytes:
-    """The body for a batch of (flag, body, properties text)."""
-    parts: list[bytes] = []
-    for flag, body, properties_text in items:
-        properties = properties_text.encode()
-        if len(properties) > MAX_PROPERTIES_BYTES:
-            raise LocalProtocolError(f"properties of {len(properties)} bytes do not fit into a batch")
-        size = BATCH_FRAME_BYTES + len(body) + len(properties)
-        parts += (BATCH_HEAD.pack(size, 0, 0, flag, len(body)), body, BATCH_LENGTH.pack(len(properties)), properties)
-    if not parts:
-        raise LocalProtocolError("a batch needs at least one message")
-    return b"".join(parts)
-
-
 class BatchColumns(NamedTuple):
-    """The messages of a batch, part by part; the properties as they came, proven to be UTF-8."""
+    """The messages of a batch as columns; the properties are valid UTF-8, as received."""
 
     flags: list[int]
     bodies: list[bytes]
     properties: list[bytes]
 
 
-def split_batch(body: bytes) -> list[BatchItem]:
-    """The messages of a batch, or `RemoteProtocolError`."""
-    columns = split_batch_raw(body)
-    return [BatchItem(flag, part, text.decode()) for flag, part, text in zip(*columns, strict=True)]
-
-
 def split_batch_raw(body: bytes) -> BatchColumns:
-    """The same without decoding: a broker stores the properties without a look."""
+    """As `split_batch`, without decoding the properties: a broker stores them as they are."""
     return BatchColumns(*batch_parts(body))
 
 
@@ -107,15 +79,15 @@ def batch_parts(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
 
 
 DELAYED, TAGGED = 1, 2
-"""Bits of `weigh`: properties that somebody has to look at."""
+"""Bits in the result of `weigh`: properties that the broker must look at."""
 
 
 @compiled
 def weigh(bodies: list[bytes], properties: list[bytes]) -> tuple[int, int, int, int]:
-    """Bytes of all, of the largest body and of the longest properties; and which names are among the properties.
+    """Total bytes, size of the largest body and of the longest properties, and which special properties occur.
 
-    `DELAYED` if one begins an entry that could ask for a delay, `TAGGED` if one begins a tag: hardly any message of
-    a producer has them, so all are asked at once.
+    `DELAYED` if an entry may ask for a delay, `TAGGED` if there is a tag. Few messages have either, so one search over
+    all properties answers for the whole batch.
     """
     every = b"\x02" + b"\x02".join(properties)
     timed, tagged = (b"\x02TIMER_" in every, b"\x02TAGS\x01" in every) if b"\x02T" in every else (False, False)
@@ -127,7 +99,7 @@ def weigh(bodies: list[bytes], properties: list[bytes]) -> tuple[int, int, int, 
 
 
 def _prove_texts(texts: list[bytes], end: int) -> None:
-    """Each by itself: joined, two halves of a character in different messages would pass."""
+    """Checks each text alone: joined, two halves of a character in different messages would pass."""
     for number, text in enumerate(texts):
         try:
             text.decode()
@@ -149,7 +121,7 @@ _INT, _SHORT = Struct(">i"), Struct(">h")
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Messages to store: a list for what is each one's own, all of one length, and once what they share."""
+    """Messages to store: lists of equal length for what differs, single values for what they share."""
 
     bodies: list[bytes]
     properties: list[bytes]
@@ -163,7 +135,7 @@ class RecordColumns:
         return len(self.bodies)
 
     def behind(self, first: int) -> "RecordColumns":
-        """Without the first so many messages."""
+        """The messages from index `first` on."""
         return replace(
             self,
             bodies=self.bodies[first:],
@@ -185,9 +157,9 @@ def seal_columns(
     store_timestamp: int,
     store_host: bytes,
 ) -> list[bytes]:
-    """Records that follow one another in queue and log.
+    """Consecutive records in queue and log.
 
-    The checksum is taken of head and tail in one piece: for zlib, two short pieces take twice as long as one.
+    The checksum is computed over head and tail in one call: for zlib, two short pieces take twice as long as one.
     """
     bodies, texts = columns.bodies, columns.properties
     lengths = list(map(len, texts))
@@ -210,7 +182,7 @@ def seal_columns(
 
 
 def _head_backs(columns: RecordColumns, born_host: bytes, store_timestamp: int, store_host: bytes) -> Iterable[bytes]:
-    """The second half of each head; messages of a batch were born together and share it."""
+    """The second half of each head; the messages of a batch have one birth time and share it."""
     born, sys_flag = columns.born, columns.sys_flag & OUR_FLAGS
     rest = born_host, store_timestamp, store_host, columns.reconsume_times
     if born.count(born[0]) == len(born):

@@ -1,8 +1,7 @@
-"""JSON bodies that keep a group together: heartbeats, locks, members.
+"""JSON bodies about groups: heartbeats, locks, members. Also the base of all bodies.
 
-Shared by all bodies is the rule guarded here: every member has a default and unknown members are ignored,
-because each RocketMQ version adds some and each other client leaves some out. Routes and tables of
-administration are in `route_bodies` and `stats_bodies`.
+Every attribute has a default and unknown ones are ignored, because each RocketMQ version adds some and other clients
+leave some out. Routes and the tables of administration are in `route_bodies` and `stats_bodies`.
 """
 
 from typing import ClassVar, Self, TypeVar
@@ -19,7 +18,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_json(value: object) -> bytes:
-    """JSON of structs and plain values; `BodyError` for text that is not Unicode."""
+    """Encodes structs and plain values as JSON; `BodyError` for text that is not valid Unicode."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError as error:
@@ -27,7 +26,7 @@ def encode_json(value: object) -> bytes:
 
 
 def decode_json(kind: type[T], data: bytes) -> T:
-    """A `kind` from strict JSON or fastjson's, or `BodyError`."""
+    """Decodes a `kind` from strict JSON or from what fastjson writes; raises `BodyError`."""
     if b'"$ref"' not in data:
         try:
             return msgspec.json.decode(data, type=kind, strict=False)
@@ -37,7 +36,7 @@ def decode_json(kind: type[T], data: bytes) -> T:
 
 
 def convert(kind: type[T], value: object) -> T:
-    """A `kind` from what `loads_loose` gave; a member that is null counts as absent, as in Java."""
+    """Converts the result of `loads_loose` to a `kind`; null counts as absent, as in Java."""
     try:
         return msgspec.convert(_without_nulls(value), kind, strict=False)
     except (ValueError, RecursionError) as error:
@@ -45,7 +44,7 @@ def convert(kind: type[T], value: object) -> T:
 
 
 class Body(Struct, kw_only=True, rename="camel"):
-    """What all bodies share. Members named in `left_out` are written only when they say something."""
+    """Base of all bodies. Attributes named in `left_out` are written only if they have a value."""
 
     left_out: ClassVar[tuple[str, ...]] = ()
 
@@ -60,12 +59,12 @@ class Body(Struct, kw_only=True, rename="camel"):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """`BodyError` when `data` is no such body, an empty one included."""
+        """Decodes a body; `BodyError` if `data` is empty or is not such a body."""
         return decode_json(cls, data)
 
 
 class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A message queue; the three members together are its name, and locks compare them exactly."""
+    """A message queue. Locks compare all three attributes exactly."""
 
     broker_name: str = ""
     queue_id: int = 0
@@ -108,7 +107,7 @@ class ProducerData(Body):
 
 
 class HeartbeatData(Body):
-    """HEART_BEAT (34): who is at the other end of this connection."""
+    """HEART_BEAT (34): the client id behind a connection, with its producer and consumer groups."""
 
     client_id: str = field(name="clientID", default="")
     consumer_data_set: list[ConsumerData] = field(default_factory=list)
@@ -127,7 +126,7 @@ class LockRequest(Body):
 
 
 class LaneLease(Body):
-    """A granted lock: until when from now, under which epoch, and where the group stands in the queue."""
+    """A granted lease: its remaining time, its epoch, and where the group stands in the queue."""
 
     broker_name: str = ""
     epoch: int = 0
@@ -136,7 +135,7 @@ class LaneLease(Body):
     lease_millis: int = 0
     offset: int = -1
     parked: int = 0
-    """Grows when people change the queue's parked lanes; 0: it never had any (see `parked_bodies`)."""
+    """Grows when an operator changes the queue's parked lanes; 0: it never had any (see `lane_bodies`)."""
     queue_id: int = 0
     topic: str = ""
 
@@ -152,7 +151,7 @@ class LaneProgress(Body):
 
 
 class LaneRefusal(Body):
-    """A refused lock: who holds the queue, and for how long at most."""
+    """A refused lock: the holder of the queue, and how long it may still hold it."""
 
     broker_name: str = ""
     holder: str = ""
@@ -166,7 +165,7 @@ class LaneRefusal(Body):
 
 
 class LockResponse(Body):
-    """Answers 41. Partial success is normal; stock clients read the first member only."""
+    """Answers 41. A partial grant is normal; stock clients read only the first attribute."""
 
     left_out = ("laneLeases", "laneRefused")
 

@@ -1,7 +1,7 @@
 """Request and response codes, and which error a refused request becomes.
 
 Numbers and names are RocketMQ's (RequestCode, ResponseCode, RemotingSysResponseCode); those from 4101 on are
-LaneMQ's and answer only requests that use LaneMQ's additions: a stock client could not tell what they mean.
+LaneMQ's own and answer only requests that use LaneMQ's additions, because a stock client would not understand them.
 """
 
 from enum import IntEnum
@@ -24,7 +24,7 @@ from lanemq.model.errors import (
 
 
 class RequestCode(IntEnum):
-    """What is asked. Client to broker unless said otherwise."""
+    """Request codes. From client to broker unless a comment says otherwise."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -131,7 +131,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How it went. Success is decided by the code alone: brokers send 0 with leftover remarks."""
+    """Response codes. Only the code decides about success: brokers also send 0 with leftover remarks."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -192,7 +192,7 @@ STORED_CODES = frozenset(
         ResponseCode.FLUSH_SLAVE_TIMEOUT,
     }
 )
-"""A send answered with one of these is in the log; the last three add that a copy or a flush was late."""
+"""Codes that say that the message is stored; the last three add that a replica or a flush was late."""
 
 _REFUSALS: dict[int, type[BrokerRefused]] = {
     ResponseCode.SYSTEM_BUSY: BrokerBusy,
@@ -214,7 +214,7 @@ _ORDER_ERRORS: dict[int, type[OrderError]] = {
 
 
 def error_for(code: int, remark: str | None) -> LaneError:
-    """The error that a refused request becomes; retry loops then ask the error, not the code."""
+    """The error for a refused request. Retry loops look at the error, not at the code."""
     order_error = _ORDER_ERRORS.get(code)
     if order_error is not None:
         return order_error(remark or f"the broker refused ({code}) and gave no reason")

@@ -39,14 +39,14 @@ BINARY = 1
 """Serialize types of a header (RocketMQ's SerializeType)."""
 
 _CRUMB_BYTES = 4096
-"""What arrives in smaller pieces is put together at once."""
+"""Pieces smaller than this are joined as they arrive."""
 
 _FRAME_HEAD = Struct(">II")
 _FRAME_LENGTH = Struct(">I")
 
 
 class Frame(NamedTuple):
-    """One frame, taken apart but not understood."""
+    """One frame, split into its parts."""
 
     serialize_type: int
     header: bytes
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 class FrameDecoder:
-    """Turns what a socket delivers into frames; one decoder per connection."""
+    """Splits a stream of bytes into frames; one decoder per connection."""
 
     __slots__ = ("_limit", "_needed", "_rest", "pending")
 
@@ -62,16 +62,16 @@ class FrameDecoder:
         self._limit = limit
         self._rest: list[bytes | bytearray] = []
         self._needed = 0
-        """Fewer bytes than this in `_rest` cannot complete a frame: not worth looking again."""
+        """With fewer bytes than this in `_rest`, no frame can be complete."""
         self.pending = 0
         """Bytes of an unfinished frame; more than 0 at the end of a connection means it was cut off."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes.
 
-        `RemoteProtocolError` means that nothing behind this point can be trusted. Frames in front of the bad
-        one in the same `data` are dropped with it: the connection is closed, and for its peer an unanswered
-        request is the same as a lost one.
+        Raises `RemoteProtocolError` for bytes that are not a frame; the connection must be closed then. Complete frames
+        before the bad one in the same `data` are dropped with it: for the peer, an unanswered request is the same as
+        a lost one.
         """
         if self._rest:
             self._keep(data)
@@ -87,7 +87,7 @@ class FrameDecoder:
         return frames
 
     def _keep(self, data: bytes) -> None:
-        """As it came, so that it is copied once; crumbs together, or each would take many times its own size."""
+        """Keeps large pieces as they are, so that they are copied once, and joins small ones to save memory."""
         self.pending += len(data)
         if len(data) >= _CRUMB_BYTES:
             self._rest.append(data)
@@ -97,7 +97,7 @@ class FrameDecoder:
             self._rest.append(bytearray(data))
 
     def _take_frames(self, data: bytes, frames: list[Frame]) -> int:
-        """Append the whole frames of `data`, return where the unfinished one begins."""
+        """Appends the complete frames of `data` and returns where the unfinished one begins."""
         whole, position, self._needed = split_frames(data, self._limit, Frame)
         frames += whole
         return position
@@ -105,7 +105,7 @@ class FrameDecoder:
 
 @compiled
 def split_frames(data: bytes, limit: int, kind: type[Frame]) -> tuple[list[Frame], int, int]:
-    """The whole frames of `data`, where the unfinished one begins, and how many bytes it needs at least."""
+    """The complete frames of `data`, where the unfinished one begins, and how many bytes it needs at least."""
     frames: list[Frame] = []
     position, end = 0, len(data)
     while end - position >= 8:
@@ -136,7 +136,7 @@ def pack_frame(serialize_type: int, header: bytes, body: bytes) -> bytes:
 
 
 def _refuse_frame(length: int, mark: int, limit: int) -> None:
-    """Say what is wrong with a frame that `_take_frames` did not accept."""
+    """Raises an error that says what is wrong with the frame."""
     serialize_type, header = mark >> 24, mark & 0xFFFFFF
     if length + 4 > limit:
         problem = f"a frame of {length + 4} bytes is over the limit of {limit}"
@@ -165,10 +165,10 @@ _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class BadHeader(RemoteProtocolError):
-    """A sound frame whose header cannot be read.
+    """The header of a frame cannot be read.
 
-    `opaque` is that of a request which may be answered with an error; None means that nobody can be told and
-    the connection must be closed.
+    `opaque` names the request to answer with an error; None means that no answer is possible and the connection must be
+    closed.
     """
 
     def __init__(self, problem: str, opaque: int | None = None) -> None:
@@ -227,7 +227,9 @@ class Command:
 
 
 class _JsonHeader(msgspec.Struct, kw_only=True):
-    """Members in the order in which Java writes them. Without a code, an answer would count as success."""
+    """Attributes in the order in which Java writes them. The code is required: without it, an answer would count as
+    success.
+    """
 
     code: _Int32
     ext: dict[str, str] | None = msgspec.field(name="extFields", default=None)
@@ -244,7 +246,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_command(frame: Frame) -> Command:
-    """The command in a frame, or `BadHeader`."""
+    """Decodes the command in a frame; raises `BadHeader`."""
     serialize_type, header, body = frame
     if serialize_type == BINARY:
         return _decode_binary(header, body)
@@ -262,7 +264,7 @@ def decode_command(frame: Frame) -> Command:
 
 
 def encode_command(command: Command) -> bytes:
-    """The whole frame of a command, its length included."""
+    """The complete frame of a command."""
     if len(command.ext) > MAX_EXT_FIELDS:
         raise LocalProtocolError(f"{len(command.ext)} ext fields, at most {MAX_EXT_FIELDS} may be sent")
     if command.serialize_type == BINARY:
@@ -296,7 +298,7 @@ def response_to(
     body: bytes = b"",
     remark: str | None = None,
 ) -> Command:
-    """The answer to a request: same opaque, same header form, response bit set."""
+    """A response to a request: same opaque, same header format, response bit set."""
     return Command(code, request.opaque, RESPONSE_BIT, ext, body, remark, serialize_type=request.serialize_type)
 
 
@@ -311,9 +313,9 @@ def encode_response(
     remark: str | None = None,
     version: int = VERSION,
 ) -> bytes:
-    """The frame of a JSON response without a `Command` in between: what a broker does for every request.
+    """The frame of a JSON response, without building a `Command`: the fast path of a broker.
 
-    `extFields` is always there: Java producers dereference it without looking (MQClientAPIImpl).
+    `extFields` is always present, because Java producers dereference it without a check (MQClientAPIImpl).
     """
     header = b'{"code":%d,"extFields":%b,"flag":1,"language":"PYTHON","opaque":%d,%b%b' % (
         code,
@@ -344,7 +346,7 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
 
 
 def _decode_careless(header: bytes) -> _JsonHeader:
-    """Read a header as Java's fastjson would: scalars of any kind where text or numbers are due."""
+    """Reads a header as leniently as Java's fastjson: any scalar where text or a number belongs."""
     try:
         members = msgspec.json.decode(header)
     except (ValueError, RecursionError) as error:
@@ -409,7 +411,7 @@ BinaryFields = tuple[int, str, int, int, int, str | None, dict[str, str]]
 
 
 class UnreadableHeader(Exception):
-    """The header ends too early or holds no text where text is due; `opaque` is set for a request."""
+    """The binary header is cut off or holds invalid text; `opaque` is set for a request."""
 
     def __init__(self, problem: str, opaque: int | None = None) -> None:
         self.opaque = opaque
@@ -419,7 +421,7 @@ class UnreadableHeader(Exception):
 def encode_binary_header(
     code: int, language: str, version: int, opaque: int, flag: int, remark: str | None, ext: dict[str, str]
 ) -> bytes:
-    """The header's bytes; a code that does not fit into 16 bits needs a JSON header and is refused."""
+    """The bytes of a binary header. A code that does not fit into 16 bits is refused; it needs a JSON header."""
     number = LANGUAGES.index(language) if language in LANGUAGES else OTHER
     try:
         text = b"" if remark is None else remark.encode()
@@ -433,7 +435,7 @@ def encode_binary_header(
 
 
 def decode_binary_header(header: bytes) -> BinaryFields:
-    """The fields, or `UnreadableHeader`."""
+    """Decodes the fields; raises `UnreadableHeader`."""
     if len(header) < _BINARY_HEAD.size:
         raise UnreadableHeader(f"a binary header of {len(header)} bytes is cut off")
     code, number, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
@@ -447,7 +449,7 @@ def decode_binary_header(header: bytes) -> BinaryFields:
 
 
 class _TooShort(Exception):
-    """A length that points behind the end."""
+    """A length points behind the end of the data."""
 
 
 def _field(key: str, value: str) -> bytes:
@@ -467,7 +469,7 @@ def _split_fields(fields: bytes) -> dict[str, str]:
 
 
 def _cut(data: bytes, position: int, length_of: Struct) -> tuple[bytes, int]:
-    """The bytes behind a length field at `position`, and where they end. A missing field counts as 0."""
+    """The bytes after the length field at `position`, and where they end. A missing length field counts as 0."""
     start = position + length_of.size
     if position == len(data):
         return b"", position

@@ -1,8 +1,7 @@
 """Compressed bodies.
 
-The rule guarded here: a few bytes from the network never become gigabytes in memory. Every algorithm is asked
-for little more than the limit, and a body that has more is refused. Brokers store what they receive; only
-consumers come here.
+A few bytes from the network never become gigabytes in memory: every algorithm stops a little above the limit, and a
+larger body is refused. Brokers store bodies as they receive them; only consumers decompress.
 """
 
 import zlib
@@ -20,8 +19,6 @@ from lanemq.wire.record import (
     COMPRESSION_ZSTD,
 )
 
-COMPRESS_FROM_BYTES: Final = 4096
-"""Smaller bodies are sent as they are (RocketMQ's DefaultMQProducer)."""
 ZLIB_SYS_FLAG: Final = COMPRESSED | COMPRESSION_ZLIB
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _ZSTD_WINDOW: Final = 8 * 1024 * 1024
@@ -35,7 +32,7 @@ def compress_zlib(body: bytes, level: int = 5) -> bytes:
 
 
 def decompress(sys_flag: int, body: bytes, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body a producer meant: `body` itself when the flag says that it is not compressed."""
+    """The uncompressed body; `body` itself if the flag says that it is not compressed."""
     if not sys_flag & COMPRESSED:
         return body
     kind = sys_flag & COMPRESSION_MASK
@@ -71,7 +68,7 @@ def _inflate(body: bytes, most: int) -> bytes:
 
 
 def _unpack_zstd(body: bytes, most: int) -> bytes:
-    """Fed in small steps, because the library offers no output limit together with an end-of-data check."""
+    """Decompresses in small steps, because the library has no output limit together with an end-of-data check."""
     reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
     parts: list[bytes] = []
     size = 0

@@ -1,10 +1,9 @@
 """Ext fields of the requests that carry messages and offsets, as typed values.
 
-One class per request or response; `from_ext` checks, `to_ext` writes. The rule guarded here: a handler never
-sees a missing field, a number out of its Java range or text where a number belongs; it gets a whole header or
-`HeaderError` names the field. Unknown fields are ignored, since newer clients add some to every request.
-Member names are the wire's names in Python's spelling (`queueId` is `queue_id`).
-Administration has its own file, `admin_headers`.
+One class per request or response; `from_ext` checks, `to_ext` writes. A handler never sees a missing field, a number
+out of its Java range or text where a number belongs: it gets a complete header, or `HeaderError` names the field.
+Unknown fields are ignored, because newer clients add some to every request. Attribute names are the wire's names in
+Python's spelling (`queueId` is `queue_id`). The headers of administration requests are in `admin_headers`.
 """
 
 import re
@@ -24,7 +23,7 @@ _FIELD = re.compile(r"(?:at `\$\.|required field `)([^`]*)`")
 
 
 class HeaderError(RemoteProtocolError):
-    """A field of a request or response that is missing or makes no sense; the connection itself is sound."""
+    """A field of a request or response is missing or invalid; the connection itself can go on."""
 
     def __init__(self, field: str, problem: str) -> None:
         self.field = field
@@ -33,7 +32,7 @@ class HeaderError(RemoteProtocolError):
 
 
 class Header(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What all headers share. Fields that are None are left out on the wire."""
+    """Base of all headers. Fields that are None are not sent."""
 
     @classmethod
     def from_ext(cls, ext: Mapping[str, str]) -> Self:
@@ -118,23 +117,6 @@ _SEND_V1 = {
 _SEND_LONG = {short: long for long, short in _SEND_V1.items()}
 
 
-class SendResponse(Header, frozen=True, kw_only=True):
-    """`msg_id` is a comma-joined list for a batch, `queue_offset` that of its first message."""
-
-    msg_id: str
-    queue_id: Int32
-    queue_offset: Int64
-    transaction_id: str | None = None
-    region: str | None = field(name="MSG_REGION", default=None)
-    trace_on: str | None = field(name="TRACE_ON", default=None)
-    lane_duplicate: bool | None = None
-    """Set when the broker had these messages already; the offsets are those of the first time."""
-    lane_skipped: Int32 | None = None
-    lane_known_offset: Int64 | None = None
-    lane_expected: Int64 | None = None
-    lane_stored: str | None = None
-
-
 class PullHeader(Header, frozen=True, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 
@@ -156,7 +138,7 @@ class PullHeader(Header, frozen=True, kw_only=True):
 
 
 class PullResponse(Header, frozen=True, kw_only=True):
-    """Sent with every answer to a pull, whatever its code."""
+    """Sent with every answer to a pull, whatever the response code."""
 
     suggest_which_broker_id: Int64 = 0
     next_begin_offset: Int64
@@ -207,18 +189,6 @@ class OffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class UpdateOffsetResponse(Header, frozen=True, kw_only=True):
-    """Answers 15 to a LaneMQ member."""
-
-    lane_ignored: str | None = None
-
-
-class TimestampResponse(Header, frozen=True, kw_only=True):
-    """Answers 32; -1 means that the queue is empty."""
-
-    timestamp: Int64
-
-
 class UnregisterHeader(Header, frozen=True, kw_only=True):
     """UNREGISTER_CLIENT (35). The capital D is RocketMQ's."""
 
@@ -247,7 +217,7 @@ class ConsumerListHeader(Header, frozen=True, kw_only=True):
 
 
 class LockHeader(Header, frozen=True, kw_only=True):
-    """LOCK_BATCH_MQ (41). Everything RocketMQ says is in the body; these are LaneMQ's wishes."""
+    """LOCK_BATCH_MQ (41). RocketMQ's own fields are in the body; these are LaneMQ's additions."""
 
     lane_lease_millis: Int64 | None = None
     lane_finished: bool | None = None
@@ -256,7 +226,7 @@ class LockHeader(Header, frozen=True, kw_only=True):
 
 
 class ParkHeader(Header, frozen=True, kw_only=True):
-    """LANE_PARK (4202), LANE_PARK_NEXT (4203): the owner of a queue speaks, under its lease."""
+    """LANE_PARK (4202) and LANE_PARK_NEXT (4203), sent by the owner of a queue under its lease."""
 
     consumer_group: str
     topic: str
@@ -280,7 +250,7 @@ def _text(value: object) -> str:
 
 
 def _header_error(error: ValueError) -> HeaderError:
-    """Name the field that msgspec complains about."""
+    """Raises `HeaderError` with the field that msgspec names."""
     text = str(error)
     found = _FIELD.search(text)
     name = found.group(1) if found else "?"

@@ -6,22 +6,22 @@ from lanemq.wire.bodies import Body
 
 
 class ParkBody(Body):
-    """LANE_PARK: set these messages of a lane aside.
+    """LANE_PARK: park these messages of a lane.
 
-    `failed`: the lane's first message has used up its attempts. Without it they belong behind a parked lane.
+    `failed`: the first message has used up its retries. Without it, the messages belong behind a parked lane.
     """
 
     key: str | None = None
     offsets: list[int] = field(default_factory=list)
     failed: bool = False
     again: int = -1
-    """With `failed`: the redriven message that failed; it is in the lane already."""
+    """With `failed`: the offset of the redriven message that failed; it is in the lane already."""
     reason: str = ""
     attempts: int = 0
 
 
 class ParkAnswer(Body):
-    """Answers LANE_PARK: so many of the offsets are settled. `status` is empty if the lane does not exist."""
+    """Answers LANE_PARK: how many offsets are parked or finished. `status` is empty if there is no such lane."""
 
     settled: int = 0
     status: str = ""
@@ -29,15 +29,15 @@ class ParkAnswer(Body):
 
 
 class NextBody(Body):
-    """LANE_PARK_NEXT: a redriven message is done (-1: none yet), give the one after it."""
+    """LANE_PARK_NEXT: the offset of the redriven message that was finished (-1: none yet); asks for the next one."""
 
     key: str | None = None
     done: int = -1
 
 
 class LaneBody(Body):
-    """Which lanes are meant: LANE_PARKED (4204), LANE_PARKED_SHOW (4205), LANE_PARKED_REDRIVE (4206),
-    LANE_PARKED_DISCARD (4207). What is empty, or -1, is not asked for."""
+    """Selects lanes: LANE_PARKED (4204), LANE_PARKED_SHOW (4205), LANE_PARKED_REDRIVE (4206),
+    LANE_PARKED_DISCARD (4207). Empty or -1: any."""
 
     group: str = ""
     topic: str = ""
@@ -45,7 +45,7 @@ class LaneBody(Body):
     any_key: bool = True
     key: str | None = None
     after: str = ""
-    """LANE_PARKED: go on where an earlier answer ended; its `more`."""
+    """LANE_PARKED: continue after an earlier answer, with its `more`."""
     start: int = 0
     """LANE_PARKED_SHOW: from this offset on."""
     through: int = -1
@@ -68,12 +68,13 @@ class ParkedLaneBody(Body):
     first: int = 0
     last: int = 0
     through: int = -1
-    """The last offset ever parked in it; up to here the queue's owner runs nothing of the key that it pulls."""
+    """The last offset ever parked in it; the queue's owner does not run messages of the key up to here."""
 
 
 class ParkedTable(Body):
-    """Answers LANE_PARKED. If lanes were left out at the end, `more` names the last one here: a number would point
-    elsewhere as soon as one of them is emptied, and an owner that misses a lane runs what is parked."""
+    """Answers LANE_PARKED. If the answer is not complete, `more` names its last lane. A count would be wrong as soon as
+    a lane is emptied, and an owner that misses a lane would run parked messages.
+    """
 
     lanes: list[ParkedLaneBody] = field(default_factory=list)
     more: str = ""
@@ -83,9 +84,9 @@ class ParkedResult(Body):
     """Answers LANE_PARKED_REDRIVE and LANE_PARKED_DISCARD."""
 
     changed: int = 0
-    """Lanes that are redriven from now on, or messages that were discarded."""
+    """How many lanes are redriven, or how many messages were discarded."""
     left: int = 0
-    """Messages that the lane holds now."""
+    """How many messages the lane holds now."""
 
 
 UNKNOWN = -1
@@ -101,24 +102,24 @@ class LaneStateBody(Body):
 
 
 class LaneStateAnswer(Body):
-    """The member's answer. -1 stands for "does not apply"."""
+    """The member's answer; -1 means "does not apply"."""
 
     state: str = ""
     order: str = ""
     head: int = UNKNOWN
-    """First unfinished offset of the lane here."""
+    """First unfinished offset of the lane in this member."""
     attempts: int = 0
-    """How often the head failed so far."""
+    """How often the first message has failed."""
     retry_in: int = UNKNOWN
     running_for: int = UNKNOWN
     blocked_for: int = UNKNOWN
-    """Since the first failure of the lane that no success followed."""
+    """Milliseconds since the first failure after the last success."""
     reason: str = ""
     """The newest error."""
     waiting: int = 0
-    """Messages of the lane here that are not finished."""
+    """Unfinished messages of the lane in this member."""
     committable: int = 0
     next_offset: int = 0
-    """From here on nothing is fetched yet."""
+    """Offset from which nothing has been fetched yet."""
     lease: int = UNKNOWN
-    """What the member believes is left of its lease."""
+    """Remaining lease time as the member sees it."""

@@ -1,9 +1,9 @@
 """JSON as fastjson writes it.
 
 Java brokers emit bodies that no JSON parser accepts: integer keys without quotes (`{0:"a"}`), objects as keys
-(`{{"queueId":0}:7}`) and references to what was written before (`{"$ref":"$.a"}`). The rule guarded here: we
-read all of that, and nothing a peer sends can exhaust the stack or make a value contain itself. Keys always
-come out as text: an integer key as its digits, an object key as its compact JSON.
+(`{{"queueId":0}:7}`) and references to earlier values (`{"$ref":"$.a"}`). This parser reads all of that. Nothing that a
+peer sends can exhaust the stack or make a value contain itself. Keys become text: an integer key its digits, an object
+key its compact JSON.
 """
 
 import re
@@ -14,9 +14,10 @@ from lanemq.model.errors import RemoteProtocolError
 
 MAX_DEPTH = 64
 MAX_LOOSE_BYTES = 4 * 1024 * 1024
-"""Read character by character, a larger body would stop everything else for seconds."""
+"""Limit of this slow parser: it reads character by character, and a larger body would block the event loop for seconds.
+"""
 MAX_REFERRED = 100_000
-"""Values that references may add: a few bytes each, they could otherwise multiply a body without end."""
+"""Limit of values that references may add: without it, a few bytes could multiply a body endlessly."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -27,11 +28,11 @@ _MISSING = object()
 
 
 class BodyError(RemoteProtocolError):
-    """A body that is not what its command needs; the connection itself is sound."""
+    """A body is not what its request needs; the connection itself can go on."""
 
 
 def loads_loose(data: bytes) -> object:
-    """The value in `data`, strict JSON or fastjson's, or `BodyError`."""
+    """Parses strict JSON or what fastjson writes; raises `BodyError`."""
     try:
         value: object = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -95,7 +96,7 @@ class _Reader:
         return items
 
     def _closes(self, closer: str, has_items: bool) -> bool:
-        """Step over the closing bracket, or over the comma in front of the next item."""
+        """Steps over the closing bracket, or over the comma before the next item."""
         found = self._peek()
         if found == closer:
             self._at += 1
@@ -135,7 +136,7 @@ class _Reader:
         return float(found[0]) if set(found[0]) & set(".eE") else int(found[0])
 
     def _peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """The next character that is not white space; empty at the end."""
         found = _SPACE.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return self._text[self._at : self._at + 1]
@@ -145,16 +146,16 @@ class _Reader:
 
 
 class _References:
-    """Replaces `{"$ref": path}` by what stands at the path.
+    """Replaces `{"$ref": path}` by the value at the path.
 
-    Only finished values are put in, those that end in front of the reference: fastjson refers back, and so no
-    value can come to contain itself. A reference that leads nowhere stays as it is.
+    Only values that end before the reference are inserted. fastjson only refers backwards, so no value can come to
+    contain itself. A reference to a missing path stays as it is.
     """
 
     def __init__(self, root: object) -> None:
         self._root = root
         self._sizes: dict[int, int] = {}
-        """How many values a finished one holds, those behind references included."""
+        """The number of values inside a finished one, including those inserted for references."""
         self._referred = 0
 
     def resolved(self) -> object:
@@ -177,7 +178,7 @@ class _References:
         return size
 
     def _target(self, item: object) -> object:
-        """What a reference stands for; anything else stands for itself."""
+        """The value that a reference points to; any other value itself."""
         if not (isinstance(item, dict) and len(item) == 1 and isinstance(path := item.get("$ref"), str)):
             return item
         target = self._find(path)

@@ -25,7 +25,7 @@ MAX_PROPERTIES_BYTES: Final = 32767
 
 
 class PropertyName:
-    """Properties with a meaning (RocketMQ's MessageConst)."""
+    """Names of properties that RocketMQ or LaneMQ uses (RocketMQ's MessageConst)."""
 
     KEYS: Final = "KEYS"
     TAGS: Final = "TAGS"
@@ -61,7 +61,7 @@ class PropertyName:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """The text; `UsageError` for a part that no reader could get back, `MessageTooLarge` over the limit."""
+    """Encodes properties; `UsageError` for an empty part or one with a separator, `MessageTooLarge` over the limit."""
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
     count = len(properties)
     if text.count(NAME_END) != count or text.count(ENTRY_END) != count or _has_empty_part(properties):
@@ -72,7 +72,7 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """The properties; of a name that occurs twice the last entry counts."""
+    """Decodes properties; if a name occurs twice, the last entry counts."""
     properties: dict[str, str] = {}
     for entry in text.split(ENTRY_END):
         name, _, value = entry.partition(NAME_END)
@@ -102,7 +102,7 @@ def tag_code_of(properties: str) -> int:
 
 
 def append_properties(text: str, extra: Mapping[str, str]) -> str:
-    """`text` with more entries behind it; a missing separator between would glue them to the last value."""
+    """`text` with more entries at its end, and the separator between them if it is missing."""
     if not extra:
         return text
     if text and not text.endswith(ENTRY_END):
@@ -111,7 +111,7 @@ def append_properties(text: str, extra: Mapping[str, str]) -> str:
 
 
 def remove_property(text: str, name: str) -> str:
-    """`text` without the entries of that name; everything else stays byte for byte."""
+    """`text` without the entries of that name; the rest is unchanged."""
     if name + NAME_END not in text:
         return text
     entries = text.split(ENTRY_END)
@@ -119,7 +119,7 @@ def remove_property(text: str, name: str) -> str:
 
 
 def check_properties_size(text: str) -> None:
-    """`MessageTooLarge` when the text would not fit into a stored record."""
+    """Raises `MessageTooLarge` if the text does not fit into a stored record."""
     size = len(text.encode())
     if size > MAX_PROPERTIES_BYTES:
         raise MessageTooLarge(
@@ -148,17 +148,8 @@ _STAMP_TEXT = re.compile(r"([A-Za-z0-9_-]{1,64})\.(0|[1-9][0-9]{0,18})\.(0|[1-9]
 _MAX_NUMBER = 2**63 - 1
 
 
-def encode_stamp(stamp: Stamp) -> str:
-    """The property's value; `UsageError` for a producer id or a number that would not be read back."""
-    if _PRODUCER.fullmatch(stamp.producer) is None:
-        raise UsageError(f"producer id {stamp.producer[:80]!r} is not allowed: use 1 to 64 of A-Z a-z 0-9 _ -")
-    if not (0 <= stamp.epoch <= _MAX_NUMBER and 0 <= stamp.sequence <= _MAX_NUMBER):
-        raise UsageError(f"stamp {stamp}: epoch and sequence go from 0 to {_MAX_NUMBER}")
-    return str(stamp)
-
-
 def decode_stamp(text: str) -> Stamp | None:
-    """The stamp in a property's value, None for anything else."""
+    """Decodes a property's value; None if it is not a stamp."""
     found = _STAMP_TEXT.fullmatch(text)
     if found is None:
         return None
@@ -173,14 +164,14 @@ def find_stamp(properties_text: str) -> Stamp | None:
 
 
 def stamp_in(properties: bytes) -> Stamp | None:
-    """The same for properties as they are stored; they must be UTF-8."""
+    """As `find_stamp`, for properties as stored; they must be UTF-8."""
     return find_stamp(properties.decode()) if _STAMP_NAME in properties else None
 
 
 def following_stamps(texts: list[bytes]) -> tuple[Stamp | None, int]:
-    """The stamp of the first message, and how many messages follow one another from it on, itself included.
+    """The stamp of the first message, and the length of the run of consecutive stamps that it starts.
 
-    Behind a message without a stamp those follow that have none either.
+    After a message without a stamp, the run consists of messages without one.
     """
     first = stamp_in(texts[0])
     at, count = 1, len(texts)
@@ -201,9 +192,10 @@ def following_stamps(texts: list[bytes]) -> tuple[Stamp | None, int]:
 
 @compiled
 def count_stamped(texts: list[bytes], start: int, prefix: bytes, sequence: int) -> int:
-    """How many texts from `start` on end with the stamps from `sequence` on: there our producers put them.
+    """How many texts from `start` on end with consecutive stamps from `sequence` on.
 
-    Compared as text, which is quicker than reading; where the comparison fails, the stamp may stand elsewhere.
+    Our producers put the stamp at the end. Comparing text is faster than decoding; where the comparison fails, the
+    stamp may still be elsewhere in the text.
     """
     endings = map((prefix.replace(b"%", b"%%") + b"%d\x02").__mod__, range(sequence, sequence + len(texts) - start))
     fits = list(map(bytes.endswith, texts[start:], endings))

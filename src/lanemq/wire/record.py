@@ -6,18 +6,17 @@
     12 queue id 4        40 born time 8        72 reconsume times 4    properties length 2, properties
     16 flag 4
 
-The rule guarded here: no byte of a record can change unnoticed. RocketMQ's body CRC leaves the head and the
-properties open, so the 8 bytes at 76 (`preparedTransactionOffset`, which only transactions use) carry a CRC32
-of everything else. Other clients ignore the field. Its upper half, with a CRC whose bits are all turned, says that
-everything in front of the record was on disk before the record was written (`mark_synced`). We write magic V1 and
-IPv4 hosts, because Node clients read nothing else; we read V2 and IPv6 hosts too, which shift everything behind
-them by 12 bytes each.
+Invariant: no byte of a record can change unnoticed. RocketMQ's body CRC does not cover the head and the properties, so
+the 8 bytes at 76 (`preparedTransactionOffset`, which only transactions use) hold a CRC32 of everything else. Other
+clients ignore the field. Its upper half, together with inverted CRC bits, says that everything before the record was on
+disk before the record was written (`mark_synced`). Records are written with magic V1 and IPv4 hosts, because Node
+clients read nothing else. V2 and IPv6 hosts are read too; each IPv6 host shifts what follows by 12 bytes.
 """
 
 from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from struct import Struct, error, pack
+from struct import Struct, error
 from typing import Final, NamedTuple, NoReturn
 from zlib import crc32
 
@@ -57,7 +56,7 @@ NO_HOST = bytes(HOST_BYTES)
 
 @lru_cache(maxsize=4096)
 def pack_host(ip: str, port: int) -> bytes:
-    """The field for a peer; what is no IPv4 address, mapped or plain, becomes 0.0.0.0."""
+    """The field for a peer; an address that is not IPv4, plain or mapped, becomes 0.0.0.0."""
     return _HOST.pack(_ipv4(ip).packed, port & 0xFFFFFFFF)
 
 
@@ -82,19 +81,19 @@ def _ipv4(ip: str) -> IPv4Address:
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 MAGIC_BLANK: Final = 0xCBD43194
-"""Fills the end of a log file; no message (RocketMQ's CommitLog)."""
+"""Marks the unused end of a log file (RocketMQ's CommitLog)."""
 
 HEAD_BYTES: Final = 84
 MIN_RECORD_BYTES: Final = 91
 CHECKSUM_AT: Final = 76
 MAX_TOPIC_BYTES: Final = 127
 STORE_TIME_AT: Final = 56
-"""In records of ours; IPv6 hosts shift it."""
+"""In records that LaneMQ writes; IPv6 hosts shift it."""
 
 PROOF: Final = Struct(">iI4xi4xqq40xQ")
-"""Size, magic, queue id, queue offset, position, checksum: what tells whether bytes are the record they should be."""
+"""Size, magic, queue id, queue offset, position, checksum: what identifies a record."""
 SYNCED_MARK: Final = 0x1_FFFF_FFFF
-"""What a marked record's checksum differs in from an unmarked one's: in so many bits that no damage makes a mark."""
+"""The bits in which the checksums of a marked and an unmarked record differ: so many that damage cannot make a mark."""
 _HEAD = Struct(">iIiiiqqiq8sq8si")
 _CHECKSUM = Struct(">Q")
 _SIZE_MAGIC = Struct(">iI")
@@ -104,13 +103,13 @@ _SHORT = Struct(">h")
 _BYTE = Struct(">b")
 _V6_SHIFT = 12
 OUR_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6)
-"""We write IPv4 hosts, so the flags that announce longer ones must not survive."""
+"""Clears the flags that announce IPv6 hosts, because records are written with IPv4 hosts."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 def build_tail(body: bytes, topic: bytes, properties: bytes) -> bytes:
-    """Everything behind the head: independent of where the record will lie, so it can be built early."""
+    """Everything after the head. It does not depend on the place in the log, so it can be built early."""
     try:
         return b"".join(
             (
@@ -128,7 +127,7 @@ def build_tail(body: bytes, topic: bytes, properties: bytes) -> bytes:
 
 
 def refuse_tail(topic: bytes, properties: bytes) -> NoReturn:
-    """Says which of the two is too long."""
+    """Raises an error about a topic or properties that are too long."""
     raise LocalProtocolError(
         f"topic of {len(topic)} bytes (at most 127) or properties of {len(properties)} bytes "
         f"(at most 32767) do not fit into a record"
@@ -154,7 +153,7 @@ def seal_record(
     store_host: bytes,
     reconsume_times: int,
 ) -> bytes:
-    """A tail with its place in queue and log in front: the whole record, checksum included."""
+    """The complete record: head with its place in queue and log, checksum, tail."""
     head = _HEAD.pack(
         HEAD_BYTES + len(tail),
         MAGIC_V1,
@@ -184,11 +183,10 @@ def seal_records(
     store_timestamp: int,
     store_host: bytes,
 ) -> list[bytes]:
-    """Records that follow one another in queue and log; the same bytes as `build_tail` and `seal_record` give.
+    """Consecutive records in queue and log; the same bytes as `build_tail` and `seal_record` give.
 
-    An item is (body, properties, ignored, flag, sys flag, born time, reconsume times). All steps in one loop, and the
-    checksum of head and tail in one piece: each call less is worth a tenth of it. Many messages that are alike are
-    quicker as columns (`record_columns`).
+    An item is (body, properties, ignored, flag, sys flag, born time, reconsume times). All steps are in one loop for
+    speed. Many similar messages are faster as columns (`batch.seal_columns`).
     """
     named = _BYTE.pack(len(topic)) + topic if len(topic) <= MAX_TOPIC_BYTES else refuse_tail(topic, b"")
     records: list[bytes] = []
@@ -210,75 +208,33 @@ def seal_records(
     return records
 
 
-def encode_record(
-    *,
-    topic: str,
-    body: bytes,
-    properties_text: str = "",
-    queue_id: int,
-    queue_offset: int,
-    position: int,
-    flag: int = 0,
-    sys_flag: int = 0,
-    born_timestamp: int = 0,
-    born_host: bytes = NO_HOST,
-    store_timestamp: int = 0,
-    store_host: bytes = NO_HOST,
-    reconsume_times: int = 0,
-) -> bytes:
-    """One record in one go; the log uses `build_tail` and `seal_record`."""
-    return seal_record(
-        build_tail(body, topic.encode(), properties_text.encode()),
-        body_crc(body),
-        queue_id,
-        flag,
-        queue_offset,
-        position,
-        sys_flag & OUR_FLAGS,
-        born_timestamp,
-        born_host,
-        store_timestamp,
-        store_host,
-        reconsume_times,
-    )
-
-
-def check_record(buffer: Buffer, start: int, size: int) -> bool:
-    """Whether the `size` bytes at `start` are one record of ours, every byte as it was written."""
-    end = start + size
-    if size < MIN_RECORD_BYTES or start < 0 or end > len(buffer):
-        return False
-    its_size, magic, _queue, _offset, _position, stored = PROOF.unpack_from(buffer, start)
-    return bool((its_size, magic) == (size, MAGIC_V1) and proves(stored, checksum_of(memoryview(buffer), start, end)))
-
-
 def checksum_of(whole: memoryview, start: int, end: int) -> int:
-    """What the record from `start` to `end` must carry at `CHECKSUM_AT`: a CRC32 of everything else in it.
+    """The checksum of the record from `start` to `end`: a CRC32 of everything except the field at `CHECKSUM_AT`.
 
-    In one piece: for zlib, two short pieces take longer than copying both.
+    Computed in one call: for zlib, two short pieces take longer than copying both.
     """
     return crc32(b"".join((whole[start : start + CHECKSUM_AT], whole[start + HEAD_BYTES : end])))
 
 
 def proves(stored: int, crc: int) -> bool:
-    """Whether what lies at `CHECKSUM_AT` is this checksum, with a mark or without."""
+    """Whether the stored value is this checksum, with or without the synced mark."""
     return stored == crc or stored == crc ^ SYNCED_MARK
 
 
 def mark_synced(record: bytearray, start: int = 0) -> None:
-    """Says, in a sealed record, that everything in front of it is on disk. Once only: a second mark takes it away."""
+    """Marks a sealed record: everything before it is on disk. Must be called once: a second call removes the mark."""
     at = start + CHECKSUM_AT
     _CHECKSUM.pack_into(record, at, _CHECKSUM.unpack_from(record, at)[0] ^ SYNCED_MARK)
 
 
 def is_marked_synced(buffer: Buffer, start: int) -> bool:
-    """Of an intact record of ours: whether everything in front of it was on disk before it was written."""
+    """Whether an undamaged record is marked: everything before it was on disk before it was written."""
     return bool(_CHECKSUM.unpack_from(buffer, start + CHECKSUM_AT)[0] >> 32)
 
 
 @compiled
 def record_starts(buffer: Buffer) -> list[int]:
-    """Where each record of a pull's body begins; the sizes must fill the buffer exactly."""
+    """Where each record of a pull's body begins; raises if the sizes do not fill the buffer exactly."""
     starts: list[int] = []
     position, end = 0, len(buffer)
     unpack = _SIZE_MAGIC.unpack_from
@@ -296,7 +252,7 @@ def record_starts(buffer: Buffer) -> list[int]:
 
 
 class RecordView:
-    """One record, read on demand: consumers look at few of the fields of most messages.
+    """One record whose fields are decoded on demand, because consumers use few of them.
 
     `start` comes from `record_starts` or from an index; lengths inside the record are checked on first use.
     """
@@ -358,7 +314,7 @@ class RecordView:
 
     @property
     def body(self) -> bytes:
-        """As stored: compressed if `sys_flag` says so."""
+        """The body as stored: compressed if `sys_flag` says so."""
         spans = self._spans or self._measure()
         return self._bytes(spans[0], spans[1])
 
@@ -369,19 +325,19 @@ class RecordView:
 
     @property
     def properties_text(self) -> str:
-        """Bytes that are no UTF-8 are replaced, as Java does: one odd message must not block its queue."""
+        """Bytes that are not UTF-8 are replaced, as in Java: one odd message must not block its queue."""
         spans = self._spans or self._measure()
         return self._bytes(spans[4], spans[5]).decode(errors="replace")
 
     @property
     def properties(self) -> dict[str, str]:
-        """Parsed once and shared: do not change it."""
+        """Parsed once and shared: callers must not change it."""
         if self._properties is None:
             self._properties = decode_properties(self.properties_text)
         return self._properties
 
     def to_bytes(self) -> bytes:
-        """The record alone, copied out of the buffer it came in."""
+        """A copy of the record alone."""
         self._measure()
         return self._bytes(0, self.size)
 
@@ -404,7 +360,7 @@ class RecordView:
         return self._born_shift() + (_V6_SHIFT if sys_flag & STORE_HOST_V6 else 0)
 
     def _measure(self) -> tuple[int, int, int, int, int, int]:
-        """Find body, topic and properties. Room behind the properties is tolerated, an overrun is not."""
+        """Finds body, topic and properties. Unused bytes after the properties are allowed, an overrun is not."""
         size, magic = self._unpack(_SIZE_MAGIC, 0)
         body_at = HEAD_BYTES + _INT.size + self._shift()
         if self._start + size > len(self._buffer):
@@ -418,7 +374,7 @@ class RecordView:
         return self._spans
 
     def _end(self, first: int, length_of: Struct, size: int) -> int:
-        """Where the part that begins at `first`, right behind its length field, ends."""
+        """Where the part ends that begins at `first`, right after its length field."""
         if first > size:
             raise self._damaged(f"it ends at {size}, in front of a part at {first}")
         length: int = length_of.unpack_from(self._buffer, self._start + first - length_of.size)[0]
@@ -440,7 +396,7 @@ _MAX_ID_CHARS = 56
 
 
 class OffsetId(NamedTuple):
-    """Where to look: connect to `ip:port` and ask for `position`."""
+    """The address of a record: the broker and the position in its log."""
 
     ip: str
     port: int
@@ -449,7 +405,7 @@ class OffsetId(NamedTuple):
 
 @lru_cache(maxsize=64)
 def offset_id_prefix(ip: str, port: int) -> str:
-    """The part that all offset ids of a broker share."""
+    """The common start of all offset ids of a broker."""
     return pack_host(ip, port).hex().upper()
 
 
@@ -469,13 +425,3 @@ def decode_offset_id(text: str) -> OffsetId:
     address = IPv4Address(data[:4]) if len(data) == 16 else IPv6Address(data[:16])
     port = int.from_bytes(data[-12:-8], "big")
     return OffsetId(str(address), port, int.from_bytes(data[-8:], "big", signed=True))
-
-
-def unique_id(ip_bytes: bytes, pid: int, salt: int, millis: int, counter: int) -> str:
-    """A producer's id for a message, from parts the caller brings.
-
-    `ip_bytes` are the 4 or 16 bytes of its address, `salt` tells apart processes with equal address and pid,
-    `millis` counts from the first of the month, `counter` within the process. Numbers wrap to their width.
-    """
-    tail = pack(">HIIH", pid & 0xFFFF, salt & 0xFFFFFFFF, millis & 0xFFFFFFFF, counter & 0xFFFF)
-    return (ip_bytes + tail).hex().upper()

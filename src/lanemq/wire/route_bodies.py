@@ -1,8 +1,8 @@
 """JSON bodies about where things are: routes, clusters, topics, groups.
 
-A client derives from a route which queues it may use, so the rule guarded here is that every client can read
-it: `brokerDatas`, `queueDatas` and `filterServerTable` are always present (Java has no default for them), and
-broker ids stand without quotes for clients older than version 401, which Go clients before 2.1.1 depend on.
+Every client must be able to read a route: `brokerDatas`, `queueDatas` and `filterServerTable` are always present (Java
+has no default for them), and broker ids are written without quotes for clients older than version 401, on which Go
+clients before 2.1.1 depend.
 """
 
 import msgspec
@@ -31,7 +31,7 @@ class BrokerData(Body):
 
 
 class QueueData(Body):
-    """How many queues a topic has on one broker name. Old brokers write `topicSynFlag`; nobody needs it."""
+    """How many queues a topic has on one broker name. Old brokers also write `topicSynFlag`, which is not used."""
 
     broker_name: str = ""
     perm: int = 6
@@ -138,7 +138,7 @@ class KVTable(Body):
 
 
 def encode_route(route: TopicRouteData, strict: bool) -> bytes:
-    """A route as the asking client reads it: broker ids quoted (`strict`) or bare, as fastjson has them."""
+    """Encodes a route for the asking client: broker ids quoted (`strict`) or bare, as fastjson writes them."""
     members = msgspec.to_builtins(route)
     for broker in members["brokerDatas"]:
         _shape_broker(broker, strict=strict)

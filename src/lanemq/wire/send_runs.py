@@ -1,9 +1,9 @@
-"""Single sends that arrive together, read and answered together.
+"""Reads and answers single sends that arrive together as one run.
 
-A producer that does not wait for answers fills each read of a socket with sends that differ in opaque, body, properties
-and birth only. Reading them as one run saves most of what a request costs by itself. The rule guarded here: a run
-holds only what the ordinary way would understand in the same way, one by one; the first send that is different ends
-it. What may be stored together is the broker's matter.
+A producer that does not wait for answers fills each read of a socket with sends that differ only in opaque, body,
+properties and birth time. Handling them as one run saves most of the cost per request. Invariant: a run gives the same
+result as handling its sends one by one. The first send that differs in another field ends the run. The broker decides
+which sends may be stored together.
 """
 
 from itertools import islice
@@ -21,7 +21,7 @@ from lanemq.wire.lane_fields import LANE_STORED
 
 
 class SendRun(NamedTuple):
-    """Sends with one header, as if it were the first one's; the columns hold what is each send's own."""
+    """Sends that share one header; the lists hold what differs between them."""
 
     header: SendHeader
     opaques: list[int]
@@ -31,7 +31,7 @@ class SendRun(NamedTuple):
 
 
 def first_of(run: SendRun, count: int) -> SendRun:
-    """The run without what lies behind its first `count` sends."""
+    """The first `count` sends of the run."""
     opaques, bodies, properties, born = (
         run.opaques[:count],
         run.bodies[:count],
@@ -42,7 +42,7 @@ def first_of(run: SendRun, count: int) -> SendRun:
 
 
 class _Request(Struct):
-    """A whole command header, the ext fields as those of a send."""
+    """A command header whose ext fields are those of a send."""
 
     code: Int32
     opaque: Int32
@@ -58,7 +58,7 @@ _decode = msgspec.json.Decoder(_Request, strict=False).decode
 
 @compiled
 def read_sends(frames: list[Frame], start: int) -> SendRun | None:
-    """The sends from `start` on that are alike; None if the first of them is no plain send."""
+    """The run of sends that begins at `start`; None if the first frame is not a plain send."""
     run: SendRun | None = None
     for serialize_type, header, body in islice(frames, start, None):
         request = _plain_send(header) if serialize_type == JSON else None
@@ -80,7 +80,7 @@ def read_sends(frames: list[Frame], start: int) -> SendRun | None:
 
 
 def _plain_send(header: bytes) -> _Request | None:
-    """A request 310 that wants an answer and holds one message."""
+    """Decodes a request 310 with one message that expects an answer; None for anything else."""
     try:
         request = _decode(header)
     except (ValueError, RecursionError):
@@ -93,9 +93,9 @@ def _plain_send(header: bytes) -> _Request | None:
 def encode_send_answers(
     opaques: list[int], prefix: str, positions: list[int], queue_id: int, first_offset: int, stored: str
 ) -> bytes:
-    """The frames that say where a run was stored, one per send; the same as answering each of them.
+    """The response frames for a run, one per send, byte for byte as if each were answered alone.
 
-    `prefix` is the part that the offset ids of a broker share, `stored` the broker's word on durability.
+    `prefix` is the common start of the broker's offset ids; `stored` is `durable` or `relaxed`.
     """
     before = f'{{"code":0,"extFields":{{"msgId":"{prefix}'
     middle = f'","queueId":"{queue_id}","queueOffset":"'

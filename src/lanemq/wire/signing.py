@@ -1,8 +1,8 @@
-"""Who sends a request, and the proof: RocketMQ's access control signs each request with a secret both sides know.
+"""Signed requests: RocketMQ's access control, with a secret that client and broker share.
 
-The signature is the HMAC-SHA1 of the values of all ext fields, in the order of their names and without the signature
-itself, followed by the body; in base64. The rule guarded here: what is signed is what is sent, so a request is signed
-last, and a repetition is signed anew. The secret itself never travels, and never shows up in a text.
+The signature is the base64 of the HMAC-SHA1 over the values of all ext fields, in the order of their names and without
+the signature itself, followed by the body. A request is signed last, and a repeated request is signed again, so that
+the signature always covers what is sent. The secret is never sent and never printed.
 """
 
 import base64
@@ -22,12 +22,14 @@ SECURITY_TOKEN: Final = "SecurityToken"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of a broker that asks who is there. The secret is in no `repr`, so in no log and no error."""
+    """A user of a broker with access control. `repr` leaves out the secret, so no log line or error shows it."""
 
     access_key: str
     secret_key: str = field(repr=False)
     security_token: str | None = field(default=None, repr=False)
-    """Of temporary credentials, where the cluster gives such; LaneMQ's broker signs it in and asks no more of it."""
+    """The token of temporary credentials, if the cluster uses them. A LaneMQ broker includes it in the signature and
+    ignores it otherwise.
+    """
 
     def __post_init__(self) -> None:
         for name in ("access_key", "secret_key"):
@@ -37,7 +39,7 @@ class Credentials:
 
 
 def sign(command: Command, credentials: Credentials) -> None:
-    """Adds who sends it, and the proof. The fields are copied: callers share them between requests."""
+    """Adds access key and signature to the request. The fields are copied, because requests may share them."""
     ext = {**command.ext, ACCESS_KEY: credentials.access_key}
     if credentials.security_token is not None:
         ext[SECURITY_TOKEN] = credentials.security_token
@@ -46,15 +48,15 @@ def sign(command: Command, credentials: Credentials) -> None:
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret_key: str) -> str:
-    """What `Signature` must be for a request of these fields."""
+    """The signature for a request with these fields."""
     text = "".join([ext[name] for name in sorted(ext) if name != SIGNATURE])
     proof = hmac.new(secret_key.encode(), text.encode("utf-8", "surrogatepass"), "sha1")
-    proof.update(body)  # a large body joined to the text would be copied, which takes as long as the signature
+    proof.update(body)  # joining a large body to the text would copy it, which takes as long as signing
     return base64.b64encode(proof.digest()).decode()
 
 
 def is_signed(command: Command, secret_key: str) -> bool:
-    """Whether whoever sent it knows the secret. Takes as long for a wrong signature as for the right one."""
+    """Whether the signature was made with the secret; compared in constant time."""
     given = command.ext.get(SIGNATURE, "")
     wanted = signature(command.ext, command.body, secret_key)
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())

@@ -1,8 +1,8 @@
 """JSON bodies with one entry per queue: offsets, stats, what a consumer is doing.
 
-Java writes these tables with the queue, an object, as key: `{{"queueId":0,...}:{...}}`. The rule guarded
-here: we write that form too, because Go takes valid JSON in some of them for another format; and we read it
-as well as the object's text in quotes.
+Java writes these tables with the queue, an object, as key: `{{"queueId":0,...}:{...}}`. This module writes that form
+too, because Go takes valid JSON in some of them for another format. It reads that form and the object's text in
+quotes.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 def encode_queue_table(table: Mapping[MessageQueue, object]) -> Raw:
-    """A table with queues as keys, to be placed inside another body."""
+    """Encodes a table with queues as keys, to be placed inside another body."""
     entries = [encode_json(QueueBody.of(queue)) + b":" + encode_json(value) for queue, value in table.items()]
     return Raw(b"{%b}" % b",".join(entries))
 
 
 def decode_queue_table(kind: type[T], table: object) -> dict[MessageQueue, T]:
-    """The reverse, from what `loads_loose` made of it."""
+    """Decodes such a table from the result of `loads_loose`."""
     if table is None:
         return {}
     if not isinstance(table, dict):
@@ -33,10 +33,10 @@ def decode_queue_table(kind: type[T], table: object) -> dict[MessageQueue, T]:
 
 
 class QueueTableBody(Body):
-    """A body whose first member is such a table; `table_name` is what the wire calls it."""
+    """A body whose first attribute is such a table; `table_name` is its name on the wire."""
 
     value_type: ClassVar[type[object]] = object
-    """What the table maps queues to."""
+    """The type of the values."""
 
     @classmethod
     def table_name(cls) -> str:
@@ -77,7 +77,7 @@ class TopicStatsTable(QueueTableBody):
 
 
 class ConsumeOffset(Body):
-    """Where a group stands in a queue; the difference of the first two is its lag."""
+    """A group's position in a queue; the difference of the first two is its lag."""
 
     broker_offset: int = 0
     consumer_offset: int = 0
@@ -111,7 +111,7 @@ class ConsumerStatusBody(QueueTableBody):
 
 
 class ProcessQueueInfo(Body):
-    """One queue as its consumer sees it. `droped` is RocketMQ's spelling."""
+    """One queue as its consumer reports it. `droped` is RocketMQ's spelling."""
 
     cached_msg_count: int = 0
     cached_msg_max_offset: int = 0
@@ -170,20 +170,6 @@ class ProducerConnection(Body):
     """Answers 204."""
 
     connection_set: list[Connection] = field(default_factory=list)
-
-
-class QueueTimeSpan(Body):
-    """Answers 303, one per queue."""
-
-    consume_time_stamp: int = 0
-    delay_time: int = 0
-    max_time_stamp: int = 0
-    message_queue: QueueBody = field(default_factory=QueueBody)
-    min_time_stamp: int = 0
-
-
-class ConsumeTimeSpan(Body):
-    consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
 
 
 class ConsumerOffsetTable(Body):
