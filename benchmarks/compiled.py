@@ -21,8 +21,8 @@ from benchmarks.raw_send import MESSAGES as SINGLES
 from benchmarks.raw_send import pipeline, requests
 from lanemq._fast import VARIANT
 from lanemq.client.message import find_key, read_messages
+from lanemq.client.producer.batches import PendingMessage, batch_body, properties_text
 from lanemq.client.producer.producer import Producer
-from lanemq.client.producer.requests import Parcel, batch_body, properties_text
 from lanemq.log.key_index import scan_keys
 from lanemq.log.queue_index import pack_entries
 from lanemq.log.reading import verify
@@ -60,8 +60,8 @@ def _in_a_process(variant: str) -> dict[str, Any]:
 def functions() -> dict[str, Callable[[], object]]:
     """Each works on `COUNT` messages of 100 B."""
     texts = [properties_text(f"key-{n % 100}", f"{n:032X}") for n in range(COUNT)]
-    parcels = tuple(Parcel(b"x" * 100, text, "") for text in texts)
-    body = batch_body(parcels, "LANE_STAMP\x01producer.1.", 0)
+    messages = tuple(PendingMessage(b"x" * 100, text, "") for text in texts)
+    body = batch_body(messages, "LANE_STAMP\x01producer.1.", 0)
     _, bodies, properties = split_batch_raw(body)
     items = [(each, text, 0, 0, 0, 0, 0) for each, text in zip(bodies, properties, strict=True)]
     records = seal_records(items, b"bench", 0, 0, 0, NO_HOST, 1, NO_HOST)
@@ -75,7 +75,7 @@ def functions() -> dict[str, Callable[[], object]]:
         "cut frames": lambda: FrameDecoder().feed(stream),
         "read single sends": lambda: read_sends(frames, 0),
         "answer single sends": lambda: encode_send_answers(offsets, "0" * 16, starts, 0, 0, "durable"),
-        "write a batch": lambda: batch_body(parcels, "LANE_STAMP\x01producer.1.", 0),
+        "write a batch": lambda: batch_body(messages, "LANE_STAMP\x01producer.1.", 0),
         "cut a batch": lambda: split_batch_raw(body),
         "compare stamps": lambda: following_stamps(properties),
         "seal records": lambda: seal_records(items, b"bench", 0, 0, 0, NO_HOST, 1, NO_HOST),

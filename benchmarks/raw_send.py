@@ -9,7 +9,7 @@ import socket
 import threading
 
 from benchmarks.harness import TOPIC, BrokerProcess, report_rounds, timed
-from lanemq.client.producer.requests import Parcel, RequestBuilder, properties_text
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder, properties_text
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import parse_address
 from lanemq.wire.command import encode_command
@@ -34,8 +34,8 @@ def requests(size: int, first: int) -> bytes:
     """The frames of stamped single sends, as a LaneMQ producer would write them."""
     builder, queue, frames = RequestBuilder("bench", "bench-client", "bench-producer"), MessageQueue(TOPIC, "b", 0), []
     for sequence in range(first, first + MESSAGES):
-        parcel = Parcel(b"x" * size, properties_text(f"key-{sequence % 100}", f"{sequence:032X}"), "")
-        command = builder.send(queue, (parcel,), epoch=1, sequence=sequence, born=1)
+        message = PendingMessage(b"x" * size, properties_text(f"key-{sequence % 100}", f"{sequence:032X}"), "")
+        command = builder.send(queue, (message,), epoch=1, sequence=sequence, born=1)
         command.opaque = sequence
         frames.append(encode_command(command))
     return b"".join(frames)

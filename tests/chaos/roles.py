@@ -29,7 +29,7 @@ from lanemq.broker.config import BrokerOptions
 from lanemq.client.consumer.app import App
 from lanemq.client.identity import new_message_ids
 from lanemq.client.message import Message
-from lanemq.client.producer import packing as send_packing
+from lanemq.client.producer import batches
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.clock import SystemClock
@@ -73,7 +73,7 @@ class NamedAhead:
     def __init__(self) -> None:
         self._ids, self._coming = new_message_ids(), deque[str]()
         source = SimpleNamespace(next=self._coming.popleft)
-        send_packing.new_message_ids = lambda: source  # type: ignore[assignment, return-value]
+        batches.new_message_ids = lambda: source  # type: ignore[assignment, return-value]
 
     def next(self) -> str:
         """The id of the next message sent."""

@@ -95,9 +95,9 @@ def test_the_tests_of_hot_modules_hold_without_twins() -> None:
     """The same tests for both: they have run with the twins, so here they run without."""
     folders = ["tests/wire", "tests/log", "tests/broker/test_dedup.py", "tests/broker/test_send_runs.py", "tests/fast"]
     folders += [
-        "tests/client/test_send_engine.py",
-        "tests/client/test_send_packing.py",
-        "tests/client/test_producer.py",
+        "tests/client/producer/test_engine.py",
+        "tests/client/test_batches.py",
+        "tests/client/producer/test_producer.py",
     ]
     environment = {"LANEMQ_PURE": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *folders]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.fast.both import needs_twins, outcome, same
 
 from lanemq._fast import references, twins
-from lanemq.client.producer.inbox import MOST_MESSAGES, Places
-from lanemq.client.producer.requests import PARCEL_OVERHEAD, Parcel
-from lanemq.client.producer.waiters import UNHEARD, SubmittedFuture, WaitingCrowd
+from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
+from lanemq.client.producer.inbox import MAX_MESSAGES, KeyTargets
+from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture, ThreadBatchWaiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routing import TopicRoute
 from lanemq.model.queue import MessageQueue
@@ -23,10 +23,10 @@ MESSAGES = st.tuples(st.sampled_from(["orders", "orders", "unknown"]), KEYS, VAL
 QUEUES = tuple(MessageQueue("orders", "b", number) for number in range(4))
 
 
-def intake(kind: dict[str, Any], make: Any = SubmittedFuture, as_it_is: bool = True) -> Any:
+def intake(kind: dict[str, Any], make: Any = SubmittedFuture, passes_bytes: bool = True) -> Any:
     numbers = iter(range(10**6))
-    made = kind["Intake"](encoded, lambda: f"{next(numbers):032X}", make, lambda: None, 50, as_it_is)
-    made.places["orders"] = Places(TopicRoute("orders", QUEUES, (), {}))
+    made = kind["Intake"](encoded, lambda: f"{next(numbers):032X}", make, lambda: None, 50, passes_bytes)
+    made.topics["orders"] = KeyTargets(TopicRoute("orders", QUEUES, (), {}))
     made.open = True
     return made
 
@@ -38,32 +38,32 @@ def encoded(value: object) -> Any:
     return bytes(value)  # type: ignore[call-overload]
 
 
-def shown(parcel: Any) -> Any:
-    fields = parcel.body, parcel.properties, parcel.message_id, parcel.key, parcel.sys_flag
-    return *fields, parcel.alone, parcel.told, parcel.index, parcel.size
+def shown(message: Any) -> Any:
+    fields = message.body, message.properties, message.message_id, message.key, message.sys_flag
+    return *fields, message.alone, message.sender_waits, message.index, message.size
 
 
-def taken(kind: dict[str, Any], messages: list[Any], as_it_is: bool) -> Any:
-    one = intake(kind, as_it_is=as_it_is)
-    tickets = [outcome(one.take, *message) for message in messages]
-    placed = {place.queue: parcels for place, parcels in one.take_out().items()}
-    given_out = [each for each in tickets if isinstance(each, SubmittedFuture)]
-    tickets_of_parcels = [parcel.ticket for parcels in placed.values() for parcel in parcels]
-    assert set(map(id, given_out)) == set(map(id, tickets_of_parcels))
-    kinds = ["taken" if isinstance(each, SubmittedFuture) else each for each in tickets]
-    return kinds, {queue: [shown(parcel) for parcel in parcels] for queue, parcels in placed.items()}, len(one)
+def taken(kind: dict[str, Any], messages: list[Any], passes_bytes: bool) -> Any:
+    one = intake(kind, passes_bytes=passes_bytes)
+    waiters = [outcome(one.take, *message) for message in messages]
+    placed = {place.queue: messages for place, messages in one.take_out().items()}
+    given_out = [each for each in waiters if isinstance(each, SubmittedFuture)]
+    waiters = [message.waiter for messages in placed.values() for message in messages]
+    assert set(map(id, given_out)) == set(map(id, waiters))
+    kinds = ["taken" if isinstance(each, SubmittedFuture) else each for each in waiters]
+    return kinds, {queue: [shown(message) for message in messages] for queue, messages in placed.items()}, len(one)
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(MESSAGES, max_size=12), st.booleans())
-def test_messages_are_taken_alike(messages: list[Any], as_it_is: bool) -> None:
-    assert taken(twins, messages, as_it_is) == taken(references, messages, as_it_is)
+def test_messages_are_taken_alike(messages: list[Any], passes_bytes: bool) -> None:
+    assert taken(twins, messages, passes_bytes) == taken(references, messages, passes_bytes)
 
 
 @pytest.mark.parametrize("kind", [twins, references], ids=["compiled", "reference"])
 def test_a_full_line_takes_no_more(kind: dict[str, Any]) -> None:
     one = intake(kind)
-    assert all(one.take("orders", "k", b"x") for _ in range(MOST_MESSAGES))
+    assert all(one.take("orders", "k", b"x") for _ in range(MAX_MESSAGES))
     assert one.take("orders", "k", b"x") is None
     one.take_out()
     assert one.take("orders", "k", b"x") is not None
@@ -75,8 +75,8 @@ def test_what_was_taken_is_written_into_a_batch_alike(messages: list[Any], seque
     one = intake(twins)
     for key, value in messages:
         one.take("orders", key, value)
-    parcels = [parcel for queue in one.take_out().values() for parcel in queue]
-    mixed = (*parcels, Parcel(b"body", "a\x01b\x02", "id"), *parcels[:1])
+    messages = [message for queue in one.take_out().values() for message in queue]
+    mixed = (*messages, PendingMessage(b"body", "a\x01b\x02", "id"), *messages[:1])
     stamp = "LANE_STAMP\x01p.1."
     assert twins["batch_body"](mixed, stamp, sequence) == references["batch_body"](mixed, stamp, sequence)
 
@@ -89,20 +89,25 @@ def test_ids_are_made_alike(first_block: int) -> None:
     assert {len(each) for each in ids} == {32}
 
 
-PARCELS = st.builds(
-    Parcel, st.just(b""), st.just(""), st.just("id"), alone=st.booleans(), size=st.integers(PARCEL_OVERHEAD, 2**40)
+MESSAGES = st.builds(
+    PendingMessage,
+    st.just(b""),
+    st.just(""),
+    st.just("id"),
+    alone=st.booleans(),
+    size=st.integers(MESSAGE_OVERHEAD, 2**40),
 )
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(PARCELS, max_size=4))
-def test_parcels_weigh_alike(parcels: list[Parcel]) -> None:
-    same("total_size", parcels)
-    same("batch_weights", parcels, 2**50)
+@given(st.lists(MESSAGES, max_size=4))
+def test_parcels_weigh_alike(messages: list[PendingMessage]) -> None:
+    same("total_size", messages)
+    same("batch_weights", messages, 2**50)
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(["unseen", "watched", "crowd", "nobody"]), max_size=6), st.integers(-1, 2**60))
+@given(st.lists(st.sampled_from(["unseen", "watched", "waiter", "nobody"]), max_size=6), st.integers(-1, 2**60))
 def test_receipts_reach_those_who_look_alike(kinds: list[str], offset: int) -> None:
     ended = [settled(kind["settle"], kinds, offset) for kind in (twins, references)]
     assert ended[0] == ended[1]
@@ -110,14 +115,14 @@ def test_receipts_reach_those_who_look_alike(kinds: list[str], offset: int) -> N
 
 def settled(settle: Any, kinds: list[str], offset: int) -> Any:
     """Who is left to be told, and what the futures say."""
-    parcels = []
+    messages = []
     for index, kind in enumerate(kinds):
-        ticket: Any = {"crowd": WaitingCrowd, "nobody": lambda: UNHEARD}.get(kind, SubmittedFuture)()
+        waiter: Any = {"waiter": ThreadBatchWaiter, "nobody": lambda: NO_WAITER}.get(kind, SubmittedFuture)()
         if kind == "watched":
-            ticket.add_done_callback(print)
-        parcels.append(Parcel(b"x", "", f"id-{index}", "k", ticket=ticket, index=index))
-    left = settle(parcels, Receipt, QUEUES[0], offset, StoredAs.DURABLE, True)
+            waiter.add_done_callback(print)
+        messages.append(PendingMessage(b"x", "", f"id-{index}", "k", waiter=waiter, index=index))
+    left = settle(messages, Receipt, QUEUES[0], offset, StoredAs.DURABLE, True)
     names = [(index, receipt) for _, index, receipt in left]
-    assert all(ticket is parcels[index].ticket for ticket, index, _ in left)
-    futures = [parcel.ticket for parcel in parcels if isinstance(parcel.ticket, SubmittedFuture)]
+    assert all(waiter is messages[index].waiter for waiter, index, _ in left)
+    futures = [message.waiter for message in messages if isinstance(message.waiter, SubmittedFuture)]
     return names, [future.result(0) if future.done() else None for future in futures]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fast.both import damaged, needs_twins, outcome, same
 
 from lanemq._fast import references, twins
-from lanemq.client.producer.requests import Parcel, RequestBuilder, properties_text
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder, properties_text
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Frame, FrameDecoder, decode_command, encode_command, encode_response
 from lanemq.wire.headers import SendHeader
@@ -21,8 +21,8 @@ BUILDER = RequestBuilder("group", "client", "producer")
 
 def sent(number: int, key: str = "key", queue: int = 0, born: int = 5) -> Frame:
     """A single send as our producer writes it."""
-    parcel = Parcel(b"body %d" % number, properties_text(key, f"{number:032X}"), "")
-    command = BUILDER.send(MessageQueue("T", "b", queue), (parcel,), epoch=1, sequence=number, born=born)
+    message = PendingMessage(b"body %d" % number, properties_text(key, f"{number:032X}"), "")
+    command = BUILDER.send(MessageQueue("T", "b", queue), (message,), epoch=1, sequence=number, born=born)
     command.opaque = number
     (frame,) = FrameDecoder().feed(encode_command(command))
     return frame

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.test_send_engine import Rig
+from tests.client.producer.test_engine import Rig
 from tests.sim.stage import ADDRESS, Heard, Stage
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler

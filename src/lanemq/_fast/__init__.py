@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PARTS = ("records", "keys", "hashes", "frames", "sends", "submissions", "parcels", "messages", "lanes", "columns")
+PARTS = ("records", "keys", "hashes", "frames", "sends", "submissions", "producer", "messages", "lanes", "columns")
 """Compiled modules, each with the twins it names in `TWINS`."""
 
 references: dict[str, Callable[..., Any]] = {}

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twin of the hash that gives a key its queue: a key that is used once pays for all of it.
+"""Twin of the hash that gives a key its queue. It matters for keys that are used once: the queues of others are cached.
 
-The reference is in `core/sharding.py`, with what it means.
+The reference is in `core/sending/sharding.py`, with what it means.
 """
 
 from libc.stdint cimport int32_t, uint32_t
@@ -22,7 +22,7 @@ SOURCES = LANEMQ_SOURCES.decode()
 
 
 def text_hash(text):
-    """Twin of `core.sharding.text_hash`."""
+    """Twin of `core.sending.sharding.text_hash`."""
     cdef Py_ssize_t size = 0, i
     cdef const unsigned char *units
     cdef uint32_t hashed = 0

@@ -13,7 +13,7 @@ cdef class Submission:
     cdef int64_t _offset
 
     cdef inline void settle(self, str message_id, str key, int64_t offset, tuple facts):
-        """For one at which nobody looks; the receipt is made when somebody asks."""
+        """Sets the result of a future that no thread waits for; the receipt is created when it is read."""
         self._message_id, self._key, self._offset, self._facts = message_id, key, offset, facts
         self._state = "FINISHED"
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of the futures that `submit` hands out, and of the order in which `send_many` returns its receipts.
+"""Twins of the futures that `submit` returns, and of putting the receipts of `send_many` in order.
 
-The references are in `client/send_tickets.py`. A future makes its receipt when somebody asks. What the references
-guard with a lock takes place in one go here: nothing in between runs Python code, so no other thread does.
+The references are in `client/producer/waiters.py`. A future creates its receipt when it is read. What the references
+guard with a lock needs none here: no Python code runs in between, so no other thread does.
 """
 
 import threading
@@ -28,10 +28,10 @@ cdef tuple NO_ARGUMENTS = ()
 
 
 cdef class Submission:
-    """The part of a future that costs something; whoever looks before the end gets the condition made.
+    """The state of a future. The condition variable is created when a caller looks before the result is there.
 
-    The garbage collector would look at all futures that a caller keeps, again and again. They hold nothing that could
-    refer back, so it gets to know them only when somebody gives them a callback or an attribute.
+    The garbage collector would scan all futures that a caller keeps, again and again. They refer to nothing that refers
+    back, so it tracks them only once they get a callback or an attribute.
     """
 
     def __cinit__(self):
@@ -94,18 +94,18 @@ cdef class Submission:
 
 
 class SubmittedFuture(Submission, Future):
-    """Twin of `client.send_tickets.SubmittedFuture`."""
+    """Twin of `client.producer.waiters.SubmittedFuture`."""
 
 
 cdef object new_future():
-    """Without the calls that a type makes for its arguments, and unknown to the garbage collector."""
+    """Creates a future without the calls that a type makes for its arguments, and not tracked by the garbage collector."""
     future = (<PyTypeObject *>SubmittedFuture).tp_new(SubmittedFuture, <PyObject *>NO_ARGUMENTS, NULL)
     PyObject_GC_UnTrack(<void *>future)
     return future
 
 
 def put_in_place(list receipts not None, indexes, some):
-    """Twin of `client.send_tickets.put_in_place`."""
+    """Twin of `client.producer.waiters.put_in_place`."""
     for index, receipt in zip(indexes, some, strict=True):
         receipts[index] = receipt
 

@@ -12,7 +12,7 @@ from tests.spark.spark_driver import Checkpoint, Query, places, send, until, val
 from lanemq import Producer
 from lanemq.broker.config import BrokerOptions
 from lanemq.client.admin.admin import Admin
-from lanemq.client.producer import packing as send_packing
+from lanemq.client.producer import batches
 from lanemq.model.errors import RemoteProtocolError, TopicNotFound, TransportError
 from lanemq.net.address import Address
 from lanemq.spark.read.partition_reader import DataLost
@@ -231,7 +231,7 @@ def test_a_topic_taken_out_of_the_options_is_told_as_that(broker: EmbeddedBroker
 def test_a_query_lives_on_behind_a_damaged_message(
     broker: EmbeddedBroker, topic: str, damaged: str, value: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_packing, "maybe_compressed", lambda _: (b"no zlib", ZLIB_SYS_FLAG))
+    monkeypatch.setattr(batches, "maybe_compressed", lambda _: (b"no zlib", ZLIB_SYS_FLAG))
     with Producer(broker.address) as producer:
         for body in (b"1", b"2" * 10_000, b"3"):
             producer.send(topic, body, key="k")

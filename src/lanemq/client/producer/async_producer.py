@@ -1,150 +1,144 @@
-"""The asyncio producer: the same names and the same engine as `Producer`, with `await`.
+"""The asyncio producer: the same calls and the same engine as `Producer`, with `await`.
 
-Its calls; what is behind them is `async_producer_shell`.
+Everything runs on one event loop, so the engine needs no lock. Calls that cannot be accepted at once (the route is
+unknown, the buffer is full) wait in one line, and later calls join its end: otherwise a later message could take its
+place before an earlier one.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Self
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Self, TypeAlias, Unpack
 
-from lanemq.client.producer.async_shell import AsyncProducerShell
-from lanemq.client.producer.batch_block import AsyncBatch
-from lanemq.client.producer.packing import Many, choice_of
-from lanemq.client.producer.requests import extras_of
-from lanemq.client.producer.waiters import UNHEARD, AwaitedCrowd, LoopFuture, WaitingTask
-from lanemq.client.producer.work import CLOSE_SPARE_SECONDS
+from lanemq.client.producer.base import (
+    CLOSE_SPARE_SECONDS,
+    TICK_SECONDS,
+    AsyncBatch,
+    ProducerBase,
+    SendArguments,
+    buffer_full,
+    closed,
+    not_reached,
+)
+from lanemq.client.producer.batches import Keyed, Many, check_sendable
+from lanemq.client.producer.lane import QueueLane, SendRequest
+from lanemq.client.producer.options import ProducerSettings
+from lanemq.client.producer.replies import Actions
+from lanemq.client.producer.waiters import NO_WAITER, LoopFuture, TaskBatchWaiter, TaskWaiter, Waiter
 from lanemq.client.receipt import Receipt
-from lanemq.core.sending.sharding import Selector
+from lanemq.client.routing import AsyncRoutes, TopicRoute
+from lanemq.clock import Clock
 from lanemq.model.errors import LaneError, LaneFrozen
 from lanemq.model.queue import MessageQueue
+from lanemq.net.address import parse_addresses
+from lanemq.net.connection import Connection, ConnectionPool, open_connection
+from lanemq.wire.command import Command
+
+log = logging.getLogger(__name__)
+
+Offer: TypeAlias = Callable[[TopicRoute], list[QueueLane]]
+"""Offers messages to the lanes of a route."""
 
 
-class AsyncProducer(AsyncProducerShell):
+class AsyncProducer(ProducerBase):
     """Sends messages and keeps those of a key in order. For one event loop."""
+
+    def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+        super().__init__(contextlib.nullcontext(), LoopFuture, clock, settings)
+        self._pool = ConnectionPool(security=self._security)
+        self._routes = AsyncRoutes(parse_addresses(servers), self._pool, self._clock)
+        self._links: dict[str, Connection] = {}
+        self._line = asyncio.Lock()
+        self._in_line = 0
+        self._settled = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._maintenance: asyncio.Task[None] | None = None
 
     # sending
 
     async def send(
-        self,
-        topic: str,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
+        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
     ) -> Receipt:
-        """Stores one message and returns where it is; raises when it is not known to be stored.
+        """Stores one message and returns its receipt; raises if it is not known to be stored.
 
-        Cancelled, it leaves the message to its fate: if it fails, its key is frozen.
+        If cancelled, the message may still be sent; if it then fails, its key is frozen.
         """
-        future = WaitingTask()
-        extras = extras_of(tag, keys, properties, delay_level)
+        waiter = TaskWaiter()
         try:
-            await self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (future, True))
-            return await future
+            await self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+            return await waiter
         except LaneError:
             raise
         except BaseException:
-            self._leave(future)
+            self._interrupted(waiter)
             raise
 
     async def submit(
-        self,
-        topic: str,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
+        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
     ) -> asyncio.Future[Receipt]:
-        """Takes its place in line; the future says how it ended. Waits only for a route or a full buffer.
-
-        If it fails, its key is frozen until `resume` or `drop`: what comes behind it fails with `LaneFrozen`.
-        """
-        if not (tag or keys or properties or delay_level or selector) and queue is None and type(key) is str:
+        """As `Producer.submit`: accepts one message and returns a future with its receipt."""
+        if not arguments and type(key) is str:
             taken: LoopFuture | None = self._take(topic, key, value)
             if taken is not None:
                 return taken
         future = LoopFuture()
-        extras = extras_of(tag, keys, properties, delay_level)
         try:
-            await self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (future, False))
+            await self._accept(topic, value, key, arguments, future, sender_waits=False)
         except LaneFrozen as error:
-            future.set_exception(error.with_traceback(None))  # which would lead back to the future, for ever
+            future.set_exception(error.with_traceback(None))  # the traceback refers to the future: a reference cycle
         return future
 
     async def send_oneway(
-        self,
-        topic: str,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
+        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
-        """Takes its place in line; nobody is told how it ended."""
-        extras = extras_of(tag, keys, properties, 0)
-        await self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (UNHEARD, True))
+        """Accepts one message, and does not report its outcome."""
+        await self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
 
     async def send_many(self, topic: str, messages: Many) -> list[Receipt]:
-        """Stores all messages, those of a key in the order given; the fast way for more than a few.
+        """Stores all messages, those of a key in the order given. The fastest call for more than a few messages.
 
         Raises as `Producer.send_many` does. A cancelled call ends at once; keys of it that fail later are frozen.
         """
-        crowd, count, told = AwaitedCrowd(), 0, False
+        waiter, count, interrupted = TaskBatchWaiter(), 0, True
         try:
             try:
-                for run in self._packer.runs(messages, crowd):
+                for run in self._packer.runs(messages, waiter):
                     await self._accept_run(topic, run)
                     count += len(run)
-                    await asyncio.sleep(0)  # a long iterable must not keep the loop from reading answers
+                    await asyncio.sleep(0)  # a long iterable must not keep the loop from reading replies
             except LaneError as error:
-                crowd.failed(count, error)  # it stands for its run; the caller hears of the earliest failure
+                waiter.failed(count, error)  # for its whole run; the caller gets the error of the first failure
                 count += 1
-            crowd.close(count)
-            await crowd.wait()
-            told = True
-            return crowd.result()
+            waiter.close(count)
+            await waiter.wait()
+            interrupted = False
+            return waiter.result()
         finally:
             self._empty_inbox()
-            self._engine.call_ended(crowd, told=told)
+            self._engine.call_ended(waiter, interrupted=interrupted)
 
     def batch(self, topic: str) -> AsyncBatch:
-        """`async with producer.batch("orders") as batch: batch.add(value, key=...)`: sent when the block ends."""
+        """`async with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end."""
         return AsyncBatch(self, topic)
 
-    # life
-
     async def flush(self) -> None:
-        """Waits until everything accepted so far is settled, one way or the other; not for what comes later."""
+        """Waits until everything accepted so far is stored or has failed; not for later messages."""
         self._empty_inbox()
-        self._post(self._engine.hurry())
+        self._post(self._engine.send_all_now())
         mark = self._engine.mark()
         await self._wait_until(lambda: mark.settled)
 
     async def resume(
         self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None
     ) -> None:
-        """Opens a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
+        """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._resume(await self._route(topic), key, queue)
 
     async def close(self) -> None:
-        """As `Producer.close`: settles what was accepted, at most for `timeout` seconds; a second call waits too."""
+        """As `Producer.close`: settles accepted messages for at most `timeout` seconds. A second call waits too."""
         if self._closing:
             await self._ended.wait()
             return
@@ -155,19 +149,19 @@ class AsyncProducer(AsyncProducerShell):
             self._ended.set()
 
     async def _end(self) -> None:
-        self._settled.set()  # whoever waits for space waits in vain
+        self._settled.set()  # tasks that wait for room in the buffer give up
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.timeout + CLOSE_SPARE_SECONDS):
                 await self.flush()
         self._closed = True
         self._wake.set()
-        if self._keeper is not None:
-            await self._keeper
+        if self._maintenance is not None:
+            await self._maintenance
         for link in self._links.values():
             link.close()
         self._pool.close()
         for outcome in self._engine.abandon():
-            outcome.tell()
+            outcome.notify()
         await asyncio.sleep(0)  # lets the transports close
 
     async def __aenter__(self) -> Self:
@@ -175,3 +169,179 @@ class AsyncProducer(AsyncProducerShell):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    # accepting messages
+
+    async def _accept(
+        self,
+        topic: str,
+        value: object,
+        key: str | int | None,
+        arguments: SendArguments,
+        waiter: Waiter,
+        *,
+        sender_waits: bool,
+    ) -> None:
+        message, choice = self._pack(value, key, arguments, waiter, sender_waits)
+
+        def offer(route: TopicRoute) -> list[QueueLane]:
+            return [self._offer(route, self._queue_for(route, value, key, choice), message)]
+
+        await self._wait_in_line(topic, message.size, offer)
+
+    async def _accept_run(self, topic: str, run: list[Keyed]) -> None:
+        def offer(route: TopicRoute) -> list[QueueLane]:
+            return self._engine.offer_all(self._chooser.sort_out(route, run), route)
+
+        await self._wait_in_line(topic, sum([message.size for _, message in run]), offer)
+
+    async def _wait_in_line(self, topic: str, size: int, offer: Offer) -> None:
+        """Offers messages: at once if no other call waits and there is room, otherwise after the calls in line."""
+        if self._closing:
+            raise closed()
+        if self._maintenance is None:
+            self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+        self._empty_inbox()
+        size = min(size, self._options.buffer_bytes)  # more than the whole buffer cannot become free
+        route = self._routes.cached(topic)
+        if self._in_line == 0 and route is not None and self._has_room(size):
+            self._offer_now(route, offer)
+            return
+        self._in_line += 1
+        self._adjust_inbox()
+        try:
+            async with self._line:
+                route = await self._route(topic)
+                await self._wait_for_room(size)
+                self._offer_now(route, offer)
+        finally:
+            self._in_line -= 1
+            self._adjust_inbox()
+
+    def _offer_now(self, route: TopicRoute, offer: Offer) -> None:
+        if self._closing:
+            raise closed()
+        for lane in offer(route):
+            self._post(self._engine.take_requests(lane))
+            if self._engine.needs_wake(lane):
+                self._wake.set()
+
+    async def _route(self, topic: str) -> TopicRoute:
+        return self._routes.cached(topic) or await self._routes.get(check_sendable(topic), provisional=True)
+
+    def _has_room(self, size: int) -> bool:
+        return self._engine.buffered_bytes + size <= self._options.buffer_bytes
+
+    async def _wait_for_room(self, size: int) -> None:
+        if self._has_room(size):
+            return
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                await self._wait_until(lambda: self._has_room(size) or self._closing)
+        except TimeoutError:
+            raise buffer_full(self._options.buffer_bytes, self._options.timeout) from None
+
+    async def _wait_until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self._settled.clear()
+            await self._settled.wait()
+
+    def _empty_inbox(self) -> None:
+        if self._inbox:
+            actions, wake = self._inbox.move_all(self._engine)
+            if wake:
+                self._wake.set()
+            self._post(actions.requests)
+            self._finish(actions)
+
+    def _adjust_inbox(self) -> None:
+        """After every change of what the inbox depends on. It is closed while calls wait in line, or `submit` would
+        overtake them."""
+        may_open = not self._in_line and not self._closing
+        self._inbox.adjust(may_open and self._unanswered > 0, self._engine.buffered_bytes)
+
+    # requests and replies
+
+    def _post(self, requests: Iterable[SendRequest]) -> None:
+        # The engine's deadlines come first; this one only keeps a connection from remembering requests for ever.
+        forget_after = self._options.timeout + 60
+        for request in requests:
+            self._unanswered += 1
+            self._links[request.broker].post(request.command, partial(self._replied, request), forget_after)
+        self._adjust_inbox()
+
+    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        self._unanswered -= 1
+        self._empty_inbox()
+        actions = self._engine.replied(request, reply, error)
+        self._post(actions.requests)
+        self._finish(actions)
+        if not actions.outcomes:
+            self._wake.set()  # the batch will be sent again later
+
+    def _finish(self, actions: Actions) -> None:
+        for outcome in actions.outcomes:
+            outcome.notify()
+        for topic in actions.stale_topics:
+            self._routes.stale(topic)
+        for broker in actions.hang_up:
+            log.warning("broker %s does not answer, connecting anew", broker)
+            self._links[broker].close()
+        self._settled.set()
+
+    # the maintenance task
+
+    async def _maintain(self) -> None:
+        """Runs until the producer is closed, whatever fails: without it nothing would be sent again."""
+        pause = 0.0
+        async with asyncio.TaskGroup() as dials:
+            while not self._closed:
+                await self._sleep(pause)
+                try:
+                    self._maintain_once(dials)
+                    pause = self._pause()
+                except Exception:
+                    log.exception("unexpected error in the producer's maintenance task, which continues")
+                    pause = TICK_SECONDS
+
+    def _maintain_once(self, dials: asyncio.TaskGroup) -> None:
+        self._empty_inbox()
+        self._inbox.forget_old(self._routes.cached)
+        actions = self._engine.tick()
+        self._post(actions.requests)
+        self._finish(actions)
+        for broker, topic in self._engine.to_dial():
+            dials.create_task(self._dial(broker, topic))
+        if self._heartbeat_is_due():
+            for link in self._links.values():
+                link.post_oneway(self._heartbeat())
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until the time has passed or the task is woken."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _dial(self, broker: str, topic: str) -> None:
+        try:
+            route = await self._routes.get(topic, provisional=True)
+            address, lost = route.master(broker), partial(self._lost, broker)
+            link = await open_connection(address, on_lost=lost, security=self._security)
+        except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
+            self._routes.stale(topic)
+            self._engine.dial_failed(broker, not_reached(broker, error))
+            self._wake.set()
+            return
+        link.post_oneway(self._heartbeat())
+        self._links[broker] = link
+        self._post(self._engine.connected(broker))
+        if not link.is_open:  # it was lost before `_lost` could know it
+            self._engine.disconnected(broker)
+
+    def _lost(self, broker: str, link: Connection) -> None:
+        if self._links.get(broker) is link:
+            self._engine.disconnected(broker)
+        self._wake.set()

@@ -1,34 +1,99 @@
-"""What both producers are made of, and what they do alike: how messages are packed, placed, dropped and looked after.
+"""What both producers share: their parts, the arguments of their calls, `drop`, `frozen_keys` and batch blocks.
 
-The shells add what carries it all, threads and sockets or tasks on an event loop. Whatever touches the engine or the
-inbox does so under `_lock`; on an event loop nobody else can come in between, and it is none.
+`Producer` adds threads and sockets, `AsyncProducer` tasks on an event loop. Everything that touches the engine or the
+inbox does so under `_lock`, which is a null context on an event loop.
 """
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from lanemq.client.identity import new_client_id, new_producer_id
+from lanemq.client.producer.batches import (
+    NO_EXTRAS,
+    Extras,
+    Many,
+    Outgoing,
+    Packer,
+    PendingMessage,
+    QueueChoice,
+    QueueChooser,
+    RequestBuilder,
+    extras_of,
+    heartbeat,
+)
 from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.freezes import Frozen
 from lanemq.client.producer.inbox import SendInbox
+from lanemq.client.producer.lane import QueueLane
 from lanemq.client.producer.options import ProducerSettings, producer_options
-from lanemq.client.producer.packing import Choice, Packer, QueueChooser
-from lanemq.client.producer.requests import Extras, Parcel, RequestBuilder, heartbeat
-from lanemq.client.producer.waiters import Sole, Ticket
-from lanemq.client.producer.work import HEARTBEAT_MILLIS, TICK_SECONDS, EngineLane, Work
+from lanemq.client.producer.replies import Actions
+from lanemq.client.producer.waiters import SingleWaiter, Waiter
+from lanemq.client.receipt import Receipt
 from lanemq.client.routing import TopicRoute
 from lanemq.clock import Clock, SystemClock
+from lanemq.core.sending.sharding import Selector
+from lanemq.model.errors import Closed, ConnectFailed, LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Command
 
-Told: TypeAlias = tuple[Ticket, bool]
-"""Whom to tell, and whether they hear of a failure before they send anything else."""
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.2
+"""How exact deadlines are. Idle ticks cost next to nothing; waking the maintenance thread for every send would not."""
+
+CLOSE_SPARE_SECONDS = 1.0
+"""How long `close` waits beyond the deadline of the youngest message, because deadlines are not exact."""
+
+HEARTBEAT_MILLIS = 30_000
+"""RocketMQ's ClientConfig.heartbeatBrokerInterval; brokers close connections that are silent for 120 s."""
+
+
+class MessageArguments(TypedDict, total=False):
+    """The optional parts of a message."""
+
+    tag: str | None
+    """A word by which consumers can filter."""
+    keys: Sequence[str] | str
+    """Words under which the message can be searched; not the key that orders it."""
+    properties: Mapping[str, str] | None
+    """Any further names and values."""
+
+
+class SendArguments(MessageArguments, total=False):
+    """The optional arguments of `send`, `submit` and `send_oneway`, besides `key`."""
+
+    delay_level: int
+    """1 to 18 delays delivery by 1 s to 2 h, as RocketMQ's levels do; 0 does not."""
+    selector: Selector | None
+    """Chooses the queue instead of the key's hash."""
+    arg: object
+    """Passed to the selector; the key if it is None."""
+    queue: int | MessageQueue | None
+    """The queue itself; wins over selector and key."""
+
+
+def split_arguments(
+    tag: str | None = None,
+    keys: Sequence[str] | str = (),
+    properties: Mapping[str, str] | None = None,
+    delay_level: int = 0,
+    selector: Selector | None = None,
+    arg: object = None,
+    queue: int | MessageQueue | None = None,
+) -> tuple[Extras, QueueChoice | None]:
+    """The arguments of a send call: those of the message, and those that choose its queue."""
+    choice = None if selector is None and queue is None else QueueChoice(selector, arg, queue)
+    return extras_of(tag, keys, properties, delay_level), choice
+
+
+_NO_ARGUMENTS: tuple[Extras, QueueChoice | None] = NO_EXTRAS, None
 
 
 class ProducerBase(ABC):
-    """Without a connection to anything."""
+    """A producer without connections."""
 
     def __init__(
         self,
@@ -55,12 +120,15 @@ class ProducerBase(ABC):
     # calls
 
     def drop(self, topic: str, *, key: str | int) -> int:
-        """Gives up what waits of a key, and opens the key; how many messages. What is under way is settled as usual."""
+        """Gives up the waiting messages of a key and resumes the key; returns how many messages.
+
+        Messages in flight are settled as usual.
+        """
         self._empty_inbox()
         with self._lock:
             outcomes = self._engine.drop(topic, str(key))
-        self._finish(Work(outcomes=outcomes))
-        return sum(len(outcome.parcels) for outcome in outcomes)
+        self._finish(Actions(outcomes=outcomes))
+        return sum(len(outcome.messages) for outcome in outcomes)
 
     def frozen_keys(self, topic: str | None = None) -> list[Frozen]:
         """What is frozen, since when and why; an entry without a key is a queue that is frozen as a whole."""
@@ -69,48 +137,51 @@ class ProducerBase(ABC):
 
     def _resume(self, route: TopicRoute, key: str | int | None, queue: int | MessageQueue | None) -> None:
         everywhere = key is None and queue is None
-        chosen = None if everywhere else self._chooser.choose(route, None, key, Choice(queue=queue))
+        chosen = None if everywhere else self._chooser.choose(route, None, key, QueueChoice(queue=queue))
         self._empty_inbox()
         with self._lock:
             self._engine.resume(route.topic, None if key is None else str(key), chosen)
 
-    # taking parcels in
+    # accepting messages
 
-    def _packed(self, value: object, key: str | int | None, extras: Extras, told: Told) -> Parcel:
-        parcel = self._packer.one(value, key, extras)
-        parcel.ticket, parcel.told = told
-        return parcel
+    def _pack(
+        self, value: object, key: str | int | None, arguments: SendArguments, waiter: Waiter, sender_waits: bool
+    ) -> tuple[PendingMessage, QueueChoice | None]:
+        extras, choice = split_arguments(**arguments) if arguments else _NO_ARGUMENTS
+        message = self._packer.one(value, key, extras)
+        message.waiter, message.sender_waits = waiter, sender_waits
+        return message, choice
 
     def _queue_for(
-        self, route: TopicRoute, value: object, key: str | int | None, choice: Choice | None
+        self, route: TopicRoute, value: object, key: str | int | None, choice: QueueChoice | None
     ) -> MessageQueue:
-        """Not under the lock: a selector is the caller's own code."""
+        """Not under the lock: a selector is the caller's code."""
         return self._chooser.choose(route, value, key, choice) if choice else self._chooser.by_key(route, key)
 
-    def _offer(self, route: TopicRoute, queue: MessageQueue, parcel: Parcel) -> EngineLane:
+    def _offer(self, route: TopicRoute, queue: MessageQueue, message: PendingMessage) -> QueueLane:
         """With the lock held."""
-        stamps, creates = route.is_lane(queue.broker), route.provisional
-        lane = self._engine.offer(queue, (parcel,), checks_stamps=stamps, creates=creates, hurry=parcel.told)
-        self._inbox.know(route)
+        stamps, creates, lingers = route.is_lane(queue.broker), route.provisional, not message.sender_waits
+        lane = self._engine.offer(queue, (message,), checks_stamps=stamps, creates=creates, lingers=lingers)
+        self._inbox.learn(route)
         return lane
 
-    def _leave(self, ticket: Sole) -> None:
-        """A `send` was interrupted: its caller will not hear what becomes of the message."""
+    def _interrupted(self, waiter: SingleWaiter) -> None:
+        """A `send` was interrupted: its caller does not learn the outcome."""
         with self._lock:
-            self._engine.send_left(ticket)
+            self._engine.send_interrupted(waiter)
 
     @abstractmethod
     def _empty_inbox(self) -> None:
-        """Gives what `submit` left there its place. Before anything that may not pass it."""
+        """Moves what `submit` left in the inbox to the lanes. Called before anything that must not overtake it."""
 
     @abstractmethod
-    def _finish(self, work: Work) -> None:
-        """Everything the engine wants done, but for requests: those are on their way."""
+    def _finish(self, actions: Actions) -> None:
+        """Carries out all actions except requests, which are already written."""
 
-    # looking after it all
+    # maintenance
 
     def _pause(self) -> float:
-        """How many seconds nothing has to be looked after."""
+        """Seconds until maintenance is needed again."""
         with self._lock:
             wake = self._engine.next_wake()
         return TICK_SECONDS if wake is None else min(TICK_SECONDS, max(0, wake - self._clock.now()) / 1000)
@@ -125,3 +196,74 @@ class ProducerBase(ABC):
             return False
         self._next_heartbeat = now + HEARTBEAT_MILLIS
         return True
+
+
+def buffer_full(size: int, seconds: float) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"the buffer of {size} bytes stayed full for {seconds:g} s: the broker is slower than this producer"
+    )
+
+
+def closed() -> Closed:
+    return Closed("this producer is closed: make a new one")
+
+
+def not_reached(broker: str, error: Exception) -> LaneError:
+    """The error of a failed attempt to connect. Logs it, an unexpected one with its traceback."""
+    if isinstance(error, LaneError):
+        log.warning("cannot reach broker %s: %s", broker, error)
+        return error
+    log.error("unexpected error while connecting to broker %s", broker, exc_info=error)
+    return ConnectFailed(f"connecting to broker {broker!r} failed unexpectedly: {error!r}")
+
+
+# batch blocks
+
+
+class _Collected:
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._messages: list[Outgoing] = []
+        self.receipts: list[Receipt] = []
+
+    def add(self, value: object, *, key: str | int | None = None, **arguments: Unpack[MessageArguments]) -> None:
+        """Adds a message; it is sent at the end of the block."""
+        self._messages.append(Outgoing(value, key, **arguments))
+
+
+class Batch(_Collected):
+    """`with producer.batch("orders") as batch`; `batch.receipts` afterwards. Sends nothing if the block raises."""
+
+    def __init__(self, producer: "_SendsMany", topic: str) -> None:
+        super().__init__(topic)
+        self._producer = producer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.receipts = self._producer.send_many(self._topic, self._messages)
+
+
+class AsyncBatch(_Collected):
+    """`async with producer.batch("orders") as batch`; as `Batch`."""
+
+    def __init__(self, producer: "_SendsManyAsync", topic: str) -> None:
+        super().__init__(topic)
+        self._producer = producer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.receipts = await self._producer.send_many(self._topic, self._messages)
+
+
+class _SendsMany(Protocol):
+    def send_many(self, topic: str, messages: Many) -> list[Receipt]: ...
+
+
+class _SendsManyAsync(Protocol):
+    async def send_many(self, topic: str, messages: Many) -> list[Receipt]: ...

@@ -1,24 +1,24 @@
-"""Which keys and queues of a producer are closed after a failure, and when they open again.
+"""Which keys and queues of a producer are frozen after a failure, and when they resume.
 
-The rule guarded here: what is sent after a failure does not pass the failed message behind its sender's back. Two
-kinds of failure are told apart. The fault of a message (the broker calls it illegal), a time-out and an answer that
-was lost for good close the keys concerned; other keys of the queue go on. Everything else (no permission, the topic
-is gone, the disk fails, the producer was replaced) would meet any message, and closes the queue.
+Invariant: no message is stored behind a failed message of its key unless the sender knows of the failure.
 
-If everybody concerned is told before they can send anything else (they wait, or the messages have no key), nothing
-is closed; a call that sends many is told when it ends, and until then its keys are. If a call ends before its messages
-are settled (its source raised, it was interrupted or cancelled), its caller is told nothing of them, then or later.
-That and the rest waits for a person.
+There are two kinds of failures. A message that the broker calls illegal, a time-out, and a reply that was lost for good
+freeze the keys concerned; other keys of the queue continue. Everything else (no permission, topic deleted, disk
+failure, producer replaced) would affect any message and freezes the queue.
+
+Nothing is frozen if every caller concerned learns of the failure before it can send anything else: it waits in `send`,
+or the message has no key. The keys of a `send_many` call are frozen until the call ends. If a call ends before its
+messages are settled (its source raised, or it was interrupted or cancelled), its caller never learns the outcome: the
+keys stay frozen until the user resumes them, as after a failed `submit`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from lanemq.client.producer.outcomes import NotStored
-from lanemq.client.producer.requests import Parcel
-from lanemq.client.producer.waiters import Crowd, Sole
-from lanemq.client.producer.work import EngineLane
+from lanemq.client.producer.batches import PendingMessage
+from lanemq.client.producer.lane import QueueLane
+from lanemq.client.producer.waiters import BatchWaiter, SingleWaiter
 from lanemq.clock import Clock
 from lanemq.core.sending.frozen_keys import Freeze
 from lanemq.model.errors import LaneFrozen
@@ -33,129 +33,126 @@ class Frozen(NamedTuple):
     key: str | None
     queue: MessageQueue
     since: Millis
-    """Wall time, in milliseconds."""
+    """Wall time of the first failure, in milliseconds since 1970."""
     why: Exception
-    """What became of the first message that failed."""
+    """The error of the first message that failed."""
 
 
 class Freezes:
-    """All of one producer."""
+    """The freezes of one producer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Lanes that wait for the end of a call.
-        self._held: dict[EngineLane, None] = {}
+        # Lanes with a freeze that a running call of `send_many` will lift.
+        self._waiting: dict[QueueLane, None] = {}
 
-    def given_up(self, lane: EngineLane, outcomes: Iterable[NotStored]) -> None:
-        """These messages failed, the root of it first."""
-        for outcome in outcomes:
-            if lane.sender.frozen is not None and lane.freeze is None:
-                lane.freeze = Freeze(self._clock.wall(), outcome.error)
-            for parcel in outcome.parcels:
-                self._concern(lane, parcel, outcome.error)
+    def failed(self, lane: QueueLane, messages: Sequence[PendingMessage], why: Exception) -> None:
+        """Freezes what these failed messages require. Called before their senders are notified."""
+        if lane.sender.frozen is not None and lane.freeze is None:
+            lane.freeze = Freeze(self._clock.wall(), why)
+        for message in messages:
+            self._freeze_for(lane, message, why)
 
-    def _concern(self, lane: EngineLane, parcel: Parcel, why: Exception) -> None:
-        ticket, key = parcel.ticket, parcel.key
-        if key is None:
-            return
-        if isinstance(ticket, Crowd) and not ticket.left:
-            if not ticket.over:
-                self._held[lane] = None
-                self._close(lane, key, why, ticket)
-        elif isinstance(ticket, Sole) and not ticket.left:
-            ticket.if_unheard = partial(self._close, lane, key, why, None)
-        elif isinstance(ticket, Sole) or not parcel.told:
-            self._close(lane, key, why, None)
-
-    def _close(self, lane: EngineLane, key: str, why: Exception, call: Crowd | None) -> None:
-        if lane.freeze is not None:
-            lane.freeze.concern(call)
-        else:
-            lane.frozen_keys.freeze(key, why, call, wall=self._clock.wall())
-
-    def check_open(self, lane: EngineLane, parcels: Sequence[Parcel]) -> None:
-        """Raises `LaneFrozen` if one of them may not be sent; then none of them is."""
+    def check(self, lane: QueueLane, messages: Sequence[PendingMessage]) -> None:
+        """Raises `LaneFrozen` if any of the messages may not be sent; then none of them is."""
         queue, frozen = lane.queue, lane.freeze
         if frozen is not None:
-            for parcel in parcels:
-                self._concern(lane, parcel, frozen.why)
+            for message in messages:
+                self._freeze_for(lane, message, frozen.why)
             raise LaneFrozen(
                 f"an earlier message to queue {queue} failed ({frozen.why}), and others would fail like it: "
                 f"see to the cause, then call resume({queue.topic!r})"
             )
-        closed = [parcel for parcel in parcels if parcel.key in lane.frozen_keys]
-        for parcel in closed:
-            assert parcel.key is not None
-            self._concern(lane, parcel, lane.frozen_keys[parcel.key].why)
-        if closed:
-            key = closed[0].key or ""
+        refused = [message for message in messages if message.key in lane.frozen_keys]
+        for message in refused:
+            assert message.key is not None
+            self._freeze_for(lane, message, lane.frozen_keys[message.key].why)
+        if refused:
+            key = refused[0].key or ""
             raise LaneFrozen(
                 f"an earlier message of key {key!r} to queue {queue} failed ({lane.frozen_keys[key].why}): "
                 f"decide what to do about it, then call resume({queue.topic!r}, key={key!r})"
             )
 
-    def call_ended(self, call: Crowd) -> None:
-        """Its caller knows what became of the messages now; what was closed for that opens again."""
-        call.over = True
-        for lane in tuple(self._held):
-            lane.frozen_keys.told(call)
+    def _freeze_for(self, lane: QueueLane, message: PendingMessage, why: Exception) -> None:
+        waiter, key = message.waiter, message.key
+        if key is None:
+            return
+        if isinstance(waiter, BatchWaiter) and not waiter.interrupted:
+            if not waiter.ended:
+                self._waiting[lane] = None
+                self._freeze(lane, key, why, waiter)
+        elif isinstance(waiter, SingleWaiter) and not waiter.interrupted:
+            waiter.on_interrupt = partial(self._freeze, lane, key, why, None)
+        elif isinstance(waiter, SingleWaiter) or not message.sender_waits:
+            self._freeze(lane, key, why, None)
+
+    def _freeze(self, lane: QueueLane, key: str, why: Exception, call: BatchWaiter | None) -> None:
+        if lane.freeze is not None:
+            lane.freeze.add(call)
+        else:
+            lane.frozen_keys.freeze(key, why, call, wall=self._clock.wall())
+
+    def call_ended(self, call: BatchWaiter) -> None:
+        """The caller of `send_many` knows the outcome: what was frozen only for it resumes."""
+        call.ended = True
+        for lane in tuple(self._waiting):
+            lane.frozen_keys.call_ended(call)
             if lane.freeze is not None:
                 lane.freeze.waits_for.discard(call)
-                self.reopen(lane)
-            if not _waits(lane):
-                del self._held[lane]
+                self.resume_if_known(lane)
+            self._forget_if_done(lane)
 
-    def call_left(self, call: Crowd) -> None:
-        """Its caller hears nothing of its messages: what failed of them, or will fail, waits for a person."""
-        call.left = True
-        for lane in tuple(self._held):
-            for freeze in _all_of(lane):
-                freeze.leave(call)
-            if not _waits(lane):
-                del self._held[lane]
+    def call_interrupted(self, call: BatchWaiter) -> None:
+        """The caller of `send_many` never learns the outcome: what has failed of it, or will fail, stays frozen."""
+        call.interrupted = True
+        for lane in tuple(self._waiting):
+            for freeze in _freezes_of(lane):
+                freeze.call_interrupted(call)
+            self._forget_if_done(lane)
 
-    def send_left(self, ticket: Sole) -> None:
-        """The same of a call that sends one. It may have failed already, and the news of it be on the way."""
-        ticket.left = True
-        if ticket.if_unheard is not None:
-            ticket.if_unheard()
+    def send_interrupted(self, waiter: SingleWaiter) -> None:
+        """The same for `send`. The message may have failed already, with its error on the way to the caller."""
+        waiter.interrupted = True
+        if waiter.on_interrupt is not None:
+            waiter.on_interrupt()
 
-    def reopen(self, lane: EngineLane) -> None:
-        """Opens a queue that is frozen as a whole, if everybody knows of it and nothing is unanswered."""
-        if lane.freeze is not None and lane.freeze.everybody_knows and lane.sender.idle:
-            self.open_queue(lane)
+    def _forget_if_done(self, lane: QueueLane) -> None:
+        if not any(freeze.waits_for for freeze in _freezes_of(lane)):
+            del self._waiting[lane]
 
-    def open_queue(self, lane: EngineLane) -> bool:
-        """Under a new epoch; false if it was not frozen as a whole."""
+    def resume_if_known(self, lane: QueueLane) -> None:
+        """Resumes a frozen queue if every caller concerned knows of it and no reply is outstanding."""
+        if lane.freeze is not None and lane.freeze.is_known and lane.sender.idle:
+            self.resume_queue(lane)
+
+    def resume_queue(self, lane: QueueLane) -> bool:
+        """Resumes the queue under a new epoch; false if it was not frozen as a whole."""
         if lane.sender.frozen is None:
             return False
         lane.sender.resume()
         lane.freeze = None
         lane.forget_requests()
-        lane.repeats = False
+        lane.has_repeats = False
         lane.last_error = None
         return True
 
-    def open_key(self, lane: EngineLane, key: str | None) -> bool:
-        """One key of the queue, or all of them; false if none was frozen."""
+    def resume_key(self, lane: QueueLane, key: str | None) -> bool:
+        """Resumes one key of the queue, or all of them; false if none was frozen."""
         was_frozen = bool(lane.frozen_keys) if key is None else key in lane.frozen_keys
         if key is None:
             lane.frozen_keys.clear()
         else:
-            lane.frozen_keys.open(key)
+            lane.frozen_keys.pop(key, None)
         return was_frozen
 
 
-def _all_of(lane: EngineLane) -> list[Freeze[Crowd]]:
+def _freezes_of(lane: QueueLane) -> list[Freeze[BatchWaiter]]:
     return [*lane.frozen_keys.values(), *([lane.freeze] if lane.freeze is not None else [])]
 
 
-def _waits(lane: EngineLane) -> bool:
-    return any(freeze.waits_for for freeze in _all_of(lane))
-
-
-def frozen_of(lane: EngineLane) -> list[Frozen]:
-    """What is closed in one queue."""
+def frozen_of(lane: QueueLane) -> list[Frozen]:
+    """Everything that is frozen in one queue."""
     queue, found = lane.queue, list[Frozen]()
     if lane.freeze is not None:
         found.append(Frozen(queue.topic, None, queue, lane.freeze.since, lane.freeze.why))

@@ -1,4 +1,4 @@
-"""A producer's settings, checked once when it is made."""
+"""A producer's settings, checked once when it is created."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,43 +15,46 @@ from lanemq.net.security import Security, TlsOptions
 from lanemq.wire.signing import Credentials
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-"""The largest body RocketMQ's brokers take (MessageStoreConfig.maxMessageSize)."""
+"""The largest body that RocketMQ's brokers take (MessageStoreConfig.maxMessageSize)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """What a producer does when it is not told otherwise. Every problem is reported at once."""
+    """The options of a producer and their defaults. All problems are reported at once."""
 
     group: str = "lanemq-producers"
-    """Under this name the broker lists the producer."""
+    """The name under which the broker lists the producer."""
     codec: str | Codec = "json"
-    linger_ms: int = 0
-    """How long a message may wait for company. 0 sends at once; messages still share a batch while earlier
-    ones are under way, so waiting pays only for many small messages from slow senders."""
+    """How values become bytes: "json", "bytes", or an object with `encode` and `decode`."""
+    linger: float = 0.0
+    """Seconds that a message may wait for others to share its batch. 0 sends at once; messages still share a batch
+    while earlier ones are in flight, so waiting pays only for many small messages from slow senders."""
     window: int = 4
-    """Batches of one queue under way at once. A LaneMQ broker refuses the later ones when an earlier one is
-    missing; an Apache broker would store them, so there it is always 1."""
+    """Batches of one queue in flight at once. A LaneMQ broker refuses later ones if an earlier one is missing; an
+    Apache broker would store them, so with it the window is always 1."""
     max_batch_messages: int = 1000
+    """Messages of a batch. Few: more requests. Many: a refused message costs more to find."""
     max_batch_bytes: int = 1024 * 1024
-    """A batch ends at either limit. Apache brokers refuse batches over 4 MiB."""
+    """Bytes of a batch. Apache brokers refuse batches over 4 MiB."""
     buffer_bytes: int = 64 * 1024 * 1024
-    """Messages waiting or under way. A full buffer makes senders wait; it never drops."""
+    """Bytes of messages that wait or are in flight. When the buffer is full, senders wait; no message is dropped."""
     timeout: float = 10.0
-    """Seconds from the send call to its receipt, retries included. Afterwards nobody knows whether the
-    message was stored, and the send fails with `RequestTimedOut`."""
+    """Seconds from the send call to its receipt, retries included. After that the send fails with `RequestTimedOut`,
+    and the message may be stored or not."""
     request_timeout: float = 3.0
-    """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A broker
-    of any kind that takes no bytes for once or twice as long is connected to anew. Too short, and a broker that is
-    merely slow is asked again and again; too long, and a send uses up its `timeout` on a connection that is dead."""
+    """Seconds after which an unanswered request to a LaneMQ broker is sent again over a new connection. A connection
+    whose writes stall for one to two times as long is replaced, whatever the broker. Too short: a broker that is merely
+    slow gets every request repeatedly. Too long: a send uses up its `timeout` on a dead connection."""
     compress_above: int = 4096
-    """Single bodies of this size or more are sent as zlib (RocketMQ's DefaultMQProducer). Batches are not."""
+    """Bytes from which a single body is compressed with zlib (RocketMQ's DefaultMQProducer). Batches are not."""
     max_body_bytes: int = MAX_BODY_BYTES
+    """Bytes of the largest body; larger ones are refused when they are sent."""
     tls: TlsOptions | None = None
-    """Encrypted connections; None: as the environment says (docs/guides/security.md), else plain ones."""
+    """Encrypts connections. None: as the environment says (docs/security.md), else not encrypted."""
     credentials: Credentials | None = None
-    """Signs every request, for brokers with access control; None: as the environment says, else nothing."""
+    """Signs every request, for brokers with access control. None: as the environment says, else not signed."""
     history: History = NO_HISTORY
-    """Where to write down what happens, for the checker."""
+    """The file that records what happens, for the checker; given as a folder."""
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -66,7 +69,7 @@ class ProducerOptions:
 
     def _rules(self) -> tuple[tuple[bool, str], ...]:
         return (
-            (not 0 <= self.linger_ms <= 60_000, f"linger_ms is {self.linger_ms}, use 0 to 60000"),
+            (not 0 <= self.linger <= 60, f"linger is {self.linger:g} s, use 0 to 60"),
             (not 1 <= self.window <= 100, f"window is {self.window}, use 1 to 100"),
             (
                 not 1 <= self.max_batch_messages <= 10_000,
@@ -92,7 +95,7 @@ class ProducerOptions:
 _KINDS: dict[str, object] = {
     "tls": TlsOptions | None,
     "credentials": Credentials | None,
-    "linger_ms": int,
+    "linger": float,
     "window": int,
     "max_batch_messages": int,
     "max_batch_bytes": int,
@@ -109,7 +112,7 @@ class ProducerSettings(TypedDict, total=False):
 
     group: str
     codec: str | Codec
-    linger_ms: int
+    linger: float
     window: int
     max_batch_messages: int
     max_batch_bytes: int
@@ -124,7 +127,7 @@ class ProducerSettings(TypedDict, total=False):
 
 
 def producer_options(clock: Clock, client_id: str, /, **settings: Unpack[ProducerSettings]) -> ProducerOptions:
-    """Checked options; a history named by its folder is opened under the producer's client id."""
+    """Checked options. A history that is given as a folder is opened under the producer's client id."""
     refuse_unknown(settings, tuple(each.name for each in fields(ProducerOptions)), "producer")
     given = settings.pop("history", NO_HISTORY)
     options = ProducerOptions(**settings)  # type: ignore[arg-type]  # without history: that may be a path

@@ -1,155 +1,156 @@
-"""The blocking producer: threads, plain sockets, no event loop. Its calls; what is behind them is `producer_shell`."""
+"""The blocking producer: threads and plain sockets, no event loop.
 
-from collections.abc import Mapping, Sequence
+The calling thread writes to the socket itself. The reader thread of a connection settles what was answered and sends
+what has gathered since, so batches form while the broker is busy. One maintenance thread watches deadlines, back-off,
+heartbeats and new connections; it never writes to a socket, so that a stalled broker cannot stop it.
+
+One lock guards the engine; it is never held while writing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Self
+from functools import partial
+from typing import Self, Unpack
 
-from lanemq.client.producer.batch_block import Batch
-from lanemq.client.producer.packing import Many, choice_of
-from lanemq.client.producer.requests import extras_of
-from lanemq.client.producer.shell import ProducerShell
-from lanemq.client.producer.waiters import UNHEARD, SubmittedFuture, WaitingCrowd, WaitingThread
-from lanemq.client.producer.work import CLOSE_SPARE_SECONDS
+from lanemq.client.producer.base import (
+    CLOSE_SPARE_SECONDS,
+    TICK_SECONDS,
+    Batch,
+    ProducerBase,
+    SendArguments,
+    buffer_full,
+    closed,
+    not_reached,
+)
+from lanemq.client.producer.batches import Keyed, Many, check_sendable, total_size
+from lanemq.client.producer.lane import SendRequest
+from lanemq.client.producer.options import ProducerSettings
+from lanemq.client.producer.replies import NO_ACTIONS, Actions
+from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture, ThreadBatchWaiter, ThreadWaiter, Waiter
 from lanemq.client.receipt import Receipt
-from lanemq.core.sending.sharding import Selector
-from lanemq.model.errors import LaneError, LaneFrozen
+from lanemq.client.routing import BlockingRoutes, TopicRoute
+from lanemq.clock import Clock
+from lanemq.model.errors import LaneError, LaneFrozen, UsageError
 from lanemq.model.queue import MessageQueue
+from lanemq.net.address import parse_addresses
+from lanemq.net.blocking import DuplexConnection
+from lanemq.wire.command import Command
+
+log = logging.getLogger(__name__)
 
 
-class Producer(ProducerShell):
+class Producer(ProducerBase):
     """Sends messages and keeps those of a key in order. Safe for any number of threads."""
+
+    def __init__(self, servers: str, *, clock: Clock | None = None, **settings: Unpack[ProducerSettings]) -> None:
+        lock = threading.Lock()
+        super().__init__(lock, SubmittedFuture, clock, settings)
+        self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
+        self._changed = threading.Condition(lock)
+        self._waiting = 0
+        self._links: dict[str, DuplexConnection] = {}
+        self._ended = threading.Event()
+        self._guard = CallbackGuard()
+        self._wake = threading.Event()
+        self._maintenance = threading.Thread(target=self._maintain, name="lanemq-producer", daemon=True)
+        self._maintenance.start()
 
     # sending
 
     def send(
-        self,
-        topic: str,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
+        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
     ) -> Receipt:
-        """Stores one message and returns where it is; raises when it is not known to be stored.
+        """Stores one message and returns its receipt; raises if it is not known to be stored.
 
-        Interrupted, it leaves the message to its fate: if it fails, its key is frozen.
+        If interrupted, the message may still be sent; if it then fails, its key is frozen.
         """
-        self._here.check_may_wait("send")
-        ticket = WaitingThread()
-        extras = extras_of(tag, keys, properties, delay_level)
+        self._guard.check_may_wait("send")
+        waiter = ThreadWaiter()
         try:
-            self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, True))
-            return ticket.wait()
+            self._accept(topic, value, key, arguments, waiter, sender_waits=True)
+            return waiter.wait()
         except LaneError:
             raise
         except BaseException:
-            self._leave(ticket)
+            self._interrupted(waiter)
             raise
 
     def submit(
-        self,
-        topic: str,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-        delay_level: int = 0,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
+        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
     ) -> Future[Receipt]:
-        """Takes its place in line at once; the future says how it ended. Waits only while the buffer is full.
+        """Accepts one message and returns a future with its receipt. Waits only for a route or a full buffer.
 
-        If it fails, its key is frozen: what was submitted of that key behind it fails with `LaneFrozen`, and so
-        does what comes later, until `resume` or `drop`. Other keys go on.
+        If the message fails, its key is frozen: later messages of the key fail with `LaneFrozen` until `resume` or
+        `drop`. Other keys continue.
         """
-        if not (tag or keys or properties or delay_level or selector) and queue is None and type(key) is str:
+        if not arguments and type(key) is str:
             taken: Future[Receipt] | None = self._take(topic, key, value)
             if taken is not None:
                 return taken
-        ticket = SubmittedFuture()
-        extras = extras_of(tag, keys, properties, delay_level)
+        future = SubmittedFuture()
         try:
-            self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (ticket, False))
+            self._accept(topic, value, key, arguments, future, sender_waits=False)
         except LaneFrozen as error:
-            ticket.failed(0, error.with_traceback(None))  # which would lead back to the future, for ever
-        return ticket
+            future.failed(0, error.with_traceback(None))  # the traceback refers to the future: a reference cycle
+        return future
 
     def send_oneway(
-        self,
-        topic: str,
-        value: object,
-        *,
-        key: str | int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] | str = (),
-        properties: Mapping[str, str] | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-        queue: int | MessageQueue | None = None,
+        self, topic: str, value: object, *, key: str | int | None = None, **arguments: Unpack[SendArguments]
     ) -> None:
-        """Takes its place in line; nobody is told how it ended."""
-        extras = extras_of(tag, keys, properties, 0)
-        self._accept(topic, value, key, extras, choice_of(selector, arg, queue), (UNHEARD, True))
+        """Accepts one message, and does not report its outcome."""
+        self._accept(topic, value, key, arguments, NO_WAITER, sender_waits=True)
 
     def send_many(self, topic: str, messages: Many) -> list[Receipt]:
-        """Stores all messages, those of a key in the order given; the fast way for more than a few.
+        """Stores all messages, those of a key in the order given. The fastest call for more than a few messages.
 
-        Raises the error of the first message that failed; nothing behind it of its key is stored, others of the
-        call may be. No more messages are read after a failure. Any other error (of `messages` itself, an
-        interruption) ends the call at once: what was read before is sent, and if it fails, its keys are frozen.
+        If a message fails, raises the error of the first one; no later message of its key is stored, other messages of
+        the call may be. No messages are read after a failure. Any other error (raised by `messages`, or an
+        interruption) ends the call at once: messages read before are sent, and if one fails, its key is frozen.
         """
-        self._here.check_may_wait("send_many")
-        crowd, count, told = WaitingCrowd(), 0, False
+        self._guard.check_may_wait("send_many")
+        waiter, count, interrupted = ThreadBatchWaiter(), 0, True
         try:
             try:
-                for run in self._packer.runs(messages, crowd):
+                for run in self._packer.runs(messages, waiter):
                     self._accept_run(topic, run)
                     count += len(run)
             except LaneError as error:
-                crowd.failed(count, error)  # it stands for its run; the caller hears of the earliest failure
+                waiter.failed(count, error)  # for its whole run; the caller gets the error of the first failure
                 count += 1
-            crowd.close(count)
-            crowd.wait()
-            told = True
-            return crowd.result()
+            waiter.close(count)
+            waiter.wait()
+            interrupted = False
+            return waiter.result()
         finally:
             self._empty_inbox()
             with self._lock:
-                self._engine.call_ended(crowd, told=told)
+                self._engine.call_ended(waiter, interrupted=interrupted)
 
     def batch(self, topic: str) -> Batch:
         """`with producer.batch("orders") as batch: batch.add(value, key=...)` sends all at the end of the block."""
         return Batch(self, topic)
 
-    # life
-
     def flush(self) -> None:
-        """Waits until everything accepted so far is settled, one way or the other; not for what comes later."""
-        self._here.check_may_wait("flush")
+        """Waits until everything accepted so far is stored or has failed; not for later messages."""
+        self._guard.check_may_wait("flush")
         self._settle(None)
 
     def resume(self, topic: str, *, key: str | int | None = None, queue: int | MessageQueue | None = None) -> None:
-        """Opens a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
+        """Resumes a frozen key, and its queue if that is frozen as a whole; without a key, all of queue or topic."""
         self._resume(self._route(topic), key, queue)
 
     def close(self) -> None:
-        """Refuses new messages, settles what was accepted (at most `timeout` seconds), ends connections and threads.
+        """Refuses new messages, settles accepted ones (at most `timeout` seconds), ends connections and threads.
 
-        Called again, it waits until the first call has done that.
+        A second call waits until the first one is done.
         """
-        self._here.check_may_wait("close")
+        self._guard.check_may_wait("close")
         with self._changed:
             is_second, self._closing = self._closing, True
             self._adjust_inbox()
-            self._changed.notify_all()  # whoever waits for space waits in vain
+            self._changed.notify_all()  # threads that wait for room in the buffer give up
         if is_second:
             self._ended.wait()
             return
@@ -163,7 +164,7 @@ class Producer(ProducerShell):
         with self._lock:
             self._closed = True
         self._wake.set()
-        self._keeper.join()
+        self._maintenance.join()
         for link in tuple(self._links.values()):
             link.close()
         self._routes.close()
@@ -171,10 +172,237 @@ class Producer(ProducerShell):
         with self._lock:
             outcomes = self._engine.abandon()
         for outcome in outcomes:
-            outcome.tell()
+            outcome.notify()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # accepting messages
+
+    def _accept(
+        self,
+        topic: str,
+        value: object,
+        key: str | int | None,
+        arguments: SendArguments,
+        waiter: Waiter,
+        *,
+        sender_waits: bool,
+    ) -> None:
+        route, engine = self._route(topic), self._engine
+        message, choice = self._pack(value, key, arguments, waiter, sender_waits)
+        queue = self._queue_for(route, value, key, choice)
+        if self._inbox:
+            self._empty_inbox()
+        with self._lock:
+            if engine.buffered_bytes + message.size > self._options.buffer_bytes:
+                self._wait_for_room(message.size)
+            if self._closing:
+                raise closed()
+            lane = self._offer(route, queue, message)
+            links = self._line_up(engine.take_requests(lane))
+            wake = engine.needs_wake(lane)
+        self._write(links)
+        if wake:
+            self._wake.set()
+
+    def _accept_run(self, topic: str, run: list[Keyed]) -> None:
+        route, engine = self._route(topic), self._engine
+        by_queue = self._chooser.sort_out(route, run)
+        self._empty_inbox()
+        with self._lock:
+            self._wait_for_room(sum(map(total_size, by_queue.values())))
+            if self._closing:
+                raise closed()
+            lanes = engine.offer_all(by_queue, route)
+            links = self._line_up([request for lane in lanes for request in engine.take_requests(lane)])
+            wake = any([engine.needs_wake(lane) for lane in lanes])
+        self._write(links)
+        if wake:
+            self._wake.set()
+
+    def _route(self, topic: str) -> TopicRoute:
+        if self._closing:
+            raise closed()
+        return self._routes.cached(topic) or self._routes.get(check_sendable(topic), provisional=True)
+
+    def _wait_for_room(self, size: int) -> None:
+        """Waits until `size` bytes fit into the buffer. With the lock held.
+
+        A callback does not wait, because it runs on the thread that makes room. Messages larger than the whole buffer
+        are accepted when the buffer is empty.
+        """
+        engine, free = self._engine, max(0, self._options.buffer_bytes - size)
+        if engine.buffered_bytes <= free or self._guard.in_callback:
+            return
+        if not self._wait_until(lambda: engine.buffered_bytes <= free or self._closing, self._options.timeout):
+            raise buffer_full(self._options.buffer_bytes, self._options.timeout)
+
+    def _wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(true, seconds)
+        finally:
+            self._waiting -= 1
+
+    def _settle(self, seconds: float | None) -> None:
+        self._empty_inbox()
+        with self._lock:
+            links = self._line_up(self._engine.send_all_now())
+            mark = self._engine.mark()
+        self._write(links)
+        with self._changed:
+            self._wait_until(lambda: mark.settled, seconds)
+
+    def _empty_inbox(self) -> None:
+        if not self._inbox:
+            return
+        with self._lock:
+            actions = self._move_inbox()
+            links = self._line_up(actions.requests)
+        self._write(links)
+        self._finish(actions)
+
+    def _move_inbox(self) -> Actions:
+        """With the lock held."""
+        actions, wake = self._inbox.move_all(self._engine)
+        if wake:
+            self._wake.set()
+        if self._closed:  # `close` has already abandoned the rest
+            actions.outcomes += self._engine.abandon()
+        return actions
+
+    def _adjust_inbox(self) -> None:
+        """With the lock held, after every change of what the inbox depends on."""
+        self._inbox.adjust(self._unanswered > 0 and not self._closing, self._engine.buffered_bytes)
+
+    # requests and replies
+
+    def _line_up(self, requests: Iterable[SendRequest]) -> set[DuplexConnection]:
+        """Queues requests on their connections. With the lock held, so that two threads cannot swap two batches of a
+        lane; the caller writes them after it has released the lock."""
+        links = set()
+        for request in requests:
+            link = self._links[request.broker]
+            link.line_up(request.command, partial(self._replied, request))
+            links.add(link)
+            self._unanswered += 1
+        self._adjust_inbox()
+        return links
+
+    def _write(self, links: Iterable[DuplexConnection]) -> None:
+        """Writes what is queued. The maintenance thread leaves that to others: a stalled broker would block it."""
+        for link in links:
+            if self._guard.is_maintenance:
+                link.flush_aside()
+            else:
+                link.flush()
+
+    def _replied(self, request: SendRequest, reply: Command | None, error: LaneError | None) -> None:
+        with self._lock:
+            self._unanswered -= 1
+            moved = self._move_inbox() if self._inbox else NO_ACTIONS
+            actions = self._engine.replied(request, reply, error)
+            links = self._line_up((*moved.requests, *actions.requests))
+        self._write(links)
+        self._finish(actions)
+        self._finish(moved)
+        if not actions.outcomes:
+            self._wake.set()  # the batch will be sent again later
+
+    def _finish(self, actions: Actions) -> None:
+        guard = self._guard
+        was_in_callback, guard.in_callback = guard.in_callback, True
+        try:
+            for outcome in actions.outcomes:
+                outcome.notify()
+        finally:
+            guard.in_callback = was_in_callback
+        for topic in actions.stale_topics:
+            self._routes.stale(topic)
+        for broker in actions.hang_up:
+            log.warning("broker %s does not answer, connecting anew", broker)
+            self._links[broker].hang_up()
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    # the maintenance thread
+
+    def _maintain(self) -> None:
+        """Runs until the producer is closed, whatever fails: without it nothing would be sent again."""
+        pause, self._guard.is_maintenance = 0.0, True
+        while not self._closed:
+            self._wake.wait(pause)
+            self._wake.clear()
+            try:
+                self._maintain_once()
+                pause = self._pause()
+            except Exception:
+                log.exception("unexpected error in the producer's maintenance thread, which continues")
+                pause = TICK_SECONDS
+
+    def _maintain_once(self) -> None:
+        self._empty_inbox()
+        with self._lock:
+            self._inbox.forget_old(self._routes.cached)
+            actions = self._engine.tick()
+            links = self._line_up(actions.requests)
+            dial = self._engine.to_dial()
+        self._write(links)
+        self._finish(actions)
+        for broker, topic in dial:
+            name = f"lanemq-dial-{broker}"
+            threading.Thread(target=self._dial, args=(broker, topic), name=name, daemon=True).start()
+        if self._heartbeat_is_due():
+            for link in tuple(self._links.values()):
+                link.post_oneway(self._heartbeat(), aside=True)
+
+    def _dial(self, broker: str, topic: str) -> None:
+        try:
+            address = self._routes.get(topic, provisional=True).master(broker)
+            lost, stall = partial(self._lost, broker), min(self._options.request_timeout, self._options.timeout)
+            link = DuplexConnection(address, on_lost=lost, write_timeout=stall, security=self._security)
+        except Exception as error:  # noqa: BLE001 - if not reported, the broker would never be dialled again
+            self._routes.stale(topic)
+            with self._lock:
+                self._engine.dial_failed(broker, not_reached(broker, error))
+            return
+        link.post_oneway(self._heartbeat())
+        with self._lock:
+            self._links[broker] = link
+            too_late = self._closed  # otherwise `close` finds it among the links
+            links = () if too_late else self._line_up(self._engine.connected(broker))
+            if not link.is_open:  # it was lost before `_lost` could know it
+                self._engine.disconnected(broker)
+        if too_late:
+            link.close()
+        self._write(links)
+
+    def _lost(self, broker: str, link: DuplexConnection) -> None:
+        with self._lock:
+            if self._links.get(broker) is link:
+                self._engine.disconnected(broker)
+        self._wake.set()
+
+
+class CallbackGuard(threading.local):
+    """What the current thread does for the producer, and so what it may wait for.
+
+    Callbacks of `submit` run on the thread that settles messages: a callback that waits for a message would wait for
+    itself. The maintenance thread never waits for a broker: other brokers' deadlines would not be kept.
+    """
+
+    in_callback = False
+    """The thread runs callbacks, and settles nothing until they return."""
+    is_maintenance = False
+
+    def check_may_wait(self, call: str) -> None:
+        if self.in_callback:
+            raise UsageError(
+                f"{call}() inside a callback of submit() would wait for the thread it runs on: use submit() there, "
+                f"or leave it to another thread"
+            )

@@ -1,9 +1,8 @@
-"""Whom to tell what became of a message.
+"""Waiters: objects that are notified when a message has been stored or has failed.
 
-A ticket is told once per message, with a receipt or with the error. Which kind there is depends on how the
-caller waits: `send` waits for one, `send_many` for all of its messages, `submit` hands out a future. A caller who
-waits may be interrupted, and is told nothing then: the call's ticket says so (`left`), and the key is closed if its
-message fails (`send_freezes`).
+A waiter is notified once per message, with a receipt or an error. Its class follows from the call: `send` waits for one
+message, `send_many` for all of its messages, `submit` returns a future. A caller that waits may be interrupted and then
+does not learn the outcome: its waiter is marked `interrupted`, and if the message fails, its key is frozen (`freezes`).
 """
 
 import asyncio
@@ -18,16 +17,16 @@ from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError
 
 
-class Ticket(Protocol):
-    """What the engine's outcomes are delivered to."""
+class Waiter(Protocol):
+    """What every waiter offers."""
 
     def stored(self, index: int, receipt: Receipt) -> None: ...
 
     def failed(self, index: int, error: LaneError) -> None: ...
 
 
-class Unheard:
-    """Nobody waits; a failure is in the log, nowhere else."""
+class NoWaiter:
+    """The waiter of `send_oneway`: does nothing. A failure appears only in the log."""
 
     def stored(self, index: int, receipt: Receipt) -> None:
         pass
@@ -36,20 +35,20 @@ class Unheard:
         pass
 
 
-UNHEARD = Unheard()
+NO_WAITER = NoWaiter()
 
 
-class Sole:
-    """Of a call that sends one message and waits: it hears of a failure, unless it is interrupted before."""
+class SingleWaiter:
+    """The waiter of `send`: one message whose caller waits for the outcome."""
 
-    left = False
-    """The call ended with something else: its caller is told nothing any more."""
-    if_unheard: Callable[[], None] | None = None
-    """Closes the key of the message, which has failed, should the caller be interrupted on the way to hearing it."""
+    interrupted = False
+    """The call ended early; its caller does not learn the outcome."""
+    on_interrupt: Callable[[], None] | None = None
+    """Set when the message has failed: freezes its key if the caller is interrupted before it gets the error."""
 
 
-class WaitingThread(Sole):
-    """One thread, one message. A bare lock: half the cost of a future or an event."""
+class ThreadWaiter(SingleWaiter):
+    """A thread waits. A bare lock: half the cost of a future or an event."""
 
     def __init__(self) -> None:
         self._settled = threading.Lock()
@@ -66,7 +65,7 @@ class WaitingThread(Sole):
         self._settled.release()
 
     def wait(self) -> Receipt:
-        """The engine's deadlines end every wait, so none is needed here."""
+        """Waits without a time-out: the engine's deadlines settle every message."""
         self._settled.acquire()
         if self._receipt is None:
             assert self._error is not None
@@ -74,17 +73,17 @@ class WaitingThread(Sole):
         return self._receipt
 
 
-FEW = threading.Lock()
-"""Guards the moment in which a future gets its condition or its result."""
+FUTURE_LOCK = threading.Lock()
+"""Guards the moment in which a `SubmittedFuture` gets its condition or its result."""
 
 
 @compiled
 class SubmittedFuture(Future[Receipt]):
-    """A future that costs little as long as nobody waits for it.
+    """The future of `submit`: cheap as long as no thread waits for it.
 
-    A message that was accepted is sent, so it cannot be cancelled. The base class makes a condition variable
-    for every future, which takes longer than sending the message; here it is made when somebody looks before
-    the result is there.
+    The base class creates a condition variable for every future, which takes longer than sending the message. This
+    class creates it when a caller looks before the result is there. A future cannot be cancelled, because a message
+    that was accepted is sent.
     """
 
     _made: threading.Condition | None = None
@@ -93,12 +92,12 @@ class SubmittedFuture(Future[Receipt]):
     _exception = None
 
     def __init__(self) -> None:
-        """What the base class would set here is set above, or when the condition is made."""
+        """Sets nothing: the class attributes above replace what the base class would set."""
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._made is None:
-            with FEW:
+            with FUTURE_LOCK:
                 if self._made is None:
                     self._waiters = []
                     self._done_callbacks: list[object] = []
@@ -116,7 +115,7 @@ class SubmittedFuture(Future[Receipt]):
         return super().result(timeout) if receipt is None else receipt
 
     def end_unseen(self, receipt: Receipt) -> bool:
-        """For whoever holds the lock. False if somebody looks: a waiter, or a callback, has to be told then."""
+        """Sets the result, with `FUTURE_LOCK` held. False if a thread waits or a callback is set: notify it instead."""
         if self._made is not None:
             return False
         self._state = "FINISHED"
@@ -124,7 +123,7 @@ class SubmittedFuture(Future[Receipt]):
         return True
 
     def stored(self, index: int, receipt: Receipt) -> None:
-        with FEW:
+        with FUTURE_LOCK:
             if self.end_unseen(receipt):
                 return
         self.set_result(receipt)
@@ -134,7 +133,7 @@ class SubmittedFuture(Future[Receipt]):
 
 
 class LoopFuture(asyncio.Future[Receipt]):
-    """The asyncio counterpart; a waiter that was cancelled is not told."""
+    """The future of `AsyncProducer.submit`. It ignores the outcome if it was cancelled."""
 
     def stored(self, index: int, receipt: Receipt) -> None:
         if not self.done():
@@ -145,22 +144,22 @@ class LoopFuture(asyncio.Future[Receipt]):
             self.set_exception(error)
 
 
-class WaitingTask(Sole, LoopFuture):
-    """One task, one message."""
+class TaskWaiter(SingleWaiter, LoopFuture):
+    """A task waits."""
 
 
 @compiled
 def put_in_place(receipts: list[Any], indexes: Iterable[int], some: Iterable[Receipt]) -> None:
-    """Each of them where its index says."""
+    """Writes each receipt to its index."""
     for index, receipt in zip(indexes, some, strict=True):
         receipts[index] = receipt
 
 
-class Crowd(ABC):
-    """Receipts of many messages, in the order in which they were given; done when all are settled.
+class BatchWaiter(ABC):
+    """The waiter of `send_many`: collects the receipts of many messages, and wakes the caller when all are settled.
 
-    How many there are is known only at `close`, since the first are settled while later ones are still read. They are
-    kept as they come, a batch at a time, and put in order at the end. Readers of several connections may come at once.
+    Their number is known only at `close`, because the first messages are settled while later ones are still read.
+    Receipts are kept as they arrive, a batch at a time, and put in order at the end. Safe for several reader threads.
     """
 
     def __init__(self) -> None:
@@ -169,17 +168,17 @@ class Crowd(ABC):
         self._guard = threading.Lock()
         self.errors: dict[int, LaneError] = {}
         self._expected: int | None = None
-        self.over = False
-        """The call has ended: whoever made it knows what there is to know."""
-        self.left = False
-        """It has ended with something else: nobody is told any more."""
+        self.ended = False
+        """The call has returned or raised the outcome: its caller knows it."""
+        self.interrupted = False
+        """The call ended early; its caller does not learn the outcome."""
 
     def stored_all(self, indexes: Sequence[int], receipts: Sequence[Receipt]) -> None:
-        """`stored` for each of them."""
+        """Calls `stored` for each of them."""
         with self._guard:
             self._batches.append((indexes, receipts))
             self._settled += len(indexes)
-            self._look()
+            self._check_complete()
 
     def stored(self, index: int, receipt: Receipt) -> None:
         self.stored_all((index,), (receipt,))
@@ -188,17 +187,18 @@ class Crowd(ABC):
         with self._guard:
             self.errors[index] = error
             self._settled += 1
-            self._look()
+            self._check_complete()
 
     def close(self, count: int) -> None:
+        """All messages were handed over; `count` is their number."""
         with self._guard:
             self._expected = count
-            self._look()
+            self._check_complete()
 
     def result(self) -> list[Receipt]:
-        """All receipts, or the error of the first message that has none."""
+        """All receipts in order; raises the error of the first message that has none."""
         if self.errors:
-            # Not kept here: it leads to the frames that it passes, to the parcels in them, and so back to this.
+            # Not kept here: a raised error refers to frames and their messages, which refer back to this waiter.
             errors, self.errors = self.errors, {}
             raise errors[min(errors)]
         receipts: list[Any] = [None] * self._settled
@@ -206,15 +206,15 @@ class Crowd(ABC):
             put_in_place(receipts, indexes, some)
         return receipts
 
-    def _look(self) -> None:
+    def _check_complete(self) -> None:
         if self._settled == self._expected:
-            self._completed()
+            self._wake()
 
     @abstractmethod
-    def _completed(self) -> None: ...
+    def _wake(self) -> None: ...
 
 
-class WaitingCrowd(Crowd):
+class ThreadBatchWaiter(BatchWaiter):
     """A thread waits for all of them."""
 
     def __init__(self) -> None:
@@ -224,11 +224,11 @@ class WaitingCrowd(Crowd):
     def wait(self) -> None:
         self._all.wait()
 
-    def _completed(self) -> None:
+    def _wake(self) -> None:
         self._all.set()
 
 
-class AwaitedCrowd(Crowd):
+class TaskBatchWaiter(BatchWaiter):
     """A task waits for all of them."""
 
     def __init__(self) -> None:
@@ -238,5 +238,5 @@ class AwaitedCrowd(Crowd):
     async def wait(self) -> None:
         await self._all.wait()
 
-    def _completed(self) -> None:
+    def _wake(self) -> None:
         self._all.set()

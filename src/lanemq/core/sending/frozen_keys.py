@@ -1,12 +1,11 @@
-"""Which keys of a queue may not be sent, why, and who has to hear of it before they may again.
+"""Which keys of a queue are frozen, why, and which callers have to learn of it first.
 
-Rule: a key whose message failed stays closed as long as anybody could send another message of it without knowing
-of the failure. Whoever was told before sending on needs no freeze. A call that sends many is told when it ends:
-until then its keys are closed, then they open by themselves. A call that ends with something else, before it can
-tell, is told nothing. That and everything else waits for a person.
+Invariant: a key whose message failed stays frozen as long as a caller could send another message of it without knowing
+of the failure. A `send_many` call learns of it when it ends: until then its keys are frozen, then they resume by
+themselves. If the call is interrupted, its caller never learns of it, and the keys wait for the user's `resume`, as
+they do after a failed `submit`.
 
-Memory: one entry per key that failed and was not opened since. Every one of them stands for at least one message
-whose sender was told of a failure.
+Memory: one entry per key that failed and has not been resumed.
 """
 
 from dataclasses import dataclass, field
@@ -14,60 +13,57 @@ from typing import Generic, TypeVar
 
 from lanemq.model.units import Millis
 
-W = TypeVar("W")
-"""Who is told: a call that sends many."""
+C = TypeVar("C")
+"""A call that sends many messages."""
 
 
 @dataclass(slots=True)
-class Freeze(Generic[W]):
-    """One key, or a whole queue, that is closed."""
+class Freeze(Generic[C]):
+    """One frozen key, or a frozen queue."""
 
     since: Millis
     """Wall time of the first failure."""
     why: Exception
-    waits_for: set[W] = field(default_factory=set)
-    """Calls that have not ended: their callers do not know it yet."""
+    waits_for: set[C] = field(default_factory=set)
+    """Running calls whose callers do not know of the failure yet."""
     needs_resume: bool = False
-    """Somebody may send on without knowing it: only a person opens it."""
+    """A caller may not know of the failure: only the user resumes it."""
 
-    def concern(self, call: W | None) -> None:
-        """One more message was given up or turned away; None: nobody knows when its sender will hear of it."""
+    def add(self, call: C | None) -> None:
+        """Another message was given up or refused; without a call, its sender may learn of it at any time."""
         if call is None:
             self.needs_resume = True
         else:
             self.waits_for.add(call)
 
-    def leave(self, call: W) -> None:
-        """The call ended without its caller hearing of the failure."""
+    def call_interrupted(self, call: C) -> None:
+        """The call ended, and its caller did not learn of the failure."""
         if call in self.waits_for:
             self.waits_for.discard(call)
             self.needs_resume = True
 
     @property
-    def everybody_knows(self) -> bool:
+    def is_known(self) -> bool:
+        """All callers concerned know of the failure."""
         return not self.needs_resume and not self.waits_for
 
 
-class FrozenKeys(dict[str, Freeze[W]]):
+class FrozenKeys(dict[str, Freeze[C]]):
     """The frozen keys of one queue. A dict, because every send asks whether there are any."""
 
-    def freeze(self, key: str, why: Exception, call: W | None, *, wall: Millis) -> None:
-        """A message of the key failed; the first failure is the one that is shown."""
+    def freeze(self, key: str, why: Exception, call: C | None, *, wall: Millis) -> None:
+        """A message of the key failed. The first failure is the one that is shown."""
         found = self.get(key)
         if found is None:
             found = self[key] = Freeze(wall, why)
-        found.concern(call)
+        found.add(call)
 
-    def told(self, call: W) -> list[str]:
-        """The call has ended; the keys that opened by that."""
-        opened = []
+    def call_ended(self, call: C) -> list[str]:
+        """The call has returned the outcome to its caller; returns the keys that resume."""
+        resumed = []
         for key, freeze in tuple(self.items()):
             freeze.waits_for.discard(call)
-            if freeze.everybody_knows:
+            if freeze.is_known:
                 del self[key]
-                opened.append(key)
-        return opened
-
-    def open(self, key: str) -> bool:
-        """A person has decided; false if the key was open."""
-        return self.pop(key, None) is not None
+                resumed.append(key)
+        return resumed

@@ -1,31 +1,149 @@
-"""The batches of a lane that were sent and not acknowledged, and which of them are accounted for.
+"""The batches of a lane that were sent and not acknowledged, and whether each may be stored.
 
-Rule: a message is sent under another number only when it is certain that it is not stored under the one it has.
+Invariant: a message keeps its sequence number as long as its epoch lasts, and gets another one only when it is certain
+that it is not stored under the first. A batch that is sent again is the same messages with the same numbers; a batch
+that is split becomes two, whose messages keep their numbers. So a broker that checks stamps recognises every message
+that it has.
 
-A message that is given up leaves a hole in the numbers of its epoch: from there on nothing can be stored. A batch
-behind the hole is clear, free to go under a new epoch, when it is neither under way nor in doubt. What is under way
-is refused as a gap; what is in doubt, because an answer was lost, is sent once more to hear that.
+A message that is given up leaves a hole in the numbers of its epoch: nothing behind the hole can be stored. A batch
+behind the hole is clear, that is, free to be sent under a new epoch, when it is neither in flight nor in doubt. A batch
+in flight is refused as a gap; a batch in doubt, because its reply was lost, is sent once more to get that refusal.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
 from itertools import takewhile
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from lanemq.core.sending.batch import Entry, SendBatch, SentBatch
-from lanemq.model.units import Millis
+from lanemq.core.sending.pending import Entry
+from lanemq.model.units import Epoch, Millis
 
 M = TypeVar("M")
 
 
-class SentWindow(Generic[M]):
-    """Ascending by sequence."""
+class SendError(Enum):
+    """Why a batch was not acknowledged."""
 
-    def __init__(self, most_in_flight: int, key_of: Callable[[M], str | None]) -> None:
-        self.most_in_flight = most_in_flight
+    RETRY = "may succeed later"
+    """Busy, timed out, or connection lost: the batch may be stored or not."""
+    GAP = "the broker misses an earlier message"
+    """Expected behind a failed batch. If everything earlier was acknowledged, it freezes the lane."""
+    FORGOTTEN = "the broker has forgotten this producer"
+    """A gap as well: the broker expects sequence 0. If nothing earlier is open, it has lost its memory."""
+    REFUSED = "the message is illegal"
+    """One message is at fault: nothing of its batch is stored, and without it the others would be."""
+    FATAL = "nothing can be stored in this queue"
+    """The queue, the broker or the producer is at fault: any other message would be refused too."""
+    TOO_LATE = "not acknowledged within the delivery timeout"
+
+
+class SendBatch(NamedTuple, Generic[M]):
+    """One request: messages with sequences first_sequence, first_sequence + 1, ... of this epoch.
+
+    A tuple, because there is one per request, and a frozen dataclass takes three times as long to create.
+    """
+
+    epoch: Epoch
+    first_sequence: int
+    messages: tuple[M, ...]
+    size: int
+    attempt: int
+    given_up: AbstractSet[int] = frozenset()
+    """Indexes of messages that were given up while it was in flight; their senders were notified then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Generic[M]):
+    """Messages that are given up, and why. Each is in one field; their keys are to be frozen."""
+
+    error: SendError
+    refused: tuple[M, ...] = ()
+    """Certainly not stored: the broker refused every attempt."""
+    unknown: tuple[M, ...] = ()
+    """May be stored or not."""
+    unsent: tuple[M, ...] = ()
+    """Too late, and never sent: certainly not stored."""
+    behind: tuple[M, ...] = ()
+    """In flight behind a failed message of their key. If that one is not stored, a broker that checks stamps refuses
+    them; if that is unknown, they may be stored or not."""
+    blocked: tuple[M, ...] = ()
+    """Waited behind a failed message, of their key or (if the whole lane is frozen) of any key: not stored."""
+
+    @property
+    def everything(self) -> tuple[M, ...]:
+        return (*self.refused, *self.unknown, *self.unsent, *self.behind, *self.blocked)
+
+
+@dataclass(slots=True, eq=False)
+class SentBatch(Generic[M]):
+    """A batch that was sent at least once and not acknowledged."""
+
+    first_sequence: int
+    messages: tuple[M, ...]
+    sizes: list[int]
+    """The size of each message."""
+    deadline: Millis
+    """The deadline of its first message, which is the oldest."""
+    attempt: int = 0
+    in_flight: bool = False
+    doubt: bool = False
+    """An attempt was not answered: the batch may be stored."""
+    sent_first: bool = False
+    """Everything earlier was acknowledged when it was last sent, so a gap cannot come from an open retry."""
+    given_up: set[int] = field(default_factory=set)
+    """Indexes of messages that were given up."""
+    suspect: bool = False
+    """A part of a refused batch: the illegal message is in here, or in another part."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def is_given_up(self) -> bool:
+        return len(self.given_up) == len(self.messages)
+
+    def left(self) -> tuple[M, ...]:
+        """Its messages without those that were given up."""
+        if not self.given_up:
+            return self.messages
+        return tuple(message for index, message in enumerate(self.messages) if index not in self.given_up)
+
+    def entries(self) -> Iterator[Entry[M]]:
+        """The same, as entries of the pending line."""
+        for index, message in enumerate(self.messages):
+            if index not in self.given_up:
+                yield message, self.sizes[index], self.deadline
+
+    def halves(self) -> "list[SentBatch[M]]":
+        """Its first and its second half, with the numbers they have, not in flight."""
+        middle = len(self.messages) // 2
+        return [self._part(0, middle), self._part(middle, len(self.messages))]
+
+    def _part(self, start: int, end: int) -> "SentBatch[M]":
+        return SentBatch(
+            self.first_sequence + start,
+            self.messages[start:end],
+            self.sizes[start:end],
+            self.deadline,
+            self.attempt,
+            doubt=self.doubt,
+            given_up={index - start for index in self.given_up if start <= index < end},
+            suspect=True,
+        )
+
+
+class SentWindow(Generic[M]):
+    """The unacknowledged batches of a lane, ascending by sequence."""
+
+    def __init__(self, max_in_flight: int, key_of: Callable[[M], str | None]) -> None:
+        self.max_in_flight = max_in_flight
         self._key_of = key_of
         self._batches: deque[SentBatch[M]] = deque()
-        # From this number on nothing can be stored in this epoch any more.
+        # From this sequence on nothing can be stored in this epoch.
         self._hole: int | None = None
 
     def __len__(self) -> int:
@@ -45,14 +163,14 @@ class SentWindow(Generic[M]):
 
     @property
     def searches(self) -> bool:
-        """Parts of a refused batch are here, so one request at a time: what goes behind the illegal one is wasted."""
+        """Parts of a refused batch are here. They are sent one at a time: what follows the illegal one is wasted."""
         return any([batch.suspect for batch in self._batches])
 
     def is_behind_hole(self, batch: SentBatch[M]) -> bool:
         return self._hole is not None and batch.first_sequence >= self._hole
 
     def is_clear(self, batch: SentBatch[M]) -> bool:
-        """Certainly not stored, and not to be sent in this epoch any more."""
+        """Certainly not stored, and not to be sent again in this epoch."""
         if batch.in_flight or not self.is_behind_hole(batch):
             return False
         return not batch.doubt or batch.is_given_up
@@ -64,7 +182,7 @@ class SentWindow(Generic[M]):
         first, count = batch.first_sequence, len(batch.messages)
         for sent in self._batches:
             if sent.first_sequence == first:
-                return sent if len(sent.messages) == count else None  # it may have been taken apart
+                return sent if len(sent.messages) == count else None  # it may have been split
         return None
 
     def to_repeat(self) -> SentBatch[M] | None:
@@ -72,16 +190,16 @@ class SentWindow(Generic[M]):
         return next((batch for batch in self._batches if not batch.in_flight and not self.is_clear(batch)), None)
 
     def may_go(self, again: SentBatch[M]) -> bool:
-        """Not while a later one is under way: its answer tells whether it has to follow."""
-        flying = self.in_flight()
-        if not flying:
+        """False while a later batch is in flight: its reply tells whether it has to follow."""
+        in_flight = self.in_flight()
+        if not in_flight:
             return True
         if self.searches:
             return False
-        return len(flying) < self.most_in_flight and flying[-1].first_sequence < again.first_sequence
+        return len(in_flight) < self.max_in_flight and in_flight[-1].first_sequence < again.first_sequence
 
     def waits_before(self, batch: SentBatch[M]) -> bool:
-        """An earlier one has to be sent again, so a gap is no news."""
+        """An earlier batch has to be sent again, so a gap is expected."""
         return any(not earlier.in_flight for earlier in takewhile(lambda each: each is not batch, self._batches))
 
     # changes
@@ -93,22 +211,22 @@ class SentWindow(Generic[M]):
         self._batches.remove(batch)
 
     def land(self) -> None:
-        """No answer will come any more to what is under way."""
+        """No reply will come to what is in flight."""
         for batch in self._batches:
             batch.doubt |= batch.in_flight
             batch.in_flight = False
 
     def tear_at(self, sequence: int) -> None:
-        """Nothing is stored in this epoch from this number on."""
+        """Nothing is stored in this epoch from this sequence on."""
         self._hole = sequence if self._hole is None else min(sequence, self._hole)
 
-    def take_apart(self, refused: SentBatch[M]) -> None:
-        """Its halves, in its place."""
+    def split(self, refused: SentBatch[M]) -> None:
+        """Replaces the batch by its halves."""
         parts = [batch.halves() if batch is refused else [batch] for batch in self._batches]
         self._batches = deque(batch for part in parts for batch in part)
 
     def lose(self, which: Callable[[SentBatch[M]], bool]) -> tuple[M, ...]:
-        """These are never sent again; the messages of them that somebody still waits for."""
+        """Removes batches for good; returns their messages that were not given up before."""
         lost = [batch for batch in self._batches if which(batch)]
         for batch in lost:
             self.tear_at(batch.first_sequence)
@@ -116,14 +234,14 @@ class SentWindow(Generic[M]):
         return _left(lost)
 
     def lose_late(self, now: Millis | None) -> tuple[tuple[M, ...], tuple[M, ...]]:
-        """Loses the batches whose time is up, without a time all of them: what may be stored, and what is not."""
+        """Removes batches whose deadline has passed (all, if `now` is None): what may be stored, and what is not."""
         late = [batch for batch in self._batches if now is None or batch.deadline <= now]
         clear = [batch for batch in late if self.is_clear(batch)]
         unknown = self.lose(lambda batch: batch in late and batch not in clear)
         return unknown, self.lose(lambda batch: batch in clear)
 
     def bar(self, keys: Collection[str], after: int) -> tuple[tuple[M, ...], tuple[M, ...]]:
-        """Gives up what these keys have in batches behind a number: what may be under way, and what is not."""
+        """Gives up messages of these keys in batches behind a sequence: those that may be stored, and the others."""
         behind: list[M] = []
         waiting: list[M] = []
         for batch in self._batches:
@@ -132,7 +250,7 @@ class SentWindow(Generic[M]):
         return tuple(behind), tuple(waiting)
 
     def withdraw(self, key: str) -> tuple[M, ...]:
-        """Gives up what this key has in batches that only wait for the next epoch."""
+        """Gives up messages of this key in batches that only wait for the next epoch."""
         return tuple(each for batch in self._batches if self.is_clear(batch) for each in self._take(batch, (key,)))
 
     def _take(self, batch: SentBatch[M], keys: Collection[str]) -> Iterator[M]:
@@ -142,7 +260,7 @@ class SentWindow(Generic[M]):
                 yield message
 
     def stop_at(self, refused: SentBatch[M]) -> tuple[tuple[M, ...], tuple[M, ...]]:
-        """Keeps only what can still be stored before this one; of the rest: what may be stored, and what is not."""
+        """Keeps only earlier batches that can still be stored; of the rest: what may be stored, and what is not."""
         end = refused.first_sequence
         kept = [batch for batch in self._batches if batch.first_sequence < end and not self.is_behind_hole(batch)]
         rest = [batch for batch in self._batches if batch is not refused and batch not in kept]
@@ -151,7 +269,7 @@ class SentWindow(Generic[M]):
         return _left(batch for batch in rest if batch not in clear), _left(clear)
 
     def start_anew(self) -> list[Entry[M]]:
-        """Everything that is left, as it waited before it was sent; the window is empty and without a hole."""
+        """Empties the window, forgets the hole, and returns everything that was left."""
         entries = [entry for batch in self._batches for entry in batch.entries()]
         self._batches.clear()
         self._hole = None

@@ -1,9 +1,6 @@
-"""The messages of a lane that wait to be sent, in order, each with its size and the time at which it is given up.
+"""The messages of a lane that wait to be sent, in order, each with its size and its deadline.
 
-Rule: they come out in the order in which they went in, and nothing of a message that is out is kept here.
-
-Kept in runs that were offered together. A run is cut as a whole, so nothing is created or looked at per message; with
-a hundred thousand messages a second that is what a line costs.
+They are kept in runs that were offered together. A run is cut as a whole, so nothing is created or read per message.
 """
 
 from bisect import bisect_right
@@ -11,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from lanemq.core.sending.batch import Entry
 from lanemq.model.units import Millis
 
 M = TypeVar("M")
+
+Entry: TypeAlias = tuple[M, int, Millis]
+"""A waiting message: itself, its size, and its deadline."""
 
 
 @dataclass(slots=True)
@@ -29,10 +28,10 @@ class _Run(Generic[M]):
 
 
 class PendingLine(Generic[M]):
-    """First in, first out, except for what is given up."""
+    """First in, first out, except for messages that are given up."""
 
     def __init__(self) -> None:
-        # None of them is empty.
+        # No run is empty.
         self._runs: deque[_Run[M]] = deque()
         self._count = 0
 
@@ -41,7 +40,7 @@ class PendingLine(Generic[M]):
 
     @property
     def deadline(self) -> Millis | None:
-        """Of the first message."""
+        """The deadline of the first message."""
         return self._runs[0].deadline if self._runs else None
 
     def messages(self) -> list[M]:
@@ -53,18 +52,18 @@ class PendingLine(Generic[M]):
             self._count += len(messages)
 
     def put_back(self, entries: Iterable[Entry[M]]) -> None:
-        """In front of everything else; they were sent, and have to wait again."""
+        """Puts entries that were sent in front of everything else: they have to wait again."""
         self._runs.extendleft(reversed(_runs_of(entries)))
         self._recount()
 
-    def cut(self, most: int, max_bytes: int) -> tuple[list[M], list[int]]:
-        """The first messages and their sizes: as many as may go together, and at least one."""
+    def cut(self, max_count: int, max_bytes: int) -> tuple[list[M], list[int]]:
+        """Removes the first messages, as many as may share a batch and at least one; returns them and their sizes."""
         messages: list[M] = []
         sizes: list[int] = []
         left = max_bytes
-        while self._runs and len(messages) < most:
+        while self._runs and len(messages) < max_count:
             run = self._runs[0]
-            some = run.sizes[: most - len(messages)]
+            some = run.sizes[: max_count - len(messages)]
             total = sum(some)
             fits = len(some) if total <= left else bisect_right(list(accumulate(some)), left)
             count = fits or (0 if messages else 1)
@@ -78,7 +77,7 @@ class PendingLine(Generic[M]):
         return messages, sizes
 
     def take_late(self, now: Millis) -> list[M]:
-        """Those at the front whose time is up."""
+        """Removes the messages at the front whose deadline has passed."""
         late: list[M] = []
         while self._runs and self._runs[0].deadline <= now:
             late += self._runs.popleft().messages
@@ -86,7 +85,7 @@ class PendingLine(Generic[M]):
         return late
 
     def take_keys(self, keys: Collection[str], key_of: Callable[[M], str | None]) -> list[M]:
-        """Everything of these keys."""
+        """Removes all messages of these keys."""
         gone = [message for message in self.messages() if key_of(message) in keys] if keys else []
         if gone:
             kept = [entry for entry in self._entries() if key_of(entry[0]) not in keys]

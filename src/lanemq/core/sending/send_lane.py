@@ -1,34 +1,32 @@
 """The messages of one producer for one queue, on their way to the broker.
 
-Rule: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and
-nothing of a key is stored behind a message of it that failed.
+Invariant: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and no
+message of a key is stored behind one that failed.
 
-- Every message gets a sequence number, and what is sent again has the number it had (`send_batch`), so a broker
-  that knows it answers "stored".
-- At most `window` batches are unanswered. With window 1 a later batch cannot pass an unanswered earlier one:
-  that is the setting for a broker that does not check sequences (Apache RocketMQ). A LaneMQ broker refuses
-  gaps, which makes larger windows safe, on one connection: batches behind a failed one are refused, and all
-  of them are sent again in order.
-- A refused batch is taken apart by halves, and those that are refused again, until the guilty message is alone: only
-  that one fails. Behind it batches begin with one message, and with every answer twice as many may go together: where
-  one is illegal there may be more, and neither one nor many of them cost a request for every message.
-- What fails leaves a hole in the epoch's numbers. Its key is given up with everything of it that waits. Other keys
-  wait until every batch is accounted for: what came before the hole is stored, and what was sent behind it is
-  refused as a gap, which proves that it is not stored. Then they go on under a new epoch, with numbers from 0;
-  it fences the old one, so a straggler in some buffer can no longer be stored behind newer messages.
+- Every message gets a sequence number and keeps it when it is sent again (`in_flight`), so a broker that already has
+  the message answers "stored".
+- At most `window` batches are unanswered. With window 1 a later batch cannot overtake an unanswered earlier one, which
+  a broker that does not check sequences (Apache RocketMQ) requires. A LaneMQ broker refuses gaps, which makes larger
+  windows safe on one connection: batches behind a failed one are refused, and all of them are sent again in order.
+- A refused batch is split in halves, and so are the halves that are refused again, until the illegal message is alone:
+  only that one fails. After it, batches start with one message and double with every acknowledgement: where one message
+  is illegal there may be more, and neither one nor many of them cost a request per message.
+- A failed message leaves a hole in the numbers of its epoch. Waiting messages of its key are given up with it. Other
+  keys wait until every batch is accounted for: what came before the hole is stored, and what was sent behind it is
+  refused as a gap, which proves that it is not stored. Then they continue under a new epoch, with numbers from 0. The
+  new epoch fences the old one, so a delayed batch of the old one cannot be stored behind newer messages.
 - A failure that concerns the whole queue freezes the lane until `resume`.
 
-It does not know connections or answers' encodings; the shell translates those to the calls below.
+The lane knows neither connections nor encodings; the client translates those to the calls below.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.sending.batch import Failed, SendBatch, SendError, SentBatch
-from lanemq.core.sending.in_flight import SentWindow
-from lanemq.core.sending.open_span import LeftOut
+from lanemq.core.sending.in_flight import Failed, SendBatch, SendError, SentBatch, SentWindow
 from lanemq.core.sending.pending import PendingLine
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
@@ -41,7 +39,7 @@ SEND_BACKOFF: Final = Backoff(0.05, 2.0, 5)
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How far a lane may run ahead of the broker's answers, and how long it tries."""
+    """How far a lane may run ahead of the broker's replies, and how long it tries."""
 
     window: int = 1
     delivery_timeout: Millis = DELIVERY_TIMEOUT
@@ -55,7 +53,7 @@ class SendOptions:
 
 
 class SendLane(Generic[M]):
-    """One queue's lane of one producer. Messages whose `key_of` is None have no order among them to keep."""
+    """One queue's lane of one producer. Messages whose `key_of` is None have no order to keep."""
 
     def __init__(self, options: SendOptions, *, epoch: Epoch, key_of: Callable[[M], str | None]) -> None:
         self._options = options
@@ -64,14 +62,14 @@ class SendLane(Generic[M]):
         self._next_sequence = 0
         # In the order of their sequences.
         self._pending: PendingLine[M] = PendingLine()
-        # All of it before `_pending`.
+        # Earlier than everything in `_pending`.
         self._sent: SentWindow[M] = SentWindow(options.window, key_of)
         self._left_out = LeftOut()
         self._failures = 0
         self._retry_at: Millis | None = None
         self._frozen: SendError | None = None
-        # After an illegal message: how many may go together.
-        self._few: int | None = None
+        # After an illegal message: how many messages may share a batch.
+        self._max_count: int | None = None
 
     @property
     def epoch(self) -> Epoch:
@@ -79,7 +77,7 @@ class SendLane(Generic[M]):
 
     @property
     def frozen(self) -> SendError | None:
-        """Why nothing at all may be offered; frozen keys are not known here."""
+        """Why nothing may be offered, if the whole lane is frozen. The lane does not know frozen keys."""
         return self._frozen
 
     @property
@@ -89,16 +87,16 @@ class SendLane(Generic[M]):
 
     @property
     def open_span(self) -> int:
-        """How many were offered since the oldest that is neither acknowledged nor given up, itself included.
+        """How many messages were offered since the oldest open one, itself included.
 
-        It may be larger for a while after messages were given up, never smaller.
+        After messages were given up it may be too large for a while, never too small.
         """
         oldest = self._oldest()
         return self._next_sequence - oldest + self._left_out.since(oldest)
 
     @property
     def must_renew(self) -> bool:
-        """Every batch is accounted for after a failure: `renew`, and go on."""
+        """Every batch is accounted for after a failure: call `renew`."""
         return self._sent.has_hole and self._frozen is None and self._sent.all_clear
 
     @property
@@ -107,23 +105,23 @@ class SendLane(Generic[M]):
         return self._sent.to_repeat() is not None
 
     def set_window(self, window: int) -> None:
-        """From now on; what is under way beyond it is waited for."""
+        """Changes the window. Batches in flight beyond it are waited for."""
         self._options = replace(self._options, window=window)
-        self._sent.most_in_flight = window
+        self._sent.max_in_flight = window
 
     def waiting(self) -> list[M]:
-        """What was never sent, or goes out again under a new epoch."""
+        """Messages that were never sent, or are to be sent again under a new epoch."""
         return self._pending.messages()
 
     def in_flight(self) -> set[int]:
-        """First sequences of the batches that an answer is expected for."""
+        """First sequences of the batches that a reply is expected for."""
         return {batch.first_sequence for batch in self._sent.in_flight()}
 
     def offer(self, message: M, size: int, *, now: Millis) -> int:
-        """Queue a message; its sequence number in the present epoch, as long as nothing before it fails.
+        """Adds a message; returns its sequence number in the current epoch, valid as long as nothing before it fails.
 
         Raises:
-            LaneFrozen: the lane is frozen; nothing may be sent before `resume`.
+            LaneFrozen: the lane is frozen until `resume`.
         """
         if self._frozen is not None:
             raise self._refusal(self._frozen)
@@ -132,7 +130,7 @@ class SendLane(Generic[M]):
         return self._next_sequence - 1
 
     def offer_all(self, messages: Sequence[M], sizes: Sequence[int], *, now: Millis) -> int:
-        """As `offer` for each of them; the first one's sequence number. Nothing is created per message."""
+        """Calls `offer` for each; returns the first one's sequence number. Creates nothing per message."""
         if self._frozen is not None:
             raise self._refusal(self._frozen)
         first = self._next_sequence
@@ -141,9 +139,9 @@ class SendLane(Generic[M]):
         return first
 
     def take_batch(self, *, max_count: int, max_bytes: int, now: Millis) -> SendBatch[M] | None:
-        """The next request to send, or None: nothing to send, window full, or waiting after a failure.
+        """The next batch to send, or None: nothing to send, window full, or waiting after a failure.
 
-        What failed is sent again first, cut exactly as before. A message over `max_bytes` travels alone.
+        Failed batches are sent again first, unchanged. A message over `max_bytes` travels alone.
         """
         if self._retry_at is not None and now < self._retry_at:
             return None
@@ -159,24 +157,24 @@ class SendLane(Generic[M]):
         return self._send(fresh)
 
     def acknowledged(self, batch: SendBatch[M]) -> bool:
-        """The broker has stored it; False if that was known, or the batch was given up meanwhile.
+        """The broker has stored the batch. False if that was known, or the batch has been given up.
 
-        An answer to an earlier attempt counts: it is the same batch.
+        A reply to an earlier attempt counts: it is the same batch.
         """
         found = self._find(batch)
         if found is None:
             return False
         self._sent.remove(found)
         self._failures = 0
-        if self._few is not None:
-            self._few *= 2
+        if self._max_count is not None:
+            self._max_count *= 2
         return True
 
     def failed(self, batch: SendBatch[M], error: SendError, *, now: Millis) -> Failed[M] | None:
-        """The batch was not acknowledged; what is given up for that, or None when all of it will be sent again."""
+        """The batch was not acknowledged. Returns what is given up, or None if all of it will be sent again."""
         found = self._find(batch)
         if found is None or found.attempt != batch.attempt or not found.in_flight:
-            return None  # an answer to an attempt that was already counted as lost
+            return None  # a reply to an attempt that was already counted as lost
         match error:
             case SendError.RETRY:
                 self._back_off(now)
@@ -188,10 +186,10 @@ class SendLane(Generic[M]):
         return self._freeze(found, error)
 
     def expire(self, *, now: Millis) -> Failed[M] | None:
-        """Give up what has waited longer than the delivery timeout.
+        """Gives up messages whose deadline has passed.
 
-        What is younger and under way is neither lost nor late: its answer tells whether it is stored, or was refused
-        for the hole before it and goes on in the next epoch. A lane that is frozen has no next one.
+        Younger messages in flight are not: their replies tell whether they are stored, or were refused for the hole
+        before them and continue in the next epoch. A frozen lane has no next epoch.
         """
         deadline = self._deadline()
         if deadline is None or now < deadline:
@@ -204,12 +202,12 @@ class SendLane(Generic[M]):
         return replace(lost, unsent=(*clear, *late), blocked=(*lost.blocked, *left.blocked))
 
     def next_deadline(self) -> Millis | None:
-        """When to call `expire` and `take_batch` again, if nothing happens before."""
+        """When to call `expire` and `take_batch` again at the latest."""
         times = [time for time in (self._deadline(), self._retry_at) if time is not None]
         return min(times, default=None)
 
     def renew(self) -> int:
-        """Goes on behind a hole, in a new epoch; how many messages go out again."""
+        """Continues behind a hole in a new epoch; returns how many messages are sent again."""
         oldest, before = self._oldest(), self._next_sequence
         again = self._sent.start_anew()
         self._pending.put_back(again)
@@ -220,14 +218,14 @@ class SendLane(Generic[M]):
         return len(again)
 
     def withdraw(self, key: str) -> tuple[M, ...]:
-        """Give up everything of the key that waits; what is under way is settled as if nothing had happened."""
+        """Gives up all waiting messages of the key. Messages in flight are settled as usual."""
         return (*self._sent.withdraw(key), *self._take_from_line({key}))
 
     def resume(self) -> Epoch:
-        """Go on after a freeze of the whole lane, in a new epoch with sequences from 0.
+        """Resumes a frozen lane in a new epoch with sequences from 0.
 
         Raises:
-            UsageError: batches from before the failure are unanswered; the new epoch would fence them out.
+            UsageError: batches from before the failure are unanswered; the new epoch would fence them.
         """
         if self._frozen is None:
             return self._epoch
@@ -238,7 +236,7 @@ class SendLane(Generic[M]):
         self._sent.start_anew()
         return self._begin_epoch()
 
-    # inside: what goes out
+    # sending
 
     def _refusal(self, frozen: SendError) -> LaneFrozen:
         return LaneFrozen(
@@ -253,18 +251,18 @@ class SendLane(Generic[M]):
         return SendBatch(self._epoch, batch.first_sequence, batch.messages, batch.size, batch.attempt, batch.given_up)
 
     def _cut(self, max_count: int, max_bytes: int) -> SentBatch[M]:
-        most = self._few or max_count
-        if most >= max_count:
-            most, self._few = max_count, None
+        count = self._max_count or max_count
+        if count >= max_count:
+            count, self._max_count = max_count, None
         first, deadline = self._next_sequence - len(self._pending), self._pending.deadline
         assert deadline is not None
-        messages, sizes = self._pending.cut(most, max_bytes)
+        messages, sizes = self._pending.cut(count, max_bytes)
         return SentBatch(first, tuple(messages), sizes, deadline)
 
     def _find(self, batch: SendBatch[M]) -> SentBatch[M] | None:
         return self._sent.find(batch) if batch.epoch == self._epoch else None
 
-    # inside: what went wrong
+    # failures
 
     def _back_off(self, now: Millis) -> None:
         self._sent.land()
@@ -282,7 +280,7 @@ class SendLane(Generic[M]):
         elif error is SendError.GAP:
             return self._freeze(found, error)
         elif not found.doubt:
-            # Sent once and refused, and with it all behind it: nothing of them is stored.
+            # Sent once and refused, with everything behind it: nothing of that is stored.
             found.in_flight = False
             sent.tear_at(found.first_sequence)
         else:
@@ -293,13 +291,13 @@ class SendLane(Generic[M]):
     def _refused(self, found: SentBatch[M]) -> Failed[M] | None:
         found.in_flight = False
         if len(found.messages) > 1:
-            self._sent.take_apart(found)
+            self._sent.split(found)
             return None
-        guilty = self._sent.lose(lambda batch: batch is found)
-        self._few = 1
-        if not guilty:
+        illegal = self._sent.lose(lambda batch: batch is found)
+        self._max_count = 1
+        if not illegal:
             return None
-        refused, unknown = ((), guilty) if found.doubt else (guilty, ())
+        refused, unknown = ((), illegal) if found.doubt else (illegal, ())
         return self._give_up(SendError.REFUSED, refused=refused, unknown=unknown, after=found.first_sequence)
 
     def _give_up(
@@ -311,7 +309,7 @@ class SendLane(Generic[M]):
         unsent: tuple[M, ...] = (),
         after: int = -1,
     ) -> Failed[M]:
-        """With them goes everything of their keys that was offered behind them."""
+        """Gives up these messages, and everything of their keys that was offered behind them."""
         keys = {key for message in (*refused, *unknown, *unsent) if (key := self._key_of(message)) is not None}
         behind, clear = self._sent.bar(keys, after)
         return Failed(error, refused, unknown, unsent, behind, (*clear, *self._take_from_line(keys)))
@@ -323,12 +321,12 @@ class SendLane(Generic[M]):
         return gone
 
     def _freeze(self, refused: SentBatch[M], error: SendError) -> Failed[M]:
-        """Nothing may be sent any more. Batches before the refused one are innocent and stay."""
+        """Freezes the lane. Batches before the refused one are not at fault and stay."""
         unknown, clear = self._sent.stop_at(refused)
         blocked = (*clear, *self.waiting())
         self._pending.clear()
         self._frozen = error
-        if refused.doubt and error is not SendError.GAP:  # a gap is refused before anything else is looked at
+        if refused.doubt and error is not SendError.GAP:  # the broker checks for gaps before anything else
             return Failed(error, unknown=(*refused.left(), *unknown), blocked=blocked)
         return Failed(error, refused.left(), unknown, blocked=blocked)
 
@@ -339,21 +337,67 @@ class SendLane(Generic[M]):
         self._retry_at = None
         return self._epoch
 
-    # inside: who stands where
+    # sequence numbers
 
     def _oldest(self) -> int:
-        """The number of the oldest open message, or of the next one."""
+        """The sequence of the oldest open message, or of the next one."""
         if self._sent:
             return self._sent.first.first_sequence
         return self._next_sequence - len(self._pending)
 
     def _shorten(self, count: int) -> None:
-        """So many that waited have left; nothing of them was sent, so their numbers are free."""
+        """`count` waiting messages have left. They were never sent, so their numbers are free."""
         self._next_sequence -= count
         self._left_out.leave(count, oldest=self._oldest(), next_sequence=self._next_sequence)
 
     def _deadline(self) -> Millis | None:
-        """Of the oldest message."""
+        """The deadline of the oldest message."""
         if self._sent:
             return self._sent.first.deadline
         return self._pending.deadline
+
+
+class LeftOut:
+    """Counts messages that were given up while older ones were open. Usually none.
+
+    It keeps the span of open messages right when messages leave the middle of the line. The span must not come out too
+    small while an old message is open, or a flush would end before it; and what left the middle is counted only until
+    everything that was in line then is gone, or a flush would never end.
+
+    Memory: at most one entry per message in line; none if the line is empty.
+    """
+
+    def __init__(self) -> None:
+        # Ascending pairs of a sequence and a count: so many left, all of them before the message with that sequence.
+        self._left: deque[tuple[int, int]] = deque()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def since(self, oldest: int) -> int:
+        """How many left the line behind the oldest open message, or shortly before it."""
+        left = self._left
+        while left and left[0][0] <= oldest:
+            self._total -= left.popleft()[1]
+        return self._total
+
+    def leave(self, count: int, *, oldest: int, next_sequence: int) -> None:
+        """`count` messages left; the line now reaches from `oldest` to `next_sequence`."""
+        left, together = self._left, count
+        while left and left[-1][0] >= next_sequence:
+            together += left.pop()[1]
+        if together:
+            left.append((next_sequence, together))
+        self._total += count
+        self.since(oldest)
+
+    def renumbered(self, oldest: int) -> None:
+        """The message with sequence `oldest` now has 0, and those behind it follow."""
+        self.since(oldest)
+        self._left = deque((end - oldest, count) for end, count in self._left)
+
+    def clear(self) -> None:
+        """The line is empty and starts again."""
+        self._left.clear()
+        self._total = 0

@@ -1,10 +1,8 @@
 """Which queue a key belongs to.
 
-The first link of the chain that keeps a key in order: the same key must reach the same queue from every
-producer in every process and language. `pick_queue` is therefore RocketMQ's `SelectMessageQueueByHash`,
-bit for bit. The list of queues is taken as it comes, in the topic's published order; sorting it here
-would disagree with Java producers. A change of the queue count moves keys, and this module does not know
-about that.
+The same key must reach the same queue from every producer in every process and language. `pick_queue` is therefore
+RocketMQ's `SelectMessageQueueByHash`, bit for bit. Queues are used in the topic's published order; sorting them here
+would disagree with Java producers. A change of the queue count moves keys; this module does not handle that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,7 @@ from lanemq.model.java_hash import java_int_hash, java_string_hash
 from lanemq.model.queue import MessageQueue
 
 Selector = Callable[[Sequence[MessageQueue], object, object], MessageQueue]
-"""RocketMQ's MessageQueueSelector: (queues, message, argument of the send call) to the queue that gets it."""
+"""RocketMQ's MessageQueueSelector: takes queues, message and `arg` of the send call, and returns the queue."""
 
 
 def pick_queue(key: str | int, queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -31,14 +29,14 @@ def by_hash(queues: Sequence[MessageQueue], message: object, arg: object) -> Mes
 
 
 def by_int_modulo(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
-    """A number modulo the queue count, without hashing, so it may be of any size and sign."""
+    """Picks by a number modulo the queue count, without hashing. The number may have any size and sign."""
     if isinstance(arg, bool) or not isinstance(arg, int):
         raise InvalidOption(f"by_int_modulo needs an integer, not {arg!r}: use by_hash for text")
     return queues[_index(arg, queues)]
 
 
 def round_robin(counter: Iterator[int]) -> Selector:
-    """A selector that deals messages out in turn; it scatters a key over all queues, so it keeps no order."""
+    """A selector that uses the queues in turn. It spreads a key over all queues, so it keeps no order."""
 
     def select(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
         return queues[_index(next(counter), queues)]
@@ -48,7 +46,7 @@ def round_robin(counter: Iterator[int]) -> Selector:
 
 @compiled
 def text_hash(text: str) -> int:
-    """Java's hash of a text."""
+    """Java's hash of a string."""
     return java_string_hash(text)
 
 
@@ -56,13 +54,13 @@ def _hash(key: str | int) -> int:
     if isinstance(key, str):
         return text_hash(key)
     if isinstance(key, bool):
-        raise InvalidOption(f"key {key!r} is a truth value: pass text or an integer")
+        raise InvalidOption(f"key {key!r} is a bool: pass text or an integer")
     return java_int_hash(key)
 
 
 def _index(number: int, queues: Sequence[MessageQueue]) -> int:
-    # Java takes the remainder toward zero and then its absolute value. With unbounded integers that equals
-    # abs() first; Python's own `%` on a negative number would pick another queue.
+    # Java takes the remainder toward zero, then its absolute value. With unbounded integers that equals abs() first;
+    # Python's own `%` of a negative number would pick another queue.
     if not queues:
         raise InvalidOption("no queue to choose from: the topic has no writable queue, look at its route")
     return abs(number) % len(queues)

@@ -11,7 +11,7 @@ Invariant: a row is dropped as a repeat only if the same row is stored.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from lanemq.client.producer.requests import Parcel
+from lanemq.client.producer.batches import PendingMessage
 from lanemq.model.errors import NotAllowed, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
@@ -40,7 +40,7 @@ class RepeatCheck:
         self,
         queue: MessageQueue,
         address: Address,
-        parcels: Sequence[Parcel],
+        messages: Sequence[PendingMessage],
         sequence: int,
         answer: Mapping[str, str],
         ask_first: Callable[[], Mapping[str, str]],
@@ -51,10 +51,10 @@ class RepeatCheck:
         again, alone, to get its offset. Messages that were deleted, or that may not be read, are not compared; this is
         logged.
         """
-        count, offset = kept(answer, len(parcels))
+        count, offset = kept(answer, len(messages))
         if not count:
             return
-        wanted = {sequence + at: parcel for at, parcel in enumerate(parcels[:count])}
+        wanted = {sequence + at: message for at, message in enumerate(messages[:count])}
         reader = RangeReader(self._retrying, security=self._security)
         try:
             if offset < 0 and count > 1:
@@ -70,7 +70,7 @@ class RepeatCheck:
             reader.close()
 
     def _compare_stored(
-        self, reader: RangeReader, queue: MessageQueue, address: Address, first: int, wanted: dict[int, Parcel]
+        self, reader: RangeReader, queue: MessageQueue, address: Address, first: int, wanted: dict[int, PendingMessage]
     ) -> None:
         """Keeps reading until all of the task's messages are found; messages of other producers may be between them."""
         while wanted:
@@ -81,12 +81,12 @@ class RepeatCheck:
                     self._compare_one(queue, RecordView(body, start), wanted)
             first = end
 
-    def _compare_one(self, queue: MessageQueue, stored: RecordView, wanted: dict[int, Parcel]) -> None:
+    def _compare_one(self, queue: MessageQueue, stored: RecordView, wanted: dict[int, PendingMessage]) -> None:
         stamp = find_stamp(stored.properties_text)
         if stamp is None or (stamp.producer, stamp.epoch) != (self._producer, self._epoch):
             return
-        parcel = wanted.pop(stamp.sequence, None)
-        if parcel is None or _same(stored, parcel):
+        message = wanted.pop(stamp.sequence, None)
+        if message is None or _same(stored, message):
             return
         raise UsageError(
             f"{queue}: batch {self._epoch} is repeated with other rows than before: offset {stored.queue_offset} holds "
@@ -103,5 +103,5 @@ def kept(answer: Mapping[str, str], count: int) -> tuple[int, int]:
     return int(answer.get(LANE_SKIPPED, 0)), int(answer.get(LANE_KNOWN_OFFSET, -1))
 
 
-def _same(stored: RecordView, parcel: Parcel) -> bool:
-    return stored.body == parcel.body and stored.properties.get(PropertyName.KEY) == parcel.key
+def _same(stored: RecordView, message: PendingMessage) -> bool:
+    return stored.body == message.body and stored.properties.get(PropertyName.KEY) == message.key

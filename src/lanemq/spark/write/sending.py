@@ -13,7 +13,7 @@ from hashlib import md5
 from typing import NamedTuple
 
 from lanemq.client.identity import new_client_id
-from lanemq.client.producer.requests import PARCEL_OVERHEAD, Extras, Parcel, RequestBuilder, properties_text
+from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Extras, PendingMessage, RequestBuilder, properties_text
 from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
@@ -64,7 +64,7 @@ class _QueueBatch:
 
     def __init__(self) -> None:
         self.sequence = 0
-        self.parcels: list[Parcel] = []
+        self.messages: list[PendingMessage] = []
         self.size = 0
 
 
@@ -101,17 +101,17 @@ class TaskSender:
         """Adds a row. It is sent when its batch is full, and stored after `flush`."""
         queue = self._queue_of(row)
         batch = self._batches.setdefault(queue, _QueueBatch())
-        message_id = self._message_id(queue, batch.sequence + len(batch.parcels))
+        message_id = self._message_id(queue, batch.sequence + len(batch.messages))
         text = properties_text(row.key, message_id, _extras(row))
-        batch.parcels.append(Parcel(row.value, text, message_id, row.key))
-        batch.size += len(row.value) + len(text) + PARCEL_OVERHEAD
-        if len(batch.parcels) >= BATCH_MESSAGES or batch.size >= BATCH_BYTES:
+        batch.messages.append(PendingMessage(row.value, text, message_id, row.key))
+        batch.size += len(row.value) + len(text) + MESSAGE_OVERHEAD
+        if len(batch.messages) >= BATCH_MESSAGES or batch.size >= BATCH_BYTES:
             self._send(queue, batch)
 
     def flush(self) -> None:
         """Returns when every row is stored, or raises the error of the first that is not."""
         for queue, batch in self._batches.items():
-            if batch.parcels:
+            if batch.messages:
                 self._send(queue, batch)
 
     def close(self) -> None:
@@ -139,19 +139,19 @@ class TaskSender:
         return md5(name.encode(), usedforsecurity=False).hexdigest().upper()
 
     def _send(self, queue: MessageQueue, batch: _QueueBatch) -> None:
-        parcels, sequence = batch.parcels, batch.sequence
-        answer = self._request(queue, parcels, sequence)
+        messages, sequence = batch.messages, batch.sequence
+        answer = self._request(queue, messages, sequence)
         if self._repeats is not None:
             address = self._routes.get(queue.topic).master(queue.broker)
-            again = partial(self._request, queue, parcels[:1], sequence)
-            self._repeats.compare(queue, address, parcels, sequence, answer, again)
-        batch.sequence += len(parcels)
-        self.sent += len(parcels)
-        batch.parcels, batch.size = [], 0
+            again = partial(self._request, queue, messages[:1], sequence)
+            self._repeats.compare(queue, address, messages, sequence, answer, again)
+        batch.sequence += len(messages)
+        self.sent += len(messages)
+        batch.messages, batch.size = [], 0
 
-    def _request(self, queue: MessageQueue, parcels: Sequence[Parcel], sequence: int) -> Mapping[str, str]:
+    def _request(self, queue: MessageQueue, messages: Sequence[PendingMessage], sequence: int) -> Mapping[str, str]:
         command = self._requests.send(
-            queue, parcels, epoch=self._epoch, sequence=sequence, born=self._clock.wall(), creates=False
+            queue, messages, epoch=self._epoch, sequence=sequence, born=self._clock.wall(), creates=False
         )
         return self._retrying.run(lambda: self._ask(queue, command), str(queue)).ext
 

@@ -53,7 +53,7 @@ class ProducerProgram:
             clock=host.clock,
             history=history,
             window=plan.window,
-            linger_ms=plan.linger_ms,
+            linger=plan.linger_ms / 1000,
             timeout=self._random.choice((2.0, 10.0, 30.0)),
             request_timeout=1.0,
         )

@@ -1,0 +1,393 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, binding=False, cdivision=True
+"""Twins for the producer: packing messages, the inbox, batch bodies, receipts, and settling futures.
+
+The references are in `client/producer/` (`batches.py`, `inbox.py`, `replies.py`) and `client/identity.py`, with what
+everything means. These twins work on the caller's objects, so errors raised by a codec, an iterator or a key pass
+through. A plain message builds its properties text only when it is read, which is usually in the body of a batch.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_GET_LENGTH
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport getenv
+from libc.string cimport memcpy
+
+from lanemq._fast.bytes cimport lane_put16, lane_put32
+from lanemq._fast.submissions cimport Submission, new_future
+
+from lanemq._fast import references
+from lanemq._fast.submissions import SubmittedFuture
+
+cdef extern from *:
+    const char *LANEMQ_SOURCES
+    bint PyUnicode_IS_ASCII(object text)
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    object PyUnicode_New(Py_ssize_t size, int largest)
+    void *PyUnicode_DATA(object text)
+
+cdef const char *_pure = getenv(b"LANEMQ_PURE")
+if _pure != NULL and _pure[0] not in (0, 48):
+    raise ImportError("LANEMQ_PURE is set")
+
+SOURCES = LANEMQ_SOURCES.decode()
+
+cdef enum:
+    BATCH_HEAD = 20
+    BATCH_FRAME = 22
+    MAX_PROPERTIES = 32767
+    QUICK_KEY = 7800
+    MESSAGE_OVERHEAD = 100
+    MAX_IN_LINE = 1024
+    TEXT_FRAME = 35
+
+cdef const char *BEFORE_KEY = b"__SHARDINGKEY\x01"
+cdef const char *BEFORE_ID = b"\x02UNIQ_KEY\x01"
+cdef const char *AFTER_ID = b"\x02WAIT\x01true\x02"
+cdef const char *HEX_DIGITS = b"0123456789ABCDEF"
+
+
+@cython.no_gc
+@cython.freelist(1024)
+cdef class QuickMessage:
+    """A `PendingMessage` with a key and nothing special; all fields that it does not store are constants."""
+
+    cdef readonly bytes body
+    cdef readonly str key
+    cdef readonly str message_id
+    cdef readonly object waiter
+    cdef object _target
+    cdef readonly Py_ssize_t index
+    cdef readonly Py_ssize_t size
+
+    @property
+    def properties(self):
+        return f"__SHARDINGKEY\x01{self.key}\x02UNIQ_KEY\x01{self.message_id}\x02WAIT\x01true\x02"
+
+    @property
+    def sys_flag(self):
+        return 0
+
+    @property
+    def alone(self):
+        return False
+
+    @property
+    def sender_waits(self):
+        return False
+
+
+cdef inline QuickMessage _new_message(bytes body, str key, str message_id, waiter):
+    cdef QuickMessage message = QuickMessage.__new__(QuickMessage)
+    message.body, message.key, message.message_id, message.waiter = body, key, message_id, waiter
+    message.size = PyBytes_GET_SIZE(body) + PyUnicode_GET_LENGTH(key) + PyUnicode_GET_LENGTH(message_id)
+    message.size += TEXT_FRAME + MESSAGE_OVERHEAD
+    return message
+
+
+cdef class MessageIds:
+    """Twin of `client.identity.MessageIds`."""
+
+    cdef bytes _prefix
+    cdef uint32_t _number
+
+    def __init__(self, str prefix not None, uint32_t first_block):
+        self._prefix = prefix.encode("ascii")
+        self._number = first_block << 12
+
+    def next(self):
+        return self.give()
+
+    cdef str give(self):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(self._prefix)
+        cdef uint32_t number = self._number
+        cdef int digit
+        cdef object text = PyUnicode_New(size + 8, 127)
+        cdef unsigned char *at = <unsigned char *>PyUnicode_DATA(text)
+        memcpy(at, PyBytes_AS_STRING(self._prefix), size)
+        for digit in range(7, -1, -1):
+            at[size + digit] = HEX_DIGITS[number & 15]
+            number >>= 4
+        self._number += 1
+        return <str>text
+
+
+cdef MessageIds _source(next_id):
+    """The object whose `next` this is, to be used without a Python call; None if it is another function."""
+    of = getattr(next_id, "__self__", None)
+    return of if type(of) is MessageIds and next_id == of.next else None
+
+
+cdef class Intake:
+    """Twin of `client.producer.inbox.Intake`."""
+
+    cdef public dict topics
+    cdef public bint open
+    cdef object _encode, _next_id, _new_future, _empty
+    cdef MessageIds _ids
+    cdef Py_ssize_t _max_body
+    cdef bint _passes_bytes, _makes_submitted
+    cdef list _line
+
+    def __init__(self, encode, next_id, new_future, empty, Py_ssize_t max_body, bint passes_bytes):
+        self.topics = {}
+        self._line = []
+        self._encode, self._next_id, self._new_future, self._empty = encode, next_id, new_future, empty
+        self._makes_submitted = new_future is SubmittedFuture
+        self._ids = _source(next_id)
+        self._max_body, self._passes_bytes = max_body, passes_bytes
+
+    def take(self, topic, key, value):
+        targets = self.topics.get(topic)
+        if targets is None or not self.open or len(self._line) >= MAX_IN_LINE:
+            return None
+        target = (<dict>targets).get(key)
+        if target is None:
+            target = targets.find(key)
+        body = value if self._passes_bytes and type(value) is bytes else self._encode(value)
+        if target is None or type(body) is not bytes or PyBytes_GET_SIZE(body) > self._max_body:
+            return None
+        future = new_future() if self._makes_submitted else self._new_future()
+        message_id = self._ids.give() if self._ids is not None else self._next_id()
+        cdef QuickMessage message = _new_message(body, key, message_id, future)
+        message._target = target
+        self._line.append(message)
+        if not self.open:
+            self._empty()
+        return future
+
+    def __len__(self):
+        return len(self._line)
+
+    def take_out(self):
+        cdef list line = self._line, messages = None
+        cdef dict by_target = {}
+        cdef object last = None
+        cdef QuickMessage message
+        self._line = []
+        for message in line:
+            if message._target is not last:
+                last = message._target
+                messages = by_target.get(last)
+                if messages is None:
+                    messages = by_target[last] = []
+            messages.append(message)
+        return by_target
+
+
+def pack_pairs(tools, source, waiter, Py_ssize_t index, list run not None, Py_ssize_t room):
+    """Twin of `client.producer.batches.pack_pairs`."""
+    encode, next_id, refuse, make, nothing, limits = tools
+    cdef Py_ssize_t max_messages = limits[0], max_body = limits[1], size
+    cdef bint passes_bytes = limits[2]
+    cdef object errors = waiter.errors
+    cdef MessageIds ids = _source(next_id)
+    cdef QuickMessage message
+    while len(run) < max_messages and not errors:
+        given = next(source, nothing)
+        if given is nothing:
+            break
+        if type(given) is not tuple or len(<tuple>given) != 2:
+            return given, None, room
+        key, value = <tuple>given
+        if type(key) is not str or not _is_good_key(key):
+            return given, None, room
+        body = value if passes_bytes and type(value) is bytes else encode(value)
+        if type(body) is not bytes:
+            return given, None, room
+        size = PyBytes_GET_SIZE(body)
+        if size > max_body:
+            refuse(size)
+        message = _new_message(body, key, ids.give() if ids is not None else next_id(), waiter)
+        message.index = index
+        index += 1
+        room -= size
+        if room < 0:
+            return nothing, (key, message), room
+        run.append((key, message))
+    return nothing, None, room
+
+
+cdef inline bint _is_good_key(str key):
+    cdef Py_ssize_t length = PyUnicode_GET_LENGTH(key)
+    return 0 < length <= QUICK_KEY and "\x01" not in key and "\x02" not in key
+
+
+def sort_run(queue_of, run):
+    """Twin of `client.producer.batches.sort_run`."""
+    cdef dict by_queue = {}, known = {}
+    cdef list messages
+    for key, message in run:
+        messages = known.get(key) if type(key) is str else None
+        if messages is None:
+            messages = by_queue.setdefault(queue_of(key), [])
+            if type(key) is str:
+                known[key] = messages
+        messages.append(message)
+    return by_queue
+
+
+def total_size(messages):
+    """Twin of `client.producer.batches.total_size`."""
+    cdef Py_ssize_t total = 0
+    for message in messages:
+        total += (<QuickMessage>message).size if isinstance(message, QuickMessage) else message.size
+    return total
+
+
+def batch_weights(messages, too_large):
+    """Twin of `client.producer.batches.batch_weights`."""
+    return [
+        (<QuickMessage>message).size if isinstance(message, QuickMessage) else too_large if message.alone else message.size
+        for message in messages
+    ]
+
+
+def batch_body(messages, str stamp not None, sequence):
+    """Twin of `client.producer.batches.batch_body`."""
+    body = _batch_body(messages, stamp, sequence) if type(messages) is tuple and 0 <= sequence < 1 << 60 else None
+    return references["batch_body"](messages, stamp, sequence) if body is None else body
+
+
+cdef bytes _batch_body(tuple messages, str stamp, int64_t sequence):
+    """Computes the size first, then writes. None if the reference has to do it."""
+    cdef Py_ssize_t stamp_size, size, total = 0, i = 0
+    cdef const char *stamp_text = PyUnicode_AsUTF8AndSize(stamp, &stamp_size)
+    cdef list others = []
+    for message in messages:
+        size = _message_size(message, others, stamp_size + _digits(sequence + i) + 1)
+        if size < 0:
+            return None
+        total += size
+        i += 1
+    if total > 0x7FFFFFFF:
+        return None
+    cdef bytes whole = PyBytes_FromStringAndSize(NULL, total)
+    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(whole)
+    cdef unsigned char *end
+    cdef bytes body
+    texts = iter(others)
+    for message in messages:
+        if isinstance(message, QuickMessage):
+            body = (<QuickMessage>message).body
+            end = _put_quick_text(at + BATCH_FRAME + PyBytes_GET_SIZE(body), <QuickMessage>message)
+        else:
+            body = next(texts)
+            end = _put_text(at + BATCH_FRAME + PyBytes_GET_SIZE(body), next(texts))
+        end = _put_number(_put(end, stamp_text, stamp_size), sequence)
+        at = _put_frame(at, body, end)
+        sequence += 1
+    return whole
+
+
+cdef Py_ssize_t _message_size(message, list others, Py_ssize_t stamp_size) except? -2:
+    """The bytes of one message in a batch; -1 if it is unusual. Adds body and text of other messages to `others`."""
+    cdef Py_ssize_t text_size
+    if isinstance(message, QuickMessage):
+        body = (<QuickMessage>message).body
+        PyUnicode_AsUTF8AndSize((<QuickMessage>message).key, &text_size)
+        text_size += PyUnicode_GET_LENGTH((<QuickMessage>message).message_id) + TEXT_FRAME
+    else:
+        body, text = message.body, message.properties
+        if type(body) is not bytes or type(text) is not str or not PyUnicode_IS_ASCII(text):
+            return -1
+        text_size = PyUnicode_GET_LENGTH(text)
+        others += (body, text)
+    if text_size + stamp_size > MAX_PROPERTIES:
+        return -1
+    return BATCH_FRAME + PyBytes_GET_SIZE(body) + text_size + stamp_size
+
+
+cdef inline int _digits(int64_t number) noexcept:
+    cdef int count = 1
+    while number >= 10:
+        number //= 10
+        count += 1
+    return count
+
+
+cdef inline unsigned char *_put(unsigned char *at, const char *text, Py_ssize_t size) noexcept:
+    memcpy(at, text, size)
+    return at + size
+
+
+cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexcept:
+    """Writes the number in decimal, and the end of the property behind it."""
+    cdef unsigned char *end = at + _digits(number)
+    at = end
+    end[0] = 2
+    while True:
+        at -= 1
+        at[0] = <unsigned char>(48 + number % 10)
+        number //= 10
+        if number == 0:
+            return end + 1
+
+
+cdef inline unsigned char *_put_text(unsigned char *at, str text) except NULL:
+    cdef Py_ssize_t size
+    cdef const char *start = PyUnicode_AsUTF8AndSize(text, &size)
+    return _put(at, start, size)
+
+
+cdef unsigned char *_put_quick_text(unsigned char *at, QuickMessage message) except NULL:
+    """Writes the properties without the stamp; the caller has made room."""
+    at = _put_text(_put(at, BEFORE_KEY, 14), message.key)
+    return _put(_put_text(_put(at, BEFORE_ID, 10), message.message_id), AFTER_ID, 11)
+
+
+cdef unsigned char *_put_frame(unsigned char *at, bytes body, unsigned char *end) noexcept:
+    """Writes everything but the properties, which are already there and end at `end`."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    lane_put32(at, <uint32_t>(end - at))
+    lane_put32(at + 4, 0)
+    lane_put32(at + 8, 0)
+    lane_put32(at + 12, 0)
+    lane_put32(at + 16, <uint32_t>size)
+    memcpy(at + BATCH_HEAD, PyBytes_AS_STRING(body), size)
+    lane_put16(at + BATCH_HEAD + size, <unsigned short>(end - at - BATCH_FRAME - size))
+    return end
+
+
+def receipts_of(messages, make, queue, first_offset, stored, repeat):
+    """Twin of `client.producer.replies.receipts_of`."""
+    cdef list receipts = [], indexes = []
+    cdef int64_t offset = first_offset
+    cdef QuickMessage quick
+    shared = messages[0].waiter
+    for message in messages:
+        if isinstance(message, QuickMessage):
+            quick = <QuickMessage>message
+            waiter, message_id, key, index = quick.waiter, quick.message_id, quick.key, quick.index
+        else:
+            waiter, message_id, key, index = message.waiter, message.message_id, message.key, message.index
+        if waiter is not shared:
+            return references["receipts_of"](messages, make, queue, first_offset, stored, repeat)
+        receipts.append(make(queue, offset, message_id, key, stored, repeat))
+        indexes.append(index)
+        offset += 1
+    return receipts, indexes, True
+
+
+def settle(messages, make, queue, first_offset, stored, repeat):
+    """Twin of `client.producer.replies.settle`."""
+    cdef list rest = []
+    cdef tuple facts = (make, queue, stored, repeat)
+    cdef int64_t offset = first_offset
+    cdef QuickMessage quick
+    for message in messages:
+        if isinstance(message, QuickMessage):
+            quick = <QuickMessage>message
+            waiter, message_id, key = quick.waiter, quick.message_id, quick.key
+        else:
+            waiter, message_id, key = message.waiter, message.message_id, message.key
+        if isinstance(waiter, Submission) and (<Submission>waiter)._made is None:
+            (<Submission>waiter).settle(message_id, key, offset, facts)
+        else:
+            rest.append((waiter, message.index, make(queue, offset, message_id, key, stored, repeat)))
+        offset += 1
+    return rest
+
+
+_TWINS = pack_pairs, sort_run, batch_body, receipts_of, settle, total_size, batch_weights, MessageIds, Intake
+TWINS = {each.__name__: each for each in _TWINS}

@@ -1,0 +1,500 @@
+"""From a send call to a request: encoding messages, choosing their queues, building RocketMQ's send requests.
+
+Mistakes of the caller are raised here, at call time: a missing key, a value that cannot be encoded, a body that no
+broker takes. Later the message holds a sequence number, and its failure would affect the messages behind it.
+
+Invariant: a message means the same to every RocketMQ client. Its properties are those that RocketMQ's own producer
+sets, plus LaneMQ's stamp. A request is built once per batch, and a repetition sends the same bytes, so that the broker
+recognises it.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import msgspec
+
+from lanemq._fast import compiled
+from lanemq.client.codec import BytesCodec, JsonCodec, codec_named
+from lanemq.client.identity import new_message_ids
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.waiters import NO_WAITER, BatchWaiter, Waiter
+from lanemq.client.routing import TopicRoute
+from lanemq.core.sending.sharding import Selector, pick_queue, round_robin
+from lanemq.model.errors import InvalidOption, MessageTooLarge, MissingKey, NotAllowed, TopicNotFound
+from lanemq.model.names import DEFAULT_TOPIC, INNER_PRODUCER_GROUP, NOT_SENDABLE, check_topic
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.batch import BATCH_FRAME_BYTES, BATCH_HEAD, BATCH_LENGTH
+from lanemq.wire.bodies import HeartbeatData, ProducerData
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.compression import ZLIB_SYS_FLAG, compress_zlib
+from lanemq.wire.lane_fields import LANE_CLIENT
+from lanemq.wire.properties import LANE_STAMP, PropertyName, append_properties, check_properties_size
+
+MESSAGE_OVERHEAD = 100
+"""Bytes that a message takes in a batch besides its body and properties: sizes, flags and stamp, rounded up."""
+
+MAX_DELAY_LEVEL = 18
+"""Delay levels 1 to 18 stand for 1 s to 2 h (MessageStoreConfig.messageDelayLevel); 0 means no delay."""
+
+MAX_QUICK_TEXT, MAX_QUICK_KEY = 8000, 7800
+"""Characters of properties, and of a key, that fit into a message's properties in any case, stamp included. The size of
+longer ones is checked."""
+
+RUN_MESSAGES, RUN_BYTES = 500, 1024 * 1024
+"""How much `send_many` hands over at once: enough to fill batches, little enough to let other callers in between. At
+most a quarter of the buffer, so that the next run is packed while one is under way."""
+
+KNOWN_KEYS = 16_384
+"""Keys whose queue is remembered; when they are more, all are forgotten at once."""
+
+_RESERVED = frozenset(
+    {
+        PropertyName.KEYS,
+        PropertyName.TAGS,
+        PropertyName.WAIT,
+        PropertyName.DELAY,
+        PropertyName.UNIQUE_ID,
+        PropertyName.KEY,
+        LANE_STAMP,
+    }
+)
+
+
+class PendingMessage(msgspec.Struct, gc=False):
+    """One encoded message on its way to the broker. Its lane adds the stamp.
+
+    Nothing it refers to refers back, so the garbage collector need not track it.
+    """
+
+    body: bytes
+    properties: str
+    message_id: str
+    key: str | None = None
+    sys_flag: int = 0
+    alone: bool = False
+    """It cannot share a batch, because it is compressed or delayed."""
+    sender_waits: bool = True
+    """The sender learns of a failure before it sends anything else, or does not want to know (`send_oneway`). False for
+    `submit`, and for `send_many`, which hands over more messages before it returns."""
+    waiter: Waiter = NO_WAITER
+    index: int = 0
+    """Its number among the messages of its call."""
+    size: int = 0
+    """Bytes in the buffer and in a batch, including `MESSAGE_OVERHEAD`."""
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message for `send_many` that is more than a key and a value."""
+
+    value: Any
+    key: str | int | None = None
+    tag: str | None = None
+    keys: Sequence[str] | str = ()
+    properties: Mapping[str, str] | None = None
+
+
+Many: TypeAlias = Iterable[tuple[str | int | None, Any] | Outgoing]
+"""What `send_many` takes."""
+
+Keyed: TypeAlias = tuple[str | int | None, PendingMessage]
+"""A message with the key as its caller gave it."""
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """The optional parts of a message."""
+
+    tag: str | None = None
+    keys: Sequence[str] | str = ()
+    properties: Mapping[str, str] | None = None
+    delay_level: int = 0
+
+
+NO_EXTRAS = Extras()
+
+
+def extras_of(
+    tag: str | None, keys: Sequence[str] | str, properties: Mapping[str, str] | None, delay_level: int
+) -> Extras:
+    if tag is None and not keys and not properties and not delay_level:
+        return NO_EXTRAS
+    return Extras(tag, keys, properties, delay_level)
+
+
+@compiled
+def total_size(messages: Iterable[PendingMessage]) -> int:
+    return sum([message.size for message in messages])
+
+
+@compiled
+def batch_weights(messages: Iterable[PendingMessage], too_large: int) -> list[int]:
+    """What each message takes of a batch. One that cannot share weighs more than a batch, so it travels alone."""
+    return [too_large if message.alone else message.size for message in messages]
+
+
+# encoding
+
+NOTHING: Any = object()
+"""No message. None will not do: a caller may pass it by mistake."""
+
+PackingTools: TypeAlias = tuple[
+    Callable[[object], bytes],
+    Callable[[], str],
+    Callable[[int], NoReturn],
+    type[PendingMessage],
+    Any,
+    tuple[int, int, bool],
+]
+"""What `pack_pairs` needs: encode, next id, refuse a body, message class, `NOTHING`; and (max messages, max body bytes,
+whether bytes are sent as they are)."""
+
+
+class Packer:
+    """Encodes values and gives messages their ids."""
+
+    def __init__(self, options: ProducerOptions) -> None:
+        codec = codec_named(options.codec)
+        self.encode = codec.encode
+        self.next_id = new_message_ids().next
+        self._max_body_bytes = options.max_body_bytes
+        self._compress_above = options.compress_above
+        self.passes_bytes = type(codec) in (BytesCodec, JsonCodec)
+        """The codec returns bytes unchanged."""
+        self._run_bytes = min(RUN_BYTES, options.buffer_bytes // 4)
+        limits = RUN_MESSAGES, options.max_body_bytes, self.passes_bytes
+        self._tools: PackingTools = self.encode, self.next_id, self._refuse_large, PendingMessage, NOTHING, limits
+
+    def one(self, value: object, key: str | int | None, extras: Extras) -> PendingMessage:
+        """The message of a call that sends one; it may be compressed or delayed."""
+        message = self.plain(value, key, extras)
+        if len(message.body) >= self._compress_above:
+            message.body, message.sys_flag = maybe_compressed(message.body)
+        if message.sys_flag or extras.delay_level:
+            message.alone = True
+        return message
+
+    def plain(
+        self,
+        value: object,
+        key: str | int | None,
+        extras: Extras = NO_EXTRAS,
+        waiter: Waiter = NO_WAITER,
+        index: int = 0,
+    ) -> PendingMessage:
+        """A message that may share a batch."""
+        body = self.encode(value)
+        if len(body) > self._max_body_bytes:
+            self._refuse_large(len(body))
+        message_id = self.next_id()
+        text = key if key is None or isinstance(key, str) else str(key)
+        properties = properties_text(text, message_id, extras)
+        size = len(body) + len(properties) + MESSAGE_OVERHEAD
+        return PendingMessage(body, properties, message_id, text, 0, False, waiter is NO_WAITER, waiter, index, size)
+
+    def runs(self, messages: Many, waiter: BatchWaiter) -> Iterator[list[Keyed]]:
+        """The messages of `send_many`, encoded, some hundred at a time, numbered for their waiter.
+
+        Ends at the first failure: nothing more is read, and messages read but not yet yielded are not sent.
+        """
+        source, run, room, before = iter(messages), list[Keyed](), self._run_bytes, 0
+        while not waiter.errors:
+            other, late, room = pack_pairs(self._tools, source, waiter, before + len(run), run, room)
+            if other is not NOTHING:
+                late = self._from(other, waiter, before + len(run))
+                room -= len(late[1].body)
+                if room >= 0:
+                    run.append(late)
+                    late = None
+            elif late is None and len(run) < RUN_MESSAGES:
+                break
+            if late is not None or len(run) == RUN_MESSAGES:
+                if run:
+                    yield run
+                before += len(run)
+                run = [] if late is None else [late]
+                room = self._run_bytes - sum([len(message.body) for _, message in run])
+        if run and not waiter.errors:
+            yield run
+
+    def _from(self, given: tuple[str | int | None, Any] | Outgoing, waiter: Waiter, index: int) -> Keyed:
+        if not isinstance(given, Outgoing):
+            key, value = given
+            return key, self.plain(value, key, NO_EXTRAS, waiter, index)
+        extras = extras_of(given.tag, given.keys, given.properties, 0)
+        return given.key, self.plain(given.value, given.key, extras, waiter, index)
+
+    def _refuse_large(self, size: int) -> NoReturn:
+        raise MessageTooLarge(
+            f"the body has {size} bytes, the limit is {self._max_body_bytes}: "
+            f"keep large data elsewhere and send where it is"
+        )
+
+
+@compiled
+def pack_pairs(
+    tools: PackingTools, source: Iterator[Any], waiter: BatchWaiter, index: int, run: list[Keyed], room: int
+) -> tuple[Any, Keyed | None, int]:
+    """Packs pairs of a key and a value into `run` until it is full, the source ends or a message has failed.
+
+    Returns where it stopped: at an item that is no such pair, or at a packed message that no longer fits; the last
+    number is the room left. One loop without a call per message, because it is half of a producer's work.
+    """
+    encode, next_id, refuse, make, nothing, (max_messages, max_body, passes_bytes) = tools
+    errors = waiter.errors
+    while len(run) < max_messages and not errors:
+        given = next(source, nothing)
+        if given is nothing:
+            break
+        if type(given) is not tuple or len(given) != 2:
+            return given, None, room
+        key, value = given
+        if type(key) is not str or not 0 < len(key) <= MAX_QUICK_KEY or "\x01" in key or "\x02" in key:
+            return given, None, room
+        body = value if passes_bytes and type(value) is bytes else encode(value)
+        if type(body) is not bytes:
+            return given, None, room
+        size = len(body)
+        if size > max_body:
+            refuse(size)
+        message_id = next_id()
+        text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
+        weight = size + len(text) + MESSAGE_OVERHEAD
+        keyed = key, make(body, text, message_id, key, 0, False, False, waiter, index, weight)
+        index += 1
+        room -= size
+        if room < 0:
+            return nothing, keyed, room
+        run.append(keyed)
+    return nothing, None, room
+
+
+def properties_text(key: str | None, message_id: str, extras: Extras = NO_EXTRAS) -> str:
+    """A message's properties as RocketMQ's producer sets them, without the stamp."""
+    if key is None:
+        text = f"UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
+    elif "\x01" in key or "\x02" in key or not key:
+        raise InvalidOption(f"key {key!r} is not allowed: it is empty or contains 0x01 or 0x02")
+    else:
+        text = f"__SHARDINGKEY\x01{key}\x02UNIQ_KEY\x01{message_id}\x02WAIT\x01true\x02"
+    if extras is NO_EXTRAS:
+        if len(text) > MAX_QUICK_TEXT:
+            check_properties_size(text)
+        return text
+    text = append_properties(text, _extra_properties(extras))
+    check_properties_size(text)
+    return text
+
+
+def _extra_properties(extras: Extras) -> dict[str, str]:
+    properties = dict(extras.properties or {})
+    taken = _RESERVED & properties.keys()
+    if taken:
+        raise InvalidOption(f"property {min(taken)} is set by LaneMQ: use the argument made for it, or another name")
+    if extras.tag is not None:
+        properties[PropertyName.TAGS] = extras.tag
+    if extras.keys:
+        keys = extras.keys
+        properties[PropertyName.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
+    if not 0 <= extras.delay_level <= MAX_DELAY_LEVEL:
+        raise InvalidOption(f"delay_level is {extras.delay_level}, use 0 (none) to {MAX_DELAY_LEVEL} (2 hours)")
+    if extras.delay_level:
+        properties[PropertyName.DELAY] = str(extras.delay_level)
+    return properties
+
+
+def maybe_compressed(body: bytes) -> tuple[bytes, int]:
+    """Body and sys flag to send: compressed if that is smaller."""
+    packed = compress_zlib(body)
+    return (packed, ZLIB_SYS_FLAG) if len(packed) < len(body) else (body, 0)
+
+
+# choosing queues
+
+
+class QueueChoice(NamedTuple):
+    """A send call's own choice of a queue."""
+
+    selector: Selector | None = None
+    arg: object = None
+    queue: int | MessageQueue | None = None
+
+
+class QueueChooser:
+    """Chooses the queue of each message."""
+
+    def __init__(self) -> None:
+        self._deal = round_robin(itertools.count())
+        # The queues of recent keys, and the route they are true for; one tuple, so that both change at once.
+        # Only str keys: 1, 1.0 and True are one key to a dict, but not to the hash.
+        self._known: tuple[TopicRoute | None, dict[str, MessageQueue]] = (None, {})
+
+    def choose(self, route: TopicRoute, message: object, key: str | int | None, choice: QueueChoice) -> MessageQueue:
+        """Chooses by explicit queue, selector, key, or round robin, in this order. An ordered topic needs a key."""
+        selector, arg, queue = choice
+        if selector is None and queue is None:
+            return self.by_key(route, key)
+        self._check_keys_stay(route)
+        if queue is not None:
+            return _named(route, queue)
+        assert selector is not None
+        chosen = selector(route.publish, message, key if arg is None else arg)
+        if chosen not in route.publish:
+            raise InvalidOption(f"the selector chose {chosen}, which is no queue of topic {route.topic!r}")
+        return chosen
+
+    def by_key(self, route: TopicRoute, key: str | int | None) -> MessageQueue:
+        if key is None:
+            if route.ordered:
+                raise MissingKey(route.topic)
+            self._check_writable(route)
+            return self._deal(route.publish, None, None)
+        of_route, known = self._known
+        if of_route is route and type(key) is str:
+            return known.get(key) or self._learn(known, key, pick_queue(key, route.publish))
+        if route.provisional or not route.publish:
+            self._check_keys_stay(route)
+        else:
+            self._known = route, {}
+        return pick_queue(key, route.publish)
+
+    def sort_out(self, route: TopicRoute, run: Iterable[Keyed]) -> dict[MessageQueue, list[PendingMessage]]:
+        """The messages of a run by queue, in order. All queues are chosen before any message takes its place."""
+        return sort_run(partial(self.by_key, route), run)
+
+    def _learn(self, known: dict[str, MessageQueue], key: str, queue: MessageQueue) -> MessageQueue:
+        if len(known) >= KNOWN_KEYS:
+            known.clear()
+        known[key] = queue
+        return queue
+
+    def _check_keys_stay(self, route: TopicRoute) -> None:
+        """Refuses a topic that a send would create on one of several brokers: its queues change, and keys move."""
+        self._check_writable(route)
+        if route.provisional and len(route.brokers) > 1:
+            raise TopicNotFound(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {route.topic!r} does not exist, and created by a send it would not keep keys in one queue "
+                f"on {len(route.brokers)} brokers; create it first: lanemq topic create {route.topic} --ordered",
+            )
+
+    def _check_writable(self, route: TopicRoute) -> None:
+        if not route.publish:
+            raise NotAllowed(
+                ResponseCode.NO_PERMISSION,
+                f"topic {route.topic!r} has no writable queue at the moment: look at its brokers and permissions",
+            )
+
+
+@compiled
+def sort_run(
+    queue_of: Callable[[str | int | None], MessageQueue], run: Iterable[Keyed]
+) -> dict[MessageQueue, list[PendingMessage]]:
+    """The messages by queue. Calls `queue_of` once for each str key."""
+    by_queue: dict[MessageQueue, list[PendingMessage]] = {}
+    known: dict[str, list[PendingMessage]] = {}
+    for key, message in run:
+        messages = known.get(key) if type(key) is str else None
+        if messages is None:
+            messages = by_queue.setdefault(queue_of(key), [])
+            if type(key) is str:
+                known[key] = messages
+        messages.append(message)
+    return by_queue
+
+
+def check_sendable(topic: str) -> str:
+    """Returns the name if messages may be sent there; the broker's own topics are refused."""
+    if topic in NOT_SENDABLE:
+        raise NotAllowed(ResponseCode.NO_PERMISSION, f"topic {topic} belongs to the broker: choose another name")
+    return check_topic(topic)
+
+
+def _named(route: TopicRoute, queue: int | MessageQueue) -> MessageQueue:
+    for each in route.publish:
+        if each == queue or each.queue_id == queue:
+            return each
+    raise InvalidOption(f"queue {queue} is none of the {len(route.publish)} queues of topic {route.topic!r}")
+
+
+# building requests
+
+
+class RequestBuilder:
+    """Builds the send requests of one producer: 310 for one message, 320 for a batch."""
+
+    def __init__(self, group: str, client_id: str, producer_id: str) -> None:
+        self._group = group
+        self._client_id = client_id
+        self._producer_id = producer_id
+
+    def send(
+        self,
+        queue: MessageQueue,
+        messages: Sequence[PendingMessage],
+        *,
+        epoch: int,
+        sequence: int,
+        born: int,
+        creates: bool = True,
+    ) -> Command:
+        """One request for messages with consecutive sequences. If there are several, none of them is `alone`.
+
+        `creates`: the broker may create the topic. False if the topic is known to exist: had it been deleted, an
+        ordered topic would silently come back unordered.
+        """
+        stamp = f"{LANE_STAMP}\x01{self._producer_id}.{epoch}."
+        if len(messages) == 1:
+            message = messages[0]
+            text = f"{message.properties}{stamp}{sequence}\x02"
+            ext = self._ext(queue, message.sys_flag, born, text, creates)
+            return Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=message.body)
+        body = batch_body(messages, stamp, sequence)
+        ext = self._ext(queue, 0, born, "", creates)  # properties here would be added to every message
+        ext["m"] = "true"
+        return Command(RequestCode.SEND_BATCH_MESSAGE, 0, ext=ext, body=body)
+
+    def _ext(self, queue: MessageQueue, sys_flag: int, born: int, properties: str, creates: bool) -> dict[str, str]:
+        return {
+            "a": self._group,
+            "b": queue.topic,
+            "c": DEFAULT_TOPIC if creates else "",
+            "d": "4",
+            "e": str(queue.queue_id),
+            "f": str(sys_flag),
+            "g": str(born),
+            "h": "0",
+            "i": properties,
+            "j": "0",
+            "k": "false",
+            "n": queue.broker,
+            LANE_CLIENT: self._client_id,
+        }
+
+
+@compiled
+def batch_body(messages: Sequence[PendingMessage], stamp: str, sequence: int) -> bytes:
+    """The body of a batch request: each message with its stamp."""
+    parts: list[bytes] = []
+    frames: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # most messages have the same sizes as another one
+    for number, message in enumerate(messages, sequence):
+        body, text = message.body, f"{message.properties}{stamp}{number}\x02".encode()
+        sizes = len(body), len(text)
+        frame = frames.get(sizes)
+        if frame is None:
+            frame = frames[sizes] = _frame(*sizes)
+        parts += (frame[0], body, frame[1], text)
+    return b"".join(parts)
+
+
+def _frame(size: int, length: int) -> tuple[bytes, bytes]:
+    """What precedes a body of `size` bytes, and what stands between it and properties of `length` bytes."""
+    return BATCH_HEAD.pack(BATCH_FRAME_BYTES + size + length, 0, 0, 0, size), BATCH_LENGTH.pack(length)
+
+
+def heartbeat(client_id: str, group: str) -> Command:
+    """The heartbeat of a producer. Like RocketMQ's clients, it names the inner producer group too."""
+    groups = [ProducerData(group_name=group), ProducerData(group_name=INNER_PRODUCER_GROUP)]
+    body = HeartbeatData(client_id=client_id, producer_data_set=groups).encode()
+    return Command(RequestCode.HEART_BEAT, 0, body=body)

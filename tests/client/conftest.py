@@ -1,9 +1,0 @@
-"""For tests of both producers."""
-
-import pytest
-from tests.client.producers import Blocking, OnALoop, Open
-
-
-@pytest.fixture(params=[Blocking, OnALoop])
-def kind(request: pytest.FixtureRequest) -> Open:
-    return request.param  # type: ignore[no-any-return]

@@ -1,0 +1,320 @@
+"""A sim to drive on: an engine and a broker, with the wire between them in the test's hands."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from tests.client.producer.test_engine import HandClock, RecordingWaiter
+from tests.wire.encoding import split_batch
+
+from lanemq.client.producer.batches import PendingMessage, RequestBuilder
+from lanemq.client.producer.engine import FlushMark, SendEngine
+from lanemq.client.producer.lane import SendRequest
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.replies import Actions
+from lanemq.client.producer.waiters import BatchWaiter, Waiter
+from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
+from lanemq.history import History
+from lanemq.model.errors import (
+    ConnectionLost,
+    LaneFrozen,
+)
+from lanemq.model.queue import MessageQueue
+from lanemq.model.stamp import Stamp
+from lanemq.model.units import Millis, QueueOffset
+from lanemq.wire.codes import ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.properties import find_stamp
+
+QUEUE = MessageQueue("orders", "b", 0)
+
+
+class RecordingHistory(History):
+    """What the producer writes down for the checker."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.sent: list[str] = []
+        self.outcomes: dict[str, str] = {}
+
+    def send(self, topic: str, key: str, id: str) -> None:
+        self.sent.append(id)
+
+    def acked(self, topic: str, key: str, id: str, queue: int, offset: int) -> None:
+        self._tell(id, "stored")
+
+    def send_failed(self, topic: str, key: str, id: str) -> None:
+        self._tell(id, "failed")
+
+    def send_unknown(self, topic: str, key: str, id: str) -> None:
+        self._tell(id, "unknown")
+
+    def _tell(self, id: str, what: str) -> None:
+        assert id not in self.outcomes, "a message sent again is one message"
+        self.outcomes[id] = what
+
+
+@dataclass
+class Sent:
+    """A message as the test remembers it."""
+
+    key: str | None
+    bad: bool
+    round: int
+    """How often its key had been opened by a person when it was offered."""
+
+
+class EngineSim:
+    """An engine and a broker that calls some messages illegal; the wire is in the test's hands.
+
+    Refusals are answered at once, "stored" only after the disk: so answers come in another order than requests.
+    """
+
+    def __init__(self, *, checks_stamps: bool = True, **options: float) -> None:
+        self.clock, self.history, self.results = HandClock(), RecordingHistory(), RecordingWaiter()
+        self.checks_stamps = checks_stamps
+        settings = ProducerOptions(codec="bytes", history=self.history, **options)  # type: ignore[arg-type]
+        self.engine = SendEngine(settings, RequestBuilder("g", "client", "p"), self.clock)
+        self.wire: list[SendRequest] = []
+        self.answers: list[tuple[SendRequest, Command]] = []
+        self.strays: list[SendRequest] = []
+        self.unheard: set[tuple[int, int]] = set()
+        """Epoch and sequence of batches that are stored while their sender does not know it."""
+        self.log: list[int] = []
+        self.messages: list[Sent] = []
+        self.rounds: Counter[str | None] = Counter()
+        self.producers = ProducerTable()
+        self.requests: list[list[int]] = []
+        self.marks: list[tuple[FlushMark, int]] = []
+
+    def offer(
+        self, *keys: str | None, bad: Sequence[int] = (), sender_waits: bool = False, waiter: Waiter | None = None
+    ) -> None:
+        messages, waiter = [], waiter or self.results
+        for number, key in enumerate(keys, len(self.messages)):
+            text = str(number)
+            messages.append(PendingMessage(text.encode(), "", text, key, 0, False, sender_waits, waiter, number, 100))
+        lane = self.engine.offer(QUEUE, messages, checks_stamps=self.checks_stamps)
+        self.messages += [Sent(key, place in bad, self.rounds[key]) for place, key in enumerate(keys)]
+        self.wire += self.engine.take_requests(lane)
+
+    def connect(self) -> None:
+        for broker, _ in self.engine.to_dial():
+            self.wire += self.engine.connected(broker)
+
+    def tick(self, millis: int) -> None:
+        self.clock.millis += millis
+        self._do(self.engine.tick())
+        self.connect()
+
+    def take(self) -> None:
+        """The broker reads the next request; its answer waits to be read."""
+        if self.wire:
+            request = self.wire.pop(0)
+            self.answers.append((request, self._broker_takes(request)))
+
+    def answer(self, *, refusals_first: bool = False) -> None:
+        refused = [pair for pair in self.answers if pair[1].code]
+        pair = refused[0] if refusals_first and refused else next(iter(self.answers), None)
+        if pair is None:
+            return
+        self.answers.remove(pair)
+        request, reply = pair
+        if not reply.code:
+            self.unheard.discard((request.batch.epoch, request.batch.first_sequence))
+        self._do(self.engine.replied(request, reply, None))
+
+    def cut(self) -> None:
+        """The connection ends; what the broker has not read it may still read later."""
+        lost = [*(request for request, _ in self.answers), *self.wire]
+        self.strays += self.wire
+        self.answers, self.wire = [], []
+        if self.engine._brokers.get("b") and self.engine._brokers["b"].connected:
+            self.engine.disconnected("b")
+        for request in lost:
+            self._do(self.engine.replied(request, None, ConnectionLost("gone")))
+
+    def stray(self) -> None:
+        """The broker reads what a connection that is gone had left in some buffer; nobody gets the answer."""
+        if self.strays:
+            self._broker_takes(self.strays.pop(0))
+
+    def forget(self) -> None:
+        """Not while the first batch of an epoch is stored unheard: its repetition cannot be told from a beginning."""
+        if all(sequence for _, sequence in self.unheard):
+            self.strays.clear()
+            self.producers = ProducerTable()
+
+    def ban(self, number: int) -> None:
+        """The broker's limits have changed: it refuses from now on what it may have stored before."""
+        if number < len(self.messages):
+            self.messages[number].bad = True
+
+    def busy(self) -> None:
+        if self.wire:
+            request = self.wire.pop(0)
+            self.answers.append((request, Command(ResponseCode.SYSTEM_BUSY, 0, 1)))
+
+    def resume(self, key: str) -> None:
+        if self.engine.resume("orders", key):
+            self.rounds[key] += 1
+
+    def drop(self, key: str) -> None:
+        self.rounds[key] += 1
+        for outcome in self.engine.drop("orders", key):
+            outcome.notify()
+
+    def mark(self) -> None:
+        """A flush begins."""
+        self.marks.append((self.engine.mark(), len(self.messages)))
+
+    def frozen(self) -> set[str | None]:
+        return {each.key for each in self.engine.frozen()}
+
+    def heal(self) -> None:
+        for _ in range(400):
+            self.tick(6000 if not self.wire and not self.answers and self.engine.buffered_bytes else 1)
+            while self.wire or self.answers:
+                self.take()
+                self.answer()
+            if self.engine.is_idle:
+                return
+
+    def _do(self, work: Actions) -> None:
+        self.wire += work.requests
+        for outcome in work.outcomes:
+            outcome.notify()
+
+    def _broker_takes(self, request: SendRequest) -> Command:
+        numbers, stamp = _content(request.command)
+        self.requests.append(numbers)
+        if any(self.messages[number].bad for number in numbers):
+            return Command(ResponseCode.MESSAGE_ILLEGAL, 0, 1)
+        if not self.checks_stamps:
+            return self._store(request, numbers)
+        match self.producers.judge("orders", 0, stamp, len(numbers)):
+            case Fresh(skip, _):
+                first = stamp._replace(sequence=stamp.sequence + skip)
+                offset = QueueOffset(len(self.log))
+                self.producers.record("orders", 0, first, len(numbers) - skip, offset, stored_at=Millis(1))
+                return self._store(request, numbers[skip:])
+            case Duplicate(offset):
+                return Command(0, 0, 1, {"queueOffset": str(offset or 0), "laneDuplicate": "true"})
+            case Gap(expected):
+                return Command(ResponseCode.SEQUENCE_GAP, 0, 1, {"laneExpected": str(expected)})
+            case Fenced():
+                return Command(ResponseCode.PRODUCER_FENCED, 0, 1)
+
+    def _store(self, request: SendRequest, numbers: list[int]) -> Command:
+        self.log += numbers
+        self.unheard.add((request.batch.epoch, request.batch.first_sequence))
+        return Command(0, 0, 1, {"queueOffset": str(len(self.log) - len(numbers))})
+
+    # what must hold
+
+    def check_flushes(self) -> None:
+        for mark, count in self.marks:
+            if mark.settled:
+                assert all(number in self.results.errors or number in self.results.receipts for number in range(count))
+
+    def check(self) -> None:
+        """What holds after every schedule."""
+        self.check_order()
+        self.check_nothing_passed_a_failure()
+        self.check_told()
+
+    def check_order(self) -> None:
+        by_key: dict[str | None, list[int]] = defaultdict(list)
+        for number in self.log:
+            by_key[self.messages[number].key].append(number)
+        for key, numbers in by_key.items():
+            if key is not None:
+                assert numbers == sorted(set(numbers)), f"{key}: {numbers}"
+
+    def check_nothing_passed_a_failure(self) -> None:
+        failed: set[tuple[str | None, int]] = set()
+        for number, message in enumerate(self.messages):
+            if message.key is None:
+                continue
+            place = message.key, message.round
+            if number in self.results.errors:
+                failed.add(place)
+            elif number in self.results.receipts:
+                assert place not in failed, f"{number} of {message.key} passed a failed message"
+
+    def check_told(self) -> None:
+        assert self.results.errors.keys() | self.results.receipts.keys() == set(range(len(self.messages)))
+        assert self.engine.buffered_bytes == 0
+        assert all(mark.settled for mark, _ in self.marks)
+        for id, what in self.history.outcomes.items():
+            assert what != "stored" or int(id) in self.log
+            assert what != "failed" or int(id) not in self.log, f"{id} is called failed, and it is stored"
+            assert (what == "stored") == (int(id) in self.results.receipts)
+        assert len(self.history.sent) == len(self.messages)
+
+
+def _content(command: Command) -> tuple[list[int], Stamp]:
+    if command.ext.get("m") == "true":
+        items = split_batch(command.body)
+        stamp = find_stamp(items[0].properties_text)
+        numbers = [int(item.body) for item in items]
+    else:
+        stamp, numbers = find_stamp(command.ext["i"]), [int(command.body)]
+    assert stamp is not None
+    return numbers, stamp
+
+
+KEYS = st.sampled_from(["a", "b", "c", "d", None])
+GOOD = st.tuples(st.just("offer"), st.lists(KEYS, min_size=1, max_size=5), st.just(()))
+BAD = st.tuples(st.just("offer"), st.lists(KEYS, min_size=1, max_size=5), st.sets(st.integers(0, 4), max_size=2))
+DECISIONS = st.tuples(st.sampled_from(["resume", "drop"]), st.sampled_from("abcd"))
+WIRE = st.tuples(st.sampled_from(["take", "take", "answer", "refusal", "tick", "tick", "cut", "stray", "busy", "mark"]))
+FORGET = st.tuples(st.just("forget"))
+BAN = st.tuples(st.just("ban"), st.integers(0, 20))
+
+
+def play(sim: EngineSim, steps: Sequence[tuple[object, ...]]) -> None:
+    for step in steps:
+        match step:
+            case ("offer", keys, bad):
+                try:
+                    sim.offer(*keys, bad=tuple(bad))  # type: ignore[misc,arg-type]
+                except LaneFrozen:
+                    assert sim.frozen() & set(keys)  # type: ignore[call-overload]
+            case ("resume", key):
+                sim.resume(str(key))
+            case ("ban", int(number)):
+                sim.ban(number)
+            case ("drop", key):
+                sim.drop(str(key))
+            case ("refusal",):
+                sim.answer(refusals_first=True)
+            case ("tick",):
+                sim.tick(70)
+            case (name,):
+                getattr(sim, str(name))()
+        sim.check_order()
+        sim.check_flushes()
+        assert sim.engine.buffered_bytes >= 0
+
+
+def served(**options: float) -> EngineSim:
+    """Connected, with nothing under way."""
+    sim = EngineSim(**options)
+    sim.offer(None)
+    sim.heal()
+    sim.requests.clear()
+    return sim
+
+
+def stored(sim: EngineSim) -> list[int]:
+    """Without the message that `served` begins with."""
+    return [number for number in sim.log if number]
+
+
+class Call(BatchWaiter):
+    """A call that sends many."""
+
+    def _wake(self) -> None:
+        pass

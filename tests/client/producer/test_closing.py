@@ -1,0 +1,181 @@
+"""The end of a producer: it refuses what is new, settles what it took, and leaves nothing behind."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault, serving
+from tests.client.producer.producers import Blocking, OnALoop, Open
+
+from lanemq.client.producer.producer import Producer
+from lanemq.model.errors import Closed, UsageError
+from lanemq.wire.headers import SendHeader
+
+broker = serving(queues=1)
+
+
+class Restless:
+    """Somebody who submits one more message whenever one has arrived, so that the producer is never idle."""
+
+    def __init__(self, producer: Blocking | OnALoop) -> None:
+        self._producer = producer
+        self.submitted = 0
+        self.resting = False
+        self.refused: Closed | None = None
+
+    def __call__(self, header: SendHeader, number: int) -> Fault | None:
+        if not self.resting and self.refused is None:
+            try:
+                self._producer.submit("orders", number, key="k")
+                self.submitted += 1
+            except Closed as error:
+                self.refused = error
+        return None
+
+
+def in_time(call: Callable[[], None]) -> bool:
+    """Whether it returned; one that never does must fail its test, not hang it."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(30)
+    return not thread.is_alive()
+
+
+def test_close_ends_while_others_keep_submitting_and_they_are_refused(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        broker.faults = restless = Restless(producer)
+        first = producer.submit("orders", 0, key="k")
+        try:
+            assert in_time(producer.close)
+        finally:
+            restless.resting = True
+        assert first.result(30).offset == 0
+    assert isinstance(restless.refused, Closed)
+    assert len(broker.stored("orders", 0)) == restless.submitted + 1
+
+
+def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, kind: Open) -> None:
+    answer = threading.Event()
+    broker.faults = lambda header, number: None if answer.wait(10) else Fault.REFUSE
+    with kind(broker.address) as producer:
+        accepted = [producer.submit("orders", 0, key="k")]
+        closing = threading.Thread(target=producer.close, daemon=True)
+        closing.start()
+        deadline = time.monotonic() + 30
+
+        def submit_on() -> None:
+            while time.monotonic() < deadline:
+                accepted.append(producer.submit("orders", len(accepted), key="k"))
+
+        with pytest.raises(Closed):
+            submit_on()
+        assert closing.is_alive()
+        answer.set()
+        closing.join(30)
+        assert [each.result(30).offset for each in accepted] == list(range(len(accepted)))
+
+
+def test_flush_does_not_wait_for_what_came_after_it(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        broker.faults = restless = Restless(producer)
+        first = producer.submit("orders", 0, key="k")
+        try:
+            assert in_time(producer.flush)
+        finally:
+            restless.resting = True
+        assert first.result(30).offset == 0
+
+
+def test_connection_that_comes_after_the_close_is_ended_at_once(broker: FakeBroker) -> None:
+    """A slow dial may outlast the producer; nobody would ever close what it opened."""
+    producer = Producer(str(broker.address))
+    producer.send("orders", 1, key="k")
+    producer.close()
+    producer._routes.stale("orders")
+    producer._dial("fake", "orders")
+    assert [link.is_open for link in producer._links.values()] == [False]
+    assert not producer._routes._connections
+    assert not [each for each in threading.enumerate() if each.name == f"lanemq-reader-{broker.address}"]
+
+
+@pytest.mark.parametrize("call", ["send", "send_many", "flush", "close"])
+def test_call_that_waits_is_refused_inside_a_callback(broker: FakeBroker, call: str) -> None:
+    """It would wait for an answer that its own thread has to read."""
+    calls: dict[str, Callable[[Producer], object]] = {
+        "send": lambda producer: producer.send("orders", 2, key="k"),
+        "send_many": lambda producer: producer.send_many("orders", [("k", 2)]),
+        "flush": Producer.flush,
+        "close": Producer.close,
+    }
+    ready, told = threading.Event(), threading.Event()
+    problems: list[Exception] = []
+    with Producer(str(broker.address), timeout=2.0) as producer:
+        producer.send("orders", 0, key="k")
+        broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
+
+        def callback(_: object) -> None:
+            try:
+                calls[call](producer)
+            except UsageError as error:
+                problems.append(error)
+            told.set()
+
+        producer.submit("orders", 1, key="k").add_done_callback(callback)
+        ready.set()
+        assert told.wait(30)
+    assert "use submit() there" in str(problems[0])
+
+
+def test_submit_inside_a_callback_is_fine(broker: FakeBroker) -> None:
+    ready, told = threading.Event(), threading.Event()
+    with Producer(str(broker.address)) as producer:
+        broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
+
+        def callback(_: object) -> None:
+            producer.submit("orders", 2, key="k").add_done_callback(lambda _: told.set())
+
+        producer.submit("orders", 1, key="k").add_done_callback(callback)
+        ready.set()
+        assert told.wait(30)
+        producer.send("orders", 3, key="k")  # this thread is nobody's callback
+    assert broker.stored("orders", 0) == ["1", "2", "3"]
+
+
+def test_close_refuses_a_sender_who_waits_for_space(broker: FakeBroker, kind: Open) -> None:
+    """It was not accepted before, and taking it now could keep the producer open."""
+    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 1.0}
+    with kind(broker.address, **settings) as producer:
+        first = producer.submit("orders", b"x" * 3000, key="k")
+        refused: list[Exception] = []
+
+        def wait_for_space() -> None:
+            try:
+                producer.submit("orders", b"x" * 3000, key="k").result(30)
+            except Exception as error:  # noqa: BLE001 - looked at below
+                refused.append(error)
+
+        waiting = threading.Thread(target=wait_for_space)
+        waiting.start()
+        producer.close()
+        waiting.join(30)
+    assert isinstance(refused[0], Closed)
+    assert first.exception(0) is not None
+
+
+def test_a_second_close_returns_when_the_first_has_ended(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, timeout=20.0) as producer:
+        producer.send("orders", 0, key="k")
+        with broker.asleep():
+            pending = producer.submit("orders", 1, key="k")
+            closers = [threading.Thread(target=producer.close, daemon=True) for _ in range(3)]
+            for closer in closers:
+                closer.start()
+            for closer in closers:
+                closer.join(0.1)
+            assert all(closer.is_alive() for closer in closers), "the message is not settled yet"
+        for closer in closers:
+            closer.join(30)
+        assert not any(closer.is_alive() for closer in closers)
+        assert pending.result(0).offset == 1

@@ -1,0 +1,143 @@
+"""What senders are told when a message cannot be stored, and what is stored behind it: nothing of its key."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault, serving
+from tests.client.producer.producers import Open
+
+from lanemq.client.receipt import Receipt
+from lanemq.model.errors import (
+    BrokerRefused,
+    LaneFrozen,
+    MessageRefused,
+    RequestTimedOut,
+    TopicNotFound,
+)
+from lanemq.wire.headers import SendHeader
+
+broker = serving()
+
+
+def once(fault: Fault, *numbers: int) -> Callable[[SendHeader, int], Fault | None]:
+    return lambda header, number: fault if number in numbers else None
+
+
+def texts(broker: FakeBroker, topic: str, receipt: Receipt) -> list[str]:
+    return broker.stored(topic, receipt.queue.queue_id)
+
+
+def test_refused_pipelined_message_freezes_its_lane_until_resume(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = lambda header, number: Fault.REFUSE if number == 1 else None
+    with kind(broker.address, window=1, max_batch_messages=1) as producer:
+        pending = [producer.submit("orders", number, key="k") for number in range(3)]
+        with pytest.raises(MessageRefused):
+            pending[0].result(30)
+        for each in pending[1:]:
+            with pytest.raises(LaneFrozen, match="earlier message"):
+                each.result(30)
+        with pytest.raises(LaneFrozen, match=r"then call resume\('orders', key=...\)"):
+            producer.send("orders", 3, key="k")
+        producer.send("orders", 4, key="order-1")  # another queue is not concerned
+        producer.resume("orders", key="k")
+        receipt = producer.send("orders", 5, key="k")
+    assert texts(broker, "orders", receipt) == ["5"]
+
+
+def test_refused_waiting_send_leaves_the_lane_open(broker: FakeBroker, kind: Open) -> None:
+    """Its caller was told before sending anything else; nobody has to call resume."""
+    broker.faults = once(Fault.REFUSE, 1)
+    with kind(broker.address) as producer:
+        with pytest.raises(MessageRefused):
+            producer.send("orders", 1, key="k")
+        receipt = producer.send("orders", 2, key="k")
+    assert texts(broker, "orders", receipt) == ["2"]
+
+
+def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.REFUSE, 1)
+    broker.create("metrics", queues=1)
+    with kind(broker.address) as producer:
+        first = producer.submit("metrics", 1)
+        with pytest.raises(BrokerRefused):
+            first.result(30)
+        producer.submit("metrics", 2).result(30)
+
+
+def test_deleted_topic_does_not_come_back_by_a_send_that_still_knows_it(broker: FakeBroker, kind: Open) -> None:
+    """It would come back with other queues and without its order; the sender hears of it instead."""
+    with kind(broker.address) as producer:
+        producer.send("orders", 1, key="k")
+        del broker.topics["orders"]
+        with pytest.raises(TopicNotFound):
+            producer.send("orders", 2, key="k")
+        assert "orders" not in broker.topics
+        broker.create("orders", queues=1, ordered=True)
+        assert producer.send("orders", 3, key="k").queue.queue_id == 0  # the route was asked for again
+
+
+def test_unknown_topic_is_created_by_its_first_messages(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("fresh", 1, key="k")
+        producer.send_many("fresh", [("k", 2)])
+    assert {header.default_topic for header in broker.requests} == {"TBW102"}
+
+
+def test_send_many_raises_the_first_failure(broker: FakeBroker, kind: Open) -> None:
+    broker.refuses = lambda body: body == b"7"
+    with kind(broker.address) as producer, pytest.raises(MessageRefused):
+        producer.send_many("orders", [("k", n) for n in range(10)])
+
+
+@pytest.mark.parametrize("bad", [0, 2500])
+def test_send_many_stores_nothing_of_a_key_behind_a_failure_and_stops_reading(
+    broker: FakeBroker, kind: Open, bad: int
+) -> None:
+    """Its caller hears of the failure only when the call ends: what it hands over until then must not pass it."""
+    read = []
+
+    def source() -> Iterator[tuple[str, int]]:
+        for value in range(50_000):
+            read.append(value)
+            yield "k", value
+
+    broker.refuses = lambda body: body == str(bad).encode()
+    with kind(broker.address, buffer_bytes=1_000_000, max_body_bytes=10_000) as producer:
+        with pytest.raises(MessageRefused):
+            producer.send_many("orders", source())
+        stored = [message.text for message in broker.everything("orders")]
+        assert stored == [str(value) for value in range(bad)]
+        assert len(read) < 50_000
+        receipts = producer.send_many("orders", [("k", b"later")])
+    assert texts(broker, "orders", receipts[0])[-1] == "later"
+
+
+def test_send_many_to_a_frozen_lane_sends_nothing_of_that_run(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.REFUSE, 1)
+    with kind(broker.address) as producer:
+        with pytest.raises(MessageRefused):
+            producer.submit("orders", 1, key="k").result(30)
+        with pytest.raises(LaneFrozen):
+            producer.send_many("orders", [("order-1", 2), ("k", 3)])
+        producer.flush()
+        assert broker.everything("orders") == []
+        with pytest.raises(LaneFrozen):
+            producer.send("orders", 4, key="k")
+
+
+def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = lambda header, number: Fault.LOSE_REQUEST
+    with kind(broker.address, timeout=2.0) as producer:
+        with pytest.raises(RequestTimedOut, match="may be stored or not"):
+            producer.send("orders", 1, key="k")
+        broker.faults = once(Fault.BUSY)
+        producer.send("orders", 2, key="k")
+
+
+def test_send_to_nobody_says_that_nothing_was_sent(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, timeout=2.0) as producer:
+        producer.send("orders", 1, key="k")
+        broker.stop()
+        with pytest.raises(RequestTimedOut, match="last problem was"):
+            producer.send("orders", 2, key="k")
+    broker.start()

@@ -1,0 +1,372 @@
+"""A failed key freezes itself, and nothing else: one case at a time."""
+
+import pytest
+from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, served, stored
+
+from lanemq.model.errors import (
+    Dropped,
+    LaneError,
+    LaneFrozen,
+    MessageRefused,
+    NotAllowed,
+    ProducerFenced,
+    RequestTimedOut,
+)
+from lanemq.wire.codes import ResponseCode
+from lanemq.wire.command import Command
+
+
+def test_a_refused_batch_is_tried_by_halves_and_only_the_guilty_key_fails() -> None:
+    sim = served(max_batch_messages=10)
+    sim.offer(None, "a", "b", "a", "c", bad=[1])
+    sim.heal()
+    assert sim.requests[:4] == [[1, 2, 3, 4, 5], [1, 2], [1], [2]]
+    assert stored(sim) == [1, 3, 5]
+    assert isinstance(sim.results.errors[2], MessageRefused)
+    with pytest.raises(LaneFrozen, match="earlier message of key 'a' to queue orders/b/0 failed: the broker refused"):
+        raise sim.results.errors[4]
+    assert sim.frozen() == {"a"}
+
+
+def test_what_was_sent_behind_a_refused_one_waits_for_the_brokers_no() -> None:
+    """Sent again before that, under another number, it could be stored twice."""
+    sim = served(max_batch_messages=1, window=3)
+    sim.offer("a", "b", "c", bad=[0])
+    sim.take()
+    sim.answer()
+    assert sim.wire[0].batch.epoch == sim.wire[1].batch.epoch == 1, "still those of the old epoch"
+    assert len(sim.wire) == 2
+    sim.take()
+    sim.answer()
+    assert len(sim.wire) == 1
+    sim.take()
+    sim.answer()
+    assert [request.batch.epoch for request in sim.wire] == [2, 2]
+    sim.heal()
+    assert stored(sim) == [2, 3]
+
+
+def test_what_was_stored_before_the_refused_one_is_stored_once() -> None:
+    """Its answer waits for the disk, so the refusal is heard first."""
+    sim = served(max_batch_messages=1, window=3)
+    sim.offer("a", "b", "c", bad=[1])
+    for _ in range(3):
+        sim.take()
+    sim.answer(refusals_first=True)
+    sim.answer(refusals_first=True)
+    assert sim.wire == []
+    sim.heal()
+    assert stored(sim) == [1, 3]
+    assert sim.results.receipts.keys() == {0, 1, 3}
+
+
+def test_a_straggler_of_the_old_epoch_is_refused() -> None:
+    sim = served(max_batch_messages=1, window=2, timeout=10.0)
+    sim.offer("a", "b")
+    sim.wire.pop()  # swallowed by the network, for now
+    straggler = sim.wire.pop()
+    sim.tick(10_000)
+    sim.resume("a")
+    sim.offer("a")
+    sim.heal()
+    assert sim._broker_takes(straggler).code == ResponseCode.PRODUCER_FENCED
+    assert stored(sim) == [3]
+
+
+def test_a_time_out_freezes_the_keys_under_way_and_the_others_go_on() -> None:
+    sim = served(max_batch_messages=2, window=1, timeout=10.0)
+    sim.offer("a", "b")
+    sim.tick(5000)
+    sim.offer("c", "a", "d", "c")
+    sim.tick(5000)
+    assert isinstance(sim.results.errors[1], RequestTimedOut)
+    assert isinstance(sim.results.errors[2], RequestTimedOut)
+    assert isinstance(sim.results.errors[4], LaneFrozen)
+    assert sim.frozen() == {"a", "b"}
+    sim.wire.pop(0)
+    sim.heal()
+    assert stored(sim) == [3, 5, 6]
+
+
+def test_a_message_that_was_never_sent_and_is_too_late_freezes_its_key() -> None:
+    sim = EngineSim(timeout=10.0)
+    sim.offer("a", "b")
+    sim.clock.millis += 5000
+    sim.offer("c", "b")
+    sim.clock.millis += 5000
+    sim._do(sim.engine.tick())
+    with pytest.raises(RequestTimedOut, match="was not sent"):
+        raise sim.results.errors[0]
+    assert isinstance(sim.results.errors[3], LaneFrozen)
+    assert sim.frozen() == {"a", "b"}
+    sim.connect()
+    sim.take()
+    sim.answer()
+    assert sim.log == [2]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(ResponseCode.NO_PERMISSION, None), (ResponseCode.PRODUCER_FENCED, ProducerFenced)]
+)
+def test_what_is_not_the_messages_fault_freezes_the_queue(code: int, why: type[LaneError] | None) -> None:
+    """Every other message would be refused as well: trying them all would only hide it."""
+    sim = served(max_batch_messages=2, window=1)
+    sim.offer("a", "b", "c", None)
+    request = sim.wire.pop()
+    sim._do(sim.engine.replied(request, Command(code, 0, 1), None))
+    assert sim.results.errors.keys() == {1, 2, 3, 4}
+    (frozen,) = sim.engine.frozen("orders")
+    assert (frozen.key, frozen.queue, frozen.since) == (None, QUEUE, sim.clock.wall())
+    assert why is None or isinstance(frozen.why, why)
+    with pytest.raises(LaneFrozen, match=r"call resume\('orders'\)"):
+        sim.offer("d")
+    assert sim.engine.frozen("other") == []
+    assert sim.engine.resume("orders")
+    sim.offer("d")
+    sim.heal()
+    assert len(stored(sim)) == 1
+
+
+def test_messages_without_a_key_freeze_nothing() -> None:
+    sim = served()
+    sim.offer(None, None, "a", bad=[1])
+    sim.heal()
+    assert stored(sim) == [1, 3]
+    assert sim.frozen() == set()
+
+
+def test_a_sender_that_is_told_first_needs_no_resume() -> None:
+    sim = served()
+    sim.offer("a", bad=[0], sender_waits=True)
+    sim.heal()
+    sim.offer("a", sender_waits=True)
+    sim.heal()
+    assert stored(sim) == [2]
+
+
+def test_keys_of_a_failed_call_open_when_it_ends() -> None:
+    sim, call = served(), Call()
+    sim.offer("a", "b", bad=[0], waiter=call)
+    while sim.wire or sim.answers:
+        sim.take()
+        sim.answer()
+    assert sim.frozen() == {"a"}
+    with pytest.raises(LaneFrozen):
+        sim.offer("b", "a", waiter=call)
+    sim.engine.call_ended(call, interrupted=False)
+    assert sim.frozen() == set()
+    assert call.errors.keys() == {1}
+
+
+def test_nothing_of_a_run_is_taken_in_if_one_of_its_keys_is_frozen() -> None:
+    sim = served()
+    sim.offer("a", bad=[0])
+    sim.heal()
+    before = len(sim.history.sent)
+    with pytest.raises(LaneFrozen, match=r"decide what to do about it, then call resume\('orders', key='a'\)"):
+        sim.offer("b", "a", "c")
+    assert len(sim.history.sent) == before
+    assert sim.engine.is_idle
+
+
+def test_the_first_failure_is_shown_as_the_reason() -> None:
+    sim = served()
+    sim.offer("a", bad=[0])
+    sim.heal()
+    since = sim.clock.wall()
+    sim.clock.millis += 1000
+    with pytest.raises(LaneFrozen):
+        sim.offer("a")
+    (frozen,) = sim.engine.frozen()
+    assert (frozen.topic, frozen.key, frozen.queue) == ("orders", "a", QUEUE)
+    assert frozen.since <= since
+    assert isinstance(frozen.why, MessageRefused)
+
+
+def test_drop_gives_up_what_waits_and_opens_the_key() -> None:
+    sim = EngineSim()
+    sim.offer("a", "b", "a")
+    sim.drop("a")
+    assert {number for number, error in sim.results.errors.items() if isinstance(error, Dropped)} == {0, 2}
+    sim.offer("a")
+    sim.heal()
+    assert sim.log == [1, 3]
+    sim.check_told()
+
+
+def test_drop_leaves_what_is_under_way_to_the_broker() -> None:
+    sim = served(max_batch_messages=1, window=1)
+    sim.offer("a", "a")
+    sim.drop("a")
+    sim.heal()
+    assert stored(sim) == [1]
+    assert sim.results.errors.keys() == {2}
+
+
+def test_a_key_resumed_while_its_messages_are_still_refused_goes_on_behind_them() -> None:
+    """What was under way behind the failed one is told at once and not sent again; new messages are."""
+    sim = served(max_batch_messages=1, window=3)
+    sim.offer("a", "a", "b", bad=[0])
+    sim.take()
+    sim.answer()
+    assert sim.results.errors.keys() == {1, 2}
+    assert sim.history.outcomes["2"] == "unknown", "nobody has heard of it yet"
+    sim.resume("a")
+    sim.offer("a")
+    sim.heal()
+    assert stored(sim) == [3, 4]
+    sim.check_told()
+
+
+def test_an_answer_to_a_batch_that_was_taken_apart_is_not_told_twice() -> None:
+    """The broker's limits were changed by a restart: the first attempt is stored, the second one refused."""
+    sim = served(max_batch_messages=3, window=1)
+    sim.offer("a", "b", "c")
+    late, stale = sim.wire[0], sim.engine
+    sim.take()
+    sim.cut()
+    sim.messages[2].bad = True
+    sim.tick(100)
+    sim.take()
+    sim.answer()
+    sim._do(stale.replied(late, Command(0, 0, 1, {"queueOffset": "0"}), None))
+    sim.heal()
+    assert sim.results.receipts.keys() == {0, 1, 3}
+    assert stored(sim) == [1, 2, 3], "each once: their numbers are the same, alone and together"
+
+
+def test_flush_waits_for_what_was_accepted_though_others_left_the_line() -> None:
+    """It may wait for everything that was in line when they left, and never for what came after that."""
+    sim = EngineSim(max_batch_messages=1, window=1)
+    sim.offer("a", "b", "c")
+    mark = sim.engine.mark()
+    sim.offer("b", "b", "c")
+    sim.drop("b")
+    sim.offer("a")
+    sim.tick(1)
+    for _ in range(3):
+        assert not mark.settled
+        sim.take()
+        sim.answer()
+    assert mark.settled
+
+
+def test_a_message_given_up_under_way_is_not_told_again_when_its_batch_turns_out_stored() -> None:
+    """As above: the broker has them all, but calls the first one illegal when it is sent again."""
+    sim = served(max_batch_messages=2, window=2)
+    sim.offer("a")
+    sim.offer("a", "c")
+    sim.take()
+    sim.take()
+    sim.cut()
+    sim.messages[1].bad = True
+    sim.tick(100)
+    sim.take()
+    sim.answer()
+    assert sim.results.errors.keys() == {1, 2}
+    sim.heal()
+    assert sim.results.receipts.keys() == {0, 3}
+    assert sim.engine.buffered_bytes == 0
+    assert stored(sim) == [1, 2, 3]
+
+
+def test_flush_waits_for_an_older_message_though_one_behind_it_did_not_come_back() -> None:
+    sim = served(max_batch_messages=1, window=3)
+    sim.offer("a", "b", bad=[0])
+    mark = sim.engine.mark()
+    sim.offer("a")
+    for _ in range(3):
+        sim.take()
+        sim.answer()
+    assert sim.results.errors.keys() == {1, 3}
+    assert not mark.settled
+    sim.take()
+    sim.answer()
+    assert mark.settled
+
+
+def test_flush_does_not_wait_longer_because_of_a_new_epoch() -> None:
+    sim = served(max_batch_messages=1, window=1)
+    sim.offer("a", "b", "c", bad=[0])
+    mark = sim.engine.mark()
+    sim.drop("b")
+    sim.offer(*["d"] * 20)
+    for settled in (False, True):
+        sim.take()
+        sim.answer()
+        assert mark.settled is settled
+    assert stored(sim) == [3]
+
+
+def test_a_frozen_key_is_open_after_drop_and_after_resume() -> None:
+    for decide in (EngineSim.drop, EngineSim.resume):
+        sim = served()
+        sim.offer("a", "b", bad=[0, 1])
+        sim.heal()
+        decide(sim, "a")
+        assert sim.frozen() == {"b"}
+        sim.offer("a")
+        sim.heal()
+        assert stored(sim) == [3]
+
+
+def test_what_goes_out_again_fills_the_window_and_does_not_wait_for_company() -> None:
+    sim = served(max_batch_messages=10, window=4)
+    sim.offer(*[f"k{number}" for number in range(8)], bad=[0])
+    for _ in range(4):  # the batch, its half, a quarter, the guilty one
+        sim.take()
+        sim.answer()
+    assert [request.batch.epoch for request in sim.wire] == [2, 2, 2, 2]
+    assert [len(request.batch.messages) for request in sim.wire] == [1, 1, 1, 1]
+
+
+def test_a_request_whose_answer_is_lost_is_under_way_no_more() -> None:
+    """Otherwise the next connection would be ended for being silent."""
+    sim = served(request_timeout=3.0)
+    sim.offer("a")
+    sim.cut()
+    sim.clock.millis += 5000
+    assert sim.engine.tick().hang_up == []
+
+
+def test_a_stored_message_that_is_refused_when_it_is_sent_again_is_not_called_failed() -> None:
+    sim = served(max_batch_messages=1, window=1)
+    sim.offer("a", "a")
+    sim.take()
+    sim.cut()
+    sim.ban(1)
+    sim.heal()
+    with pytest.raises(MessageRefused, match="may be stored or not, because not every attempt at it was answered"):
+        raise sim.results.errors[1]
+    assert sim.history.outcomes == {"0": "stored", "1": "unknown", "2": "failed"}
+    assert stored(sim) == [1]
+
+
+def test_a_queue_that_is_closed_while_an_answer_is_lost_leaves_open_what_is_stored() -> None:
+    sim = served(max_batch_messages=1, window=1)
+    sim.offer("a")
+    sim.take()
+    sim.cut()
+    sim.tick(100)
+    request = sim.wire.pop()
+    sim._do(sim.engine.replied(request, Command(ResponseCode.NO_PERMISSION, 0, 1), None))
+    with pytest.raises(NotAllowed, match="may be stored or not"):
+        raise sim.results.errors[1]
+    assert sim.history.outcomes["1"] == "unknown"
+
+
+def test_a_time_out_leaves_younger_messages_of_other_keys_alone() -> None:
+    sim = served(max_batch_messages=1, window=3, timeout=10.0, request_timeout=3600.0)
+    sim.offer("a")
+    sim.tick(9_999)
+    sim.offer("b", "a", "c")
+    sim.tick(1)
+    assert sim.results.errors.keys() == {1, 3}
+    assert isinstance(sim.results.errors[1], RequestTimedOut)
+    with pytest.raises(LaneFrozen, match="it may be stored or not, because an earlier message of key 'a'"):
+        raise sim.results.errors[3]
+    assert sim.frozen() == {"a"}
+    sim.wire.pop(0)  # it never arrives
+    sim.heal()
+    assert stored(sim) == [2, 4]
+    sim.check_told()

@@ -1,0 +1,392 @@
+"""Messages that `submit` leaves in the inbox while an answer is awaited: placed in order, and none forgotten."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault, serving
+from tests.client.producer.producers import Blocking, OnALoop, Open
+
+from lanemq.client.producer.batches import MESSAGE_OVERHEAD, Packer
+from lanemq.client.producer.inbox import KNOWN_KEYS, MAX_BYTES, MAX_KEY, MAX_MESSAGES, Intake, KeyTargets, SendInbox
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture
+from lanemq.client.routing import TopicRoute
+from lanemq.core.sending.sharding import pick_queue
+from lanemq.model.errors import Closed, CodecError, LaneFrozen, MessageTooLarge
+from lanemq.model.queue import MessageQueue
+
+
+class Busy:
+    """A broker that answers when it is told to; `refuse` says which of its requests, counted from then, it refuses."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.answer = threading.Event()
+        self.one = threading.Semaphore(0)
+        self.refuse: set[int] = set()
+        self.seen = 0
+        broker.faults = self._fault
+
+    def _fault(self, header: object, number: int) -> Fault | None:
+        deadline = time.monotonic() + 60
+        while not self.answer.is_set() and not self.one.acquire(timeout=0.01):
+            assert time.monotonic() < deadline
+        self.seen += 1
+        return Fault.REFUSE if self.seen in self.refuse else None
+
+
+broker = serving()
+
+
+def left(producer: Blocking | OnALoop) -> int:
+    return len(producer.producer._inbox)
+
+
+QUEUES = tuple(MessageQueue("orders", "fake", number) for number in range(4))
+
+
+def stored(broker: FakeBroker) -> list[str]:
+    """What is in the queue of the key k, in order."""
+    return broker.stored("orders", pick_queue("k", QUEUES).queue_id)
+
+
+def same_queue(key: str) -> str:
+    """Another key of this key's queue."""
+    others = (f"{key}-{number}" for number in range(100))
+    return next(other for other in others if pick_queue(other, QUEUES) == pick_queue(key, QUEUES))
+
+
+def warmed(producer: Blocking | OnALoop) -> None:
+    """The route is known, the connection is there, and nobody but those who send or answer empties the inbox.
+
+    The keeper would, five times a second, perhaps right before a test looks into it.
+    """
+    producer.send("orders", "warm", key="k")
+    producer.producer._maintain_once = lambda *_: None  # type: ignore[method-assign]
+
+
+# order and completeness
+
+
+def test_what_was_left_is_stored_in_order_and_once(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        futures = [producer.submit("orders", str(number), key="k") for number in range(3 * MAX_MESSAGES)]
+        assert left(producer) > 0
+        busy.answer.set()
+        offsets = [future.result(20).offset for future in futures]
+    assert offsets == list(range(1, len(futures) + 1))
+    assert stored(broker) == ['"warm"', *(f'"{number}"' for number in range(len(futures)))]
+
+
+def test_the_long_way_does_not_pass_the_inbox(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        producer.submit("orders", 1, key="k")
+        producer.submit("orders", 2, key="k")
+        assert left(producer) == 1
+        producer.submit("orders", 3, key="k", tag="other")
+        assert left(producer) == 0
+        producer.submit("orders", 4, key="k")
+        assert left(producer) == 1
+        producer.send_oneway("orders", 5, key="k")
+        producer.submit("orders", 6, key="k")
+        busy.answer.set()
+        producer.send_many("orders", [("k", 7)])
+    assert stored(broker) == ['"warm"', *"1234567"]
+
+
+def test_flush_waits_for_what_was_left(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        futures = [producer.submit("orders", number, key="k") for number in range(10)]
+        assert left(producer) == 9
+        busy.answer.set()
+        producer.flush()
+        assert all(future.result(30).offset == number + 1 for number, future in enumerate(futures))
+
+
+def test_flush_does_not_end_with_the_answer_that_empties_the_inbox(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        first = producer.submit("orders", 1, key="k")
+        producer.submit("orders", 2, key="k")
+        assert left(producer) == 1
+        flushing = threading.Thread(target=producer.flush)
+        flushing.start()
+        deadline = time.monotonic() + 60
+        while left(producer):
+            assert time.monotonic() < deadline
+        busy.one.release()
+        first.result(30)
+        flushing.join(0.3)
+        assert flushing.is_alive()
+        busy.answer.set()
+        flushing.join(10)
+
+
+def test_an_answer_empties_the_inbox_without_the_keeper(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        futures = [producer.submit("orders", number, key=f"key-{number}") for number in range(20)]
+        assert left(producer) > 0
+        busy.answer.set()
+        assert all(future.result(30) for future in futures)
+
+
+def test_the_inbox_is_closed_before_close_waits(broker: FakeBroker) -> None:
+    with Blocking(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        producer.submit("orders", 1, key="k")
+        producer.submit("orders", 2, key="k")
+        inner = producer.producer
+        settle, taken = inner._settle, []
+
+        def watched(seconds: float | None) -> None:
+            taken.append(inner._take("orders", "k", 3))
+            busy.answer.set()
+            settle(seconds)
+
+        inner._settle = watched  # type: ignore[method-assign]
+        inner.close()
+    assert taken == [None]
+    assert stored(broker) == ['"warm"', "1", "2"]
+
+
+def test_nobody_passes_a_call_that_waits_for_its_route(broker: FakeBroker) -> None:
+    with OnALoop(broker.address) as producer:
+        warmed(producer)
+        busy, inner = Busy(broker), producer.producer
+
+        async def main() -> None:
+            await inner.submit("orders", 1, key="k")
+            inner._routes.stale("orders")
+            waiting = asyncio.create_task(inner.send("orders", 2, key="k"))
+            await asyncio.sleep(0)
+            behind = asyncio.create_task(inner.submit("orders", 3, key="k"))
+            await asyncio.sleep(0)
+            busy.answer.set()
+            await waiting
+            await (await behind)
+
+        producer.run(main())
+    assert stored(broker) == ['"warm"', "1", "2", "3"]
+
+
+def test_close_settles_what_was_left_and_refuses_the_rest(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        futures = [producer.submit("orders", number, key="k") for number in range(10)]
+        closing = threading.Thread(target=producer.close)
+        closing.start()
+        with pytest.raises(Closed):
+            futures.extend(iter(lambda: producer.submit("orders", 10, key="k"), None))
+        busy.answer.set()
+        closing.join(20)
+        assert [future.result(30).offset for future in futures] == list(range(1, len(futures) + 1))
+
+
+def test_a_broker_that_never_answers_ends_what_was_left_too(broker: FakeBroker, kind: Open) -> None:
+    """The keeper places it, so that its deadline begins."""
+    with kind(broker.address, timeout=2.0) as producer:
+        warmed(producer)
+        work = type(producer.producer)._maintain_once.__get__(producer.producer)
+        broker.faults = lambda header, number: Fault.LOSE_REQUEST
+        futures = [producer.submit("orders", number, key="k") for number in range(3)]
+        assert left(producer) == 2
+        producer.producer._maintain_once = work
+        assert all(_error_of(future) is not None for future in futures)
+
+
+def _error_of(future: Any) -> BaseException | None:
+    error: BaseException | None = future.exception(10)
+    return error
+
+
+# what the caller must hear at once
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(object(), CodecError), (b"x" * 5001, MessageTooLarge)], ids=["not encodable", "too large"]
+)
+def test_mistakes_are_raised_by_the_call_while_the_inbox_is_open(
+    broker: FakeBroker, kind: Open, value: object, error: type[Exception]
+) -> None:
+    with kind(broker.address, max_body_bytes=5000) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        producer.submit("orders", 1, key="k")
+        producer.submit("orders", 2, key="k")
+        assert left(producer) == 1
+        with pytest.raises(error):
+            producer.submit("orders", value, key="k")
+        busy.answer.set()
+    assert stored(broker) == ['"warm"', "1", "2"]
+
+
+def test_a_value_that_changes_after_the_call_is_sent_as_it_was(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        value = {"step": 0}
+        for step in range(3):
+            value["step"] = step
+            producer.submit("orders", value, key="k")
+        busy.answer.set()
+    assert stored(broker)[1:] == [f'{{"step":{step}}}' for step in range(3)]
+
+
+@pytest.mark.parametrize("key", ["", "a\x01b", "a\x02b", "\ud800", "x" * (MAX_KEY + 1)])
+def test_keys_that_need_a_second_look_take_the_long_way(key: str) -> None:
+    places = KeyTargets(TopicRoute("orders", (MessageQueue("orders", "fake", 0),), (), {}))
+    assert places.find(key) is None
+    assert places.find("ключ😀") is not None
+
+
+# freezing
+
+
+def test_what_was_left_behind_a_failure_of_its_key_is_told_so_and_other_keys_go_on(
+    broker: FakeBroker, kind: Open
+) -> None:
+    other = same_queue("k")
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        busy.refuse = {1}
+        first = producer.submit("orders", "refused", key="k")
+        behind = producer.submit("orders", "behind", key="k")
+        beside = producer.submit("orders", "beside", key=other)
+        assert left(producer) == 2
+        busy.answer.set()
+        assert _error_of(first) is not None
+        assert isinstance(_error_of(behind), LaneFrozen)
+        assert beside.result(30).offset == 1
+        after = [producer.submit("orders", "later", key=key) for key in ("k", other)]
+        assert isinstance(_error_of(after[0]), LaneFrozen)
+        assert after[1].result(30).offset == 2
+
+
+def test_a_frozen_key_does_not_turn_others_of_its_queue_away(broker: FakeBroker, kind: Open) -> None:
+    other = same_queue("k")
+    with kind(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        busy.refuse = {1}
+        refused = producer.submit("orders", 1, key="k")
+        busy.answer.set()
+        assert _error_of(refused) is not None
+        busy = Busy(broker)
+        futures = [producer.submit("orders", number, key=key) for number, key in enumerate([other, "k", other, "k"])]
+        assert left(producer) == 3
+        busy.answer.set()
+        assert [futures[number].result(30).offset for number in (0, 2)] == [1, 2]
+        assert all(isinstance(_error_of(futures[number]), LaneFrozen) for number in (1, 3))
+
+
+def test_drop_gives_up_what_was_left_of_the_key(broker: FakeBroker) -> None:
+    with Blocking(broker.address) as producer:
+        warmed(producer)
+        busy = Busy(broker)
+        futures = [producer.submit("orders", number, key="k") for number in range(4)]
+        assert left(producer) == 3
+        assert producer.producer.drop("orders", key="k") == 3
+        busy.answer.set()
+        assert futures[0].result(30).offset == 1
+        assert all(_error_of(future) is not None for future in futures[1:])
+
+
+# when it is open
+
+
+def inbox_of(**settings: Any) -> SendInbox:
+    options = ProducerOptions(codec="bytes", **settings)
+    inbox = SendInbox(options, Packer(options), SubmittedFuture, lambda: None)
+    inbox.learn(route(4))
+    return inbox
+
+
+def route(queues: int, **more: Any) -> TopicRoute:
+    return TopicRoute("orders", tuple(MessageQueue("orders", "fake", n) for n in range(queues)), (), {}, **more)
+
+
+def test_it_is_open_only_while_an_answer_is_awaited() -> None:
+    inbox = inbox_of()
+    assert inbox.take("orders", "k", b"x") is None
+    inbox.adjust(True, 0)
+    assert inbox.take("orders", "k", b"x") is not None
+    inbox.adjust(False, 0)
+    assert inbox.take("orders", "k", b"x") is None
+
+
+def test_it_is_open_only_while_all_that_it_can_hold_fits_into_the_buffer() -> None:
+    inbox = inbox_of(buffer_bytes=MAX_BYTES + 1000)
+    inbox.adjust(True, 1001)
+    assert inbox.take("orders", "k", b"x") is None
+    inbox.adjust(True, 1000)
+    longest = "ü" * MAX_KEY
+    while inbox.take("orders", longest, b"x" * 4000) is not None:
+        pass
+    messages = [message for queue in inbox._intake.take_out().values() for message in queue]
+    assert len(messages) == MAX_MESSAGES
+    assert sum(message.size + MESSAGE_OVERHEAD for message in messages) <= MAX_BYTES
+
+
+def test_lingering_messages_do_not_come_in() -> None:
+    """How long they linger is counted from the call."""
+    inbox = inbox_of(linger=0.005)
+    inbox.adjust(True, 0)
+    assert inbox.take("orders", "k", b"x") is None
+
+
+def test_bodies_to_be_compressed_do_not_come_in() -> None:
+    inbox = inbox_of(compress_above=100)
+    inbox.adjust(True, 0)
+    assert inbox.take("orders", "k", b"x" * 100) is None
+    assert inbox.take("orders", "k", b"x" * 99) is not None
+
+
+def test_a_topic_whose_route_is_old_changed_or_provisional_takes_the_long_way() -> None:
+    inbox = inbox_of()
+    inbox.adjust(True, 0)
+    inbox.forget_old(lambda topic: None)
+    assert inbox.take("orders", "k", b"x") is None
+    inbox.learn(route(4, provisional=True))
+    assert inbox.take("orders", "k", b"x") is None
+    inbox.learn(route(4))
+    assert inbox.take("orders", "k", b"x") is not None
+    inbox.learn(new := route(8))
+    inbox.forget_old(lambda topic: new)
+    inbox.take("orders", "order-1", b"x")
+    assert {place.queue for place in inbox._intake.take_out()} >= {pick_queue("order-1", new.publish)}
+
+
+def test_known_keys_are_bounded() -> None:
+    places = KeyTargets(route(4))
+    for number in range(KNOWN_KEYS + 10):
+        places.find(f"key-{number}")
+    assert len(places) <= KNOWN_KEYS
+
+
+def test_a_message_that_comes_in_while_the_inbox_closes_is_not_left_behind() -> None:
+    """Whoever closed it may have emptied it before: then the one who came in late has to."""
+    emptied: list[int] = []
+
+    def closes() -> Any:
+        intake.open = False
+        return NO_WAITER
+
+    intake = Intake(bytes, lambda: "id", closes, lambda: emptied.append(len(intake)), 100, True)
+    intake.topics["orders"] = KeyTargets(route(4))
+    intake.open = True
+    assert intake.take("orders", "k", b"x") is NO_WAITER
+    assert emptied == [1]

@@ -1,0 +1,258 @@
+"""A `send` that is interrupted: nobody hears what became of its message, so if that fails its key is closed."""
+
+import asyncio
+import gc
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault
+from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, served, stored
+from tests.client.producer.producers import Blocking, OnALoop, Open
+
+from lanemq.client.producer.async_producer import AsyncProducer
+from lanemq.client.producer.batches import Packer
+from lanemq.client.producer.inbox import SendInbox
+from lanemq.client.producer.options import ProducerOptions
+from lanemq.client.producer.replies import Actions
+from lanemq.client.producer.waiters import BatchWaiter, LoopFuture, SingleWaiter, SubmittedFuture, ThreadWaiter
+from lanemq.client.routing import TopicRoute
+from lanemq.model.errors import LaneError, LaneFrozen, MessageRefused
+from lanemq.model.units import Millis
+from lanemq.wire.headers import SendHeader
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    """Swallows the second request, and refuses what is bad when it is sent again."""
+    with FakeBroker() as fake:
+        fake.create("orders", queues=1, ordered=True)
+        fake.refuses = lambda body: body == b'"bad"'
+        fake.faults = lambda header, number: Fault.LOSE_REQUEST if number == 2 else None
+        yield fake
+
+
+def interrupt_when(true: Callable[[], bool]) -> None:
+    """Interrupts the main thread, which waits in a call, as soon as that is true."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not true() and not done.wait(0.001):
+            pass
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        done.set()
+        raise Interrupted
+
+    signal.signal(signal.SIGUSR1, handle)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(("value", "frozen"), [("bad", ["k"]), ("fine", [])])
+def test_an_interrupted_send_freezes_its_key_if_its_message_fails(
+    broker: FakeBroker, value: str, frozen: list[str]
+) -> None:
+    with Blocking(broker.address, request_timeout=0.2) as producer:
+        producer.send("orders", "warm", key="w")
+        interrupt_when(lambda: len(broker.requests) == 2)
+        with pytest.raises(Interrupted):
+            producer.send("orders", value, key="k")
+        producer.flush()
+        assert [each.key for each in producer.frozen_keys()] == frozen
+        producer.send("orders", "other", key="other")
+        if frozen:
+            with pytest.raises(LaneFrozen, match=r"resume\('orders', key='k'\)"):
+                producer.send("orders", "passing", key="k")
+            producer.resume("orders", key="k")
+        producer.send("orders", "after", key="k")
+
+
+def on_a_loop(broker: FakeBroker, work: Callable[[AsyncProducer], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with AsyncProducer(str(broker.address), request_timeout=0.2) as producer:
+            await producer.send("orders", "warm", key="w")
+            await work(producer)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("value", "frozen"), [("bad", ["k"]), ("fine", [])])
+def test_a_cancelled_send_freezes_its_key_if_its_message_fails(
+    broker: FakeBroker, value: str, frozen: list[str]
+) -> None:
+    read_second = threading.Event()
+
+    def swallow_second(header: SendHeader, number: int) -> Fault | None:
+        if number != 2:
+            return None
+        read_second.set()
+        return Fault.LOSE_REQUEST
+
+    broker.faults = swallow_second
+
+    async def work(producer: AsyncProducer) -> None:
+        call = asyncio.ensure_future(producer.send("orders", value, key="k"))
+        await asyncio.to_thread(read_second.wait, 30)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await producer.flush()
+        assert [each.key for each in producer.frozen_keys()] == frozen
+
+    on_a_loop(broker, work)
+
+
+def test_a_send_whose_caller_has_timed_out_freezes_its_key(broker: FakeBroker) -> None:
+    async def work(producer: AsyncProducer) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.send("orders", "bad", key="k"), 0.05)
+        await producer.flush()
+        with pytest.raises(LaneFrozen):
+            await producer.send("orders", "passing", key="k")
+
+    on_a_loop(broker, work)
+
+
+def test_a_send_cancelled_while_the_news_is_on_its_way_freezes_its_key(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The future has failed, the task has not run since: it hears of the cancellation and not of the failure."""
+    broker.faults = lambda header, number: None
+
+    async def work(producer: AsyncProducer) -> None:
+        finish = producer._finish
+
+        def cancelling(found: Actions) -> None:
+            finish(found)
+            call.cancel()
+
+        producer._finish = cancelling  # type: ignore[method-assign]
+        call = asyncio.ensure_future(producer.send("orders", "bad", key="k"))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert [each.key for each in producer.frozen_keys()] == ["k"]
+
+    on_a_loop(broker, work)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_send_that_hears_of_its_failure_freezes_nothing(broker: FakeBroker) -> None:
+    broker.faults = lambda header, number: None
+    with Blocking(broker.address) as producer:
+        with pytest.raises(MessageRefused):
+            producer.send("orders", "bad", key="k")
+        assert producer.frozen_keys() == []
+        producer.send("orders", "after", key="k")
+
+
+# the rule itself
+
+
+def settle_all(sim: EngineSim) -> None:
+    while sim.wire or sim.answers:
+        sim.take()
+        sim.answer()
+
+
+@pytest.mark.parametrize("is_left_first", [True, False])
+def test_a_key_is_closed_whether_its_message_fails_before_or_after_the_call_was_left(is_left_first: bool) -> None:
+    sim, waiter = served(), ThreadWaiter()
+    sim.offer("a", bad=[0], sender_waits=True, waiter=waiter)
+    if is_left_first:
+        sim.engine.send_interrupted(waiter)
+    settle_all(sim)
+    if not is_left_first:
+        assert sim.frozen() == set()
+        sim.engine.send_interrupted(waiter)
+    assert sim.frozen() == {"a"}
+    sim.resume("a")
+    sim.offer("a")
+    settle_all(sim)
+    assert stored(sim) == [2]
+
+
+def test_a_call_that_was_turned_away_and_left_keeps_its_key_closed() -> None:
+    """It heard nothing of the freeze, which would else end with the call that caused it."""
+    sim, call, waiter = served(), Call(), ThreadWaiter()
+    sim.offer("a", bad=[0], waiter=call)
+    settle_all(sim)
+    with pytest.raises(LaneFrozen):
+        sim.offer("a", sender_waits=True, waiter=waiter)
+    sim.engine.send_interrupted(waiter)
+    sim.engine.call_ended(call, interrupted=False)
+    assert sim.frozen() == {"a"}
+
+
+def test_a_message_that_was_stored_after_its_call_was_left_closes_nothing() -> None:
+    sim, waiter = served(), ThreadWaiter()
+    sim.offer("a", sender_waits=True, waiter=waiter)
+    sim.engine.send_interrupted(waiter)
+    settle_all(sim)
+    assert sim.frozen() == set()
+    assert stored(sim) == [1]
+
+
+# memory
+
+
+def alive() -> int:
+    """Waiters that somebody keeps, or that nobody can free."""
+    gc.collect()
+    kinds = SingleWaiter, BatchWaiter, LoopFuture, SubmittedFuture
+    return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+
+def fail(producer: Blocking | OnALoop, call: str) -> None:
+    if call == "send_many":
+        producer.send_many("orders", [("k", "bad"), ("other", "fine")])
+    elif call == "send":
+        producer.send("orders", "bad", key="k")
+    else:
+        producer.submit("orders", "bad", key="k").result(30)
+
+
+@pytest.mark.parametrize("call", ["send", "submit", "send_many", "turned away"])
+def test_calls_that_fail_are_forgotten(broker: FakeBroker, kind: Open, call: str) -> None:
+    """Parcels are unknown to the garbage collector: an error that leads back to one would keep all of it for ever."""
+    broker.faults = lambda header, number: None
+    with kind(broker.address) as producer:
+        producer.send("orders", "warm", key="w")
+        before = alive()
+        for _ in range(10):
+            with pytest.raises(LaneError):
+                fail(producer, call)
+            if call == "submit":
+                producer.resume("orders", key="k")
+        assert alive() <= before + 2
+
+
+def test_messages_turned_away_from_the_inbox_are_forgotten() -> None:
+    engine = served().engine
+    engine._lanes[QUEUE].frozen_keys.freeze("a", MessageRefused(13, "bad"), None, wall=Millis(1))
+    inbox = SendInbox(ProducerOptions(codec="bytes"), Packer(ProducerOptions(codec="bytes")), SubmittedFuture, list)
+    inbox.learn(TopicRoute("orders", (QUEUE,), (QUEUE,), {}, ordered=True))
+    inbox.adjust(True, 0)
+    before = alive()
+    for _ in range(10):
+        assert inbox.take("orders", "a", b"value") is not None
+        work, _ = inbox.move_all(engine)
+        for outcome in work.outcomes:
+            outcome.notify()
+    del work, outcome
+    assert alive() <= before + 2

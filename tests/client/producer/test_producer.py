@@ -1,0 +1,336 @@
+"""What a producer promises, for the blocking and the asyncio one alike."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.client.fake_broker import FakeBroker, Fault, serving
+from tests.client.producer.producers import Open
+
+from lanemq.client.producer.batches import Outgoing
+from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.core.sending.sharding import by_int_modulo, pick_queue
+from lanemq.model.errors import (
+    Closed,
+    InvalidOption,
+    LaneFrozen,
+    MissingKey,
+    NotAllowed,
+    RequestTimedOut,
+    SequenceGap,
+)
+from lanemq.model.queue import MessageQueue
+from lanemq.net.connection import open_connection
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import SendHeader
+
+broker = serving()
+stock = serving(lane=False)
+
+
+def once(fault: Fault, *numbers: int) -> Callable[[SendHeader, int], Fault | None]:
+    return lambda header, number: fault if number in numbers else None
+
+
+def texts(broker: FakeBroker, topic: str, receipt: Receipt) -> list[str]:
+    return broker.stored(topic, receipt.queue.queue_id)
+
+
+# where a message goes
+
+
+@pytest.mark.row("A18")
+def test_receipts_of_a_key_name_one_queue_with_growing_offsets(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        receipts = [producer.send("orders", {"n": n}, key="order-1") for n in range(20)]
+    assert {receipt.queue for receipt in receipts} == {MessageQueue("orders", "fake", 2)}
+    assert [receipt.offset for receipt in receipts] == list(range(20))
+    assert {receipt.key for receipt in receipts} == {"order-1"}
+    assert receipts[0].stored is StoredAs.RELAXED
+
+
+@pytest.mark.row("A11")
+def test_key_stays_in_one_queue_and_no_key_goes_round(broker: FakeBroker, kind: Open) -> None:
+    """Without a key messages that belong together are scattered: the negative control."""
+    with kind(broker.address) as producer:
+        for number in range(40):
+            producer.send("metrics", f"keyed-{number % 10}", key=f"key-{number % 10}")
+            producer.send("metrics", "loose")
+    keyed = [
+        {message.text for message in queue if "keyed" in message.text}
+        for queue in broker.topics["metrics"].messages.values()
+    ]
+    assert sum(len(texts) for texts in keyed) == 10
+    loose = [sum("loose" in m.text for m in queue) for queue in broker.topics["metrics"].messages.values()]
+    assert loose == [10, 10, 10, 10]
+
+
+@pytest.mark.row("A13")
+def test_selector_decides_and_gets_queues_message_and_argument(broker: FakeBroker, kind: Open) -> None:
+    seen: list[tuple[int, object, object]] = []
+
+    def last(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
+        seen.append((len(queues), message, arg))
+        return queues[-1]
+
+    with kind(broker.address) as producer:
+        receipt = producer.send("orders", "hello", selector=last, arg=7)
+    assert receipt.queue.queue_id == 3
+    assert seen == [(4, "hello", 7)]
+
+
+def test_selector_that_invents_a_queue_is_refused(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer, pytest.raises(InvalidOption, match="no queue of topic 'orders'"):
+        producer.send("orders", 1, selector=lambda queues, message, arg: MessageQueue("orders", "elsewhere", 0))
+
+
+@pytest.mark.row("A14")
+@pytest.mark.parametrize(("number", "queue"), [(0, 0), (7, 3), (-7, 3), (-1, 1), (2**40 + 1, 1)])
+def test_integer_goes_by_modulo_without_hashing(broker: FakeBroker, kind: Open, number: int, queue: int) -> None:
+    with kind(broker.address) as producer:
+        assert producer.send("orders", 1, selector=by_int_modulo, arg=number).queue.queue_id == queue
+
+
+@pytest.mark.parametrize("key", [5, -5, 2**31 - 1, 2**40 + 1, "order-1", "你好"])
+def test_key_finds_the_queue_that_javas_hash_selector_picks(broker: FakeBroker, kind: Open, key: Any) -> None:
+    queues = [MessageQueue("orders", "fake", number) for number in range(4)]
+    with kind(broker.address) as producer:
+        receipt = producer.send("orders", 1, key=key)
+    assert receipt.queue == pick_queue(key, queues)
+    assert receipt.key == str(key)
+
+
+def test_explicit_queue_is_honoured_and_checked(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        assert producer.send("orders", 1, queue=3).queue.queue_id == 3
+        assert producer.send("orders", 1, queue=MessageQueue("orders", "fake", 1)).queue.queue_id == 1
+        with pytest.raises(InvalidOption, match="none of the 4 queues"):
+            producer.send("orders", 1, queue=4)
+
+
+def test_ordered_topic_without_key_is_a_mistake_at_call_time(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        with pytest.raises(MissingKey, match="topic 'orders' is ordered"):
+            producer.submit("orders", 1)
+        with pytest.raises(MissingKey):
+            producer.send_many("orders", [("k", 1), (None, 2)])
+    assert broker.requests == []
+
+
+def test_unknown_topic_is_created_by_its_first_message(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        first = producer.send("fresh", 1, key="k")
+        second = producer.send("fresh", 2, key="k")
+    assert first.queue == second.queue
+    assert texts(broker, "fresh", first) == ["1", "2"]
+
+
+def test_topic_of_the_broker_is_closed_to_senders(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer, pytest.raises(NotAllowed, match="belongs to the broker"):
+        producer.send("SCHEDULE_TOPIC_XXXX", 1)
+
+
+# order
+
+
+def test_ways_of_sending_share_one_line(broker: FakeBroker, kind: Open) -> None:
+    """Sync, pipelined, one-way, batched: the call order is the stored order."""
+    with kind(broker.address) as producer:
+        for base in range(0, 100, 10):
+            pending = [producer.submit("orders", base + n, key="k") for n in range(4)]
+            producer.send_oneway("orders", base + 4, key="k")
+            producer.send("orders", base + 5, key="k")
+            producer.send_many("orders", [("k", base + 6), Outgoing(base + 7, "k", tag="t")])
+            receipts = producer.batch("orders", [("k", base + 8), ("k", base + 9)])
+            assert all(each.result(30).offset == base + n for n, each in enumerate(pending))
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(100)]
+
+
+def test_messages_that_gather_share_a_request(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send_many("orders", [("k", n) for n in range(2000)])
+    assert len(broker.requests) < 20
+    assert any(header.batch for header in broker.requests)
+
+
+@pytest.mark.row("A10")
+@pytest.mark.parametrize("fault", [Fault.LATE, Fault.LOSE_REPLY, Fault.HANG_UP, Fault.HANG_UP_AFTER, Fault.BUSY])
+def test_pipelined_messages_are_stored_once_and_in_order_whatever_goes_wrong(
+    broker: FakeBroker, kind: Open, fault: Fault
+) -> None:
+    broker.faults = once(fault, 2, 3, 9)
+    settings = {"max_batch_messages": 3, "request_timeout": 0.1}
+    with kind(broker.address, **settings) as producer:
+        pending = [producer.submit("orders", number, key="k") for number in range(60)]
+        receipts = [each.result(30) for each in pending]
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(60)]
+    assert [receipt.offset for receipt in receipts] == list(range(60))
+
+
+@pytest.mark.row("A10")
+def test_naive_pipelining_shows_the_inversion() -> None:
+    """Negative control: a task per message over several connections, and one message is late."""
+
+    async def naive(broker: FakeBroker) -> None:
+        links = [await open_connection(broker.address) for _ in range(3)]
+        tasks = []
+        async with asyncio.TaskGroup() as group:
+            for number in range(6):
+                ext = SendHeader(
+                    producer_group="naive", topic="orders", default_topic="TBW102", default_topic_queue_nums=4,
+                    queue_id=0, sys_flag=0, born_timestamp=1, flag=0,
+                ).to_ext_v2()  # fmt: skip
+                command = Command(RequestCode.SEND_MESSAGE_V2, 0, ext=ext, body=str(number).encode())
+                tasks.append(group.create_task(links[number % 3].request(command, 5)))
+        for link in links:
+            link.close()
+        await asyncio.sleep(0.01)
+
+    with FakeBroker(late_seconds=1.0) as broker:  # or a busy machine may be later with the others
+        broker.create("orders")
+        broker.faults = once(Fault.LATE, 2)
+        asyncio.run(naive(broker))
+        stored = broker.stored("orders", 0)
+    assert sorted(stored) == [str(n) for n in range(6)]
+    assert stored != sorted(stored)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_many_keys_survive_a_storm_of_faults(broker: FakeBroker, kind: Open, number: int) -> None:
+    chance = random.Random(number)
+    kinds = [Fault.HANG_UP, Fault.HANG_UP_AFTER, Fault.BUSY, Fault.LATE, None, None, None]
+    broker.faults = lambda header, number: chance.choice(kinds) if number < 12 else None
+    keys = itertools.cycle("abcdefg")
+    sent: dict[str, list[str]] = {key: [] for key in "abcdefg"}
+    with kind(broker.address, max_batch_messages=5) as producer:
+        pending = []
+        for number, key in zip(range(300), keys, strict=False):
+            sent[key].append(f"{key}{number}")
+            pending.append(producer.submit("orders", f"{key}{number}".encode(), key=key))
+        for each in pending:
+            each.result(20)
+    stored = broker.everything("orders")
+    for key, expected in sent.items():
+        assert [m.text for m in stored if m.properties["__SHARDINGKEY"] == key] == expected
+
+
+def test_broker_restart_in_the_middle_loses_and_doubles_nothing(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        broker.stop()
+        pending = [producer.submit("orders", number, key="k") for number in range(1, 20)]
+        broker.start()
+        receipts = [each.result(30) for each in pending]
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(20)]
+
+
+def test_lost_answer_shows_as_a_repeat(broker: FakeBroker, kind: Open) -> None:
+    broker.faults = once(Fault.HANG_UP_AFTER, 1)
+    with kind(broker.address) as producer:
+        receipt = producer.send("orders", 1, key="k")
+        assert not producer.send("orders", 2, key="k").repeat
+    assert receipt.repeat
+    assert receipt.offset == 0
+
+
+def test_forgotten_producer_starts_a_new_epoch_and_goes_on(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        broker.forget_producers()
+        pending = [producer.submit("orders", number, key="k") for number in range(1, 30)]
+        receipts = [each.result(30) for each in pending]
+    assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(30)]
+    assert ".2." in broker.everything("orders")[-1].properties["LANE_STAMP"]
+
+
+def test_repeat_to_a_broker_that_forgot_the_producer_is_not_stored_again(broker: FakeBroker, kind: Open) -> None:
+    """The lost answer may have been "stored": doubt means no, and the caller is told."""
+
+    def forgetful(header: SendHeader, number: int) -> Fault | None:
+        if number == 3:  # the repetition of the second
+            broker.forget_producers()
+        return Fault.HANG_UP_AFTER if number == 2 else None
+
+    broker.faults = forgetful
+    with kind(broker.address) as producer:
+        producer.send("orders", 0, key="k")
+        with pytest.raises(SequenceGap, match="may be stored or not"):
+            producer.submit("orders", 1, key="k").result(30)
+        with pytest.raises(LaneFrozen):
+            producer.send("orders", 2, key="k")
+        producer.resume("orders", key="k")
+        receipt = producer.send("orders", 3, key="k")
+    assert texts(broker, "orders", receipt) == ["0", "1", "3"]
+
+
+# a broker that does not check stamps
+
+
+def test_stock_broker_never_sees_two_batches_of_a_queue_at_once(stock: FakeBroker, kind: Open) -> None:
+    """It would store a late batch behind its successor: with the window open this test fails."""
+    stock.faults = once(Fault.LATE, 1, 3, 5)
+    with kind(stock.address, max_batch_messages=2) as producer:
+        pending = [producer.submit("orders", number, key="k") for number in range(30)]
+        receipts = [each.result(30) for each in pending]
+    assert texts(stock, "orders", receipts[0]) == [str(n) for n in range(30)]
+    assert {receipt.stored for receipt in receipts} == {StoredAs.UNKNOWN}
+
+
+def test_stock_broker_that_is_slow_is_not_asked_twice(stock: FakeBroker, kind: Open) -> None:
+    """A repetition would be stored twice; only a lost connection makes one necessary."""
+    stock.faults = once(Fault.LOSE_REPLY, 1)
+    with kind(stock.address, timeout=2.0, request_timeout=0.1) as producer, pytest.raises(RequestTimedOut):
+        producer.send("orders", 1, key="k")
+    assert len(stock.requests) == 1
+
+
+def test_repetition_on_a_stock_broker_can_be_told_by_its_stamp(stock: FakeBroker, kind: Open) -> None:
+    stock.faults = once(Fault.HANG_UP_AFTER, 1)
+    with kind(stock.address) as producer:
+        producer.send("orders", 1, key="k")
+    first, second = stock.everything("orders")
+    assert first.properties["LANE_STAMP"] == second.properties["LANE_STAMP"]
+
+
+# its life
+
+
+def test_closed_producer_refuses_and_closing_twice_is_fine(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        pending = producer.submit("orders", 1, key="k")
+        producer.close()
+        assert pending.result(30).offset == 0
+        with pytest.raises(Closed):
+            producer.send("orders", 2, key="k")
+
+
+def test_lingering_messages_gather_and_still_leave(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address, linger=0.5) as producer:  # a busy machine needs a while for ten calls
+        producer.send("orders", "warm", key="k")
+        pending = [producer.submit("orders", number, key="k") for number in range(10)]
+        assert [each.result(30).offset for each in pending] == list(range(1, 11))
+    assert len(broker.requests) == 2
+
+
+def test_heartbeat_names_the_group(broker: FakeBroker, kind: Open) -> None:
+    with kind(broker.address) as producer:
+        producer.send("orders", 1, key="k")
+    assert broker.codes[RequestCode.HEART_BEAT] >= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"linger": -1, "timeout": 0}, "linger is -1.*timeout is 0"),
+        ({"buffer_bytes": 100}, "one message may take 4194304"),
+        ({"group": "no spaces"}, "group name"),
+    ],
+)
+def test_impossible_options_are_refused_together(kind: Open, settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises((InvalidOption, ValueError), match=problem):
+        kind("localhost:9876", **settings)

@@ -1,0 +1,81 @@
+"""What a broker's answer says about places, and what senders are told of it, compiled or not."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.client.producer.engine_sim import served
+
+from lanemq._fast import references, twins
+from lanemq.client.producer import replies
+from lanemq.client.producer.batches import PendingMessage
+from lanemq.client.producer.replies import stored_outcomes
+from lanemq.client.producer.waiters import SubmittedFuture, ThreadBatchWaiter
+from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.model.queue import MessageQueue
+from lanemq.wire.command import Command
+
+QUEUE = MessageQueue("orders", "b", 0)
+Waiters = Callable[[int], Sequence[Any]]
+
+
+def futures(count: int) -> list[SubmittedFuture]:
+    return [SubmittedFuture() for _ in range(count)]
+
+
+def waiter(count: int) -> list[ThreadBatchWaiter]:
+    return [ThreadBatchWaiter()] * count
+
+
+def receipts(waiters: Sequence[Any]) -> list[Receipt]:
+    if isinstance(waiters[0], ThreadBatchWaiter):
+        waiters[0].close(len(waiters))
+        return waiters[0].result()
+    return [waiter.result(0) for waiter in waiters]
+
+
+@pytest.fixture(params=["as it runs", "reference"])
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "reference" and twins:
+        monkeypatch.setattr(replies, "receipts_of", references["receipts_of"])
+
+
+def told(waiters: Sequence[Any], **ext: str) -> list[Receipt]:
+    messages = [
+        PendingMessage(b"", "", f"id{index}", "k", waiter=each, index=index) for index, each in enumerate(waiters)
+    ]
+    for outcome in stored_outcomes(messages, QUEUE, Command(0, 0, 1, ext)):
+        outcome.notify()
+    return receipts(waiters)
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize("waiters", [futures, waiter])
+def test_a_batch_whose_place_is_forgotten_has_no_place_at_all(waiters: Waiters) -> None:
+    found = told(waiters(3), queueOffset="-1", laneDuplicate="true", laneStored="durable")
+    assert [(each.offset, each.repeat, each.stored) for each in found] == [(-1, True, StoredAs.DURABLE)] * 3
+    assert [each.message_id for each in found] == ["id0", "id1", "id2"]
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize("waiters", [futures, waiter])
+def test_a_forgotten_beginning_does_not_count_on_into_the_rest(waiters: Waiters) -> None:
+    found = told(waiters(4), queueOffset="70", laneSkipped="2")
+    assert [(each.offset, each.repeat) for each in found] == [(-1, True), (-1, True), (70, False), (71, False)]
+
+
+@pytest.mark.parametrize("waiters", [futures, waiter])
+@pytest.mark.parametrize("skipped", ["3", "99", "-1", "many", ""])
+def test_a_beginning_that_makes_no_sense_costs_no_receipt(waiters: Waiters, skipped: str) -> None:
+    assert [each.offset for each in told(waiters(3), queueOffset="7", laneSkipped=skipped)] == [7, 8, 9]
+
+
+@pytest.mark.parametrize("offset", ["", "first", "-7", "1.5", str(2**70)])
+def test_an_answer_without_a_readable_place_still_says_stored(offset: str) -> None:
+    """Lost, the sender would wait for it for ever."""
+    sim = served()
+    sim.offer("a", "a")
+    sim._do(sim.engine.replied(sim.wire.pop(), Command(0, 0, 1, {"queueOffset": offset}), None))
+    assert [sim.results.receipts[number].offset for number in (1, 2)] == [-1, -1]
+    assert sim.engine.buffered_bytes == 0
+    assert sim.engine.is_idle

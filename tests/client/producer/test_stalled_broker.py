@@ -1,0 +1,70 @@
+"""A broker that is stopped, and takes nothing any more, stops no deadline of the blocking producer.
+
+Its machine keeps the connection and accepts new ones, so nothing tells a sender but the bytes that do not leave.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.client.fake_broker import FakeBroker
+from tests.client.producer.producers import Blocking
+
+from lanemq.model.errors import RequestTimedOut
+from lanemq.net.blocking import DuplexConnection
+
+QUEUES = 16
+BODY = os.urandom(900_000)
+"""Less than a batch, so it waits for company if it may. So many of them are more than a connection's buffers hold."""
+
+
+@pytest.fixture(params=[True, False], ids=["lane", "stock"])
+def broker(request: pytest.FixtureRequest) -> Iterator[FakeBroker]:
+    with FakeBroker(lane=request.param) as fake:
+        fake.create("orders", queues=QUEUES)
+        yield fake
+
+
+def opened(broker: FakeBroker, **settings: float) -> Blocking:
+    producer = Blocking(broker.address, codec="bytes", compress_above=1 << 30, **settings)
+    producer.send("orders", b"warm", queue=0)
+    return producer
+
+
+def test_deadlines_are_kept_although_the_keeper_has_something_to_send(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lingering messages are the keeper's to send. It has them written by others, whatever the kernel's limits."""
+    writers, flush = set[str](), DuplexConnection.flush
+
+    def noted(link: DuplexConnection) -> None:
+        writers.add(threading.current_thread().name)
+        flush(link)
+
+    monkeypatch.setattr(DuplexConnection, "flush", noted)
+    with opened(broker, timeout=1.0, request_timeout=0.5, linger=0.02) as producer, broker.asleep():
+        producer.producer._next_heartbeat = 0  # it is due, too
+        futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
+        for future in futures:
+            with pytest.raises(RequestTimedOut):
+                future.result(10)
+        assert f"lanemq-writer-{broker.address}" in writers
+        assert "lanemq-producer" not in writers
+
+
+@pytest.mark.parametrize("request_timeout", [0.1, 60.0])
+def test_a_caller_does_not_hang_in_its_write(broker: FakeBroker, request_timeout: float) -> None:
+    """Neither for longer than a request may take, nor for longer than the whole send."""
+    with opened(broker, timeout=1.0, request_timeout=request_timeout) as producer, broker.asleep():
+        futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
+        for future in futures:
+            with pytest.raises(RequestTimedOut):
+                future.result(10)
+
+
+def test_a_broker_that_wakes_up_is_sent_to_again(broker: FakeBroker) -> None:
+    with opened(broker, timeout=20.0, request_timeout=0.1) as producer:
+        with broker.asleep():
+            futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
+        assert [future.result(20).queue.queue_id for future in futures] == list(range(QUEUES))

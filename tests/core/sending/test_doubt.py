@@ -1,0 +1,31 @@
+"""A message is called not stored only when every attempt at it was refused."""
+
+import pytest
+from tests.core.sending.test_send_lane import LATER, NOW, lane, offered, take
+
+from lanemq.core.sending.in_flight import Failed, SendError
+
+
+@pytest.mark.parametrize("error", [SendError.REFUSED, SendError.FATAL])
+def test_a_refusal_behind_a_lost_answer_leaves_open_whether_it_is_stored(error: SendError) -> None:
+    sender = lane(window=2)
+    sender.offer_all(("a0", "a1"), (10, 10), now=NOW)
+    sender.failed(take(sender, count=1), SendError.RETRY, now=NOW)
+    again = take(sender, count=1, now=LATER)
+    assert sender.failed(again, error, now=LATER) == Failed(error, unknown=("a0",), blocked=("a1",))
+
+
+def test_a_gap_behind_a_lost_answer_says_that_it_is_not_stored() -> None:
+    sender = offered(1)
+    sender.failed(take(sender), SendError.RETRY, now=NOW)
+    assert sender.failed(take(sender, now=LATER), SendError.GAP, now=LATER) == Failed(SendError.GAP, refused=("m0",))
+
+
+def test_each_part_of_a_refused_batch_is_in_doubt_if_the_batch_was() -> None:
+    sender = lane()
+    sender.offer_all(("a0", "b0"), (10, 10), now=NOW)
+    sender.failed(take(sender), SendError.RETRY, now=NOW)
+    sender.failed(take(sender, now=LATER), SendError.REFUSED, now=LATER)
+    assert sender.failed(take(sender, now=LATER), SendError.REFUSED, now=LATER) == Failed(
+        SendError.REFUSED, unknown=("a0",)
+    )

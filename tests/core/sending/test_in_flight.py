@@ -1,0 +1,124 @@
+"""A message gets another number only when it is certain that it is not stored under the one it has."""
+
+from lanemq.core.sending.in_flight import SendBatch, SentBatch, SentWindow
+from lanemq.model.units import Epoch, Millis
+
+
+def window(*batches: tuple[int, str]) -> tuple[SentWindow[str], list[SentBatch[str]]]:
+    """Batches under way, by first sequence and messages of one letter, which is their key."""
+    found: SentWindow[str] = SentWindow(2, lambda message: message)
+    sent = [SentBatch(first, tuple(text), [1] * len(text), Millis(1), 1, in_flight=True) for first, text in batches]
+    for batch in sent:
+        found.append(batch)
+    return found, sent
+
+
+def test_only_what_lies_behind_a_hole_can_be_clear() -> None:
+    found, (first, second) = window((0, "ab"), (2, "cd"))
+    first.in_flight = second.in_flight = False
+    assert not found.is_clear(second), "it is to be sent again, as it is"
+    found.tear_at(2)
+    assert not found.is_clear(first)
+    assert found.is_clear(second)
+    assert not found.all_clear
+
+
+def test_what_is_under_way_or_in_doubt_is_not_clear() -> None:
+    found, (first, second) = window((0, "a"), (1, "b"))
+    found.tear_at(0)
+    assert not found.is_clear(first)
+    found.land()
+    assert not found.is_clear(first)
+    assert found.to_repeat() is first, "to hear that it is refused"
+    first.doubt = second.doubt = False
+    assert found.all_clear
+    assert found.to_repeat() is None
+
+
+def test_doubt_about_what_nobody_waits_for_does_not_matter() -> None:
+    """A broker that does not check stamps would store it."""
+    found, (first,) = window((0, "a"))
+    found.tear_at(0)
+    found.land()
+    assert found.bar({"a"}, -1) == (("a",), ())
+    assert found.is_clear(first)
+
+
+def test_an_earlier_batch_waits_while_a_later_one_is_under_way() -> None:
+    found, (first, second) = window((0, "ab"), (2, "c"))
+    found.split(first)
+    alone = found.to_repeat()
+    assert alone is not None
+    assert alone.messages == ("a",)
+    assert not found.may_go(alone)
+    second.in_flight = False
+    assert found.may_go(alone)
+
+
+def test_no_more_than_the_window_is_under_way() -> None:
+    found, _ = window((0, "a"), (1, "b"), (2, "c"))
+    found.land()
+    for _ in range(2):
+        again = found.to_repeat()
+        assert again is not None
+        assert found.may_go(again)
+        again.in_flight = True
+    third = found.to_repeat()
+    assert third is not None
+    assert not found.may_go(third)
+
+
+def test_parts_of_a_refused_batch_go_one_at_a_time_and_nothing_goes_beside_them() -> None:
+    found, (first, second) = window((0, "ab"), (2, "c"))
+    found.land()
+    found.split(first)
+    for letter in "ab":
+        assert found.searches
+        part = found.to_repeat()
+        assert part is not None
+        assert part.messages == (letter,)
+        assert found.may_go(part)
+        part.in_flight = True
+        behind = found.to_repeat()
+        assert behind is not None
+        assert not found.may_go(behind)
+        found.remove(part)
+    assert not found.searches
+    assert found.to_repeat() is second
+
+
+def test_what_is_lost_leaves_a_hole_at_its_lowest_number() -> None:
+    found, (_, second, third) = window((0, "a"), (1, "b"), (2, "c"))
+    assert found.lose(lambda batch: batch is third) == ("c",)
+    assert found.lose(lambda batch: batch is second) == ("b",)
+    assert found.is_behind_hole(second)
+    assert len(found) == 1
+
+
+def test_barred_keys_lose_what_was_sent_behind_and_nothing_before() -> None:
+    found, (_, second, third) = window((0, "ab"), (2, "ac"), (4, "ad"))
+    third.in_flight = False
+    found.tear_at(2)
+    assert found.bar({"a"}, 1) == (("a",), ("a",))
+    assert found.bar({"a"}, 1) == ((), ()), "told once"
+    second.in_flight = False
+    assert [entry[0] for entry in found.start_anew()] == ["a", "b", "c", "d"]
+    assert not found.has_hole
+
+
+def test_a_frozen_queue_keeps_only_what_can_still_be_stored() -> None:
+    found, batches = window((0, "a"), (1, "b"), (2, "c"), (3, "d"))
+    found.tear_at(1)
+    batches[1].in_flight = False
+    assert found.stop_at(batches[2]) == (("d",), ("b",))
+    assert found.first is batches[0]
+    assert len(found) == 1
+
+
+def test_an_answer_does_not_fit_a_batch_that_was_taken_apart() -> None:
+
+    found, (first,) = window((0, "ab"))
+    question = SendBatch(Epoch(1), 0, first.messages, 2, 1)
+    assert found.find(question) is first
+    found.split(first)
+    assert found.find(question) is None

@@ -1,0 +1,171 @@
+"""Compiled twins of what a producer does per message give what their references give."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fast.both import needs_twins, outcome, same
+
+from lanemq._fast import references, twins
+from lanemq.client.producer.batches import NOTHING, Outgoing, PackingTools, PendingMessage
+from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter
+from lanemq.client.receipt import Receipt, StoredAs
+from lanemq.model.errors import Closed, InvalidOption, MessageTooLarge
+from lanemq.model.queue import MessageQueue
+
+pytestmark = needs_twins
+
+KEYS = st.sampled_from(["k", "key-2", "ключ", "", "a\x01b", "\x02", "x" * 7801, 7, None])
+VALUES = st.binary(max_size=30) | st.sampled_from([b"x" * 101, bytearray(b"abc"), "text", None])
+MESSAGES = st.one_of(
+    st.tuples(KEYS, VALUES),
+    st.builds(Outgoing, VALUES, KEYS),
+    st.sampled_from([("three", b"x", 1), ["list", b"x"], None]),
+)
+
+
+def tools(encode: Any = bytes, passes_bytes: bool = True) -> PackingTools:
+    numbers = iter(range(10**6))
+
+    def refuse(size: int) -> Any:
+        raise MessageTooLarge(f"{size} bytes")
+
+    return encode, lambda: f"{next(numbers):032X}", refuse, PendingMessage, NOTHING, (5, 100, passes_bytes)
+
+
+def packed(function: Any, messages: list[Any], room: int, **how: Any) -> Any:
+    """What a call packs and where it stops, in comparable form."""
+    run: list[Any] = []
+    source, waiter = iter(messages), ThreadBatchWaiter()
+    ended = outcome(function, tools(**how), source, waiter, 3, run, room)
+    if len(ended) == 3:
+        ended = "nothing" if ended[0] is NOTHING else ended[0], shown(ended[1]), ended[2]
+    assert all(message.waiter is waiter for _, message in run)
+    return ended, [shown(pair) for pair in run], list(source)
+
+
+def shown(pair: Any) -> Any:
+    if pair is None:
+        return None
+    key, message = pair
+    return (
+        key,
+        message.body,
+        message.properties,
+        message.message_id,
+        message.key,
+        message.index,
+        message.size,
+        message.sender_waits,
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(MESSAGES, max_size=8), st.sampled_from([20, 50, 1000]), st.booleans())
+def test_messages_are_packed_alike(messages: list[Any], room: int, passes_bytes: bool) -> None:
+    compiled = packed(twins["pack_pairs"], messages, room, passes_bytes=passes_bytes)
+    assert compiled == packed(references["pack_pairs"], messages, room, passes_bytes=passes_bytes)
+
+
+@pytest.mark.parametrize("function", ["twins", "references"])
+def test_nothing_is_read_after_a_failure(function: str) -> None:
+    waiter = ThreadBatchWaiter()
+    waiter.failed(0, Closed("refused"))
+    source = iter([("k", b"v")])
+    chosen = {"twins": twins, "references": references}[function]["pack_pairs"]
+    assert chosen(tools(), source, waiter, 0, [], 100)[0] is NOTHING
+    assert list(source) == [("k", b"v")]
+
+
+def test_what_a_codec_raises_reaches_the_caller() -> None:
+    def broken(value: object) -> bytes:
+        raise ZeroDivisionError("codec")
+
+    messages = [("k", b"v")]
+    assert packed(twins["pack_pairs"], messages, 9, encode=broken, passes_bytes=False)[0] == (
+        ZeroDivisionError,
+        "codec",
+    )
+
+
+TEXTS = st.text(max_size=20) | st.just("x" * 33000)
+MESSAGES = st.builds(PendingMessage, st.binary(max_size=20), TEXTS, st.just("id"), st.sampled_from(["k", None]))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(MESSAGES, max_size=4), st.sampled_from([0, 9, 2**40, 2**62]))
+def test_batches_are_written_alike(messages: list[PendingMessage], sequence: int) -> None:
+    same("batch_body", tuple(messages), "LANE_STAMP\x01p.1.", sequence)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.integers(-1, 2**60), st.booleans(), st.booleans())
+def test_receipts_are_made_alike(messages: list[PendingMessage], offset: int, repeat: bool, shared: bool) -> None:
+    for index, message in enumerate(messages):
+        message.index = index
+        message.waiter = NO_WAITER if shared or index % 2 else ThreadBatchWaiter()
+    arguments = messages, Receipt, MessageQueue("T", "b", 1), offset, StoredAs.DURABLE, repeat
+    assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
+
+
+def quick_messages(count: int, waiter: Any) -> list[Any]:
+    """As the compiled packing makes them."""
+    run: list[Any] = []
+    twins["pack_pairs"](tools(passes_bytes=True), iter([("k", b"v")] * count), waiter, 0, run, 10**6)
+    return [message for _, message in run]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("others", [0, 2])
+def test_receipts_of_quick_messages_are_made_alike(count: int, others: int) -> None:
+    """They are read without a look at their attributes; messages of another kind and call may stand among them."""
+    messages = quick_messages(count, waiter := ThreadBatchWaiter())
+    messages += [
+        PendingMessage(b"v", "", f"other {index}", None, waiter=waiter, index=90 + index) for index in range(others)
+    ]
+    for last in (waiter, ThreadBatchWaiter()):
+        messages[-1:] = [PendingMessage(b"v", "", "last", "k", waiter=last, index=99)]
+        arguments = messages, Receipt, MessageQueue("T", "b", 1), 7, StoredAs.DURABLE, False
+        assert twins["receipts_of"](*arguments) == references["receipts_of"](*arguments)
+
+
+def test_futures_are_settled_alike() -> None:
+    """Those at which somebody looks, and waiters of another kind, are left to the caller."""
+    rest = []
+    for kind in (twins, references):
+        futures = [twins["SubmittedFuture"]() for _ in range(3)]
+        assert futures[1]._condition is not None, "somebody looks"
+        waiters = [*futures, NO_WAITER]
+        messages = [
+            PendingMessage(b"v", "", f"id {place}", "k", waiter=waiter, index=place)
+            for place, waiter in enumerate(waiters)
+        ]
+        left = kind["settle"](messages, Receipt, MessageQueue("T", "b", 1), 7, StoredAs.RELAXED, True)
+        rest.append([(index, receipt) for _, index, receipt in left])
+        assert [future.done() for future in futures] == [True, False, True]
+        assert [futures[place].result(0).offset for place in (0, 2)] == [7, 9]
+    assert rest[0] == rest[1]
+    assert [index for index, _ in rest[0]] == [1, 3]
+
+
+@pytest.mark.parametrize("indexes", [[2, 0], [0, 3], [0]])
+def test_receipts_are_put_in_place_alike(indexes: list[int]) -> None:
+    ended = []
+    for kind in (twins, references):
+        receipts: list[Any] = [None] * 3
+        ended.append((outcome(kind["put_in_place"], receipts, indexes, ["a", "b"]), receipts))
+    assert ended[0] == ended[1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", 1, True, None]), st.integers())))
+def test_runs_are_sorted_alike(run: list[Any]) -> None:
+    def queue_of(key: Any) -> int:
+        if key is True:
+            raise InvalidOption("a truth value")
+        return len(str(key)) if key is None else hash(key) % 2
+
+    ended = [outcome(kind["sort_run"], queue_of, run) for kind in (twins, references)]
+    assert ended[0] == ended[1]
+    assert list(ended[0]) == list(ended[1])
