@@ -37,7 +37,7 @@ def test_the_last_state_of_a_row_is_not_deleted_by_it(format: str) -> None:
             "store_timestamp": pa.array([0], pa.timestamp("us", "UTC")),
         }
     )  # fmt: skip
-    folded = Reader(stage.plan).fold(messages)
+    folded = Reader(stage.options).fold(messages)
     assert (folded.rows.num_rows, folded.dead["queue_offset"].to_pylist()) == (0, [7])
 
 

@@ -63,7 +63,7 @@ class Frame:
         return Frame(*(partition.select(list(columns)) for partition in self._partitions))
 
     def mapInArrow(self, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> Any:
-        assert schema == "line string"
+        assert schema == "summary string"
         found = [
             row for part in self._partitions for batch in task(iter(part.to_batches())) for row in batch.to_pylist()
         ]

@@ -15,7 +15,7 @@ from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import OrderError
 from lanemq.pipelines.stages.cdc import LastState
-from lanemq.pipelines.stages.cdc.debezium_values import UNAVAILABLE, precise
+from lanemq.pipelines.stages.cdc.formats.debezium import UNAVAILABLE, precise
 
 COLUMNS = "id bigint, note string, raw binary, tags array<string>, more map<string,string>, price decimal(10,2)"
 WHOLE = {"id": 1, "note": "long", "raw": "aGk=", "tags": ["a"], "more": {"a": "b"}, "price": "1.50"}
@@ -32,7 +32,7 @@ def stage(columns: str = COLUMNS, **options: Any) -> LastState:
     return LastState(columns, ["id"], **options)
 
 
-@pytest.mark.parametrize("misfits", ["null", "dead"])
+@pytest.mark.parametrize("misfits", ["null", "dead_letter"])
 @pytest.mark.parametrize("fold_first", [None, False])
 @pytest.mark.parametrize(("name", "mark"), MARKS)
 def test_a_change_that_leaves_a_column_out_is_set_aside_and_the_row_stays(
@@ -64,7 +64,7 @@ def test_the_newest_whole_change_counts_behind_one_that_leaves_a_column_out(
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("fold_first", [None, False])
-@pytest.mark.parametrize(("misfits", "wrong"), [("null", {"note": UNAVAILABLE}), ("dead", {"price": "much"})])
+@pytest.mark.parametrize(("misfits", "wrong"), [("null", {"note": UNAVAILABLE}), ("dead_letter", {"price": "much"})])
 def test_a_row_that_moves_leaves_no_ghost_under_its_old_key(
     tmp_path: Path, misfits: Any, wrong: Any, fold_first: bool | None, together: bool
 ) -> None:
@@ -111,7 +111,7 @@ def test_several_rows_of_a_message_change_together_or_not_at_all(tmp_path: Path,
     rows: list[dict[str, Any]] = [{"id": "3", "note": "a"}, {"id": "2", "note": "b"}]
     rows[wrong]["price"] = "much"
     event = {"type": "UPDATE", "table": "t", "data": rows, "old": [{"id": "2"}, {"id": "1"}]}
-    replica = Replica(stage(format="canal", one_queue=True, misfits="dead"), tmp_path)
+    replica = Replica(stage(format="canal", one_queue=True, misfits="dead_letter"), tmp_path)
     assert replica.run(messages([(None, event)])).outputs.count() == 0
     assert len(replica.dead) == 1
 

@@ -16,7 +16,7 @@ from lanemq.pipelines import DeltaSink, Pipeline, SqliteSink, Topic, TopicSink, 
 from lanemq.pipelines.batch import Batch
 from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.stages.cdc import LastState, evolving, task
+from lanemq.pipelines.stages.cdc import LastState, evolving, reading
 from lanemq.pipelines.stages.cdc.evolving import can_be_column
 
 SCHEMA = "id bigint, name string"
@@ -149,7 +149,7 @@ def test_a_conflict_of_types_is_null_counted_and_told_once(place: Any, caplog: p
 
 
 def test_a_conflict_does_not_make_a_message_poison_even_if_misfits_do(tmp_path: Path) -> None:
-    place = Sqlite(tmp_path, misfits="dead")
+    place = Sqlite(tmp_path, misfits="dead_letter")
     place.run({"id": 1, "name": "a", "age": 7})
     results = place.run({"id": 2, "name": "b", "age": "old"})
     assert results.dead_letters is None
@@ -221,7 +221,7 @@ def test_a_new_field_that_cannot_be_read_ends_nothing(sqlite: Sqlite, value: byt
     assert {"id": 4, "name": "d", "age": None, "note": "x"} in sqlite.rows()
 
 
-@pytest.mark.parametrize("left_out", ["dead", "keep"])
+@pytest.mark.parametrize("left_out", ["dead_letter", "keep"])
 def test_a_field_with_a_name_of_ours_is_no_column_and_no_word_to_the_sink(place: Any, left_out: str) -> None:
     """`_kept` tells a sink which columns stay: a field of that name would leave old values in the table."""
     place.options["left_out"] = left_out
@@ -276,7 +276,7 @@ def test_a_whole_number_beside_a_fraction_is_a_number(
     for order in (parts, parts[::-1]):
         found = sqlite.repeat(*order, settle=False, write=False).outputs.schema
         assert found["price"].dataType.simpleString() == kind
-    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
     for order in (parts[::-1], parts):
         found = sqlite.repeat(pa.concat_tables(order), settle=False, write=False).outputs.schema
         assert found["price"].dataType.simpleString() == kind
@@ -304,7 +304,7 @@ def test_names_that_differ_in_case_only_are_one_column(sqlite: Sqlite) -> None:
 
 
 def test_rows_that_are_maps_do_not_make_columns_for_ever(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evolving, "MOST_COLUMNS", 3)
+    monkeypatch.setattr(evolving, "MAX_COLUMNS", 3)
     for at in range(5):
         sqlite.run({"id": at, "name": "a", f"k{at}": 1})
     assert list(sqlite.columns()) == ["id", "name", "k0", "k1", "k2"]

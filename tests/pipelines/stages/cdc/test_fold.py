@@ -106,7 +106,7 @@ def test_one_queue_is_a_promise_that_is_checked(tmp_path: Path) -> None:
         ({"time_unit": {"nothing": "ms"}}, "time_unit: there is no column nothing"),
         ({"decimals": "precise"}, "decimals"),
         ({"format": "canal", "fold_first": True}, "several rows"),
-        ({"table": "shop.people"}, "do not say their table"),
+        ({"table": "shop.people"}, "do not name their table"),
         ({"format": "debezium", "deleted": "gone"}, "deleted"),
     ],
 )

@@ -215,7 +215,7 @@ POISON: list[tuple[str, Value, str]] = [
     ("debezium", debezium("t", None, None), "'t'"),
     ("debezium", debezium("u", None, None), "without the row after"),
     ("debezium", debezium("d", None, None), "without the row before"),
-    ("debezium", ANNE, "not an event of Debezium"),
+    ("debezium", ANNE, "not a Debezium event"),
     ("canal", canal("TRUNCATE", None, isDdl=True), "truncation"),
     ("canal", canal("INSERT", None), "rows are missing"),
     ("canal", canal("INSERT", [{"id": "1"}, {"name": "B"}]), "the key id"),

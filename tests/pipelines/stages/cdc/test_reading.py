@@ -10,7 +10,7 @@ from tests.pipelines.stages.cdc.replica_fixture import SCHEMA, Replica, Value, m
 from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import CodecError
-from lanemq.pipelines.stages.cdc import LastState, task
+from lanemq.pipelines.stages.cdc import LastState, reading
 from lanemq.pipelines.stages.cdc.reading import Reader
 
 
@@ -28,7 +28,7 @@ def stage(**options: Any) -> LastState:
 
 def reads(plan_of: LastState, pairs: list[tuple[str | None, Value]]) -> int:
     """How many messages are decoded."""
-    reader, seen = Reader(plan_of.plan), 0
+    reader, seen = Reader(plan_of.options), 0
     original = reader._read
 
     def counting(some: Any) -> Any:
@@ -125,7 +125,7 @@ def test_a_value_that_does_not_fit_is_null_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["1", '{"id": 1}'])
 def test_a_value_that_does_not_fit_can_be_poison(tmp_path: Path, key: str) -> None:
     pairs: list[tuple[str | None, Value]] = [(key, row(1, "good"))] * 3
-    replica = Replica(stage(misfits="dead"), tmp_path)
+    replica = Replica(stage(misfits="dead_letter"), tmp_path)
     replica.run(messages([*pairs, (key, {"id": 1, "name": "bad", "amount": "much"})]))
     assert names(replica) == {1: "good"}
     assert "amount does not fit double" in replica.dead[0]["reason"]
@@ -145,7 +145,7 @@ def test_insert_delete_insert_ends_with_the_last_one(tmp_path: Path) -> None:
 
 def test_chunks_of_a_task_are_one_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever part of a long range is in memory at once, the newest of all parts counts."""
-    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
     replica = Replica(stage(), tmp_path)
     parts = [messages(MANY[start : start + 10], first=start) for start in range(0, 50, 10)]
     results = replica.run(pa.concat_tables(parts))

@@ -1,48 +1,52 @@
-"""Many changes to the newest one of each key, on whole columns.
+"""Folds many changes to the newest one of each key, on whole columns.
 
-The rules guarded here: what is newer is decided by the sequence alone, never by the kind of change; of equal sequences
-the later place wins; and where two queues say different things about a key with nothing to say which is newer, the
-batch is refused instead of one of them chosen by accident.
+With `left_out="keep"` a change may leave columns out; `_kept` names them, as the JSON of a list. Such a column gets the
+value of the newest older change of the batch that has one. If there is none, the column stays named in `_kept`, and the
+sink's merge leaves it as it is in the table.
+
+Invariants: what is newer is decided by the sequence alone, never by the kind of change; of equal sequences the later
+message wins; where two queues disagree about a key and nothing says which is newer, the batch is refused.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lanemq.model.errors import OrderError
-from lanemq.pipelines.ports import SEQUENCE
-from lanemq.pipelines.stages.cdc.kept import filled
+from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc.sequence import source_part
 
-_PLACE, _QUEUE = "\0place", "\0queue"
+_INDEX, _QUEUE = "\0index", "\0queue"
 
 
-def last_places(columns: pa.Table) -> pa.Array:
-    """The last place of each combination of values, ascending."""
+def last_indices(columns: pa.Table) -> pa.Array:
+    """The last index of each combination of values, ascending."""
     names = columns.column_names
-    numbered = columns.append_column(_PLACE, [_count(columns.num_rows)])
-    found = numbered.group_by(names, use_threads=False).aggregate([(_PLACE, "max")])[f"{_PLACE}_max"]
+    numbered = columns.append_column(_INDEX, [_count(columns.num_rows)])
+    found = numbered.group_by(names, use_threads=False).aggregate([(_INDEX, "max")])[f"{_INDEX}_max"]
     return found.combine_chunks().sort()
 
 
 def newest(rows: pa.Table, keys: Sequence[str]) -> pa.Array:
-    """The places of the newest row of each key."""
+    """The indices of the newest row of each key, ascending."""
     names, sequences = list(keys), rows[SEQUENCE]
     if _ascending(sequences):
-        return last_places(rows.select(names))
-    numbered = pa.table({SEQUENCE: sequences, _PLACE: _count(rows.num_rows)})
-    order = pc.sort_indices(numbered, sort_keys=[(SEQUENCE, "ascending"), (_PLACE, "ascending")])
-    return order.take(last_places(rows.select(names).take(order))).sort()
+        return last_indices(rows.select(names))
+    numbered = pa.table({SEQUENCE: sequences, _INDEX: _count(rows.num_rows)})
+    order = pc.sort_indices(numbered, sort_keys=[(SEQUENCE, "ascending"), (_INDEX, "ascending")])
+    return order.take(last_indices(rows.select(names).take(order))).sort()
 
 
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The newest row of each key, with the columns that it left out from older ones."""
-    return filled(rows, keys, newest(rows, keys))
+    """The newest row of each key, with the columns that it left out taken from older ones."""
+    return fill_left_out(rows, keys, newest(rows, keys))
 
 
-def settle(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]) -> pa.Table:
-    """The newest row of each key over all queues, from the newest ones of each queue."""
+def newest_of_queues(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]) -> pa.Table:
+    """The newest row of each key over all queues, from those of each queue. Raises if queues disagree."""
     tagged = [
         rows.append_column(_QUEUE, [pa.repeat(pa.scalar(queue, pa.string()), rows.num_rows)]) for queue, rows in queues
     ]
@@ -54,7 +58,7 @@ def settle(queues: Sequence[tuple[str, pa.Table]], keys: Sequence[str]) -> pa.Ta
 
 
 def _refuse_ties(rows: pa.Table, keys: list[str]) -> None:
-    """Rows of one key from two queues need a source sequence that differs, unless they say the same."""
+    """Refuses rows of one key from two queues that have the same source sequence but different values."""
     ordered = rows.sort_by([(name, "ascending") for name in (*keys, SEQUENCE)])
     below, above = ordered.slice(0, ordered.num_rows - 1), ordered.slice(1)
     tie = pc.not_equal(below[_QUEUE], above[_QUEUE])
@@ -62,9 +66,9 @@ def _refuse_ties(rows: pa.Table, keys: list[str]) -> None:
         tie = pc.and_(tie, pc.equal(below[name], above[name]))
     if pa.types.is_string(ordered.schema.field(SEQUENCE).type):
         tie = pc.and_(tie, pc.equal(source_part(below[SEQUENCE]), source_part(above[SEQUENCE])))
-    said = [name for name in rows.column_names if name not in (SEQUENCE, _QUEUE)]
+    compared = [name for name in rows.column_names if name not in (SEQUENCE, _QUEUE)]
     for lower, upper in zip(below.filter(tie).to_pylist(), above.filter(tie).to_pylist(), strict=True):
-        if any(lower[name] != upper[name] for name in said):
+        if any(lower[name] != upper[name] for name in compared):
             key = ", ".join(f"{name}={upper[name]!r}" for name in keys)
             raise OrderError(
                 f"the row {key} was changed in queue {lower[_QUEUE]} and in queue {upper[_QUEUE]}, and nothing says "
@@ -81,3 +85,58 @@ def _ascending(sequences: pa.ChunkedArray) -> bool:
 
 def _count(count: int) -> pa.Array:
     return pa.arange(0, count)
+
+
+def kept_column(indices: Sequence[int], left: dict[str, list[int]]) -> pa.Array:
+    """The column `_kept` of these changes; `left` has the changes that leave each column out."""
+    names: dict[int, list[str]] = {}
+    for name, changes in left.items():
+        for change in changes:
+            names.setdefault(change, []).append(name)
+    return pa.array([_text(names.get(index, [])) for index in indices] if names else [None] * len(indices), pa.string())
+
+
+def fill_left_out(rows: pa.Table, keys: Sequence[str], indices: pa.Array) -> pa.Table:
+    """The rows at these indices, the newest of their keys, with what they left out taken from older ones."""
+    chosen = rows.take(indices)
+    if KEPT not in rows.column_names or chosen[KEPT].null_count == chosen.num_rows:
+        return chosen
+    return _fill(rows, keys, indices.to_pylist())
+
+
+def _fill(rows: pa.Table, keys: Sequence[str], chosen: list[int]) -> pa.Table:
+    kept: list[list[str]] = [msgspec.json.decode(text or "[]") for text in rows[KEPT].to_pylist()]
+    histories = _histories(rows, keys, [index for index in chosen if kept[index]])
+    gone = rows[DELETED].to_pylist()
+    sources: dict[str, dict[int, int]] = {}
+    for index, older in histories.items():
+        for name in kept[index]:
+            found = next((each for each in older if gone[each] or name not in kept[each]), None)
+            if found is not None:
+                sources.setdefault(name, {})[index] = found
+    for name, found_at in sources.items():
+        for index in found_at:
+            kept[index] = [each for each in kept[index] if each != name]
+    columns = [
+        rows[name].take([sources.get(name, {}).get(index, index) for index in chosen])
+        if name != KEPT
+        else pa.array([_text(kept[index]) for index in chosen], pa.string())
+        for name in rows.column_names
+    ]
+    return pa.table(columns, schema=rows.schema)
+
+
+def _histories(rows: pa.Table, keys: Sequence[str], indices: list[int]) -> dict[int, list[int]]:
+    """The other rows of each of these rows' keys, the newest first."""
+    named: list[tuple[Any, ...]] = list(zip(*(rows[key].to_pylist() for key in keys), strict=True))
+    sequences = rows[SEQUENCE].to_pylist()
+    wanted = {named[index]: index for index in indices}
+    found: dict[int, list[int]] = {index: [] for index in indices}
+    for each, key in enumerate(named):
+        if (index := wanted.get(key)) is not None and each != index:
+            found[index].append(each)
+    return {index: sorted(some, key=lambda at: (sequences[at], at), reverse=True) for index, some in found.items()}
+
+
+def _text(names: list[str]) -> str | None:
+    return msgspec.json.encode(names).decode() if names else None

@@ -1,81 +1,221 @@
-"""Messages of one queue to the newest row of each key: what an executor does, without Spark.
+"""What an executor does: messages in, the newest row of each key out.
 
-The rules guarded here: a message that is poison gives no row at all, but for the deletion that is known for certain
-where a row's key changed; of equal keys the newest change counts; and what `claims.py` cannot prove to be superfluous
-is read.
+A Spark task cuts its messages into chunks and queues, and writes one file of rows per queue. Memory is bounded by a
+chunk of messages and the distinct keys of a task. `Reader` works on the messages of one queue, without Spark.
+
+Invariants: rows of different queues are not mixed here, because only the driver can see whether two queues disagree. A
+message that is poison gives no row, except for the deletion where a row's key changed. What `fold_first.py` cannot
+prove to be superfluous is read.
 """
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import feather
 
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
-from lanemq.pipelines.stages.cdc import shapes
+from lanemq.pipelines.stages.cdc import documents
 from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames, Reading
-from lanemq.pipelines.stages.cdc.claims import Claims
-from lanemq.pipelines.stages.cdc.debezium_values import left_out, precise
-from lanemq.pipelines.stages.cdc.fold import newest, newest_rows
-from lanemq.pipelines.stages.cdc.kept import filled, kept_column
-from lanemq.pipelines.stages.cdc.plan import Plan
+from lanemq.pipelines.stages.cdc.evolving import Fields, combine_fields, new_fields, skipped_fields
+from lanemq.pipelines.stages.cdc.fold import fill_left_out, kept_column, newest, newest_rows
+from lanemq.pipelines.stages.cdc.fold_first import FoldFirst
+from lanemq.pipelines.stages.cdc.formats.debezium import left_out, precise
+from lanemq.pipelines.stages.cdc.options import ReplicaOptions
 from lanemq.pipelines.stages.cdc.sequence import encode
 from lanemq.pipelines.stages.cdc.values import convert
 
-REASON = "reason"
+CHUNK_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of messages that are folded at once."""
+SUMMARY: Final = "summary string"
+"""The schema of what a task returns."""
+REASON: Final = "reason"
+_QUEUE: Final = ("topic", "broker", "queue_id")
 _LEFT_OUT: Final = (
     "the source left {} out, a large column that the update did not touch: send whole rows (ALTER TABLE ... REPLICA "
-    "IDENTITY FULL), say left_out='keep', or leave the column out of the schema"
+    "IDENTITY FULL), give left_out='keep', or leave the column out of the schema"
 )
 Counts = dict[str, int]
 
 
 @dataclass(slots=True)
 class Folded:
-    """The newest rows, the messages set aside, and what was counted on the way."""
+    """The newest rows, the dead letters, and the counts."""
 
     rows: pa.Table
     dead: pa.Table
     counts: Counts
 
 
-class Reader:
-    """Reads and folds by one plan."""
+Span: TypeAlias = tuple[int, int, int, int]
+"""The lowest and the highest offset, the store time of the lowest offset, and the highest store time."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._format, self._shape = plan.reader()
-        fields = plan.table.schema.fields
-        self._decoder = shapes.decoder(self._format.document, [each.dataType for each in fields])
-        self._claims = Claims(plan, self._shape)
-        self._types = {each.name: each.type for each in plan.table.arrow()}
-        self._sequence = [self._format.path(part.path) for part in plan.parts]
+
+class QueueSummary(msgspec.Struct):
+    """What a task reports about one queue."""
+
+    queue: str
+    rows: str
+    """The file of rows."""
+    dead: str | None
+    """The file of dead letters."""
+    counts: Counts
+    first: int
+    """The lowest queue offset."""
+    last: int
+    """The highest queue offset."""
+    first_stored: int
+    """Store time of the message with the lowest offset, in milliseconds."""
+    stored: int
+    """The highest store time, in milliseconds."""
+    skipped: list[str] = []
+    """Fields of its last row that the table does not have."""
+    fields: Fields = {}
+    """If the table evolves: all fields that it does not have, with their types."""
+    conflicts: list[str] = []
+    """Added columns that values of the task did not fit."""
+
+
+def fold_task(options: ReplicaOptions, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The task for `mapInArrow`. A repeated task writes files with other names; only summaries that arrive count."""
+    reader = Reader(options)
+    parts: dict[str, list[Folded]] = {}
+    spans: dict[str, Span] = {}
+    skipped: dict[str, list[str]] = {}
+    fields: dict[str, Fields] = {}
+    with _no_collection():
+        for chunk in _chunks(batches):
+            for queue, messages in by_queue(chunk):
+                folded = reader.fold(messages)
+                folded.counts["events"] = messages.num_rows
+                parts.setdefault(queue, []).append(folded)
+                spans[queue] = _span(messages, spans.get(queue))
+                skipped[queue] = skipped_fields(options, messages)
+                if options.evolves:
+                    fields[queue] = combine_fields(fields.get(queue, {}), new_fields(options, messages))
+    found = [_write(queue, reader.combine(some), spans[queue], Path(folder)) for queue, some in parts.items()]
+    for each in found:
+        each.skipped = skipped[each.queue]
+        each.fields, each.conflicts = fields.get(each.queue, {}), sorted(reader.conflicts)
+    if found:
+        yield pa.record_batch({"summary": pa.array([msgspec.json.encode(each).decode() for each in found])})
+
+
+def by_queue(messages: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The messages of each queue, in the order of their offsets."""
+    if not messages.num_rows:
+        return
+    if all(_constant(messages[name]) for name in _QUEUE):
+        yield _name(messages), _in_order(messages)
+        return
+    for queue in messages.group_by(list(_QUEUE)).aggregate([]).to_pylist():
+        mine = messages
+        for name in _QUEUE:
+            mine = mine.filter(pc.equal(mine[name], queue[name]))
+        yield _name(mine), _in_order(mine)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Turns garbage collection off: documents form no cycles, and tracing all of them is slow."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= CHUNK_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def _span(messages: pa.Table, known: Span | None) -> Span:
+    """The span with that of more messages, which are in order."""
+    first, last = messages["queue_offset"][0].as_py(), messages["queue_offset"][-1].as_py()
+    times = messages["store_timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    since, stored = times[0].as_py() or 0, pc.max(times).as_py() or 0
+    if known is None:
+        return first, last, since, stored
+    return min(first, known[0]), max(last, known[1]), since if first < known[0] else known[2], max(stored, known[3])
+
+
+def _write(queue: str, folded: Folded, span: Span, folder: Path) -> QueueSummary:
+    name = uuid4().hex
+    rows, dead = folder / f"{name}.rows", folder / f"{name}.dead"
+    folder.mkdir(parents=True, exist_ok=True)
+    feather.write_feather(folded.rows, str(rows), compression="lz4")
+    if folded.dead.num_rows:
+        feather.write_feather(folded.dead, str(dead), compression="lz4")
+    return QueueSummary(queue, str(rows), str(dead) if folded.dead.num_rows else None, folded.counts, *span)
+
+
+def _constant(column: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.equal(column, column[0])).as_py())
+
+
+def _in_order(messages: pa.Table) -> pa.Table:
+    offsets, count = messages["queue_offset"], messages.num_rows
+    ascending = count < 2 or pc.all(pc.less(offsets.slice(0, count - 1), offsets.slice(1))).as_py()
+    return messages if ascending else messages.sort_by("queue_offset")
+
+
+def _name(messages: pa.Table) -> str:
+    return "/".join(str(messages[name][0].as_py()) for name in _QUEUE)
+
+
+class Reader:
+    """Reads and folds messages of one queue."""
+
+    def __init__(self, options: ReplicaOptions) -> None:
+        self._options = options
+        self._format = options.make_format()
+        self._row_types = self._format.row_types
+        fields = options.table.schema.fields
+        self._decoder = documents.decoder(self._format.document, [each.dataType for each in fields])
+        self._fold_first = FoldFirst(options, self._row_types)
+        self._types = {each.name: each.type for each in options.table.arrow()}
+        self._sequence = [self._format.path(part.path) for part in options.parts]
         self.conflicts: set[str] = set()
-        """Columns that the table got while it runs, and that values did not fit."""
+        """Added columns that values did not fit."""
 
     def fold(self, messages: pa.Table) -> Folded:
-        """`messages` are of one queue, in the order of their offsets."""
-        chosen = self._claims.worth_reading(messages)
+        """Folds messages of one queue, in the order of their offsets."""
+        chosen = self._fold_first.worth_reading(messages)
         if chosen is None:
             return self._finish(self._read(messages), frozenset())
         reading = self._read(messages.take(chosen))
         left = self._find_left_out(reading)
-        unsure = self._claims.unproved(messages, chosen, reading)
-        if self._plan.table.keeps:
-            unsure |= {reading.changes.message[place] for places in left.values() for place in places}
+        unsure = self._fold_first.unproved(messages, chosen, reading)
+        if self._options.table.keeps:
+            unsure |= {reading.changes.message[index] for indices in left.values() for index in indices}
         if not unsure:
             return self._finish(reading, unsure)
         keys = reading.messages["key"].take(pa.array(sorted(unsure)))
         again = pc.is_in(messages["key"], value_set=keys.combine_chunks())
-        if self._plan.table.keeps:  # what a row kept may stand under another message key: all at once
+        if self._options.table.keeps:  # a column may be kept from a message with another message key, so all are read
             again = pc.or_(again, pc.is_in(pa.arange(0, messages.num_rows), value_set=chosen))
             return self._finish(self._read(messages.filter(again)), frozenset())
         others = self._finish(self._read(messages.filter(again)), frozenset())
-        return self.together([self._finish(reading, unsure), others])
+        return self.combine([self._finish(reading, unsure), others])
 
-    def together(self, parts: Sequence[Folded]) -> Folded:
-        """Parts of one queue as one."""
+    def combine(self, parts: Sequence[Folded]) -> Folded:
+        """Combines parts of one queue."""
         if len(parts) == 1:
             return parts[0]
         rows = pa.concat_tables([part.rows for part in parts])
@@ -83,98 +223,101 @@ class Reader:
         for part in parts:
             for name, count in part.counts.items():
                 counts[name] = counts.get(name, 0) + count
-        chosen = newest_rows(rows, self._plan.table.keys)
+        chosen = newest_rows(rows, self._options.table.keys)
         return Folded(chosen, pa.concat_tables([part.dead for part in parts]), counts)
 
     def _read(self, messages: pa.Table) -> Reading:
-        decoded = shapes.Decoded(shapes.listed(messages["value"]), self._decoder)
-        documents = self._format.unwrap(decoded.documents)
-        names = KeyNames(self._shape, self._plan.table.keys, shapes.listed(messages["key"]))
+        decoded = documents.Decoded(documents.listed(messages["value"]), self._decoder)
+        events = self._format.unwrap(decoded.documents)
+        names = KeyNames(self._row_types, self._options.table.keys, documents.listed(messages["key"]))
         changes = Changes(poison=decoded.broken)
-        self._format.read(documents, names, changes)
-        parts = [[None if each is None else get(each) for each in documents] for get in self._sequence]
-        sequences = encode(self._plan.parts, parts, messages["queue_offset"].combine_chunks())
+        self._format.read(events, names, changes)
+        parts = [[None if each is None else get(each) for each in events] for get in self._sequence]
+        sequences = encode(self._options.parts, parts, messages["queue_offset"].combine_chunks())
         reading = Reading(messages, names, changes, sequences.take(pa.array(changes.message, pa.int64())), [])
         self._check_sequences(reading)
         self._read_keys(reading)
-        if self._plan.misfits == "dead":
+        if self._options.misfits == "dead_letter":
             self._find_left_out(reading)
             self._refuse_misfits(reading)
         return reading
 
     def _check_sequences(self, reading: Reading) -> None:
         if reading.sequences.null_count:
-            paths = ", ".join(part.path for part in self._plan.parts)
-            for place in pc.indices_nonzero(reading.sequences.is_null()).to_pylist():
+            paths = ", ".join(part.path for part in self._options.parts)
+            for index in pc.indices_nonzero(reading.sequences.is_null()).to_pylist():
                 reading.changes.poison.setdefault(
-                    reading.changes.message[place], f"the sequence ({paths}) is missing or out of range"
+                    reading.changes.message[index], f"the sequence ({paths}) is missing or out of range"
                 )
 
     def _read_keys(self, reading: Reading) -> None:
-        for name in self._plan.table.keys:
+        for name in self._options.table.keys:
             column, _ = self._column(name, reading.changes, None)
             reading.keys.append(column)
             if column.null_count:
-                for place in pc.indices_nonzero(column.is_null()).to_pylist():
+                for index in pc.indices_nonzero(column.is_null()).to_pylist():
                     reading.changes.poison.setdefault(
-                        reading.changes.message[place], f"the key {name} is missing or no {self._types[name]}"
+                        reading.changes.message[index], f"the key {name} is missing or not a {self._types[name]}"
                     )
 
     def _refuse_misfits(self, reading: Reading) -> None:
-        for name in self._plan.table.columns:
-            if name not in self._plan.table.keys and name not in self._plan.grown:
+        for name in self._options.table.columns:
+            if name not in self._options.table.keys and name not in self._options.added:
                 reading.columns[name], misfits = self._column(name, reading.changes, None)
-                for place in misfits:
-                    reading.changes.refuse_row(place, f"the value of {name} does not fit {self._types[name]}")
+                for index in misfits:
+                    reading.changes.refuse_row(index, f"the value of {name} does not fit {self._types[name]}")
 
     def _find_left_out(self, reading: Reading) -> dict[str, list[int]]:
-        """Marks are no values. Without `keep` a change that has one is poison: it would put null over what is there."""
+        """Finds columns that changes leave out, and clears their marks.
+
+        Without `keep` such a change is poison, because it would replace the existing value by null.
+        """
         if reading.left is not None:
             return reading.left
         changes, reading.left, moved = reading.changes, {}, {*reading.changes.moved}
-        others = [name for name in self._plan.table.columns if name not in self._plan.table.keys]
+        others = [name for name in self._options.table.columns if name not in self._options.table.keys]
         for name in others:
             found = left_out(self._values(name, changes, None), self._types[name])
-            for place in found:
-                self._shape.clear(changes.row[place], name)
-                if not self._plan.table.keeps or changes.message[place] in moved:
-                    changes.refuse_row(place, _LEFT_OUT.format(name))
+            for index in found:
+                self._row_types.clear(changes.row[index], name)
+                if not self._options.table.keeps or changes.message[index] in moved:
+                    changes.refuse_row(index, _LEFT_OUT.format(name))
             reading.left |= {name: found} if found else {}
         return reading.left
 
     def _finish(self, reading: Reading, leave_out: frozenset[int]) -> Folded:
-        """The newest rows of what is neither poison nor left out."""
-        changes, table = reading.changes, self._plan.table
+        """Folds what is neither poison nor in `leave_out`."""
+        changes, table = reading.changes, self._options.table
         keys = pa.table(dict(zip(table.keys, reading.keys, strict=True))).append_column(SEQUENCE, [reading.sequences])
-        places: pa.Array = pa.arange(0, len(changes.message))
-        halved = changes.halved - leave_out
-        unwanted = (leave_out | changes.poison.keys()) - halved
-        if unwanted or halved:
-            places = changes.places_without(unwanted, halved)
-            keys = keys.take(places)
+        indices: pa.Array = pa.arange(0, len(changes.message))
+        half_applied = changes.half_applied - leave_out
+        unwanted = (leave_out | changes.poison.keys()) - half_applied
+        if unwanted or half_applied:
+            indices = changes.indices_without(unwanted, half_applied)
+            keys = keys.take(indices)
         chosen = newest(keys, table.keys)
         if reading.left and table.keeps:
-            rows, misfits = self._rows(reading, keys, places)
-            rows = filled(rows, table.keys, chosen)
+            rows, misfits = self._rows(reading, keys, indices)
+            rows = fill_left_out(rows, table.keys, chosen)
         else:
-            rows, misfits = self._rows(reading, keys.take(chosen), places.take(chosen))
+            rows, misfits = self._rows(reading, keys.take(chosen), indices.take(chosen))
         if rows is None:
             self._find_left_out(reading)
             return self._finish(reading, leave_out)
-        dead = {place: why for place, why in changes.poison.items() if place not in leave_out}
-        told = {"key_changes": changes.moved, "ddl": changes.ddl, "ignored": changes.ignored}
-        counts = {name: sum(message not in unwanted for message in messages) for name, messages in told.items()}
+        dead = {index: why for index, why in changes.poison.items() if index not in leave_out}
+        counted = {"key_changes": changes.moved, "ddl": changes.ddl, "ignored": changes.ignored}
+        counts = {name: sum(message not in unwanted for message in messages) for name, messages in counted.items()}
         counts |= {"misfits": misfits, "poison": len(dead)}
         return Folded(rows, _dead(reading.messages, dead), counts)
 
-    def _rows(self, reading: Reading, keys: pa.Table, places: pa.Array) -> tuple[pa.Table | None, int]:
-        """Whole rows for the chosen changes, and how many values did not fit; None: a change is not of a whole row."""
-        chosen, misfits, columns = places.to_pylist(), 0, []
-        for name in self._plan.table.columns:
-            if name in self._plan.table.keys:
+    def _rows(self, reading: Reading, keys: pa.Table, indices: pa.Array) -> tuple[pa.Table | None, int]:
+        """Rows for the chosen changes, and the number of misfits. No rows if a left-out column is found only now."""
+        chosen, misfits, columns = indices.to_pylist(), 0, []
+        for name in self._options.table.columns:
+            if name in self._options.table.keys:
                 columns.append(keys[name])
             elif name in reading.columns:
-                columns.append(reading.columns[name].take(places))
+                columns.append(reading.columns[name].take(indices))
             else:
                 values = self._values(name, reading.changes, chosen)
                 if reading.left is None and left_out(values, self._types[name]):
@@ -182,30 +325,30 @@ class Reader:
                 column, wrong = self._converted(name, values)
                 columns.append(column)
                 misfits += len(wrong)
-                self.conflicts |= {name} & {*self._plan.grown} if wrong else set()
-        deleted = pa.array([reading.changes.deleted[place] for place in chosen], pa.bool_())
-        rows = pa.table([*columns, keys[SEQUENCE], deleted], names=[*self._plan.table.columns, SEQUENCE, DELETED])
-        if self._plan.table.keeps:
+                self.conflicts |= {name} & {*self._options.added} if wrong else set()
+        deleted = pa.array([reading.changes.deleted[index] for index in chosen], pa.bool_())
+        rows = pa.table([*columns, keys[SEQUENCE], deleted], names=[*self._options.table.columns, SEQUENCE, DELETED])
+        if self._options.table.keeps:
             rows = rows.append_column(KEPT, [kept_column(chosen, reading.left or {})])
         return rows, misfits
 
     def _column(self, name: str, changes: Changes, chosen: list[int] | None) -> tuple[pa.Array, list[int]]:
-        """One column of the chosen changes, or of all, and the places of values that do not fit it."""
+        """One column of the chosen changes, or of all, and the indices of values that do not fit it."""
         return self._converted(name, self._values(name, changes, chosen))
 
     def _converted(self, name: str, values: list[Any]) -> tuple[pa.Array, list[int]]:
         wanted = self._types[name]
-        if self._plan.decimals == "base64" and pa.types.is_decimal(wanted):
+        if self._options.decimals == "base64" and pa.types.is_decimal(wanted):
             values = precise(values, wanted.scale)
-        return convert(values, wanted, self._plan.unit(name))
+        return convert(values, wanted, self._options.unit(name))
 
     def _values(self, name: str, changes: Changes, chosen: list[int] | None) -> list[Any]:
-        """As they were decoded. Deletions have a key and nothing else."""
+        """The decoded values of a column. Deletions have only a key."""
         rows, deleted = changes.row, changes.deleted
         if chosen is not None and len(chosen) < len(rows):
-            rows, deleted = [rows[place] for place in chosen], [deleted[place] for place in chosen]
-        get, only_key = self._shape.getter(name), name not in self._plan.table.keys
-        if only_key and True in deleted:
+            rows, deleted = [rows[index] for index in chosen], [deleted[index] for index in chosen]
+        get, is_value = self._row_types.getter(name), name not in self._options.table.keys
+        if is_value and True in deleted:
             values = [None if gone else get(row) for row, gone in zip(rows, deleted, strict=True)]
         else:
             values = list(map(get, rows))
@@ -213,6 +356,6 @@ class Reader:
 
 
 def _dead(messages: pa.Table, reasons: dict[int, str]) -> pa.Table:
-    places = sorted(reasons)
-    why = pa.array([reasons[place] for place in places], pa.string())
-    return messages.take(pa.array(places, pa.int64())).append_column(REASON, [why])
+    indices = sorted(reasons)
+    why = pa.array([reasons[index] for index in indices], pa.string())
+    return messages.take(pa.array(indices, pa.int64())).append_column(REASON, [why])

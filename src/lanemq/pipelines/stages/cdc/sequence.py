@@ -1,15 +1,15 @@
-"""What is newer: queue offsets, or the source's own sequence with the queue offset behind it.
-
-The rules guarded here: two rows of a key compare with `>` on the column `_sequence` exactly as their changes happened;
-a change whose sequence cannot be read is never applied, because it would win or lose by accident.
+"""What is newer: the queue offset, or the source's own sequence followed by the queue offset.
 
 Without parts the sequence is the queue offset, a number. With parts it is a text of fixed width,
 
     0000000000000000003 0000000000000000154 0000000000000000042
     source.file:file    source.pos          queue offset
 
-so that comparing it as text compares part by part, under every collation. The offset stands last: of two changes
-with the same source sequence the later message wins.
+so that comparing the text compares part by part, under every collation. The offset is last: of two changes with the
+same source sequence the later message wins.
+
+Invariants: two rows of a key compare with `>` on the column `_sequence` exactly as their changes happened; a change
+whose sequence cannot be read is never applied, because it would win or lose by accident.
 """
 
 import re
@@ -26,25 +26,24 @@ from lanemq.pipelines.stages.cdc.values import convert
 
 KINDS: Final = ("number", "file", "text")
 DIGITS: Final = 19
-"""Of the largest 64-bit number."""
+"""Digits of the largest 64-bit number."""
 TEXT_WIDTH: Final = 40
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a sequence.
-
-    kind: `number`, not negative; `file`, the number at the end of a name such as `mysql-bin.000003`; `text`, such
-    as an LSN in hexadecimal digits: shorter ones are older, equally long ones compare as text.
-    """
+    """One part of a sequence."""
 
     path: str
+    """Where it is in the event, such as `source.lsn`."""
     kind: str
+    """`number`, not negative; `file`, the number at the end of a name such as `mysql-bin.000003`; `text`, such as an
+    LSN in hexadecimal digits: a shorter one is older, those of equal length compare as text."""
 
 
 def parse_parts(given: Sequence[str]) -> tuple[Part, ...]:
-    """`("source.file:file", "source.pos")`: where in the event the parts are, the most significant first."""
+    """Parses `("source.file:file", "source.pos")`, the most significant part first."""
     return tuple(_part(text) for text in ((given,) if isinstance(given, str) else given))
 
 
@@ -58,11 +57,12 @@ def _part(text: str) -> Part:
 
 
 def sequence_type(parts: Sequence[Part]) -> DataType:
+    """The type of the column `_sequence`."""
     return StringType() if parts else LongType()
 
 
 def encode(parts: Sequence[Part], values: Sequence[list[object]], offsets: pa.Array) -> pa.Array:
-    """The sequence of every message; null where a part cannot be read. `values` has one list per part."""
+    """The sequence of each message; null if a part cannot be read. `values` has one list per part."""
     if not parts:
         return offsets
     columns = [_encode_part(part, each) for part, each in zip(parts, values, strict=True)]
@@ -70,21 +70,21 @@ def encode(parts: Sequence[Part], values: Sequence[list[object]], offsets: pa.Ar
 
 
 def before(parts: Sequence[Part], values: Sequence[object]) -> str:
-    """What every sequence of an older position of the source is below, and none of this one or a newer."""
+    """The bound below all sequences of this position of the source, and above all sequences of older ones."""
     if not parts or len(values) != len(parts):
-        raise InvalidOption(f"a position has {len(parts)} values here ({_said(parts)}), not {len(values)}")
+        raise InvalidOption(f"a position has {len(parts)} values here ({_described(parts)}), not {len(values)}")
     columns = [_encode_part(part, [value]) for part, value in zip(parts, values, strict=True)]
     if any(column.null_count for column in columns):
-        raise InvalidOption(f"{values!r} is no position of the source: {_said(parts)}")
+        raise InvalidOption(f"{values!r} is not a position of the source: {_described(parts)}")
     return " ".join(column[0].as_py() for column in columns)
 
 
-def _said(parts: Sequence[Part]) -> str:
+def _described(parts: Sequence[Part]) -> str:
     return ", ".join(f"{part.path}:{part.kind}" for part in parts) or "queue offsets order it"
 
 
 def source_part(sequences: pa.Array) -> pa.Array:
-    """The sequences without the offsets: what the source itself said."""
+    """The sequences without the queue offsets."""
     return pc.utf8_slice_codeunits(sequences, 0, -(DIGITS + 1))
 
 

@@ -1,6 +1,6 @@
-"""The replicated table: its columns, its key, and what a row of it looks like on the way to a sink.
+"""The replicated table: its columns, its key, and the columns of a row on its way to a sink.
 
-The rule guarded here: a key is made of columns that can be compared exactly, and is never null.
+Invariant: a key consists of columns that can be compared exactly, and is never null.
 """
 
 from collections.abc import Sequence
@@ -29,35 +29,37 @@ _NO_KEYS = (DoubleType, FloatType, ArrayType, MapType, StructType)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is replicated. Every column but the keys may be null: that is what deletions have there."""
+    """A replicated table. Every column but the keys may be null, because deletions have only a key."""
 
     schema: StructType
     keys: tuple[str, ...]
     keeps: bool = False
-    """Whether a row may leave columns as they are."""
+    """Whether a row may leave columns unchanged (`left_out="keep"`)."""
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Names of all columns."""
         return tuple(field.name for field in self.schema.fields)
 
     def arrow(self) -> pa.Schema:
+        """The schema for Arrow."""
         return to_arrow_schema(self.schema, timezone="UTC")
 
     def merged(self, sequence: DataType) -> StructType:
-        """The columns that a sink's merge gets."""
+        """The columns that a sink merges."""
         more = [StructField(SEQUENCE, sequence, False), StructField(DELETED, BooleanType(), False)]
         kept = [StructField(KEPT, StringType())] if self.keeps else []
         return StructType([*self.schema.fields, *more, *kept])
 
 
 def declare_table(schema: str | StructType, keys: Sequence[str], *, keeps: bool = False) -> Table:
-    """The table as declared, or `InvalidOption` saying what cannot be."""
+    """The table as declared; raises `InvalidOption` if it cannot be replicated."""
     fields = (parse_columns(schema) if isinstance(schema, str) else schema).fields
     names = [field.name for field in fields]
     twice = sorted({name for name in names if names.count(name) > 1} | ({SEQUENCE, DELETED, KEPT} & set(names)))
     if twice:
         raise InvalidOption(
-            f"schema: column {', '.join(twice)} exists already; {SEQUENCE}, {DELETED} and {KEPT} are ours"
+            f"schema: column {', '.join(twice)} exists already; {SEQUENCE}, {DELETED} and {KEPT} are reserved"
         )
     wanted = (keys,) if isinstance(keys, str) else tuple(keys)
     if not wanted or set(wanted) - set(names) or len(set(wanted)) < len(wanted):

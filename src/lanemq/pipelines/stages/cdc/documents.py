@@ -1,7 +1,6 @@
-"""Types for decoding JSON: only the fields that are needed are looked at, the rest is skipped unread.
+"""Types that decode only the JSON fields that are needed; the rest is skipped unread.
 
-The rule guarded here: whatever a field holds, decoding one message never fails because of a column's type; what does
-not fit is seen later, column by column.
+Invariant: decoding a message never fails because of a column's type. Misfits are found later, column by column.
 """
 
 import keyword
@@ -18,39 +17,39 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructT
 from lanemq.pipelines.stages.cdc.table import Table
 
 Document = Any
-"""An instance of a type made here; its attributes are known only while a pipeline runs."""
+"""An instance of a type made here; its attributes are known only at run time."""
 T = TypeVar("T")
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError)
-"""What decoding says of one message's bytes: no JSON, no text, nested too deeply, an exponent beyond all numbers."""
+"""Errors of decoding one message: not JSON, not UTF-8, nested too deeply, an exponent that is too large."""
 _NOWHERE: Final = "\ufffe"
-"""No character; a name that begins with it stands in no JSON that a database wrote."""
+"""Not a character, so no field name that a database writes begins with it."""
 Fields = Mapping[str, Any]
-"""Field name to type; another mapping is an object with fields of its own."""
+"""Types by field name; a mapping in index of a type is an object with its own fields."""
 
 
 def object_type(fields: Fields) -> type[Document]:
-    """An object with these fields. A field that is missing is null; of an object, all fields are."""
+    """A type with these fields. A missing field is null; of a missing object, all fields are."""
     names = {_attribute(name): name for name in fields}
     return msgspec.defstruct("Document", [_field(*each) for each in fields.items()], rename=names, gc=False)
 
 
 def path_getter(path: str) -> Callable[[Document], Any]:
-    """Reads what a dotted path leads to."""
+    """A function that reads the value at a dotted path."""
     return attrgetter(".".join(map(_attribute, path.split("."))))
 
 
 def with_paths(fields: Fields, paths: Iterable[str]) -> dict[str, Any]:
-    """The fields, and those that dotted paths lead to."""
-    grown: dict[str, Any] = dict(fields)
+    """The fields, and those at dotted paths."""
+    more: dict[str, Any] = dict(fields)
     for path in paths:
         name, _, rest = path.partition(".")
         if rest:
-            inner = grown.get(name, {})
-            grown[name] = with_paths(inner if isinstance(inner, Mapping) else {}, [rest])
+            inner = more.get(name, {})
+            more[name] = with_paths(inner if isinstance(inner, Mapping) else {}, [rest])
         else:
-            grown.setdefault(name, Any)
-    return grown
+            more.setdefault(name, Any)
+    return more
 
 
 def _field(name: str, kind: Any) -> tuple[str, Any, Any]:
@@ -61,25 +60,25 @@ def _field(name: str, kind: Any) -> tuple[str, Any, Any]:
 
 
 def _attribute(name: str) -> str:
-    """Python changes or refuses some names."""
+    """The attribute for a field; Python changes or refuses some names."""
     return f"field_{name}" if name.startswith("__") or keyword.iskeyword(name) else name
 
 
-class RowShape:
-    """Rows of the table as documents: full ones, and ones of which only the key is read."""
+class RowTypes:
+    """The document types of a table's rows: one with all columns, and one of which only the key is read."""
 
     def __init__(self, table: Table, also: Fields | None = None) -> None:
-        self._attributes = {name: f"column_{place}" for place, name in enumerate(table.columns)}
+        self._attributes = {name: f"column_{index}" for index, name in enumerate(table.columns)}
         more = {name: kind for name, kind in (also or {}).items() if name not in self._attributes}
         self._keys = [self._attributes[name] for name in table.keys]
         self.key: Callable[[Document], Any] = attrgetter(*self._keys)
-        """The key to compare: a value, or a tuple where several columns make it."""
+        """Reads the key to compare: a value, or a tuple if it has several columns."""
         self.no_key = None if len(self._keys) == 1 else (None,) * len(self._keys)
         self.full = self._type({}, more)
         self.only_key = self._type({name: f"{_NOWHERE}{name}" for name in table.columns if name not in table.keys}, {})
 
     def _type(self, hidden: Mapping[str, str], more: Fields) -> type[Document]:
-        """A hidden column is looked for under a name that does not occur, so it stays null."""
+        """A row type. A hidden column is read under a name that does not occur, so it stays null."""
         fields: list[Any] = [(attribute, Any, None) for attribute in self._attributes.values()]
         fields += [_field(name, kind) for name, kind in more.items()]
         names = {attribute: hidden.get(name, name) for name, attribute in self._attributes.items()}
@@ -87,26 +86,27 @@ class RowShape:
         return msgspec.defstruct("Row", fields, rename=names, gc=False)
 
     def getter(self, path: str) -> Callable[[Document], Any]:
-        """Reads a column, something inside one, or a path that was asked for."""
+        """A function that reads a column, a value inside one, or a path given as `also`."""
         column, _, rest = path.partition(".")
         if path in self._attributes or not rest or column not in self._attributes:
             return attrgetter(self._attributes[path]) if path in self._attributes else path_getter(path)
         return partial(_dig, attrgetter(self._attributes[column]), rest.split("."))
 
     def has_key(self, row: Document) -> bool:
+        """Whether every column of the key has a value."""
         return all(getattr(row, name) is not None for name in self._keys)
 
     def clear(self, row: Document, column: str) -> None:
-        """The row has no value there."""
+        """Sets a column to null."""
         setattr(row, self._attributes[column], None)
 
     def former(self, old: Document, row: Document) -> Document:
-        """The key of `row`, with the parts that `old` has in their place."""
+        """The key before an update: that of `row`, with the parts that `old` has in their index."""
         pairs = [(getattr(old, name), getattr(row, name)) for name in self._keys]
         return self.key_only(now if was is None else was for was, now in pairs)
 
     def key_only(self, values: Iterable[Any]) -> Document:
-        """A row of which only the key is known."""
+        """A row that has only a key."""
         return self.only_key(**dict(zip(self._keys, values, strict=True)))
 
 
@@ -118,7 +118,7 @@ def _dig(column: Callable[[Document], Any], path: list[str], row: Document) -> A
 
 
 def decoder(kind: Any, types: Iterable[DataType]) -> msgspec.json.Decoder[Any]:
-    """Numbers with a fraction keep all their digits when a column is decimal, or has decimals inside."""
+    """A decoder that keeps all digits of fractions if a column is decimal or contains decimals."""
     exact = any(map(_has_decimals, types))
     return msgspec.json.Decoder(kind, float_hook=Decimal) if exact else msgspec.json.Decoder(kind)
 
@@ -132,12 +132,12 @@ def _has_decimals(kind: DataType) -> bool:
 
 
 def listed(column: pa.ChunkedArray) -> list[Any]:
-    """Faster than Arrow's own way by a factor of four: no scalar object per value."""
+    """The column as a list. Four times as fast as `to_pylist`, because it makes no scalar object per value."""
     return column.combine_chunks().to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
 
 
 class Decoded(Generic[T]):
-    """Documents in the order of the messages, None where there is no value; and what could not be read, and why."""
+    """Decoded messages in their order, None where there is no value; `broken` has the reason of each unreadable one."""
 
     def __init__(self, values: list[bytes | None], decode: msgspec.json.Decoder[T]) -> None:
         self.broken: dict[int, str] = {}
@@ -145,11 +145,11 @@ class Decoded(Generic[T]):
         try:
             self.documents: list[T | None] = [read(value) if value else None for value in values]
         except UNREADABLE:
-            self.documents = [self._one(place, value, read) for place, value in enumerate(values)]
+            self.documents = [self._one(index, value, read) for index, value in enumerate(values)]
 
-    def _one(self, place: int, value: bytes | None, read: Any) -> T | None:
+    def _one(self, index: int, value: bytes | None, read: Any) -> T | None:
         try:
             return read(value) if value else None
         except UNREADABLE as problem:
-            self.broken[place] = f"not readable: {problem}"
+            self.broken[index] = f"not readable: {problem}"
             return None

@@ -18,7 +18,7 @@ def row(name: str, **more: Any) -> Value:
 def test_a_queue_that_began_again_is_refused_instead_of_losing_every_change(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("7", row(f"old {n}")) for n in range(60)]))
-    with pytest.raises(OrderError, match=r"queue t/b/0 goes on at offset 0 after 59.*sequence="):
+    with pytest.raises(OrderError, match=r"queue t/b/0 continues at offset 0 after 59.*sequence="):
         replica.run(messages([("7", row("new"))]))
 
 
@@ -67,7 +67,7 @@ def test_a_later_run_knows_how_far_an_earlier_one_was(tmp_path: Path) -> None:
     Replica(LastState(SCHEMA, ["id"]), tmp_path).run(messages([("7", row(f"old {n}")) for n in range(60)]))
     after = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     after.run(messages([("8", {"id": 8, "name": "other"})], queue=1))
-    with pytest.raises(OrderError, match="queue t/b/0 goes on at offset 3 after 59"):
+    with pytest.raises(OrderError, match="queue t/b/0 continues at offset 3 after 59"):
         after.run(messages([("7", row("new"))], first=3))
 
 

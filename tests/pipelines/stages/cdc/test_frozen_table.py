@@ -39,7 +39,7 @@ def test_a_restart_with_another_key_or_order_is_refused(
 
 def test_the_order_of_key_columns_and_everything_else_may_change(tmp_path: Path) -> None:
     Replica(stage(["id", "region"]), tmp_path).run(messages([("k", ROW)]))
-    Replica(LastState(COLUMNS + ", more int", ["region", "id"], misfits="dead"), tmp_path)
+    Replica(LastState(COLUMNS + ", more int", ["region", "id"], misfits="dead_letter"), tmp_path)
 
 
 def test_a_start_that_made_no_batch_fixes_nothing(tmp_path: Path) -> None:

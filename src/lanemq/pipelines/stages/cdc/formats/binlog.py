@@ -1,8 +1,8 @@
 """`format="canal"` (flat messages) and `format="maxwell"`: rows of MySQL's binary log.
 
-Both carry the rows after the change, and of updates the former values of the columns that changed; if a key column is
+Both carry the rows after the change and, for updates, the former values of the columns that changed; if a key column is
 among those, the row has moved. Canal puts several rows into one message and writes all values as text. DDL changes no
-row; TRUNCATE removes rows that no message names, so it is set aside for a person.
+row. TRUNCATE removes rows that no message names, so it becomes a dead letter.
 """
 
 from abc import ABC, abstractmethod
@@ -10,24 +10,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames, belongs
+from lanemq.pipelines.stages.cdc.documents import Document, RowTypes, object_type, path_getter, with_paths
 from lanemq.pipelines.stages.cdc.sequence import Part
-from lanemq.pipelines.stages.cdc.shapes import Document, RowShape, object_type, path_getter, with_paths
 from lanemq.pipelines.stages.cdc.table import Table
 
 
 class BinlogFormat(ABC):
-    """What both have in common."""
+    """What both formats have in common."""
 
     opening = "$^"
     puts: tuple[str, ...]
     marks: tuple[str, ...] = ()
-    """Types of messages that are about no row."""
+    """Types of messages that concern no row."""
 
-    def __init__(self, table: Table, parts: Sequence[Part], only: str | None = None) -> None:
-        self.shape = RowShape(table)
+    def __init__(self, table: Table, parts: Sequence[Part], only_table: str | None = None) -> None:
+        self.row_types = RowTypes(table)
         fields = {"type": str | None, "database": Any, "table": Any, "sql": Any, **self.rows()}
         self.document = object_type(with_paths(fields, [part.path for part in parts])) | None
-        self._only = only
+        self._only_table = only_table
 
     @abstractmethod
     def rows(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class BinlogFormat(ABC):
 
     @abstractmethod
     def pairs(self, event: Document) -> Iterable[tuple[Document, Document | None]]:
-        """Every row with its former values."""
+        """Each row with its former values."""
 
     def is_paired(self, event: Document) -> bool:
         """Whether every row has its own former values, or none has."""
@@ -57,23 +57,23 @@ class BinlogFormat(ABC):
                 self._event(message, event, changes)
 
     def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
-        """A message may hold several rows, so no message key stands for one."""
+        """All: a message may hold several rows, so no message key stands for one row."""
         return list(range(len(documents)))
 
     def _event(self, message: int, event: Document | None, changes: Changes) -> None:
         kind = (event.type or "").lower() if event is not None else ""
         if event is None or not kind:
             changes.poison[message] = "no type: not an event of this format"
-        elif kind in self.marks or (self._only and not belongs(self._only, event.database, event.table)):
+        elif kind in self.marks or (self._only_table and not belongs(self._only_table, event.database, event.table)):
             changes.ignored.append(message)
         elif "truncate" in kind:
-            changes.poison[message] = "truncation concerns rows that the event does not name"
+            changes.poison[message] = "truncation affects rows that the event does not name"
         elif self.is_ddl(event):
             changes.ddl.append(message)
         elif event.data is None or kind not in (*self.puts, "update", "delete"):
             changes.poison[message] = f"type {event.type!r} is unknown, or its rows are missing"
         elif not self.is_paired(event):
-            changes.poison[message] = "former values (old) of another number of rows than it has (data)"
+            changes.poison[message] = "it has former values (old) for another number of rows than it has rows (data)"
         else:
             self._rows(message, kind, event, changes)
 
@@ -81,26 +81,26 @@ class BinlogFormat(ABC):
         for row, old in self.pairs(event):
             if kind == "delete":
                 changes.delete(message, row)
-            elif old is None or kind != "update" or self.shape.key(old) == self.shape.no_key:
+            elif old is None or kind != "update" or self.row_types.key(old) == self.row_types.no_key:
                 changes.put(message, row)
             else:
-                self._maybe_moved(message, self.shape.former(old, row), row, changes)
+                self._maybe_moved(message, self.row_types.former(old, row), row, changes)
 
     def _maybe_moved(self, message: int, before: Document, row: Document, changes: Changes) -> None:
-        if self.shape.key(before) == self.shape.key(row):
+        if self.row_types.key(before) == self.row_types.key(row):
             changes.put(message, row)
         else:
             changes.move(message, before, row)
 
 
 class CanalFormat(BinlogFormat):
-    """Flat messages of canal."""
+    """Reads canal's flat messages."""
 
     puts = ("insert",)
 
     def rows(self) -> dict[str, Any]:
-        full: Any = self.shape.full
-        only_key: Any = self.shape.only_key
+        full: Any = self.row_types.full
+        only_key: Any = self.row_types.only_key
         return {"isDdl": bool | None, "data": list[full] | None, "old": list[only_key | None] | None}
 
     def pairs(self, event: Document) -> Iterable[tuple[Document, Document | None]]:
@@ -115,13 +115,13 @@ class CanalFormat(BinlogFormat):
 
 
 class MaxwellFormat(BinlogFormat):
-    """Maxwell's daemon: one row per message."""
+    """Reads the messages of Maxwell's daemon, one row each."""
 
     puts = ("insert", "bootstrap-insert")
     marks = ("bootstrap-start", "bootstrap-complete")
 
     def rows(self) -> dict[str, Any]:
-        return {"data": self.shape.full | None, "old": self.shape.only_key | None}
+        return {"data": self.row_types.full | None, "old": self.row_types.only_key | None}
 
     def pairs(self, event: Document) -> Iterable[tuple[Document, Document | None]]:
         return [(event.data, event.old)]

@@ -1,35 +1,35 @@
 """`format="json"`: a message is the row itself; one without a value deletes it.
 
-Deletions come as messages without a value, whose message key is the row's key, or, with `deleted="path"`, as rows
-that say so themselves (Debezium's flattened events: `deleted="__deleted"`). A message without a value has no place
-for a source sequence; where one is asked for, such a message is poison.
+Deletions come as messages without a value, whose message key is the row's key, or, with `deleted="path"`, as rows with
+a field that says so (Debezium's flattened events: `deleted="__deleted"`). A message without a value has no source
+sequence; where one is needed, such a message is poison.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from lanemq.pipelines.stages.cdc.changes import Changes, KeyNames
+from lanemq.pipelines.stages.cdc.documents import Document, RowTypes, with_paths
 from lanemq.pipelines.stages.cdc.sequence import Part
-from lanemq.pipelines.stages.cdc.shapes import Document, RowShape, with_paths
 from lanemq.pipelines.stages.cdc.table import Table
 
 _YES = (True, "true", "t", "1", 1)
 
 
 class RowFormat:
-    """Rows as they are."""
+    """Reads rows as they are."""
 
     opening = r"^\{"
 
     def __init__(self, table: Table, parts: Sequence[Part], deleted: str | None = None) -> None:
         paths = [part.path for part in parts] + ([deleted] if deleted else [])
-        self.shape = RowShape(table, with_paths({}, [path for path in paths if path not in table.columns]))
-        self.document = self.shape.full | None
+        self.row_types = RowTypes(table, with_paths({}, [path for path in paths if path not in table.columns]))
+        self.document = self.row_types.full | None
         self._sequenced = bool(parts)
         self._deleted = self.path(deleted) if deleted else None
 
     def path(self, path: str) -> Any:
-        return self.shape.getter(path)
+        return self.row_types.getter(path)
 
     def unwrap(self, documents: list[Document | None]) -> list[Document | None]:
         return documents
@@ -51,10 +51,10 @@ class RowFormat:
                 changes.put(message, row)
 
     def others(self, documents: Sequence[Document | None], keys: Sequence[Any]) -> list[int]:
-        key = self.shape.key
+        key = self.row_types.key
         return [
-            place
-            for place, (row, mine) in enumerate(zip(documents, keys, strict=True))
+            index
+            for index, (row, mine) in enumerate(zip(documents, keys, strict=True))
             if row is not None and key(row) != mine
         ]
 

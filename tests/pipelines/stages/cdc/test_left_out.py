@@ -15,8 +15,8 @@ from tests.pipelines.stages.cdc.test_formats import debezium
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.ports import KEPT
-from lanemq.pipelines.stages.cdc import LastState, task
-from lanemq.pipelines.stages.cdc.debezium_values import UNAVAILABLE
+from lanemq.pipelines.stages.cdc import LastState, reading
+from lanemq.pipelines.stages.cdc.formats.debezium import UNAVAILABLE
 
 COLUMNS = "id bigint, a string, b string, n bigint"
 Pair = tuple[str | None, Value]
@@ -48,7 +48,11 @@ class Source:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]), misfits=st.sampled_from(["null", "dead"]))
+@given(
+    seed=st.integers(0, 2**32),
+    fold_first=st.sampled_from([None, False]),
+    misfits=st.sampled_from(["null", "dead_letter"]),
+)
 def test_updates_that_tell_only_what_they_touched_follow_the_source(
     seed: int, fold_first: bool | None, misfits: str
 ) -> None:
@@ -69,7 +73,7 @@ def test_updates_that_tell_only_what_they_touched_follow_the_source(
 
 
 def test_chunks_of_a_task_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
     source = Source(random.Random(7), 40)
     pairs: list[Pair] = [(f'{{"id":{key}}}', value) for key, value in source.sent]
     parts = [messages(pairs[at : at + 5], first=at) for at in range(0, 40, 5)]
@@ -125,7 +129,7 @@ def test_a_deletion_under_another_message_key_ends_what_a_column_kept(
 
 
 def test_a_table_without_the_option_has_no_such_column() -> None:
-    assert KEPT not in stage(left_out="dead").schema.names
+    assert KEPT not in stage(left_out="dead_letter").schema.names
     assert stage().schema.names[-1] == KEPT
     with pytest.raises(InvalidOption, match="left_out"):
         stage(left_out="null")
