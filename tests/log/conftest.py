@@ -1,4 +1,4 @@
-"""Small logs on real files, and ways to hurt them."""
+"""Small logs on real files, and ways to damage them."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ OpenStore = Callable[..., Store]
 
 
 def memory_folder() -> Path:
-    """A new folder, in memory where the system has such a place: exhaustive tests sync thousands of times."""
+    """A new folder, in memory if possible: exhaustive tests sync thousands of times."""
     shared = Path("/dev/shm")
     return Path(tempfile.mkdtemp(dir=shared if os.access(shared, os.W_OK) else None))
 
@@ -34,7 +34,7 @@ def in_memory() -> Iterator[Path]:
 
 @pytest.fixture
 def open_store(tmp_path: Path) -> Iterator[OpenStore]:
-    """Opens and recovers stores; what a test leaves open is let go without a clean stop."""
+    """Opens and recovers stores; those that a test leaves open end without a clean stop."""
     opened: list[Store] = []
 
     def open_one(folder: Path = tmp_path / "data", options: StoreOptions = SMALL, disk: Disk | None = None) -> Store:
@@ -49,7 +49,7 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 
 
 def crash(store: Store) -> None:
-    """Ends a store the way a killed process does: nothing more is written, the operating system lets go."""
+    """End a store as a killed process does: nothing more is written, and the lock is released."""
     if not store._lock.closed:
         store._files.close()
         store._log.close()

@@ -30,7 +30,7 @@ def test_a_full_disk_refuses_and_leaves_no_half_record(open_store: OpenStore, di
 
 
 def test_a_full_disk_is_final_until_a_restart(open_store: OpenStore, disk: FaultyDisk) -> None:
-    """Space alone is not enough: others count on what was staged and lost, and only a start tells them."""
+    """Space alone is not enough: other tables rely on what was staged and lost, and only a start rebuilds them."""
     store = open_store(disk=disk)
     send(store, "before")
     disk.space = 10
@@ -45,8 +45,8 @@ def test_a_full_disk_is_final_until_a_restart(open_store: OpenStore, disk: Fault
     assert read_all(store) == (["before", "after"], [])
 
 
-def test_what_was_staged_behind_a_full_disk_is_forgotten(open_store: OpenStore, disk: FaultyDisk) -> None:
-    """It counts on positions that do not exist; writing it would tear the log."""
+def test_records_staged_behind_a_full_disk_are_discarded(open_store: OpenStore, disk: FaultyDisk) -> None:
+    """They rely on positions that do not exist."""
     store = open_store(disk=disk)
     store.appender.stage("t", 0, [message("first")], store_time=1)
     pending = store.appender.take_pending()
@@ -78,7 +78,7 @@ def test_a_full_disk_undoes_a_new_segment_too(open_store: OpenStore, disk: Fault
     assert [text[0] for text in read_all(open_store())[0]] == ["x", "z"]
 
 
-def test_a_disk_that_cannot_be_cut_back_is_given_up(open_store: OpenStore, disk: FaultyDisk) -> None:
+def test_a_failed_cut_after_a_full_disk_is_final(open_store: OpenStore, disk: FaultyDisk) -> None:
     store = open_store(disk=disk)
     send(store, "kept")
     disk.space, disk.truncate_fails = 10, True
@@ -116,7 +116,7 @@ def test_a_failed_sync_is_final_and_never_tried_again(open_store: OpenStore, dis
     assert read_all(open_store())[0][:1] == ["kept"]
 
 
-def test_what_was_not_flushed_is_not_visible(open_store: OpenStore) -> None:
+def test_records_are_visible_only_after_they_are_flushed(open_store: OpenStore) -> None:
     store = open_store()
     store.appender.stage("t", 0, [message("staged")], store_time=1)
     assert store.bounds("t", 0) == (0, 0)
@@ -146,7 +146,7 @@ def test_a_durable_flush_syncs_and_a_relaxed_one_waits(open_store: OpenStore, tm
 
 
 def test_a_new_segment_is_named_on_disk_before_it_is_used(open_store: OpenStore, disk: FaultyDisk) -> None:
-    """And the full one is synced before, so that no record outlives a power cut that an earlier one did not."""
+    """The full segment is synced before, so that no record survives a power cut that an earlier one did not."""
     store = open_store(disk=disk)
     disk.events.clear()
     send(store, "x" * 3000, "y" * 3000)

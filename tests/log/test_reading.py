@@ -1,4 +1,4 @@
-"""What a pull gets, in every situation a queue can be in."""
+"""Reads in every state of a queue."""
 
 from pathlib import Path
 
@@ -26,9 +26,7 @@ BIG = 1 << 20
         (-1, ReadStatus.TOO_SMALL, 0),
     ],
 )
-def test_the_offset_decides_the_situation(
-    open_store: OpenStore, offset: int, status: ReadStatus, following: int
-) -> None:
+def test_the_offset_decides_the_status(open_store: OpenStore, offset: int, status: ReadStatus, following: int) -> None:
     store = open_store()
     send(store, "a", "b", "c")
     result = store.read("t", 0, offset, 32, BIG)
@@ -54,7 +52,7 @@ def test_count_and_bytes_limit_a_pull_but_one_message_always_fits(open_store: Op
 
 @pytest.mark.parametrize("indexed", [False, True])
 def test_records_of_mixed_queues_come_back_in_order(open_store: OpenStore, indexed: bool) -> None:
-    """Half of the entries may be in the index file and half in memory; a reader must not notice."""
+    """Half of the entries may be in the index file and half in memory."""
     store = open_store()
     for i in range(60):
         send(store, f"{i}", f"{i}+", queue_id=i % 3)
@@ -64,7 +62,7 @@ def test_records_of_mixed_queues_come_back_in_order(open_store: OpenStore, index
     assert read_all(store, queue_id=1) == (expected, [])
 
 
-def test_a_tag_filter_passes_over_the_rest(open_store: OpenStore) -> None:
+def test_a_tag_filter_skips_other_messages(open_store: OpenStore) -> None:
     store = open_store()
     tags = {name: java_string_hash(name) for name in ("red", "blue")}
     for i in range(10):
@@ -87,7 +85,7 @@ def test_tag_codes_are_rebuilt_from_the_records(open_store: OpenStore) -> None:
     assert open_store().read("t", 0, 0, 32, BIG, frozenset({code})).count == 1
 
 
-def test_a_record_damaged_after_it_was_written_is_told_by_its_offset(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_record_damaged_after_it_was_written_is_reported_by_its_offset(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     send(store, "aaaa", "bbbb", "cccc")
     path = log_files(tmp_path / "data")[0]
@@ -100,7 +98,7 @@ def test_a_record_damaged_after_it_was_written_is_told_by_its_offset(open_store:
     assert len(store.state.damage()) == 1
 
 
-def test_an_index_that_points_elsewhere_is_noticed_and_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
+def test_an_index_with_a_wrong_position_is_noticed_and_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     send(store, *"abc")
     store.close()
@@ -158,7 +156,7 @@ def test_store_times_never_go_back(open_store: OpenStore) -> None:
     assert open_store().append("t", 0, [message("z")], store_time=10).store_time == 5000
 
 
-def test_a_record_lies_in_one_segment(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_record_never_spans_two_segments(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for i in range(40):
         send(store, f"{i:03d}" + "x" * 400)
@@ -189,7 +187,7 @@ def test_thousands_of_queues_share_few_open_files(open_store: OpenStore, in_memo
     assert len(store._files._open) == 8
 
 
-def test_the_index_of_another_queue_is_not_read_as_ours(open_store: OpenStore, tmp_path: Path) -> None:
+def test_the_index_file_of_another_queue_is_not_read(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for queue_id in (0, 1):
         send(store, f"{queue_id}", queue_id=queue_id)
@@ -205,8 +203,8 @@ def test_the_index_of_another_queue_is_not_read_as_ours(open_store: OpenStore, t
     assert read_all(open_store()) == (["0"], [])
 
 
-def test_a_number_used_again_starts_with_a_fresh_file(tmp_path: Path) -> None:
-    """After a crash a number may go to another queue; what its files held before must not shine through."""
+def test_a_reused_index_number_starts_with_an_empty_file(tmp_path: Path) -> None:
+    """After a crash a number may belong to another queue, whose index must not contain the old entries."""
     files = IndexFiles(tmp_path, RealDisk(), 4, on_lost=lambda: None)
     old, new = QueueIndex(0, "old", 0), QueueIndex(0, "new", 0, end=1)
     files.write(old, 0, 0, pack_entry(0, 11, 100, 0) + pack_entry(1, 22, 100, 0))

@@ -1,4 +1,4 @@
-"""The log's quick way through a record finds what the full reader finds."""
+"""The log's fast record reader agrees with the full one."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ NUMBER = st.integers(0, 2**31 - 1)
     store_timestamp=NUMBER,
     before=st.binary(max_size=20),
 )
-def test_the_quick_way_reads_what_the_full_reader_reads(before: bytes, **fields: object) -> None:
+def test_the_fast_reader_agrees_with_the_full_one(before: bytes, **fields: object) -> None:
     record = encode_record(**fields)  # type: ignore[arg-type]
     buffer, start = before + record, len(before)
     view, facts = RecordView(buffer, start), facts_of(buffer, start)
@@ -41,7 +41,7 @@ def test_the_quick_way_reads_what_the_full_reader_reads(before: bytes, **fields:
 
 @settings(max_examples=60)
 @given(body=st.binary(max_size=40), data=st.data())
-def test_one_changed_bit_is_no_record_for_either(body: bytes, data: st.DataObject) -> None:
+def test_a_record_with_a_flipped_bit_is_refused_by_both_readers(body: bytes, data: st.DataObject) -> None:
     record = bytearray(encode_record(topic="t", body=body, queue_id=1, queue_offset=2, position=3))
     bit = data.draw(st.integers(0, 8 * len(record) - 1))
     record[bit // 8] ^= 1 << bit % 8

@@ -1,4 +1,4 @@
-"""What a crash, a cut and a flipped bit leave readable."""
+"""Recovery after crashes, cuts and flipped bits."""
 
 import shutil
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_every_acknowledged_record_survives_a_kill(crashed: Path, in_memory: Pat
 
 
 def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, in_memory: Path) -> None:
-    """The tail may end anywhere after a power cut; whole records before the cut must all be there."""
+    """The log may end anywhere after a power cut; whole records before the cut must all be there."""
     limits = ends(crashed)
     for cut in range(limits[2], limits[-1]):
         store = reopened(crashed, in_memory / "copy")
@@ -74,7 +74,7 @@ def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, in_m
 def test_a_file_that_became_shorter_stops_the_start_and_nothing_is_cut(
     crashed: Path, in_memory: Path, damaged: bool
 ) -> None:
-    """The records in front of the missing bytes are intact; a start that took all of it for torn would cut them."""
+    """The records before the missing bytes are intact; a start that treats them as torn would cut them."""
     store = reopened(crashed, in_memory / "copy")
     path = log_files(in_memory / "copy")[0]
     whole = path.read_bytes()
@@ -112,13 +112,13 @@ def test_a_flipped_bit_never_gives_a_wrong_record_and_never_costs_an_intact_one(
         assert sorted(even[0] + odd[0]) == sorted(intact), at
         if hurt < 5:
             assert [row.position for row in report.damage] == [limits[hurt]], at
-            # The last record of its queue can only be placed if its head still says whose it was.
+            # The last record of a queue keeps its offset only if its head is readable.
             if hurt < 4:
                 assert (even, odd)[hurt % 2][1] == [hurt // 2], at
         crash(store)
 
 
-def test_damage_in_the_middle_is_reported_and_remembered(crashed: Path, tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_reported_and_saved(crashed: Path, tmp_path: Path) -> None:
     limits = ends(crashed)
     path = log_files(crashed)[0]
     data = bytearray(path.read_bytes())
@@ -148,7 +148,7 @@ def test_a_damaged_last_record_of_a_queue_keeps_its_offset(crashed: Path, tmp_pa
 
 
 def torn_group(folder: Path, *texts: str, torn: int) -> None:
-    """One more group commit, of which a power cut left everything but one record."""
+    """Append one more group commit, of which a power cut left everything but one record."""
     store = Store(folder, SMALL)
     store.recover()
     send(store, *texts)
@@ -161,8 +161,8 @@ def torn_group(folder: Path, *texts: str, torn: int) -> None:
 
 
 @pytest.mark.parametrize("torn", range(3))
-def test_of_a_group_that_nobody_was_told_of_nothing_counts_behind_a_torn_record(crashed: Path, torn: int) -> None:
-    """Were its end taken for stored, the repetition of its middle would be refused as a duplicate."""
+def test_nothing_after_a_torn_record_counts_in_a_group_that_was_not_acknowledged(crashed: Path, torn: int) -> None:
+    """If its end counted as stored, the repeat of its middle would be refused as a duplicate."""
     torn_group(crashed, "a", "b", "c", torn=torn)
     store = Store(crashed, SMALL)
     seen: list[bytes] = []
@@ -175,8 +175,8 @@ def test_of_a_group_that_nobody_was_told_of_nothing_counts_behind_a_torn_record(
     crash(store)
 
 
-def test_what_stands_in_front_of_a_later_group_or_segment_was_synced(tmp_path: Path, open_store: OpenStore) -> None:
-    """A group in a new segment is written after the segment before it was synced, whatever it says itself."""
+def test_everything_before_a_later_group_or_segment_was_synced(tmp_path: Path, open_store: OpenStore) -> None:
+    """A segment is synced before the next one is created, with or without marked records."""
     store = open_store()
     first = store.appender.stage("t", 0, [message("x" * 3000), message("damaged")], store_time=1).positions
     store.appender.stage("t", 0, [message("y" * 3000)], store_time=1)
@@ -228,7 +228,7 @@ def test_a_torn_end_is_kept_in_a_side_file(crashed: Path) -> None:
 
 
 def test_the_end_is_not_cut_below_the_checkpoint(crashed: Path, open_store: OpenStore) -> None:
-    """What a checkpoint vouches for was synced: if it is unreadable now, that is damage, not a torn write."""
+    """Everything below a checkpoint was synced: if it is unreadable now, that is damage, not a torn write."""
     crash(open_store(crashed))
     path = log_files(crashed)[0]
     data = bytearray(path.read_bytes())
@@ -255,7 +255,7 @@ def test_a_shortened_log_leaves_a_hole_and_positions_are_not_used_again(crashed:
     assert read_all(store, queue_id=0) == (["message 0", "message 2", "after"], [2])
 
 
-def test_records_are_handed_to_the_broker_from_the_checkpoint_on(tmp_path: Path, open_store: OpenStore) -> None:
+def test_the_broker_gets_the_records_after_the_checkpoint(tmp_path: Path, open_store: OpenStore) -> None:
     store = open_store(tmp_path / "data")
     send(store, "before")
     store.checkpoint()
@@ -293,8 +293,8 @@ def test_a_clean_stop_needs_no_scan(tmp_path: Path, open_store: OpenStore) -> No
     crash(store)
 
 
-def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Path, open_store: OpenStore) -> None:
-    """Searching on after damage meets whatever users sent; only a record at its own position counts."""
+def test_a_record_inside_a_body_is_not_mistaken_for_a_record(tmp_path: Path, open_store: OpenStore) -> None:
+    """The search after damage also sees bodies; only a record at its own position counts."""
     forged = encode_record(topic="t", body=b"forged", queue_id=0, queue_offset=1, position=0)
     store = open_store()
     send(store, "first")

@@ -1,4 +1,4 @@
-"""Who may open a log, how it is checkpointed, shortened and searched."""
+"""The store: locking, checkpoints, retention, deleted topics, searches, and the state database."""
 
 import os
 import sqlite3
@@ -28,7 +28,7 @@ def test_a_second_broker_on_the_folder_is_refused_with_the_holder(open_store: Op
     open_store()
 
 
-def test_arrivals_say_which_queues_have_news(open_store: OpenStore) -> None:
+def test_publishing_returns_the_queues_with_new_messages(open_store: OpenStore) -> None:
     store = open_store()
     store.appender.stage("a", 0, [message("x", 5), message("y", 6)], store_time=1)
     store.appender.stage("b", 3, [message("z")], store_time=1)
@@ -38,7 +38,7 @@ def test_arrivals_say_which_queues_have_news(open_store: OpenStore) -> None:
     assert arrivals == {("a", 0): (2, {5, 6}), ("b", 3): (1, {0})}
 
 
-def test_batch_that_outgrows_its_segment_goes_on_in_the_next(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_batch_larger_than_its_segment_continues_in_the_next(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     texts = [f"{number:02d}" + "x" * 400 for number in range(30)]
     send(store, "first")
@@ -52,7 +52,7 @@ def test_batch_that_outgrows_its_segment_goes_on_in_the_next(open_store: OpenSto
 
 
 def test_pull_of_many_small_messages_gets_all_that_fit(open_store: OpenStore) -> None:
-    """More entries than a first look takes in."""
+    """More entries than the first read takes."""
     store = open_store(options=StoreOptions())
     store.append("t", 0, [message("x")] * 3000, store_time=1)
     assert store.read("t", 0, 0, 2500, 2**20).count == 2500
@@ -63,7 +63,7 @@ def test_pull_of_many_small_messages_gets_all_that_fit(open_store: OpenStore) ->
 
 
 def test_a_checkpoint_waits_until_its_mark_is_published(open_store: OpenStore) -> None:
-    """Producer rows speak of staged records; saved before those are on disk, they would turn a repeat into a loss."""
+    """Producer rows reflect staged records; saved before those are on disk, they could turn a repeat into a loss."""
     store = open_store()
     store.appender.stage("t", 0, [message("x")], store_time=1)
     mark = store.appender.staged
@@ -96,7 +96,7 @@ def test_records_published_during_a_checkpoint_are_not_lost(open_store: OpenStor
     assert read_all(open_store()) == (["a", "b", "c"], [])
 
 
-def test_old_segments_go_and_queues_begin_later(open_store: OpenStore, tmp_path: Path) -> None:
+def test_queues_start_later_after_old_segments_are_deleted(open_store: OpenStore, tmp_path: Path) -> None:
     options = StoreOptions(segment_bytes=4096, retention_ms=1000)
     store = open_store(options=options)
     for i in range(40):
@@ -118,8 +118,10 @@ def test_old_segments_go_and_queues_begin_later(open_store: OpenStore, tmp_path:
 
 
 @pytest.mark.parametrize("indexes_deleted", [False, True])
-def test_an_expired_queue_goes_on_at_its_offset(open_store: OpenStore, tmp_path: Path, indexes_deleted: bool) -> None:
-    """Starting at 0 again would hide new messages from groups that are further on."""
+def test_a_queue_without_kept_records_continues_at_its_offset(
+    open_store: OpenStore, tmp_path: Path, indexes_deleted: bool
+) -> None:
+    """Starting at 0 again would hide new messages from groups with higher offsets."""
     options = StoreOptions(segment_bytes=4096, retention_ms=1000)
     store = open_store(options=options)
     send(store, *"abc", queue_id=7, store_time=0)
@@ -137,7 +139,7 @@ def test_an_expired_queue_goes_on_at_its_offset(open_store: OpenStore, tmp_path:
     assert read_all(store, queue_id=7) == (["d"], [])
 
 
-def test_retention_keeps_what_it_cannot_date() -> None:
+def test_retention_keeps_segments_of_unknown_age() -> None:
     options = StoreOptions(segment_bytes=4096, retention_ms=1000, retention_bytes=10_000)
     assert expired_segments([], options, 0) == 0
     assert expired_segments([SegmentFacts(4000, 0), SegmentFacts(4000, 100)], options, 1050) == 1
@@ -165,7 +167,7 @@ def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store:
 
 
 def test_records_at_the_positions_of_lost_ones_of_a_deleted_topic_are_kept(open_store: OpenStore) -> None:
-    """What was staged when the topic was deleted never reached the disk: its positions are given out again."""
+    """Records staged when the topic was deleted never reached the disk, so their positions are used again."""
     store = open_store()
     store.appender.stage("t", 0, [message("staged" * 100)], store_time=1)
     store.state.drop_topic("t", store.drop_topic("t"))
@@ -212,8 +214,8 @@ def test_messages_are_found_by_every_kind_of_key(open_store: OpenStore) -> None:
         store = open_store()
 
 
-def test_a_key_is_a_key_of_its_topic_only(open_store: OpenStore) -> None:
-    """Two hashes may be equal; the record decides."""
+def test_a_key_is_found_in_its_topic_only(open_store: OpenStore) -> None:
+    """Hashes may collide; the record decides."""
     store = open_store()
     position = store.append("t", 0, [message("x", properties=keyed("k"))], store_time=5).positions[0]
     assert store._keys._matching(position, "t", "k", 0, 9) is not None
@@ -221,7 +223,7 @@ def test_a_key_is_a_key_of_its_topic_only(open_store: OpenStore) -> None:
         assert store._keys._matching(position, topic, key, begin, end) is None
 
 
-def test_damaged_key_files_are_made_again(open_store: OpenStore, tmp_path: Path) -> None:
+def test_damaged_key_files_are_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for i in range(60):
         store.append("t", 0, [message("x" * 200, properties=keyed(f"k{i}"))], store_time=1)
@@ -282,7 +284,7 @@ def test_a_database_of_another_version_is_not_misread(tmp_path: Path) -> None:
         State(tmp_path / "state.db")
 
 
-def test_a_database_of_the_version_before_gaps_is_taken_over(tmp_path: Path) -> None:
+def test_a_database_from_before_finished_ranges_is_upgraded(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "state.db")
     for statement in SCHEMA:
         if "TABLE parked_" not in statement:
@@ -297,7 +299,7 @@ def test_a_database_of_the_version_before_gaps_is_taken_over(tmp_path: Path) -> 
         state.close()
 
 
-def test_a_database_of_the_version_before_parked_lanes_is_taken_over(tmp_path: Path) -> None:
+def test_a_database_from_before_parked_lanes_is_upgraded(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "state.db")
     for statement in SCHEMA:
         if "TABLE parked_" not in statement:
@@ -313,6 +315,6 @@ def test_a_database_of_the_version_before_parked_lanes_is_taken_over(tmp_path: P
         state.close()
 
 
-def test_bad_options_are_all_named() -> None:
+def test_all_invalid_options_are_reported() -> None:
     with pytest.raises(InvalidOption, match=r"segment_bytes.*retention_ms"):
         StoreOptions(segment_bytes=1, retention_ms=0)

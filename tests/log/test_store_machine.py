@@ -16,7 +16,7 @@ STEPS = st.one_of(
 
 
 class Ledger:
-    """What was acknowledged, and the store that must know it."""
+    """A store, and the acknowledged records that it must contain."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

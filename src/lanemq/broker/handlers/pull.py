@@ -201,7 +201,7 @@ class PullHandler:
         number = next(self._numbers)
         deadline = Millis(self._parts.clock.now() + min(header.suspend_timeout_millis, MAX_HOLD_MS))
         offset = QueueOffset(header.queue_offset)
-        if not self._parts.polls.park(number, header.topic, header.queue_id, offset, pull.tags, deadline):
+        if not self._parts.polls.hold(number, header.topic, header.queue_id, offset, pull.tags, deadline):
             return False
         self._held[number] = pull
         self._by_peer.setdefault(pull.peer.number, set()).add(number)

@@ -1,22 +1,22 @@
-"""Recognises repeats, gaps and replaced producers by the stamps of their messages.
+"""Deduplication: recognises repeats, gaps and replaced producers by the stamps of their messages.
 
-The rule guarded here: whatever is lost, repeated or delayed on the way, the log holds each stamped message
-once and in the order of its sequence. A send is stored only if it continues exactly where its producer
-stopped in that queue; anything else is answered from memory or refused.
+Invariant: whatever is lost, repeated or delayed on the network, the log holds each stamped message once, in the order
+of its sequence. A send is stored only if it continues exactly where its producer stopped in that queue. Everything else
+is answered from memory or refused.
 
-Order of events in the broker: `judge`, stage the records, `record`; all on one thread, so nothing comes
-between. A `Duplicate` may point at records that are staged and not yet on disk: its answer waits for the
-disk like the first one's. After a crash the table is rebuilt by `restore` (checkpoint) and `replay` (the
-log behind it), so what the log lost is forgotten here too, and its repetition is fresh.
+The broker calls `judge`, stages the records, and calls `record`, on one thread without interruption. A `Duplicate` may
+refer to records that are staged and not yet on disk: its answer waits for the disk like the original's. After a crash
+the table is rebuilt by `restore` (from the checkpoint) and `replay` (from the log after it), so it forgets what the log
+lost, and a repeat of that is fresh.
 
-Damage in the middle of the log leaves a hole in a producer's sequences, between two runs. A repetition that reaches
-into it is no duplicate, and stored now it would lie behind what followed it: it is answered `Gap(0)`, as if the
-producer were forgotten, so that its sender hears that nobody knows.
+Damage in the middle of the log leaves a hole in a producer's sequences, between two runs. A repeat that reaches into
+the hole is no duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
+producer were unknown, so that its sender learns that the outcome is unknown.
 
-Memory is bounded: producers that stored nothing for `idle_ms`, and beyond `capacity` the longest silent
-ones, are forgotten. A forgotten producer that goes on is told `Gap(0)` and must start a new epoch; it is
-never guessed. The price: a repetition of a producer's very first batch (sequence 0) that arrives after it
-was forgotten is stored again, and a replaced producer is no longer fenced.
+Memory is bounded: producers that stored nothing for `idle_ms` are forgotten, and beyond `capacity` those idle for
+longest. A forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a repeat of a
+producer's very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is
+no longer fenced.
 """
 
 from collections.abc import Iterable
@@ -37,18 +37,18 @@ ProducerKey: TypeAlias = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Store it, but leave out the first `skip` messages: they are in the log already."""
+    """To be stored, without the first `skip` messages, which are in the log already."""
 
     skip: int = 0
     known_offset: QueueOffset | None = None
-    """Where the skipped messages begin; None if nothing is skipped, or see `Duplicate`."""
+    """The offset of the first skipped message; None if nothing is skipped, or as in `Duplicate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """Everything is in the log already, from `offset` on.
+    """All messages are in the log already, from `offset` on.
 
-    None: so long ago that it was forgotten, or a crash cut the batch in two, and its parts lie in two places.
+    None: the offset was forgotten, or a crash cut the batch in two, and its parts are in two places.
     """
 
     offset: QueueOffset | None
@@ -56,26 +56,26 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An earlier message of this producer is missing; storing this one would overtake it. 0: nothing is known of it."""
+    """An earlier message of this producer is missing, from `expected` on. 0: the producer is unknown."""
 
     expected: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A newer producer with the same id has stored something here."""
+    """A producer with the same id and a newer epoch has stored messages in this queue."""
 
     current_epoch: int
 
 
 _FRESH = Fresh()
-"""The usual judgement, made once: a broker asks for it with every send."""
+"""The usual judgement, made once because every send needs it."""
 
 Judgement: TypeAlias = Fresh | Duplicate | Gap | Fenced
 
 
 class Run(NamedTuple):
-    """Messages whose sequences and offsets both grow by one from here. Batches that touch make one run."""
+    """Messages with consecutive sequences and offsets. Adjacent batches are merged into one run."""
 
     sequence: int
     offset: QueueOffset
@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
 
 class ProducerRow(NamedTuple):
-    """What a checkpoint keeps about one producer in one queue."""
+    """The saved state of one producer in one queue."""
 
     topic: str
     queue_id: int
@@ -95,14 +95,14 @@ class ProducerRow(NamedTuple):
 
 
 class Unsaved(NamedTuple):
-    """What the next checkpoint has to write and to delete."""
+    """The rows that the next checkpoint must write and delete."""
 
     rows: tuple[ProducerRow, ...]
     gone: tuple[ProducerKey, ...]
 
 
 class _Producer:
-    """`runs` are the newest part of what was stored: ascending, and the last one ends at `next_sequence`."""
+    """One producer in one queue. `runs` are the newest ones, ascending; the last one ends at `next_sequence`."""
 
     __slots__ = ("epoch", "last_stored", "next_sequence", "runs")
 
@@ -126,12 +126,12 @@ class _Producer:
         self.last_stored = max(self.last_stored, at)
 
     def misses(self, first: int, end: int) -> bool:
-        """Whether one of these sequences lies in a hole: only damage leaves one, `record` takes what follows."""
+        """Whether one of these sequences is in a hole between two runs, which only damage leaves."""
         holes = ((run.sequence + run.length, later.sequence) for run, later in pairwise(self.runs))
         return any(max(first, begin) < min(end, until) for begin, until in holes)
 
     def offset_of(self, sequence: int, count: int) -> QueueOffset | None:
-        """Where these lie, one behind the other; None if that was forgotten, or they lie in several places."""
+        """The offset of these messages; None if it was forgotten, or if they are in several places."""
         for run in reversed(self.runs):
             if run.sequence <= sequence:
                 inside = sequence - run.sequence
@@ -140,19 +140,19 @@ class _Producer:
 
 
 class ProducerTable:
-    """Every stamped producer of one broker, per queue."""
+    """The producers that send stamps to one broker, by queue."""
 
     def __init__(self, *, capacity: int = CAPACITY, idle_ms: int = IDLE_MS) -> None:
         self._capacity = capacity
         self._idle_ms = idle_ms
-        # Longest silent first: `_remember` moves a producer to the end.
+        # Longest idle first: `_remember` moves a producer to the end.
         self._producers: dict[ProducerKey, _Producer] = {}
         # Disjoint: a key is either to be written or to be deleted.
         self._dirty: set[ProducerKey] = set()
         self._gone: set[ProducerKey] = set()
 
     def judge(self, topic: str, queue_id: int, first: Stamp, count: int) -> Judgement:
-        """What to do with `count` messages with consecutive sequences from `first` on. Changes nothing."""
+        """Decide about `count` messages with consecutive sequences from `first` on. Changes nothing."""
         known = self._producers.get((topic, queue_id, first.producer))
         if known is not None and first.epoch < known.epoch:
             return Fenced(known.epoch)
@@ -178,7 +178,7 @@ class ProducerTable:
         *,
         stored_at: Millis,
     ) -> None:
-        """Remember what was just staged. `first` is the first stamp stored, after the skipped ones."""
+        """Record messages that were just staged. `first` is the first stamp stored, after the skipped ones."""
         if self.judge(topic, queue_id, first, count) is not _FRESH:
             raise ValueError(f"{first} does not continue queue {topic}/{queue_id}: judge it before storing it")
         self._remember((topic, queue_id, first.producer), first, count, first_offset, stored_at)
@@ -193,10 +193,10 @@ class ProducerTable:
         *,
         stored_at: Millis,
     ) -> None:
-        """Learn from the log itself, which is right by definition.
+        """Record a message found in the log during recovery.
 
-        The log may begin in the middle of a producer's life (retention) or before the checkpoint (then the
-        message is known): the first is accepted, the second ignored.
+        The log may start in the middle of a producer's sequences, because of retention; that is accepted. A message
+        that the checkpoint already contains is ignored.
         """
         key = (topic, queue_id, first.producer)
         known = self._producers.get(key)
@@ -205,9 +205,9 @@ class ProducerTable:
         self._remember(key, first, count, first_offset, stored_at)
 
     def expire(self, *, wall: Millis) -> int:
-        """Forget the producers that stored nothing for `idle_ms`; says how many.
+        """Forget the producers that stored nothing for `idle_ms`; returns their number.
 
-        Wall time, because store timestamps survive restarts; a clock that jumps can only forget early.
+        Uses wall time, because store timestamps survive restarts. A clock that jumps ahead forgets producers early.
         """
         idle = [key for key, known in self._producers.items() if known.last_stored + self._idle_ms <= wall]
         for key in idle:
@@ -215,12 +215,12 @@ class ProducerTable:
         return len(idle)
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: its queues start at offset 0 again and know nobody."""
+        """Forget the producers of a deleted topic, whose queues start at offset 0 again."""
         for key in [key for key in self._producers if key[0] == topic]:
             self._forget(key)
 
     def export(self) -> tuple[ProducerRow, ...]:
-        """Everything, longest silent first; `restore` of it gives the same table."""
+        """All rows, longest idle first; `restore` of them gives the same table."""
         return tuple(self._row(key) for key in self._producers)
 
     def restore(self, rows: Iterable[ProducerRow]) -> None:
@@ -231,15 +231,15 @@ class ProducerTable:
             self._producers[row.topic, row.queue_id, row.producer] = known
 
     def dirty(self) -> Unsaved:
-        """What changed since it was last `saved`.
+        """The changes that are not `saved` yet.
 
-        Write it only when the log is on disk up to all that was recorded: a checkpoint ahead of the log would
-        call a message that a crash took a duplicate, and lose it.
+        They may be written only when the log is on disk up to everything recorded. With a checkpoint ahead of the log,
+        the repeat of a message lost in a crash would be refused as a duplicate.
         """
         return Unsaved(tuple(map(self._row, self._dirty)), tuple(self._gone))
 
     def saved(self, unsaved: Unsaved) -> None:
-        """These rows are on disk. What changed again while they were written stays dirty."""
+        """Mark rows as saved. Those that changed again while they were written stay dirty."""
         for row in unsaved.rows:
             key = row[:3]
             if key in self._dirty and self._row(key) == row:

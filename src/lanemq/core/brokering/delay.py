@@ -1,12 +1,12 @@
-"""Delay levels, and where a message goes whose handling failed.
+"""Delay levels, and the routes of failed messages.
 
-The rules guarded here: a delayed message is delivered once and not before its time; and a message's
-attempts are counted by one comparison in one place. RocketMQ moved that comparison between versions and
-once compared differently on both sides, which made a limit of retries endless.
+Invariants: a delayed message is not delivered before it is due; and attempts are counted by one comparison in one
+place. RocketMQ moved that comparison between versions and once compared differently on both sides, which made a limit
+of retries endless.
 
-A delayed message waits in queue `level - 1` of `SCHEDULE_TOPIC_XXXX`. All of a level wait equally long, so
-each queue is in order of its due times and a cursor per level is enough. Due times are wall time: they are
-computed from store timestamps, which must survive a restart.
+A delayed message is stored in queue `level - 1` of `SCHEDULE_TOPIC_XXXX`. All messages of a level wait equally long, so
+each queue is in order of due times, and one cursor per level is enough. Due times are wall time: they are computed from
+store timestamps, which survive a restart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ MAX_RETRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class ToRetry:
-    """To the group's retry topic, after the delay of `level`, with this many attempts on it."""
+    """To the group's retry topic after the delay of `level`, with this count of attempts."""
 
     level: int
     reconsume_times: int
@@ -43,7 +43,7 @@ class ToRetry:
 
 @dataclass(frozen=True, slots=True)
 class ToDeadLetter:
-    """To the group's dead-letter topic, now: a delay level the message carries must be removed."""
+    """To the group's dead-letter topic, without delay: a delay level in its properties must be removed."""
 
     reconsume_times: int
 
@@ -52,7 +52,7 @@ Route: TypeAlias = ToRetry | ToDeadLetter
 
 
 def capped(level: int) -> int:
-    """A level that exists: RocketMQ treats higher ones as the highest."""
+    """Limit a level to those that exist, as RocketMQ does."""
     return max(0, min(level, MAX_LEVEL))
 
 
@@ -61,15 +61,15 @@ def delay_of(level: int) -> Millis:
 
 
 def level_for_retry(reconsume_times: int, requested: int) -> int:
-    """The level asked for, or one that grows with every attempt."""
+    """The requested level, or one that grows with every attempt."""
     return capped(requested if requested > 0 else FIRST_RETRY_LEVEL + reconsume_times)
 
 
 def route_send_back(reconsume_times: int, requested: int, max_retries: int | None) -> Route:
-    """Where a message goes that its consumer sent back (CONSUMER_SEND_MSG_BACK).
+    """Route a message that its consumer sent back (CONSUMER_SEND_MSG_BACK).
 
-    `reconsume_times` is what is stored with it, before this attempt is counted. A negative `requested` level
-    asks for the dead letters at once; no limit given means the group's default.
+    `reconsume_times` is the stored count, without this attempt. A negative `requested` level asks for the dead letters
+    immediately. `max_retries` None means the default.
     """
     limit = MAX_RETRIES if max_retries is None else max_retries
     if requested < 0 or reconsume_times >= limit:
@@ -78,11 +78,10 @@ def route_send_back(reconsume_times: int, requested: int, max_retries: int | Non
 
 
 def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested: int, group_holds_lock: bool) -> Route:
-    """Where a message goes that a client itself sends to its retry topic.
+    """Route a message that a client itself sends to its retry topic, with the attempts that it counted.
 
-    `reconsume_times` comes with the request. An ordered group does that only when its attempts are used up,
-    and clients before 5.1.3 then send a count equal to the limit, which alone would not be over it; hence the
-    group's locks are asked (RocketMQ 5.1.3, `SendMessageProcessor.handleRetryAndDLQ`).
+    An ordered group does that only when its attempts are used up. Clients before 5.1.3 then send a count equal to the
+    limit and not above it, so the group's locks decide (RocketMQ 5.1.3, `SendMessageProcessor.handleRetryAndDLQ`).
     """
     limit = MAX_RETRIES if max_retries is None else max_retries
     if group_holds_lock or reconsume_times > limit:
@@ -91,7 +90,7 @@ def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested
 
 
 def due_at(level: int, store_timestamp: Millis) -> Millis:
-    """The wall time from which a message of this level may be delivered."""
+    """The wall time at which a message of this level is due."""
     return Millis(store_timestamp + delay_of(level))
 
 
@@ -100,9 +99,9 @@ def due(level: int, store_timestamp: Millis, now_wall: Millis) -> bool:
 
 
 class DelayQueueCursors:
-    """Per level the next offset to deliver. Moves one by one and only forward: that is the "once".
+    """The next offset to deliver of each level. Cursors only move forward.
 
-    To be saved after the delivery is on disk: a crash between the two then repeats a message and loses none.
+    They are saved after the delivery is on disk: a crash in between repeats a message and loses none.
     """
 
     def __init__(self) -> None:
@@ -113,23 +112,23 @@ class DelayQueueCursors:
         return self._next.get(_existing(level), QueueOffset(0))
 
     def delivered(self, level: int, offset: QueueOffset) -> None:
-        """The message there is in its real topic now. It can only be the next one."""
+        """Move past a message that is in its real topic now; it must be the next one."""
         expected = self.next_offset(level)
         if offset != expected:
             raise ValueError(f"delay level {level} delivered offset {offset}, but {expected} is next")
         self._put(level, QueueOffset(offset + 1))
 
     def skip_to(self, level: int, min_offset: QueueOffset) -> None:
-        """Retention removed what was before `min_offset`; go on from there."""
+        """Move forward to `min_offset`, unless the cursor is past it."""
         if min_offset > self.next_offset(level):
             self._put(level, min_offset)
 
     def dirty(self) -> Mapping[int, QueueOffset]:
-        """What changed since it was last `saved`: level → next offset."""
+        """The cursors that are not `saved` yet: level → next offset."""
         return {level: self._next[level] for level in sorted(self._dirty)}
 
     def saved(self, cursors: Mapping[int, QueueOffset]) -> None:
-        """These are on disk. What moved on meanwhile stays dirty."""
+        """Mark cursors as saved. Those that moved while they were written stay dirty."""
         self._dirty.difference_update(level for level, offset in cursors.items() if self._next[level] == offset)
 
     def restore(self, cursors: Iterable[tuple[int, QueueOffset]]) -> None:

@@ -1,20 +1,18 @@
-"""How far each group has come in each queue.
+"""Committed offsets: how far each group has come in each queue.
 
-The rule guarded here: an offset moves forward only, except by a named reset, or by a stock client that owns
-the queue (or where nobody does): RocketMQ lets any client set any offset and only logs it, and its clients
-rely on going back where they alone are responsible. What a stale owner sends never undoes the progress of
-the new one.
+Invariant: an offset only moves forward, except by a reset, or by a stock client that owns the queue or commits where no
+member does. RocketMQ lets any client set any offset, and its clients rely on going back in their own queues. A stale
+owner never undoes the progress of the new one.
 
-A reset can be left pending: pulls of that queue are answered "offset moved" with the reset offset until one
-comes from there, since any of these answers may be lost. Commits are ignored meanwhile, because they stem from
-before the reset; the first at the reset offset itself ends the waiting too.
+A reset can be pending: pulls of that queue are answered "offset moved" with the new offset until one comes from there,
+since each of these answers may be lost. Until then commits are ignored, because they stem from before the reset. A
+commit at the new offset ends the reset too.
 
-Offsets are the next one to read. This table does not know who owns what: `kind_of` translates the lock
-table's verdict.
+Offsets are the next one to read. This table does not know owners: `kind_of` translates the lock table's verdict.
 
-Beside an offset are its finished ranges: what is finished above it. They belong to that offset and to nobody
-else's: they come with a commit and are replaced by the next one; a reset, or the commit of somebody who knows
-nothing of them and names another offset, forgets them.
+An offset may have finished ranges: what is finished above it. They belong to that offset. They come with a commit and
+are replaced by the next one; a reset deletes them, and so does a commit of another offset by a client without finished
+ranges.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,19 +27,21 @@ from lanemq.model.units import QueueOffset
 
 
 class CommitKind(Enum):
-    """What a commit may do, by who sent it."""
+    """What a commit may do, depending on its sender."""
 
     FORWARD = "forward"
     """Move forward only: LaneMQ clients, and stock clients while another member owns the queue."""
     ANY_WAY = "any way"
-    """Also move back: a stock client that owns the queue, or where nobody does."""
+    """Also move back: a stock client that owns the queue, or commits where no member does."""
     FENCED = "fenced"
     """Nothing: a LaneMQ client whose lease is not the current one."""
 
 
 class WhyIgnored(Enum):
+    """Why a commit was not stored."""
+
     NEGATIVE = "negative offset"
-    """Java sends -1 for "none yet", ali-ons also for 0. Not an error, and nothing to store."""
+    """Java clients send -1 for "none yet", and ali-ons also for 0. Not an error."""
     RESET_PENDING = "a reset waits for the group's next pull"
     FENCED = "the queue was granted to another member"
 
@@ -55,7 +55,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Not stored: it lies before what is stored."""
+    """Not stored, because it is before the stored offset."""
 
     stored: QueueOffset
 
@@ -71,7 +71,7 @@ OffsetKey: TypeAlias = tuple[str, str, int]
 
 
 class OffsetRow(NamedTuple):
-    """What must survive a restart."""
+    """The saved state of one queue of one group."""
 
     group: str
     topic: str
@@ -83,7 +83,7 @@ class OffsetRow(NamedTuple):
 
 
 def kind_of(verdict: Verdict, *, stock: bool) -> CommitKind:
-    """What a committer with this standing may do."""
+    """What a commit may do whose sender has this standing."""
     if isinstance(verdict, Stale):
         return CommitKind.FORWARD if stock else CommitKind.FENCED
     return CommitKind.ANY_WAY if stock else CommitKind.FORWARD
@@ -94,9 +94,9 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[tuple[str, int], QueueOffset]] = {}
-        # Only keys that have an offset, in all three. Finished ranges as text above that offset, never an empty one.
+        # All three contain only keys that have an offset. Finished ranges are text, never empty.
         self._finished: dict[OffsetKey, str] = {}
-        self._pending: dict[OffsetKey, bool] = {}  # whether anybody was told of it
+        self._pending: dict[OffsetKey, bool] = {}  # whether a pull was answered with it
         self._dirty: set[OffsetKey] = set()
 
     def commit(
@@ -128,7 +128,7 @@ class GroupOffsets:
         return Committed(stored)
 
     def committed(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """Where the group goes on; None if it never committed here."""
+        """The group's next offset; None if it never committed in this queue."""
         return self._groups.get(group, {}).get((topic, queue_id))
 
     def finished_ranges(self, group: str, topic: str, queue_id: int) -> str:
@@ -136,15 +136,15 @@ class GroupOffsets:
         return self._finished.get((group, topic, queue_id), "")
 
     def forget_finished(self, group: str, topic: str, queue_id: int) -> None:
-        """The queue's owner works from the offset on without knowing them, and will repeat what they cover.
+        """Delete finished ranges, because the queue's owner does not know them and repeats what they cover.
 
-        Kept, they would let the owner after it pass a repeat that was begun and not ended.
+        Otherwise the next owner would skip messages whose repeat was started and not finished.
         """
         if self._finished.pop((group, topic, queue_id), None) is not None:
             self._dirty.add((group, topic, queue_id))
 
     def cut_offsets(self, end_of: Callable[[str, int], int]) -> None:
-        """After a crash: offsets beyond a queue's end will be given to other messages, which must not be skipped.
+        """After a crash, move offsets beyond a queue's end back to it: new messages there must not be skipped.
 
         Only a power cut without durable writes moves an end back.
         """
@@ -155,7 +155,7 @@ class GroupOffsets:
                     self._put((group, topic, queue_id), end)
 
     def cut_finished(self, end_of: Callable[[str, int], int]) -> None:
-        """After a restart: nothing beyond a queue's end is finished, whatever was known before a power cut."""
+        """After a restart, cut finished ranges at the queue's end."""
         for key, text in list(self._finished.items()):
             group, topic, queue_id = key
             offset = self._groups[group][topic, queue_id]
@@ -165,13 +165,13 @@ class GroupOffsets:
                 self._put(key, offset, left.encode(offset))
 
     def reset(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Set the offset, in either direction, for a group whose members are away or told by other means."""
+        """Set the offset, in either direction, for a group without members."""
         self._refuse_negative(offset)
         self._pending.pop((group, topic, queue_id), None)
         self._put((group, topic, queue_id), offset)
 
     def reset_at_next_pull(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Set the offset and ignore commits until the running members have learned of it by a pull."""
+        """Set the offset and ignore commits until a pull has moved the running members there."""
         self._refuse_negative(offset)
         self._pending[group, topic, queue_id] = False
         self._put((group, topic, queue_id), offset)
@@ -179,9 +179,9 @@ class GroupOffsets:
     def pending_reset(
         self, group: str, topic: str, queue_id: int, pulled_from: QueueOffset, *, decides: bool = False
     ) -> QueueOffset | None:
-        """Called by every pull: the offset to answer "moved" with; None in the normal case.
+        """The offset with which a pull is answered "moved"; None if no reset is pending.
 
-        Whoever `decides` for itself where it reads is told once, and may go on elsewhere.
+        A client that `decides` itself where it reads is answered so once, and may continue elsewhere.
         """
         key = (group, topic, queue_id)
         if key not in self._pending or self._has_arrived(key, pulled_from, decides=decides):
@@ -190,7 +190,7 @@ class GroupOffsets:
         return self.committed(*key)
 
     def is_pending(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a reset waits for the group's next pull."""
+        """Whether a reset is pending."""
         return (group, topic, queue_id) in self._pending
 
     def of_group(self, group: str) -> Mapping[tuple[str, int], QueueOffset]:
@@ -206,7 +206,7 @@ class GroupOffsets:
         return tuple(sorted(group for group, held in self._groups.items() if any(t == topic for t, _ in held)))
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[OffsetKey, ...]:
-        """Drop the offsets of a deleted group, a deleted topic, or both; the keys to delete on disk."""
+        """Remove the offsets of a deleted group, a deleted topic, or both; returns the keys to delete on disk."""
         gone = [
             (name, held_topic, queue_id)
             for name, held in self._groups.items()
@@ -224,11 +224,11 @@ class GroupOffsets:
         return tuple(gone)
 
     def dirty(self) -> tuple[OffsetRow, ...]:
-        """What changed since it was last `saved`."""
+        """The rows that are not `saved` yet."""
         return tuple(map(self._row, self._dirty))
 
     def saved(self, rows: Iterable[OffsetRow]) -> None:
-        """These rows are on disk. What changed again while they were written stays dirty."""
+        """Mark rows as saved. Those that changed again while they were written stay dirty."""
         for row in rows:
             key = row[:3]
             if key in self._dirty and self._row(key) == row:
@@ -243,9 +243,9 @@ class GroupOffsets:
                 self._finished[row[:3]] = row.finished
 
     def _has_arrived(self, key: OffsetKey, offset: QueueOffset, *, decides: bool = False) -> bool:
-        """Ends a pending reset once a member that was told of it is where it should be.
+        """End a pending reset once a member is at its offset that was answered with it.
 
-        One that was not told may stand there by chance, with messages from before in its hands.
+        A member that was not may be there by chance, while it still processes messages from before the reset.
         """
         if not self._pending[key] or not (decides or offset == self.committed(*key)):
             return False

@@ -1,23 +1,23 @@
-"""Who may consume which queue for a group, and until when.
+"""The lock table: which member may consume which queue for a group, and until when.
 
-The rule guarded here: per group and queue there is at most one live owner, and epochs only grow. The epoch is
-what makes a wrong guess harmless: a frozen owner that wakes after its queue was given away still believes in
-its lease, but everything it sends carries the smaller epoch, and `verdict` tells it apart.
+Invariant: a group's queue has at most one live owner, and epochs only grow. Epochs make a wrong guess harmless: an
+owner that was frozen and wakes up after its queue was granted to another still assumes its lease, but everything that
+it sends carries the smaller epoch, and `verdict` recognises it.
 
 When the epoch grows:
-  1. the queue was never owned, or its last owner released it: the next owner gets a new epoch, even if it is
-     the same client, so that a late release of the former lease cannot end the new one;
+  1. the queue was never owned, or its last owner released it: the next owner gets a new epoch, even if it is the same
+     client, so that a late release of the former lease cannot end the new one;
   2. another owner takes over an expired lease: new epoch;
-  3. the owner asks again, even late, and nobody came between: the epoch stays, its work is still its own;
-  4. a deleted topic's leases are forgotten (`forget_topic`), but not how high they were: whoever takes a queue of
-     a new topic of that name gets a higher epoch than anybody had in the old one.
+  3. the owner renews, even late, and no other was granted the queue in between: the epoch stays;
+  4. a topic is deleted: its leases are removed (`forget_topic`), but the highest epoch is kept, and queues of a new
+     topic of that name start above it.
 
-A lease is live while `now < expires_at`. Stock RocketMQ clients use their lock for 30 s without asking, so
-theirs lives 60 s and survives a lost connection. LaneMQ clients ask for the lease they want, and it ends early
-when their connection is gone, but not before they certainly start nothing any more (`keep_alive`).
+A lease is live while `now < expires_at`. Stock RocketMQ clients use their lock for 30 s without asking, so theirs lives
+60 s and survives a lost connection. LaneMQ clients choose the length of their lease. It ends early when their
+connection is lost, but not before they certainly start no more turns (`keep_alive`).
 
-The table does not know connections, topics or disks. `LockGrant.changes` must be on disk before the answer
-leaves: an epoch that was answered and then forgotten could be given out twice.
+The caller must save `LockGrant.changes` before it answers: an epoch that was answered and then lost could be given out
+twice.
 """
 
 from collections.abc import Iterable
@@ -33,23 +33,23 @@ from lanemq.model.units import Epoch, Millis
 STOCK_LEASE_MS = Millis(60_000)
 """RocketMQ: `RebalanceLockManager`, `REBALANCE_LOCK_MAX_LIVE_TIME`."""
 
-NOBODY = ""
+NO_OWNER = ""
 NO_EPOCH = Epoch(0)
 
 
 class Lease(NamedTuple):
-    """One queue in one member's hands."""
+    """The ownership of one queue by one member."""
 
     queue: MessageQueue
     owner: str
     epoch: Epoch
     expires_at: Millis
     changed: bool = False
-    """True if the epoch is new: the owner must read its start offset again before the first message."""
+    """Whether the epoch is new: the owner must read its start offset again before the first message."""
 
 
 class Refusal(NamedTuple):
-    """A queue that stays with its holder; asking again before `remaining` has passed is in vain."""
+    """A queue that stays with its holder, at least for `remaining` unless the holder releases it."""
 
     queue: MessageQueue
     holder: str
@@ -57,7 +57,7 @@ class Refusal(NamedTuple):
 
 
 class LeaseRow(NamedTuple):
-    """What must survive a restart about one queue of one group. `owner` is empty after a release."""
+    """The saved state of one queue of one group. `owner` is empty after a release."""
 
     group: str
     queue: MessageQueue
@@ -68,26 +68,26 @@ class LeaseRow(NamedTuple):
 
 
 class LockGrant(NamedTuple):
-    """The answer to one batch of queues. A partial grant is a success, as in RocketMQ."""
+    """The result of one lock request. A partial grant is a success, as in RocketMQ."""
 
     granted: tuple[Lease, ...]
     refused: tuple[Refusal, ...]
     changes: tuple[LeaseRow, ...]
-    """To be persisted before the answer is sent. Empty for a plain renewal."""
+    """The rows to save before the answer is sent. Empty for a plain renewal."""
     serial: int = 0
-    """To be named in keep-alives (`keep_alive`)."""
+    """The serial that keep-alives name (`keep_alive`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The asker is the last owner. Its lease may have run out, but the queue was given to nobody since."""
+    """The client is the last owner. Its lease may have expired, but the queue was granted to no other since."""
 
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The asker is not the owner. `holder` is empty if the queue has none at present."""
+    """The client is not the owner. `holder` is empty if the queue has no live owner."""
 
     holder: str
     epoch: Epoch
@@ -95,7 +95,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class Unowned:
-    """Nobody owns the queue and the asker claims no lease: nothing to protect."""
+    """The queue has no owner, and the client claims no lease."""
 
 
 Verdict: TypeAlias = Current | Stale | Unowned
@@ -104,7 +104,7 @@ Verdict: TypeAlias = Current | Stale | Unowned
 class _Entry:
     """The mutable state behind one `LeaseRow`.
 
-    `epoch` never falls. `owner` is NOBODY if and only if the lease was released or never given.
+    `epoch` never decreases. `owner` is NO_OWNER if and only if the lease was released or never granted.
     """
 
     __slots__ = (
@@ -115,17 +115,17 @@ class _Entry:
     def __init__(self, group: str, queue: MessageQueue, epoch: Epoch) -> None:
         self.group = group
         self.queue = queue
-        self.owner = NOBODY
+        self.owner = NO_OWNER
         self.epoch = epoch
         self.expires_at = Millis(0)
         self.lease_ms = Millis(0)
         self.stock = False
         self.keep_alive_timeout = Millis(0)
-        """How long the owner starts turns after a request."""
+        """How long after a request the owner starts turns."""
         self.keep_alive_deadline = Millis(0)
-        """It starts none after this, keep-alives apart. Never moves back while the owner stays the same."""
+        """When it stops, keep-alives aside. Never moves back while the owner stays the same."""
         self.wake_at: Millis | None = None
-        """When the table looks at this lease next, never after `expires_at`; None once its end was told."""
+        """The entry's time in the heap, never after `expires_at`; None once `expire` returned the lease."""
 
     def live(self, now: Millis) -> bool:
         return now < self.expires_at
@@ -143,12 +143,12 @@ class LockTable:
     def __init__(self, stock_lease_ms: int = STOCK_LEASE_MS, first_serial: int = 1) -> None:
         self._stock_lease_ms = Millis(stock_lease_ms)
         self.floor = NO_EPOCH
-        """No forgotten lease had a higher epoch; every queue that is new here begins above it."""
+        """The highest epoch of any removed lease; every new queue starts above it."""
         self._groups: dict[str, dict[MessageQueue, _Entry]] = {}
-        # Exactly the entries whose `owner` it is, so that a disconnect touches nothing else.
+        # Owner → exactly its entries, so that a disconnect touches no others.
         self._by_owner: dict[str, dict[tuple[str, MessageQueue], _Entry]] = {}
         self._keep_alives = KeepAlives(first_serial)
-        # Renewals leave the heap alone: an item that comes up early is put back with the lease's true end.
+        # Renewals do not change the heap: an item that is due early is put back with the lease's real end.
         self._ends: list[tuple[Millis, str, MessageQueue]] = []
 
     def acquire(
@@ -161,12 +161,12 @@ class LockTable:
         keep_alive_timeout: Millis | None = None,
         now: Millis,
     ) -> LockGrant:
-        """Take or renew every queue that no other member holds.
+        """Grant or renew every queue that no other member holds.
 
-        `lease` is None for a stock client. One longer than the stock lease is cut to it; `expires_at` tells.
-        `keep_alive_timeout` is for how long the owner starts turns after this request; None: the whole lease.
+        `lease` is None for a stock client; longer ones are limited to the stock lease.
+        `keep_alive_timeout` is how long after this request the owner starts turns; None: the whole lease.
         """
-        if owner == NOBODY:
+        if owner == NO_OWNER:
             raise InvalidOption("a lock request without a client id was refused: send a client id")
         if lease is not None and lease <= 0:
             raise InvalidOption(f"a lease of {lease} ms was refused: ask for 1 ms or more")
@@ -199,9 +199,9 @@ class LockTable:
     def release(
         self, group: str, queues: Iterable[MessageQueue], owner: str, *, epoch: Epoch | None, now: Millis
     ) -> tuple[LeaseRow, ...]:
-        """End the owner's leases; the rows returned are those that ended, to be persisted.
+        """End leases of the owner; returns the rows to save.
 
-        A LaneMQ client names the epoch it releases. A stock client cannot, so its client id alone decides.
+        A LaneMQ client names the epoch that it releases. For a stock client the client id alone decides.
         """
         held = self._groups.get(group, {})
         released = []
@@ -210,16 +210,16 @@ class LockTable:
             if entry is None or entry.owner != owner or epoch not in (None, entry.epoch):
                 continue
             self._disown(entry)
-            entry.owner = NOBODY
+            entry.owner = NO_OWNER
             entry.expires_at = min(entry.expires_at, now)
             released.append(entry.row())
         return tuple(released)
 
     def forget_topic(self, topic: str) -> tuple[LeaseRow, ...]:
-        """End the leases of a deleted topic; its rows may go from the disk once `floor` is on it.
+        """Remove the leases of a deleted topic; their rows may be deleted from disk once `floor` is saved.
 
-        Its owners stand where the deleted queue ended: with the old epoch they would read on there in a new topic
-        of the same name, and pass over everything before.
+        With their old epochs, the owners would continue in a new topic of that name at the offset where the old one
+        ended, and skip everything before it.
         """
         gone = [entry for held in self._groups.values() for queue, entry in list(held.items()) if queue.topic == topic]
         for entry in gone:
@@ -228,18 +228,18 @@ class LockTable:
             del self._groups[entry.group][entry.queue]
             if not self._groups[entry.group]:
                 del self._groups[entry.group]
-        return tuple(entry.row() for entry in gone if entry.owner != NOBODY)
+        return tuple(entry.row() for entry in gone if entry.owner != NO_OWNER)
 
     def keep_alive(self, owner: str, serial: int, *, now: Millis) -> bool:
         """Whether the owner may go on starting turns in what it was granted under the serial. Extends no lease."""
         return self._keep_alives.keep_alive(owner, serial, now=now)
 
     def disconnected(self, owner: str, *, grace: Millis, now: Millis) -> tuple[tuple[str, Lease], ...]:
-        """Let a LaneMQ owner's leases end as soon as it certainly starts no more turns, and not before `grace` from
-        now; a renewal in time undoes it.
+        """Shorten a LaneMQ owner's leases: they end when it certainly starts no more turns, at least `grace` from now.
 
-        The groups and leases whose end came nearer. The owner may not know that its connection is lost, so what it
-        was told last is what it goes by. Stock clients use their locks whatever happens, so theirs run on.
+        A renewal in time undoes it. Returns the groups and leases that were shortened. The owner may not know that its
+        connection is lost, so it continues until its keep-alive deadline. Stock clients use their locks in any case, so
+        their leases do not change.
         """
         shortened = []
         for entry in self._by_owner.get(owner, {}).values():
@@ -258,36 +258,35 @@ class LockTable:
     def verdict(self, group: str, queue: MessageQueue, owner: str, epoch: Epoch | None, *, now: Millis) -> Verdict:
         """Whether a pull or commit comes from the queue's owner.
 
-        With an epoch (LaneMQ), doubt means no: only owner and epoch of the last grant are Current. That grant
-        may have expired: as long as nobody was granted the queue since, accepting the offset of work that was
-        done harms nobody. A release ends the epoch for good.
-        Without an epoch (stock), the client id alone decides, and a queue without live owner is Unowned.
+        With an epoch (LaneMQ), only owner and epoch of the last grant are Current. That grant may have expired: while
+        the queue was granted to no other, its commits are harmless. A release ends the epoch for good.
+        Without an epoch (stock), the client id alone decides, and a queue without a live owner is Unowned.
         """
         entry = self._groups.get(group, {}).get(queue)
         if entry is None:
-            return Unowned() if epoch is None else Stale(NOBODY, Epoch(0))
+            return Unowned() if epoch is None else Stale(NO_OWNER, Epoch(0))
         if entry.owner == owner and epoch in (None, entry.epoch):
             return Current(entry.epoch)
         if entry.live(now):
             return Stale(entry.owner, entry.epoch)
-        return Unowned() if epoch is None else Stale(NOBODY, entry.epoch)
+        return Unowned() if epoch is None else Stale(NO_OWNER, entry.epoch)
 
     def latest(self, group: str, queue: MessageQueue) -> Lease | None:
-        """The last lease of a queue, whether it has ended or not."""
+        """The last lease of a queue, live or not."""
         entry = self._groups.get(group, {}).get(queue)
         return entry.lease() if entry is not None else None
 
     def holder(self, group: str, queue: MessageQueue, *, now: Millis) -> Lease | None:
-        """The live lease of a queue, if there is one."""
+        """The live lease of a queue, or None."""
         entry = self._groups.get(group, {}).get(queue)
         return entry.lease() if entry is not None and entry.live(now) else None
 
     def holds_any(self, group: str, *, now: Millis) -> bool:
-        """Whether the group consumes in order right now; decides about its dead letters (see `delay`)."""
+        """Whether the group has a live lease, so it consumes in order; decides about its dead letters (see `delay`)."""
         return any(entry.live(now) for entry in self._groups.get(group, {}).values())
 
     def expire(self, *, now: Millis) -> tuple[tuple[str, Lease], ...]:
-        """The groups and leases that ran out since the last call, each once; their queues can be taken."""
+        """The groups and leases that expired since the last call, each once; their queues are free."""
         ended = []
         while (end := self.next_deadline()) is not None and end <= now:
             _, group, queue = heappop(self._ends)
@@ -297,13 +296,13 @@ class LockTable:
         return tuple(ended)
 
     def next_deadline(self) -> Millis | None:
-        """When the next lease runs out."""
+        """When the next lease expires."""
         while self._ends:
             wake_at, group, queue = self._ends[0]
             entry = self._groups.get(group, {}).get(queue)
             if entry is None:
                 heappop(self._ends)
-            elif entry.wake_at != wake_at or entry.owner == NOBODY:
+            elif entry.wake_at != wake_at or entry.owner == NO_OWNER:
                 heappop(self._ends)
                 entry.wake_at = None if entry.wake_at == wake_at else entry.wake_at
             elif entry.expires_at > wake_at:
@@ -314,10 +313,10 @@ class LockTable:
         return None
 
     def restore(self, rows: Iterable[LeaseRow], *, floor: Epoch = NO_EPOCH, now: Millis) -> None:
-        """Load what was persisted and give every lease its full length again.
+        """Load saved leases and give each its full length again.
 
-        Its owner may still be working and could not renew while the broker was away. Without this, the first
-        asker after a restart would share the queue with it.
+        The owner may still be working and could not renew while the broker was down. Without this, the first other
+        member that asks would share the queue with it.
         """
         self.floor = max(self.floor, floor)
         for row in rows:
@@ -326,13 +325,13 @@ class LockTable:
             self._disown(entry)
             entry.owner, entry.epoch = row.owner, max(entry.epoch, row.epoch)
             entry.lease_ms, entry.stock = row.lease_ms, row.stock
-            if row.owner != NOBODY:
+            if row.owner != NO_OWNER:
                 self._by_owner.setdefault(row.owner, {})[row.group, row.queue] = entry
                 self._extend(entry, Millis(now + row.lease_ms))
-                self._extend_deadline(entry, row.lease_ms, now)  # what it was told before the restart is not known here
+                self._extend_deadline(entry, row.lease_ms, now)  # its own timeout is not saved
 
     def snapshot(self, *, now: Millis) -> dict[str, tuple[Lease, ...]]:
-        """The live leases of every group, for people."""
+        """The live leases of every group, for operators."""
         return {
             group: tuple(entry.lease() for _, entry in sorted(held.items()) if entry.live(now))
             for group, held in self._groups.items()
@@ -373,7 +372,7 @@ class LockTable:
             (group, queue): entry
             for group, held in self._groups.items()
             for queue, entry in held.items()
-            if entry.owner != NOBODY
+            if entry.owner != NO_OWNER
         }
         indexed = [(entry.owner, key) for own in self._by_owner.values() for key, entry in own.items()]
         assert sorted(indexed) == sorted((entry.owner, key) for key, entry in owned.items())

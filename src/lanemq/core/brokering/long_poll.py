@@ -1,10 +1,10 @@
-"""Pulls that found nothing and wait for a message.
+"""Held pulls: they found nothing and wait for a message.
 
-The rule guarded here: each parked pull is answered exactly once, by arrival or by its deadline, whichever
-is first. Returning a poll id is the answer: it is forgotten in the same step.
+Invariant: each held pull is answered exactly once, on arrival or at its deadline. Returning a poll id is the answer: it
+is removed in the same step.
 
-RocketMQ scans all waiting pulls every five seconds; here a queue's arrivals look at that queue's pulls
-only, and deadlines come from a heap, so tens of thousands of idle consumers cost nothing while they wait.
+RocketMQ scans all held pulls every five seconds. Here an arrival looks only at the pulls of its queue, and deadlines
+come from a heap, so tens of thousands of idle consumers cost nothing while they wait.
 """
 
 from collections.abc import Collection, Hashable, Iterable
@@ -13,12 +13,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 from lanemq.model.units import Millis, QueueOffset
 
-MAX_PARKED = 100_000
+MAX_HELD = 100_000
 
 PollId = TypeVar("PollId", bound=Hashable)
 
 
-class _Parked(NamedTuple):
+class _Held(NamedTuple):
     topic: str
     queue_id: int
     offset: QueueOffset
@@ -32,18 +32,18 @@ class _Parked(NamedTuple):
 
 
 class LongPolls(Generic[PollId]):
-    """All waiting pulls of one broker. The shell chooses the ids; each waits at most once at a time."""
+    """All held pulls of one broker. The caller chooses their ids; an id is held at most once at a time."""
 
-    def __init__(self, *, capacity: int = MAX_PARKED) -> None:
+    def __init__(self, *, capacity: int = MAX_HELD) -> None:
         self._capacity = capacity
-        self._parked: dict[PollId, _Parked] = {}
-        # Exactly the ids of `_parked`, by queue; no empty sets.
-        self._queues: dict[tuple[str, int], dict[PollId, _Parked]] = {}
-        # Answered polls stay here until their time or the next sweep; the serial tells them from a reused id.
+        self._held: dict[PollId, _Held] = {}
+        # Exactly the ids of `_held`, by queue; no empty entries.
+        self._queues: dict[tuple[str, int], dict[PollId, _Held]] = {}
+        # Answered polls stay here until their deadline or the next cleanup; the serial distinguishes a reused id.
         self._deadlines: list[tuple[Millis, int, PollId]] = []
         self._serial = 0
 
-    def park(
+    def hold(
         self,
         poll_id: PollId,
         topic: str,
@@ -52,38 +52,37 @@ class LongPolls(Generic[PollId]):
         tag_codes: frozenset[int] | None,
         deadline: Millis,
     ) -> bool:
-        """Let a pull wait; False if too many wait already, then it must be answered empty now.
+        """Hold a pull; False if too many are held, and it must be answered empty now.
 
-        `tag_codes` None means every tag. Codes are hashes, so a match may be wrong and the pull is simply run
-        again; a miss is never wrong.
+        `tag_codes` None means every tag. Codes are hashes: a false match only runs the pull again.
         """
-        if poll_id in self._parked:
-            raise ValueError(f"poll {poll_id!r} waits already: answer it before parking it again")
-        if len(self._parked) >= self._capacity:
+        if poll_id in self._held:
+            raise ValueError(f"poll {poll_id!r} is held already: answer it before holding it again")
+        if len(self._held) >= self._capacity:
             return False
         self._serial += 1
-        parked = _Parked(topic, queue_id, offset, tag_codes, self._serial)
-        self._parked[poll_id] = parked
-        self._queues.setdefault((topic, queue_id), {})[poll_id] = parked
+        held = _Held(topic, queue_id, offset, tag_codes, self._serial)
+        self._held[poll_id] = held
+        self._queues.setdefault((topic, queue_id), {})[poll_id] = held
         heappush(self._deadlines, (deadline, self._serial, poll_id))
         return True
 
     def arrived(
         self, topic: str, queue_id: int, max_offset: QueueOffset, tag_codes: Collection[int] | None
     ) -> list[PollId]:
-        """The pulls to run again, in the order in which they were parked.
+        """The pulls to run again, in the order in which they were held.
 
-        `tag_codes` are those of the new messages. None if unknown: then every pull behind `max_offset` runs.
+        `tag_codes` are those of the new messages; None if unknown, and then every pull below `max_offset` matches.
         """
         waiting = self._queues.get((topic, queue_id))
         if not waiting:
             return []
-        woken = [poll_id for poll_id, parked in waiting.items() if parked.wants(max_offset, tag_codes)]
+        woken = [poll_id for poll_id, held in waiting.items() if held.wants(max_offset, tag_codes)]
         self.forget(woken)
         return woken
 
     def expire(self, *, now: Millis) -> list[PollId]:
-        """The pulls whose time is over, to be run a last time without waiting."""
+        """The pulls whose deadline has passed, to be run a last time without waiting."""
         ended = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, _, poll_id = heappop(self._deadlines)
@@ -92,11 +91,11 @@ class LongPolls(Generic[PollId]):
         return ended
 
     def forget(self, poll_ids: Iterable[PollId]) -> None:
-        """Drop pulls that nobody waits for any more (closed connection). Ids not parked are no error."""
+        """Remove pulls, such as those of a closed connection. Unknown ids are ignored."""
         for poll_id in poll_ids:
-            if poll_id in self._parked:
+            if poll_id in self._held:
                 self._remove(poll_id)
-        if len(self._deadlines) > 2 * len(self._parked) + 64:
+        if len(self._deadlines) > 2 * len(self._held) + 64:
             self._deadlines = [item for item in self._deadlines if self._counts(item)]
             heapify(self._deadlines)
 
@@ -108,20 +107,20 @@ class LongPolls(Generic[PollId]):
         return None
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self._held)
 
     def _counts(self, item: tuple[Millis, int, PollId]) -> bool:
-        parked = self._parked.get(item[2])
-        return parked is not None and parked.serial == item[1]
+        held = self._held.get(item[2])
+        return held is not None and held.serial == item[1]
 
     def _remove(self, poll_id: PollId) -> None:
-        parked = self._parked.pop(poll_id)
-        queue = (parked.topic, parked.queue_id)
+        held = self._held.pop(poll_id)
+        queue = (held.topic, held.queue_id)
         del self._queues[queue][poll_id]
         if not self._queues[queue]:
             del self._queues[queue]
 
     def _check(self) -> None:
         assert all(self._queues.values())
-        assert {poll_id for waiting in self._queues.values() for poll_id in waiting} == self._parked.keys()
-        assert sum(map(self._counts, self._deadlines)) == len(self._parked) <= self._capacity
+        assert {poll_id for waiting in self._queues.values() for poll_id in waiting} == self._held.keys()
+        assert sum(map(self._counts, self._deadlines)) == len(self._held) <= self._capacity

@@ -1,12 +1,11 @@
-"""Who belongs to which group, as far as heartbeats and connections tell.
+"""Membership: which clients belong to which group, as shown by heartbeats and connections.
 
-The rule guarded here: a change is announced once. Members compute their own share of the queues from the
-list that this table gives out, so every real change must reach them, and a change that is none would make
-the whole group rebalance for nothing.
+Invariant: every change is announced exactly once. Members compute their own share of the queues from the list of
+members, so each real change must reach them, and a false one would make the whole group rebalance for nothing.
 
-A member is a client id; it may be there through several connections (a reconnect overlaps with the end of
-the old one) and leaves with the last of them. A subscription belongs to the group, as in RocketMQ: the
-newest version wins, and topics that a heartbeat does not name are removed.
+A member is a client id. It may have several connections, since a reconnect overlaps with the end of the old one, and it
+leaves with the last of them. A subscription belongs to the group, as in RocketMQ: the newest version wins, and topics
+that a heartbeat does not name are removed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,7 @@ ConnectionId = NewType("ConnectionId", int)
 
 
 class Subscription(NamedTuple):
-    """What a group wants of one topic."""
+    """A group's subscription to one topic."""
 
     topic: str
     expression: str = "*"
@@ -33,7 +32,7 @@ class Subscription(NamedTuple):
 
 
 class GroupHeartbeat(NamedTuple):
-    """What one heartbeat says about one group. The three texts are wire values, kept for the admin views."""
+    """One group in a heartbeat. The three texts are wire values, kept for operators."""
 
     subscriptions: tuple[Subscription, ...]
     consume_type: str = "CONSUME_PASSIVELY"
@@ -42,13 +41,13 @@ class GroupHeartbeat(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The groups whose members must be told to look again, each once, in the order noticed."""
+    """The groups whose members must be notified, each once."""
 
     groups: tuple[str, ...]
 
 
 class GroupView(NamedTuple):
-    """One group, for people."""
+    """One group, for operators."""
 
     members: tuple[str, ...]
     subscriptions: tuple[Subscription, ...]
@@ -57,12 +56,13 @@ class GroupView(NamedTuple):
     from_where: str
 
 
-_Seat: TypeAlias = tuple[ConnectionId, str]
+_Member: TypeAlias = tuple[ConnectionId, str]
+"""A connection and its client id."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Exists only while it has a member; a member only while it has a connection."""
+    """A group. It exists only while it has a member, and a member only while it has a connection."""
 
     latest: GroupHeartbeat
     members: dict[str, set[ConnectionId]] = field(default_factory=dict)
@@ -75,10 +75,10 @@ class Membership:
     def __init__(self, *, expiry_ms: int = MEMBER_EXPIRY_MS) -> None:
         self._expiry_ms = expiry_ms
         self._groups: dict[str, _Group] = {}
-        # Every seat of every group with its last heartbeat, longest silent first.
-        self._seen: dict[tuple[str, _Seat], Millis] = {}
-        # The same seats by connection, so that a disconnect touches nothing else.
-        self._by_connection: dict[ConnectionId, set[tuple[str, _Seat]]] = {}
+        # Every connection of every group with its last heartbeat, longest silent first.
+        self._seen: dict[tuple[str, _Member], Millis] = {}
+        # The same by connection, so that a disconnect touches no others.
+        self._by_connection: dict[ConnectionId, set[tuple[str, _Member]]] = {}
         self._clients: dict[ConnectionId, str] = {}
         self._connections_of: dict[str, set[ConnectionId]] = {}
 
@@ -90,35 +90,35 @@ class Membership:
         *,
         now: Millis,
     ) -> Changes:
-        """Note that a client is alive in these groups. One it no longer names is left by silence, later."""
+        """Record a heartbeat of a client for these groups. A group that it no longer names expires."""
         self._name(connection, client_id)
         changed = []
         for name, beat in groups.items():
             group = self._groups.setdefault(name, _Group(beat))
             group.latest = beat
-            joined = self._sit(name, group, (connection, client_id), now)
+            joined = self._add(name, group, (connection, client_id), now)
             if _resubscribe(group.subscriptions, beat.subscriptions) or joined:
                 changed.append(name)
         return Changes(tuple(changed))
 
     def leave(self, connection: ConnectionId, client_id: str, group: str) -> Changes:
-        """The client says goodbye to one group; its connection may serve others."""
-        return self._stand_up([(group, (connection, client_id))])
+        """Remove a client from one group; its connection may serve others."""
+        return self._remove([(group, (connection, client_id))])
 
     def disconnected(self, connection: ConnectionId) -> Changes:
-        changes = self._stand_up(sorted(self._by_connection.get(connection, ())))
+        changes = self._remove(sorted(self._by_connection.get(connection, ())))
         self._by_connection.pop(connection, None)
         self._name(connection, None)
         return changes
 
     def expire(self, *, now: Millis) -> Changes:
-        """Remove who sent no heartbeat for too long; the connection may still be open."""
+        """Remove members without a heartbeat for too long, even if their connection is open."""
         silent = []
         for key, seen in self._seen.items():
             if seen + self._expiry_ms > now:
                 break
             silent.append(key)
-        return self._stand_up(silent)
+        return self._remove(silent)
 
     def next_deadline(self) -> Millis | None:
         for seen in self._seen.values():
@@ -126,12 +126,12 @@ class Membership:
         return None
 
     def members(self, group: str) -> tuple[str, ...]:
-        """Client ids, each once, sorted: every member must see the same list in the same order."""
+        """The client ids, each once and sorted: every member must see the same list."""
         known = self._groups.get(group)
         return () if known is None else tuple(sorted(known.members))
 
     def connections(self, group: str) -> tuple[ConnectionId, ...]:
-        """Where to send the group's notices."""
+        """The connections of all members."""
         known = self._groups.get(group)
         return () if known is None else tuple(sorted(set().union(*known.members.values())))
 
@@ -140,11 +140,11 @@ class Membership:
         return None if known is None else known.subscriptions.get(topic)
 
     def client_of(self, connection: ConnectionId) -> str | None:
-        """Whose connection it is; None before its first heartbeat."""
+        """The client of a connection; None before its first heartbeat."""
         return self._clients.get(connection)
 
     def connected(self, client_id: str) -> bool:
-        """Whether the client has any connection: its leases end only with the last one."""
+        """Whether the client has a connection; its leases end only with the last one."""
         return client_id in self._connections_of
 
     def groups(self) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ class Membership:
         subscriptions = tuple(known.subscriptions[topic] for topic in sorted(known.subscriptions))
         return GroupView(self.members(group), subscriptions, *known.latest[1:])
 
-    def _sit(self, name: str, group: _Group, seat: _Seat, now: Millis) -> bool:
-        """True if the client is new in the group, not only this connection."""
+    def _add(self, name: str, group: _Group, seat: _Member, now: Millis) -> bool:
+        """Whether the client, not only this connection, is new in the group."""
         self._seen.pop((name, seat), None)
         self._seen[name, seat] = now
         connection, client_id = seat
@@ -167,7 +167,7 @@ class Membership:
         self._by_connection.setdefault(connection, set()).add((name, seat))
         return joined
 
-    def _stand_up(self, keys: Iterable[tuple[str, _Seat]]) -> Changes:
+    def _remove(self, keys: Iterable[tuple[str, _Member]]) -> Changes:
         changed: dict[str, None] = {}
         for name, seat in keys:
             if self._seen.pop((name, seat), None) is None:
@@ -184,7 +184,7 @@ class Membership:
         return Changes(tuple(changed))
 
     def _name(self, connection: ConnectionId, client_id: str | None) -> None:
-        """Keep both directions of "whose connection" together; None when it closed."""
+        """Set the client of a connection, in both directions; None when the connection was closed."""
         former = self._clients.pop(connection, None)
         if former is not None:
             self._connections_of[former].discard(connection)
@@ -212,9 +212,9 @@ class Membership:
 
 
 def _resubscribe(held: dict[str, Subscription], named: Iterable[Subscription]) -> bool:
-    """Bring a group's table up to a heartbeat's; True if the set of topics changed.
+    """Update a group's subscriptions from a heartbeat; True if the set of topics changed.
 
-    A newer expression for a known topic is taken over silently: it moves no queue.
+    A new expression for a known topic does not count as a change, because it moves no queue.
     """
     topics = set(held)
     wanted = {subscription.topic: subscription for subscription in named}

@@ -1,18 +1,19 @@
-"""Lanes that were set aside at the broker: which messages, in which order, and whether they are being run again.
+"""Parked lanes: which messages the broker has set aside, and whether they are being redriven.
 
-A lane whose message failed for good is parked with everything behind it, so that the queue's commit can pass. The
-rules guarded here:
+A lane whose message failed for good is parked with everything behind it, so that the queue's commit can pass.
 
-1. The messages of a parked lane are kept, in offset order, until a handler finished them or a person discarded them.
-   Nothing else removes one; what does not fit is refused, and stays with the consumer that asked.
-2. Parking is idempotent: everything of the key up to the last offset ever parked in the lane (`through`) is settled.
-   It is in the lane, left it, or was finished before the lane failed, because a key's messages finish in order. So a
-   lost answer, or a message that is pulled again because its commit was lost, changes nothing.
-3. A lane exists as long as it holds a message. The last one that leaves makes its key an ordinary one again.
+Invariants:
 
-The queue's owner learns what people changed (`redrive`, `discard`) by a serial number that comes with its lease.
+1. The messages of a parked lane are kept, in offset order, until a handler has finished them or an operator has
+   discarded them. Messages that do not fit are refused and stay with the consumer that asked.
+2. Parking is idempotent: every message of the key up to the last offset ever parked in the lane (`through`) is settled.
+   It is in the lane, has left it, or was finished before the lane failed, because a key's messages finish in order. So
+   a lost answer, or a message that is pulled again because its commit was lost, changes nothing.
+3. A lane exists as long as it holds a message. When the last one leaves, its key is an ordinary one again.
 
-Messages themselves are not here: sizes and offsets are enough to decide, and the records lie on disk.
+The queue's owner learns of an operator's changes (`redrive`, `discard`) by a serial number that comes with its lease.
+
+This table holds offsets and sizes only; the records are on disk.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from lanemq.model.units import Millis
 
 
 class LaneName(NamedTuple):
-    """A lane of a group. Messages without a key share one, whose key is None."""
+    """The name of a lane. Messages without a key share one, whose key is None."""
 
     group: str
     topic: str
@@ -42,7 +43,7 @@ PlaceName: TypeAlias = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be parked; beyond it a lane stays with its consumer and holds back the commit."""
+    """How much may be parked. Beyond it, a lane stays with its consumer and holds back the commit."""
 
     lane_messages: int
     group_messages: int
@@ -51,7 +52,7 @@ class Limits:
 
 @dataclass(slots=True)
 class ParkedLane:
-    """One lane. Read-only for everybody but the table."""
+    """One parked lane. Only the table changes it."""
 
     name: LaneName
     failure: Failure
@@ -59,9 +60,9 @@ class ParkedLane:
     """Wall time of the newest failure."""
     status: LaneStatus = LaneStatus.PARKED
     messages: dict[int, int] = field(default_factory=dict)
-    """Offset to bytes, ascending."""
+    """Offset → size in bytes, ascending."""
     through: int = -1
-    """The last offset that was ever parked in it: up to here a pull brings nothing that may run."""
+    """The last offset ever parked in the lane: pulled messages up to it must not run."""
 
     @property
     def size(self) -> int:
@@ -73,21 +74,21 @@ class ParkedLane:
 
 
 class Parked(NamedTuple):
-    """What became of a request to park."""
+    """The result of a request to park."""
 
     settled: int
-    """So many of the offsets, counted from the first, need no handler any more."""
+    """The number of offsets, counted from the first, that the consumer is done with."""
     fresh: tuple[int, ...]
-    """Those of them that must be written down now."""
+    """Those of them that must be saved now."""
     lane: ParkedLane | None
-    """The lane as it is now; None if it does not exist: it was emptied meanwhile, or nothing of it fitted."""
+    """The lane after the request; None if it does not exist, because it was emptied or nothing fitted."""
 
 
 class ParkedLanes:
     """All parked lanes of one broker."""
 
     def __init__(self, limits: Limits, *, serial: int) -> None:
-        """`serial` must lie above every one given out in an earlier life: wall time does."""
+        """`serial` must be above all serials of earlier starts; wall time is."""
         self._limits = limits
         self._serial = serial
         self._places: dict[PlaceName, dict[str | None, ParkedLane]] = {}
@@ -95,7 +96,7 @@ class ParkedLanes:
         self._used: dict[str, tuple[int, int]] = {}
         self._serials: dict[PlaceName, int] = {}
 
-    # for the queue's owner
+    # requests of the queue's owner
 
     def park(
         self,
@@ -106,12 +107,12 @@ class ParkedLanes:
         now: Millis,
         again: int | None = None,
     ) -> Parked:
-        """Set messages aside (offset to bytes, ascending). `failure` begins a lane, or ends its redrive.
+        """Park messages (offset → size, ascending). `failure` starts a lane or ends its redrive.
 
-        Without a failure the messages belong behind a lane that is parked; if it is not any more, nobody knows
-        whether they may run, and the owner is told instead. The same if the failure is that of a redriven message
-        (its offset is `again`) which a person discarded while it ran. A failure that is told for the second time,
-        because its answer was lost, does not undo what people ordered meanwhile.
+        Without a failure, the messages follow a lane that the owner believes to be parked. If it is not, nothing is
+        parked, and the result says so. The same holds for the failure of a redriven message (its offset is `again`)
+        that an operator discarded while it ran. A repeated request, whose first answer was lost, does not undo what an
+        operator did in between.
         """
         lane = self.get(name)
         if again is not None and (lane is None or again not in lane.messages):
@@ -134,18 +135,18 @@ class ParkedLanes:
         return Parked(len(fits), fresh, lane)
 
     def finished(self, name: LaneName, offset: int) -> bool:
-        """A handler is done with a redriven message; whether it was there."""
+        """Remove a redriven message that a handler has finished; False if it was not in the lane."""
         lane = self.get(name)
         return lane is not None and bool(self._remove(lane, [offset]))
 
     def serial(self, place: PlaceName) -> int:
-        """Another number than the one seen before: people changed something, ask again. 0: nothing ever was here."""
+        """A number that changes with every change by an operator; 0 if nothing was ever parked in the queue."""
         return self._serials.get(place, 0)
 
-    # for people
+    # requests of operators
 
     def redrive(self, name: LaneName) -> bool:
-        """Let the owner run the lane again; whether that is news."""
+        """Let the owner run the lane again; False if it does already."""
         lane = self.get(name)
         if lane is None or lane.status is LaneStatus.REDRIVING:
             return False
@@ -154,7 +155,7 @@ class ParkedLanes:
         return True
 
     def discard(self, name: LaneName, through: int) -> tuple[int, ...]:
-        """Remove the lane's messages up to and including an offset: never one that the person had not seen."""
+        """Remove the lane's messages up to and including an offset, so that messages the operator has not seen stay."""
         lane = self.get(name)
         if lane is None:
             return ()
@@ -163,7 +164,7 @@ class ParkedLanes:
             self._changed(name.place)
         return removed
 
-    # looking
+    # queries
 
     def get(self, name: LaneName) -> ParkedLane | None:
         return self._places.get(name.place, {}).get(name.key)
@@ -172,11 +173,11 @@ class ParkedLanes:
         return tuple(self._places.get(place, {}).values())
 
     def __iter__(self) -> Iterator[ParkedLane]:
-        """All lanes, in a stable order."""
+        """All lanes, sorted."""
         for place in sorted(self._places):
             yield from sorted(self._places[place].values(), key=lambda lane: lane.name.key or "")
 
-    # what survives, and what does not
+    # restart and deletion
 
     def restore(self, lanes: Iterable[ParkedLane]) -> None:
         for lane in lanes:
@@ -186,8 +187,10 @@ class ParkedLanes:
             self._serials[lane.name.place] = self._serial
 
     def cut(self, end_of: Callable[[str, int], int]) -> dict[LaneName, tuple[int, ...]]:
-        """After a power cut without durable writes: offsets beyond a queue's end will name other messages, which
-        must not be taken for parked ones. What was removed, by lane."""
+        """After a power cut without durable writes, remove offsets beyond a queue's end; returns them by lane.
+
+        New messages get those offsets and must not be mistaken for parked ones.
+        """
         removed: dict[LaneName, tuple[int, ...]] = {}
         for lane in list(self):
             end = end_of(lane.name.topic, lane.name.queue_id)
@@ -198,7 +201,7 @@ class ParkedLanes:
         return removed
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> tuple[LaneName, ...]:
-        """Drop the lanes of a deleted group, a deleted topic, or both."""
+        """Remove the lanes of a deleted group, a deleted topic, or both."""
         gone = [lane for lane in self if group in (None, lane.name.group) and topic in (None, lane.name.topic)]
         for lane in gone:
             self._remove(lane, list(lane.messages))
@@ -206,7 +209,7 @@ class ParkedLanes:
         return tuple(lane.name for lane in gone)
 
     def _fitting(self, name: LaneName, lane: ParkedLane | None, sizes: Mapping[int, int]) -> Sequence[int]:
-        """The first offsets that there is room for; those already settled need none."""
+        """The first offsets that fit into the limits; settled ones always do."""
         limits = self._limits
         in_lane = len(lane.messages) if lane is not None else 0
         in_group, bytes_used = self._used.get(name.group, (0, 0))
@@ -249,7 +252,7 @@ class ParkedLanes:
     def _check(self) -> None:
         used: dict[str, tuple[int, int]] = {}
         for lane in self:
-            assert lane.messages, "an empty lane would keep its key shut for ever"
+            assert lane.messages, "an empty lane would keep its key parked for ever"
             assert list(lane.messages) == sorted(lane.messages)
             assert next(reversed(lane.messages)) <= lane.through
             count, size = used.get(lane.name.group, (0, 0))

@@ -1,13 +1,11 @@
-"""Which topics exist, with how many queues, and how they come to be.
+"""Topics: which exist, with how many queues, and how they are created.
 
-The rules guarded here: a topic asked for as globally ordered has exactly one queue, since no order exists
-between queues; and the queue count of an ordered topic does not change, since a key's queue is its hash
-modulo that count and half-consumed keys would move to other queues.
+Invariants: a globally ordered topic has exactly one queue, since queues have no order among each other; and the queue
+count of an ordered topic does not change, since a key's queue is its hash modulo that count, and keys with unread
+messages would move.
 
-Topics appear in three ways: by an administrator (`put`), by the first send to an unknown name
-(`auto_create`, RocketMQ's way through the template topic TBW102), and because a group needs them
-(`ensure_retry`, `ensure_dead_letter`). The table does not register routes or write files: it answers what
-is new.
+Topics are created by an administrator (`put`), by the first send to an unknown name (`auto_create`, through RocketMQ's
+template topic TBW102), and because a group needs them (`ensure_retry`, `ensure_dead_letter`).
 """
 
 from collections.abc import Iterable
@@ -30,7 +28,7 @@ MAX_QUEUES = 1_024
 TEMPLATE_QUEUES = 8
 """RocketMQ: `BrokerConfig.defaultTopicQueueNums`."""
 SCHEDULE_QUEUES = 18
-"""One per delay level; see `delay`."""
+"""One queue per delay level; see `delay`."""
 SYSTEM_PREFIX = "rmq_sys_"
 """RocketMQ: `TopicValidator.SYSTEM_TOPIC_PREFIX`."""
 OTHER_SYSTEM_TOPICS = frozenset({DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}) | NOT_SENDABLE
@@ -41,17 +39,19 @@ class Permission(IntFlag):
     """RocketMQ: `PermName`."""
 
     INHERIT = 1
-    """May serve as template for automatic creation."""
+    """The topic may be a template for automatic creation."""
     WRITE = 2
     READ = 4
 
 
 class TopicOrder(Enum):
+    """The order that a topic promises."""
+
     NONE = "none"
     BY_KEY = "by key"
-    """Messages of one key stay in line; the usual meaning of "ordered"."""
+    """Messages of one key stay in order; the usual meaning of "ordered"."""
     GLOBAL = "global"
-    """All messages stay in line; costs all parallelism."""
+    """All messages stay in order, without any parallelism."""
 
 
 class TopicConfig(NamedTuple):
@@ -64,7 +64,7 @@ class TopicConfig(NamedTuple):
 
     @property
     def writable(self) -> bool:
-        # Plain numbers: this is asked for every send, and flags are slow to combine.
+        # Plain integers, because every send asks this, and flags are slow to combine.
         return int.__and__(self.permission, 2) != 0
 
     @property
@@ -73,13 +73,13 @@ class TopicConfig(NamedTuple):
 
 
 class WhyRefused(Enum):
-    """The text says what to do; it goes to the client as the remark."""
+    """Why a topic was refused. The text is the remark in the answer, and says what to do."""
 
     GLOBAL_NEEDS_ONE_QUEUE = "a globally ordered topic has exactly one queue: ask for 1, or for order by key"
     QUEUE_COUNT_IS_FIXED = (
         "the queue count of an ordered topic cannot change, its keys would move: create another topic"
     )
-    ORDER_IS_FIXED = "an ordered topic stays ordered, its consumers count on it: create another topic"
+    ORDER_IS_FIXED = "an ordered topic stays ordered, its consumers rely on it: create another topic"
     BAD_QUEUE_COUNT = f"a topic has 1 to {MAX_QUEUES} queues"
     SYSTEM_TOPIC = "the name belongs to the broker: choose another"
     NO_TEMPLATE = "the topic does not exist and topics are not created automatically here: create it first"
@@ -100,7 +100,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """It was there as asked; nothing to persist or to announce."""
+    """The topic existed as requested; nothing to save."""
 
     topic: TopicConfig
 
@@ -120,7 +120,7 @@ Put: TypeAlias = Created | Changed | Existing | TopicRefused
 
 
 class TopicTable:
-    """All topics of one broker. Its own system topics are always there and never persisted."""
+    """All topics of one broker. Its system topics always exist and are never saved."""
 
     def __init__(
         self,
@@ -130,9 +130,10 @@ class TopicTable:
         max_topics: int = MAX_TOPICS,
         own_names: Iterable[str] = (),
     ) -> None:
-        """`own_names`: broker and cluster name, which RocketMQ's tools use as topics.
+        """`own_names` are the broker and cluster name, which RocketMQ's tools use as topics.
 
-        `template_queues`: what a producer may choose from before a topic exists, so no more than it will get.
+        `template_queues` are the queues among which a producer chooses before a topic exists, so no more than a new
+        topic has.
         """
         self._max_topics = max_topics
         self._system = OTHER_SYSTEM_TOPICS | frozenset(own_names)
@@ -152,15 +153,15 @@ class TopicTable:
         return self._topics.get(name)
 
     def topics(self) -> tuple[TopicConfig, ...]:
-        """All of them, sorted by name."""
+        """All topics, sorted by name."""
         return tuple(self._topics[name] for name in sorted(self._topics))
 
     def is_system(self, name: str) -> bool:
-        """Whether the name belongs to the broker; such topics are not listed, changed or deleted by users."""
+        """Whether the name belongs to the broker; users cannot list, change or delete such topics."""
         return name.startswith(SYSTEM_PREFIX) or name in self._system
 
     def put(self, config: TopicConfig) -> Put:
-        """Create or change a topic as an administrator asks; `InvalidName` if the name is not allowed."""
+        """Create or change a topic for an administrator; raises `InvalidName` if the name is not allowed."""
         check_topic(config.name)
         before = self._topics.get(config.name)
         why = self._objection(before, config)
@@ -172,10 +173,10 @@ class TopicTable:
         return Created(config) if before is None else Changed(before, config)
 
     def auto_create(self, name: str, template: str, asked_queues: int) -> Created | Existing | TopicRefused:
-        """The topic of a send: the known one, or a new one after the template.
+        """The topic of a send: the existing one, or a new one made from the template.
 
-        A new topic has no more queues than the template and does not itself become one (RocketMQ:
-        `TopicConfigManager.createTopicInSendMessageMethod`). The broker's own topics take no sends at all.
+        A new topic has no more queues than the template and is no template itself (RocketMQ:
+        `TopicConfigManager.createTopicInSendMessageMethod`). The broker's own topics accept no sends.
         """
         if name in NOT_SENDABLE:
             return TopicRefused(name, WhyRefused.SYSTEM_TOPIC)
@@ -191,14 +192,14 @@ class TopicTable:
         return self._ensure(name, queues, source.permission & ~Permission.INHERIT)
 
     def ensure_retry(self, group: str) -> Created | Existing | TopicRefused:
-        """The topic where a group's messages wait for another attempt."""
+        """The topic in which a group's messages wait for another attempt."""
         return self._ensure(retry_topic(group), 1, Permission.READ | Permission.WRITE)
 
     def ensure_dead_letter(self, group: str) -> Created | Existing | TopicRefused:
         return self._ensure(dead_letter_topic(group), 1, Permission.READ | Permission.WRITE)
 
     def delete(self, name: str) -> Deleted | TopicRefused:
-        """Forget a topic; the shell deletes its row, its queues and what other tables know of it."""
+        """Remove a topic; the caller deletes its row, its queues and its rows in other tables."""
         if self.is_system(name):
             return TopicRefused(name, WhyRefused.SYSTEM_TOPIC)
         known = self._topics.pop(name, None)
@@ -208,11 +209,11 @@ class TopicTable:
         return Deleted(known)
 
     def dirty(self) -> tuple[TopicConfig, ...]:
-        """What changed since it was last `saved`, sorted by name."""
+        """The topics that are not `saved` yet, sorted by name."""
         return tuple(self._topics[name] for name in sorted(self._dirty))
 
     def saved(self, topics: Iterable[TopicConfig]) -> None:
-        """These are on disk. What changed again meanwhile stays dirty."""
+        """Mark topics as saved. Those that changed while they were written stay dirty."""
         self._dirty.difference_update(topic.name for topic in topics if self._topics.get(topic.name) == topic)
 
     def restore(self, topics: Iterable[TopicConfig]) -> None:

@@ -1,4 +1,4 @@
-"""A parked lane keeps its messages, in order, until they are finished or discarded, and takes each of them once."""
+"""A parked lane keeps its messages in order until they are finished or discarded, and takes each of them once."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,14 +39,14 @@ def status(lanes: ParkedLanes) -> LaneStatus | None:
     return None if lane is None else lane.status
 
 
-def test_a_failure_begins_a_lane_and_others_join_behind_it() -> None:
+def test_a_failure_starts_a_lane_and_later_messages_join_it() -> None:
     lanes = table()
     assert park(lanes, 4, 6) == Parked(2, (4, 6), lanes.get(K))
     assert park(lanes, 9, failed=False).fresh == (9,)
     assert offsets(lanes) == [4, 6, 9]
 
 
-def test_a_repeated_request_writes_nothing() -> None:
+def test_a_repeated_request_saves_nothing() -> None:
     """The answer to the first one was lost."""
     lanes = table()
     park(lanes, 4, 6)
@@ -55,14 +55,14 @@ def test_a_repeated_request_writes_nothing() -> None:
 
 
 def test_successors_of_a_lane_that_is_not_parked_any_more_are_refused() -> None:
-    """Nobody knows here whether they may run; kept, they would be shut in for ever."""
+    """The broker does not know whether they may run, and parked they would stay for ever."""
     lanes = table()
     assert park(lanes, 9, failed=False) == Parked(0, (), None)
     assert offsets(lanes) == []
 
 
 def test_a_message_that_left_the_lane_is_not_parked_again() -> None:
-    """Its commit was lost with its owner, and the next one pulls it once more."""
+    """Its commit was lost with its owner, and the next owner pulls it again."""
     lanes = table()
     park(lanes, 4, 6)
     assert lanes.finished(K, 4)
@@ -74,7 +74,7 @@ def test_a_message_that_left_the_lane_is_not_parked_again() -> None:
 
 
 def test_a_message_from_before_the_failed_one_was_finished_and_is_not_parked() -> None:
-    """Nothing of a key fails before everything ahead of it is done; a crash only lost the report of it."""
+    """A key's messages finish in order; a crash only lost the commit."""
     lanes = table()
     park(lanes, 4, 6)
     assert park(lanes, 1, 2, failed=False)[:2] == (2, ())
@@ -90,7 +90,7 @@ def test_the_last_message_that_leaves_ends_the_lane() -> None:
     assert list(lanes) == []
 
 
-def test_a_redrive_is_news_once_and_a_failure_ends_it() -> None:
+def test_a_redrive_counts_once_and_ends_with_a_failure() -> None:
     lanes = table()
     park(lanes, 4, 6)
     assert [lanes.redrive(K), lanes.redrive(K)] == [True, False]
@@ -102,8 +102,8 @@ def test_a_redrive_is_news_once_and_a_failure_ends_it() -> None:
     assert not lanes.redrive(LaneName("g", "t", 0, "other"))
 
 
-def test_a_failure_told_twice_does_not_undo_a_redrive() -> None:
-    """The answer to the first was lost, and meanwhile a person asked for another try."""
+def test_a_repeated_failure_does_not_undo_a_redrive() -> None:
+    """The answer to the first request was lost, and an operator redrove the lane in between."""
     lanes = table()
     park(lanes, 4, 6)
     lanes.redrive(K)
@@ -122,7 +122,7 @@ def test_the_failure_of_a_discarded_message_parks_nothing() -> None:
     assert park(lanes, 9, again=8) == Parked(0, (), None)
 
 
-def test_discarding_ends_at_what_was_seen() -> None:
+def test_discarding_keeps_messages_after_the_given_offset() -> None:
     lanes = table()
     park(lanes, 4, 6)
     park(lanes, 8, failed=False)
@@ -158,13 +158,13 @@ def test_what_does_not_fit_stays_with_its_consumer(limits: Limits, fit: int) -> 
     assert offsets(lanes) == [1, 2, 3, 4][:fit]
 
 
-def test_a_full_lane_still_knows_what_it_has() -> None:
+def test_a_full_lane_still_recognises_its_messages() -> None:
     lanes = table(Limits(2, 100, 1_000))
     park(lanes, 1, 2)
     assert park(lanes, 1, 2, 3, failed=False)[:2] == (2, ())
 
 
-def test_the_owner_hears_of_what_people_do_and_not_of_what_it_did_itself() -> None:
+def test_the_serial_changes_with_operators_changes_and_not_with_the_owners() -> None:
     lanes = table()
     assert lanes.serial(K.place) == 0
     park(lanes, 4, 6, 8)
@@ -181,7 +181,7 @@ def test_the_owner_hears_of_what_people_do_and_not_of_what_it_did_itself() -> No
     assert lanes.serial(K.place) > 0, "an empty place was changed too"
 
 
-def test_offsets_beyond_the_log_s_end_will_name_other_messages() -> None:
+def test_offsets_beyond_the_end_of_the_log_are_removed() -> None:
     lanes = table()
     park(lanes, 4, 6)
     park(lanes, 9, name=LaneName("g", "t", 0, "j"))
@@ -201,12 +201,12 @@ def test_deleted_groups_and_topics_are_forgotten() -> None:
     lanes._check()
 
 
-# against a naive table
+# comparison with a naive table
 
 
 @dataclass
 class Naive:
-    """The rules as one would write them down first."""
+    """The same rules, written as simply as possible."""
 
     held: dict[str, dict[int, None]] = field(default_factory=dict)
     through: dict[str, int] = field(default_factory=dict)

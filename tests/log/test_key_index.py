@@ -1,4 +1,4 @@
-"""The keys of records are found the quick way exactly as the plain way finds them."""
+"""The fast scan for keys finds what decoding every record finds."""
 
 from sys import byteorder
 
@@ -21,7 +21,7 @@ TEXTS = st.tuples(USUAL | st.just(""), REST).map("".join)
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(["T", "U", "Тема"]), st.binary(max_size=8), TEXTS), max_size=4))
 def test_every_key_is_found_as_if_each_record_were_decoded(messages: list[tuple[str, bytes, str]]) -> None:
-    """Later entries of a name count instead of earlier ones, and texts that only look like names do not count."""
+    """The last property of a name counts, and text that only looks like a name does not."""
     log, hashes, positions = b"", b"", b""
     for topic, body, text in messages:
         at = 100 + len(log)

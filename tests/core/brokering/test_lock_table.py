@@ -39,12 +39,12 @@ def epoch_of(answer: Lease | Refusal) -> Epoch:
 
 @pytest.mark.row("A37")
 @pytest.mark.row("A41")
-def test_free_queue_goes_to_the_asker_for_sixty_seconds() -> None:
+def test_a_free_queue_is_granted_for_sixty_seconds() -> None:
     assert take(LockTable(), "A", at(0)) == Lease(Q0, "A", Epoch(1), at(60), changed=True)
 
 
 @pytest.mark.row("A38")
-def test_owner_asking_again_renews_and_keeps_its_epoch() -> None:
+def test_an_owner_that_asks_again_renews_its_lease_and_keeps_its_epoch() -> None:
     table = LockTable()
     take(table, "A", at(0))
     assert take(table, "A", at(20)) == Lease(Q0, "A", Epoch(1), at(80), changed=False)
@@ -58,8 +58,8 @@ def test_held_queue_is_refused_with_holder_and_time_left() -> None:
 
 
 @pytest.mark.row("A39")
-def test_expired_lock_goes_to_next_asker() -> None:
-    """One millisecond before the end it must not, and the new owner must be told apart from the old one."""
+def test_an_expired_lease_goes_to_the_next_member_that_asks() -> None:
+    """Not one millisecond earlier, and with a new epoch."""
     table = LockTable()
     take(table, "A", at(0))
     assert take(table, "B", at(59.999)) == Refusal(Q0, "A", Millis(1))
@@ -93,15 +93,15 @@ def test_groups_do_not_see_each_other() -> None:
 
 
 @pytest.mark.row("A36")
-def test_of_many_askers_exactly_one_wins() -> None:
+def test_of_many_members_that_ask_exactly_one_gets_the_queue() -> None:
     table = LockTable()
     answers = [take(table, f"C{number}", at(0)) for number in range(64)]
     assert sum(isinstance(answer, Lease) for answer in answers) == 1
 
 
 @pytest.mark.row("A35")
-def test_renewals_leave_nothing_behind() -> None:
-    """A renewal every few seconds for months must cost a dictionary lookup, not memory."""
+def test_renewals_cost_no_memory() -> None:
+    """Members renew every few seconds for months."""
     table = LockTable()
     for second in range(1000):
         take(table, "A", at(second))
@@ -115,11 +115,11 @@ def test_renewal_with_a_shorter_lease_never_shortens_the_lock() -> None:
 
 
 def test_lease_longer_than_the_stock_one_is_cut() -> None:
-    """One client must not be able to lock its group out for a day."""
+    """One client must not be able to block its group for a day."""
     assert take(LockTable(), "A", at(0), lease=at(86_400)) == Lease(Q0, "A", Epoch(1), at(60), changed=True)
 
 
-def test_late_renewal_keeps_the_epoch_if_nobody_came_between() -> None:
+def test_a_late_renewal_keeps_the_epoch_if_the_queue_had_no_other_owner() -> None:
     table = LockTable()
     take(table, "A", at(0))
     assert take(table, "A", at(100)) == Lease(Q0, "A", Epoch(1), at(160))
@@ -132,14 +132,14 @@ def test_owner_that_comes_back_after_another_gets_a_new_epoch() -> None:
 
 
 def test_lock_request_without_client_id_changes_nothing() -> None:
-    """The empty owner means nobody: it must never be granted anything."""
+    """The empty client id stands for "no owner" and must never be granted anything."""
     table = LockTable()
     with pytest.raises(InvalidOption, match="client id"):
         take(table, "", at(0))
     assert not table.holds_any("g", now=at(0))
 
 
-def test_lease_that_would_end_before_it_begins_is_refused() -> None:
+def test_a_lease_without_length_is_refused() -> None:
     with pytest.raises(InvalidOption, match="1 ms or more"):
         take(LockTable(), "A", at(0), lease=Millis(0))
 
@@ -153,7 +153,7 @@ def test_released_queue_can_be_taken_at_once_with_a_new_epoch() -> None:
     assert epoch_of(take(table, "B", at(1))) == 2
 
 
-def test_release_by_a_stranger_releases_nothing() -> None:
+def test_a_release_by_another_client_does_nothing() -> None:
     table = LockTable()
     take(table, "A", at(0))
     assert table.release("g", [Q0], "B", epoch=None, now=at(1)) == ()
@@ -161,7 +161,7 @@ def test_release_by_a_stranger_releases_nothing() -> None:
 
 
 def test_late_release_of_a_former_lease_does_not_end_the_new_one() -> None:
-    """RocketMQ's delayed unlock names only the client, and frees a lease it was granted meanwhile."""
+    """RocketMQ's delayed unlock names only the client, and frees a lease that was granted in between."""
     table = LockTable()
     old = epoch_of(take(table, "A", at(0), lease=LANE))
     table.release("g", [Q0], "A", epoch=old, now=at(1))
@@ -213,9 +213,9 @@ def test_disconnect_touches_only_queues_still_owned() -> None:
     ("owner", "epoch", "now", "expected"),
     [
         ("A", 1, 1, Current(Epoch(1))),
-        ("A", 1, 999, Current(Epoch(1))),  # expired, given to nobody since: the work was its own
+        ("A", 1, 999, Current(Epoch(1))),  # expired, but granted to no other since
         ("A", 0, 1, Stale("A", Epoch(1))),
-        ("A", 2, 1, Stale("A", Epoch(1))),  # an epoch never given out: doubt means no
+        ("A", 2, 1, Stale("A", Epoch(1))),  # an epoch that was never granted
         ("B", 1, 1, Stale("A", Epoch(1))),
         ("B", 1, 999, Stale("", Epoch(1))),
         ("A", None, 1, Current(Epoch(1))),
@@ -245,8 +245,8 @@ def test_release_ends_the_epoch_for_good() -> None:
     assert table.verdict("g", Q0, "A", epoch, now=at(1)) == Stale("", Epoch(1))
 
 
-def test_verdict_on_a_queue_nobody_ever_locked() -> None:
-    """An epoch that the broker has never given out means its memory was lost: the client must lock again."""
+def test_verdict_on_a_queue_that_was_never_locked() -> None:
+    """An epoch that the broker does not know means that its state was lost: the client must lock again."""
     assert LockTable().verdict("g", Q0, "A", None, now=at(0)) == Unowned()
     assert LockTable().verdict("g", Q0, "A", Epoch(3), now=at(0)) == Stale("", Epoch(0))
 
@@ -261,7 +261,7 @@ def test_holder_and_holds_any_end_with_the_lease() -> None:
     assert not table.holds_any("g", now=at(60))
 
 
-def test_each_lease_is_reported_once_when_it_runs_out() -> None:
+def test_each_expired_lease_is_reported_once() -> None:
     table = LockTable()
     take(table, "A", at(0), lease=LANE)
     assert table.next_deadline() == at(5)
@@ -280,7 +280,7 @@ def test_deadline_follows_renewal_and_release() -> None:
     assert table.next_deadline() is None
 
 
-def test_short_lease_after_a_released_long_one_is_not_overlooked() -> None:
+def test_a_short_lease_after_a_released_long_one_expires_in_time() -> None:
     table = LockTable()
     take(table, "A", at(0))
     table.release("g", [Q0], "A", epoch=None, now=at(1))
@@ -288,7 +288,7 @@ def test_short_lease_after_a_released_long_one_is_not_overlooked() -> None:
     assert table.next_deadline() == at(6)
 
 
-def test_only_changes_have_to_be_persisted() -> None:
+def test_only_changes_must_be_saved() -> None:
     table = LockTable()
     first = table.acquire("g", [Q0], "A", lease=LANE, now=at(0))
     assert first.changes == (LeaseRow("g", Q0, "A", Epoch(1), LANE, False),)
@@ -298,7 +298,7 @@ def test_only_changes_have_to_be_persisted() -> None:
 
 
 def test_restart_protects_the_owner_for_a_full_lease() -> None:
-    """In RocketMQ the first asker after a restart wins while the old owner still runs."""
+    """In RocketMQ, the first member that asks after a restart gets the queue while the old owner still runs."""
     table = LockTable()
     table.restore([LeaseRow("g", Q0, "A", Epoch(7), LANE, False)], now=at(100))
     assert take(table, "B", at(104.999)) == Refusal(Q0, "A", Millis(1))
@@ -313,8 +313,8 @@ def test_restart_remembers_the_epoch_of_a_released_queue() -> None:
     assert epoch_of(take(table, "B", at(100))) == 8
 
 
-def test_restored_lease_of_a_lane_client_obeys_disconnect_when_what_it_was_told_before_is_over() -> None:
-    """How long the owner relies on an answer of the former life is not known here."""
+def test_a_disconnect_shortens_a_restored_lease_only_after_its_full_length() -> None:
+    """The owner's keep-alive timeout from before the restart is unknown."""
     table = LockTable()
     table.restore([LeaseRow("g", Q0, "A", Epoch(7), LANE, False)], now=at(0))
     assert table.disconnected("A", grace=at(1), now=at(0)) == ()
@@ -322,7 +322,7 @@ def test_restored_lease_of_a_lane_client_obeys_disconnect_when_what_it_was_told_
     assert table.disconnected("A", grace=at(1), now=at(4.6)) != ()
 
 
-def test_leases_of_a_deleted_topic_leave_nothing_but_their_height() -> None:
+def test_leases_of_a_deleted_topic_leave_only_their_highest_epoch() -> None:
     table = LockTable()
     other = MessageQueue("bills", "a", 0)
     take(table, "A", at(0))
@@ -336,7 +336,7 @@ def test_leases_of_a_deleted_topic_leave_nothing_but_their_height() -> None:
     assert table._groups.keys() == {"another"}
 
 
-def test_asking_for_nothing_leaves_nothing_behind() -> None:
+def test_an_empty_lock_request_leaves_nothing_behind() -> None:
     table = LockTable()
     table.acquire("g", [], "A", lease=None, now=at(0))
     assert table._groups == {}

@@ -1,4 +1,4 @@
-"""Delay levels, retries and dead letters: the comparisons that went wrong elsewhere."""
+"""Delay levels, retries and dead letters."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from lanemq.core.brokering.delay import (
 from lanemq.model.units import Millis, QueueOffset
 
 
-def test_levels_are_rocketmqs() -> None:
+def test_delay_levels_are_those_of_rocketmq() -> None:
     text = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     units = {"s": 1_000, "m": 60_000, "h": 3_600_000}
     assert [int(word[:-1]) * units[word[-1]] for word in text.split()] == list(DELAYS_MS)
@@ -58,7 +58,7 @@ def test_message_sent_back_is_retried_up_to_its_limit(
     assert route_send_back(times, requested, limit) == route
 
 
-def test_message_that_always_fails_is_tried_sixteen_times_more() -> None:
+def test_a_message_that_always_fails_is_retried_sixteen_times() -> None:
     times, levels = 0, []
     while isinstance(route := route_send_back(times, 0, None), ToRetry):
         levels.append(route.level)
@@ -77,13 +77,13 @@ def test_message_that_always_fails_is_tried_sixteen_times_more() -> None:
             3,
             True,
             ToDeadLetter(3),
-        ),  # clients before 5.1.3 stop at "equal"; without the lock rule: for ever
+        ),  # clients before 5.1.3 send a count equal to the limit; without the lock rule they would retry for ever
         (0, 3, True, ToDeadLetter(0)),
         (16, None, False, ToRetry(18, 16)),
         (17, None, False, ToDeadLetter(17)),
     ],
 )
-def test_message_sent_to_the_retry_topic_by_its_client(
+def test_a_message_that_a_client_sends_to_its_retry_topic_is_retried_or_dead_lettered(
     times: int, limit: int | None, ordered: bool, route: Route
 ) -> None:
     assert route_retry_send(times, limit, requested=0, group_holds_lock=ordered) == route

@@ -1,4 +1,4 @@
-"""Who is in a group, and that each change is announced once."""
+"""The members of a group, and the announcement of each change."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ def test_new_member_is_announced_once() -> None:
 
 
 def test_members_are_sorted_and_listed_once() -> None:
-    """A client listed twice would be given a share of the queues that nobody consumes."""
+    """A client listed twice would get a second share of the queues, which no member consumes."""
     table = Membership()
     beat(table, TWO, "B")
     beat(table, ONE, "A")
@@ -46,7 +46,7 @@ def test_members_are_sorted_and_listed_once() -> None:
 
 
 def test_reconnect_of_a_member_is_no_change() -> None:
-    """Its new connection comes up before the old one is noticed to be gone."""
+    """The broker sees the new connection before it notices the end of the old one."""
     table = Membership()
     beat(table, ONE, "A")
     assert beat(table, TWO, "A") == NOTHING
@@ -141,7 +141,7 @@ def test_admin_view_shows_what_the_latest_heartbeat_said() -> None:
     assert table.snapshot("unknown") is None
 
 
-def test_questions_about_unknown_groups_have_empty_answers() -> None:
+def test_an_unknown_group_has_no_members() -> None:
     table = Membership()
     assert table.members("g") == ()
     assert table.connections("g") == ()

@@ -1,4 +1,4 @@
-"""Progress moves forward only, except where somebody is named who may take it back."""
+"""Committed offsets only move forward, except by a reset or by a stock owner."""
 
 import hypothesis.strategies as st
 import pytest
@@ -85,11 +85,11 @@ def test_commit_on_a_stored_ten(kind: CommitKind, offset: int, answer: Commit, s
         (Stale("B", Epoch(2)), True, CommitKind.FORWARD),
     ],
 )
-def test_standing_decides_what_a_commit_may_do(verdict: Verdict, stock: bool, kind: CommitKind) -> None:
+def test_ownership_decides_what_a_commit_may_do(verdict: Verdict, stock: bool, kind: CommitKind) -> None:
     assert kind_of(verdict, stock=stock) is kind
 
 
-def test_reset_goes_back_by_name() -> None:
+def test_a_reset_may_go_back() -> None:
     offsets = at_ten()
     offsets.reset("g", "t", 0, QueueOffset(3))
     assert offsets.committed("g", "t", 0) == 3
@@ -98,7 +98,7 @@ def test_reset_goes_back_by_name() -> None:
 
 
 def test_commits_from_before_a_pending_reset_are_ignored() -> None:
-    """A member that has not heard of the reset would otherwise undo it with its next commit."""
+    """A member that does not know of the reset would otherwise undo it with its next commit."""
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     assert commit(offsets, 12, CommitKind.ANY_WAY) == Ignored(WhyIgnored.RESET_PENDING)
@@ -107,8 +107,8 @@ def test_commits_from_before_a_pending_reset_are_ignored() -> None:
     assert commit(offsets, 4) == Committed(QueueOffset(3))
 
 
-def test_reset_is_told_again_until_a_pull_comes_from_its_place() -> None:
-    """The answer may be lost: a member that goes on at the old place would undo the reset."""
+def test_a_reset_is_answered_again_until_a_pull_comes_from_its_offset() -> None:
+    """The answer may be lost, and a member that continues at the old offset would undo the reset."""
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     assert [pull(offsets, 12), pull(offsets, 12)] == [3, 3]
@@ -116,7 +116,7 @@ def test_reset_is_told_again_until_a_pull_comes_from_its_place() -> None:
     assert [pull(offsets, 3), pull(offsets, 12)] == [None, None]
 
 
-def test_commit_at_the_place_of_a_reset_ends_the_waiting() -> None:
+def test_a_commit_at_the_offset_of_a_reset_ends_it() -> None:
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     assert commit(offsets, 3) == Ignored(WhyIgnored.RESET_PENDING), "nobody can know of it yet"
@@ -125,14 +125,14 @@ def test_commit_at_the_place_of_a_reset_ends_the_waiting() -> None:
     assert pull(offsets, 4) is None
 
 
-def test_member_that_stands_there_by_chance_is_told_too() -> None:
-    """What it has pulled before it is not done, and would move the group behind its new place."""
+def test_a_member_at_the_offset_of_a_reset_by_chance_is_answered_with_it_too() -> None:
+    """It still processes messages pulled before, and their commit would move the group past its new offset."""
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(12))
     assert [pull(offsets, 12), pull(offsets, 12)] == [12, None]
 
 
-def test_reader_that_decides_for_itself_is_told_once() -> None:
+def test_a_reader_that_chooses_its_offsets_is_answered_with_a_reset_once() -> None:
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     assert [pull(offsets, 12, decides=True), pull(offsets, 12, decides=True)] == [3, None]
@@ -147,7 +147,7 @@ def test_plain_reset_replaces_a_pending_one() -> None:
     assert commit(offsets, 8) == Committed(QueueOffset(7))
 
 
-def test_forgotten_group_forgets_its_pending_reset() -> None:
+def test_deleting_a_group_deletes_its_pending_reset() -> None:
     offsets = GroupOffsets()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
     offsets.forget(group="g")
@@ -190,7 +190,7 @@ def test_row_changed_while_it_was_saved_stays_dirty() -> None:
     assert [row.offset for row in offsets.dirty()] == [11]
 
 
-def test_views_and_forgetting() -> None:
+def test_offsets_are_listed_by_group_and_topic_until_they_are_deleted() -> None:
     offsets = GroupOffsets()
     for group, topic in (("g", "t"), ("g", "u"), ("h", "t")):
         offsets.commit(group, topic, 1, QueueOffset(5), kind=CommitKind.FORWARD)
@@ -228,8 +228,8 @@ def test_finished_ranges_come_and_go_with_the_offset_they_belong_to(
 @pytest.mark.parametrize(
     ("kind", "offset"), [(CommitKind.ANY_WAY, 9), (CommitKind.ANY_WAY, 11), (CommitKind.FORWARD, 11)]
 )
-def test_commit_of_somebody_who_knows_no_finished_ranges_forgets_them(kind: CommitKind, offset: int) -> None:
-    """Gone back, the lane would repeat an earlier message and leave out a later one."""
+def test_a_commit_without_finished_ranges_deletes_them(kind: CommitKind, offset: int) -> None:
+    """Otherwise a lane that goes back would repeat an earlier message and skip a later one."""
     offsets = at_ten_with_finished()
     commit(offsets, 10, kind)
     assert finished(offsets) == [(12, 15), (20, 21)], "the same offset says nothing new"
@@ -237,7 +237,7 @@ def test_commit_of_somebody_who_knows_no_finished_ranges_forgets_them(kind: Comm
     assert finished(offsets) == []
 
 
-def test_reset_forgets_the_finished_ranges_and_a_late_commit_does_not_bring_them_back() -> None:
+def test_a_reset_deletes_the_finished_ranges_and_a_late_commit_does_not_restore_them() -> None:
     offsets = at_ten_with_finished()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(10))
     assert finished(offsets) == []
@@ -270,7 +270,7 @@ def test_finished_ranges_are_one_row_with_their_offset_and_survive_a_restart() -
 
 
 def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished() -> None:
-    """A power cut may take messages back that were consumed; others get their offsets."""
+    """A power cut may lose messages that were consumed; new messages get their offsets."""
     offsets = at_ten_with_finished()
     offsets.saved(offsets.dirty())
     offsets.cut_finished(lambda topic, queue_id: 21)
@@ -280,7 +280,7 @@ def test_after_a_restart_nothing_beyond_the_end_of_a_queue_is_finished() -> None
     assert len(offsets.dirty()) == 1
 
 
-def test_forgotten_finished_ranges_are_forgotten_on_disk_too() -> None:
+def test_deleted_finished_ranges_are_deleted_on_disk_too() -> None:
     offsets = at_ten_with_finished()
     offsets.saved(offsets.dirty())
     offsets.forget_finished("g", "t", 0)

@@ -1,4 +1,4 @@
-"""How topics come to be, and which changes would break order."""
+"""How topics are created, and which changes would break order."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_new_topic_is_created_and_asking_again_changes_nothing() -> None:
 
 @pytest.mark.row("A5")
 def test_globally_ordered_topic_has_exactly_one_queue() -> None:
-    """Between queues no order exists, so more than one would promise what cannot be kept."""
+    """Queues have no order among each other."""
     table = TopicTable()
     for wrong in (
         topic(queues=2, order=TopicOrder.GLOBAL),
@@ -74,12 +74,12 @@ def test_impossible_queue_count_is_refused(queues: int) -> None:
 
 
 @pytest.mark.parametrize(("asked", "created"), [(4, 4), (8, 8), (16, 8)])
-def test_first_send_creates_a_topic_after_the_template(asked: int, created: int) -> None:
+def test_the_first_send_creates_a_topic_from_the_template(asked: int, created: int) -> None:
     expected = TopicConfig("orders", created, created, READ_WRITE)
     assert TopicTable().auto_create("orders", DEFAULT_TOPIC, asked) == Created(expected)
 
 
-def test_first_send_finds_a_known_topic_as_it_is() -> None:
+def test_a_send_does_not_change_an_existing_topic() -> None:
     table = TopicTable()
     table.put(topic(queues=2))
     assert table.auto_create("orders", DEFAULT_TOPIC, 4) == Existing(topic(queues=2))
@@ -124,7 +124,7 @@ def test_send_to_a_system_topic_is_refused(name: str) -> None:
     assert TopicTable().auto_create(name, DEFAULT_TOPIC, 4) == refused
 
 
-def test_system_topics_are_there_and_not_persisted() -> None:
+def test_system_topics_exist_and_are_not_saved() -> None:
     table = TopicTable(own_names=["broker-a"])
     names = [config.name for config in table.topics()]
     assert names == sorted([SCHEDULE_TOPIC, "SELF_TEST_TOPIC", DEFAULT_TOPIC, "broker-a"])
@@ -147,7 +147,7 @@ def test_full_broker_creates_no_further_topic_but_changes_known_ones() -> None:
     assert isinstance(table.put(topic(queues=5)), Changed)
 
 
-def test_deleted_topic_is_gone() -> None:
+def test_a_deleted_topic_does_not_exist() -> None:
     table = TopicTable()
     table.put(topic())
     assert table.delete("orders") == Deleted(topic())
@@ -176,7 +176,7 @@ def test_topic_changed_while_it_was_saved_stays_dirty() -> None:
 
 
 def test_an_ordered_topic_stays_ordered() -> None:
-    """Otherwise its queue count could be changed in three steps, and its keys would move."""
+    """Otherwise its queue count could change in three steps, and its keys would move."""
     table = TopicTable()
     table.put(TopicConfig("orders", 4, 4, order=TopicOrder.BY_KEY))
     assert table.put(TopicConfig("orders", 4, 4)) == TopicRefused("orders", WhyRefused.ORDER_IS_FIXED)

@@ -1,4 +1,4 @@
-"""Each stamped message is in the log once, in order, whatever happens on the way."""
+"""Each stamped message is in the log once, in order, whatever happens on the network."""
 
 import hypothesis.strategies as st
 import pytest
@@ -60,12 +60,12 @@ def test_judgement_after_five_messages_of_epoch_one(sequence: int, count: int, e
 
 
 def test_unknown_producer_must_start_at_zero() -> None:
-    """Anything else would hide that its earlier messages are not here."""
+    """Otherwise the loss of its earlier messages would go unnoticed."""
     assert judge(ProducerTable(), 0) == Fresh()
     assert judge(ProducerTable(), 7) == Gap(0)
 
 
-def test_queues_and_producers_count_for_themselves() -> None:
+def test_sequences_are_counted_per_queue_and_producer() -> None:
     table = ProducerTable()
     store(table, 0, 5, 100)
     assert judge(table, 0, producer="other") == Fresh()
@@ -95,8 +95,8 @@ def test_duplicate_finds_its_offset_among_other_producers_batches() -> None:
     assert judge(table, 7) == Duplicate(QueueOffset(151))
 
 
-def test_a_batch_that_lies_in_two_places_is_a_duplicate_without_offset() -> None:
-    """A crash cut it in two; counted on from the first part, the offsets of the second are somebody else's."""
+def test_a_batch_stored_in_two_places_is_a_duplicate_without_offset() -> None:
+    """A crash cut it in two, and other messages lie between its parts."""
     table = ProducerTable()
     store(table, 0, 3, 100)
     store(table, 3, 3, 200)
@@ -105,8 +105,8 @@ def test_a_batch_that_lies_in_two_places_is_a_duplicate_without_offset() -> None
     assert [judge(table, 0, 3), judge(table, 3, 3)] == [Duplicate(QueueOffset(100)), Duplicate(QueueOffset(200))]
 
 
-def test_touching_batches_are_kept_as_one_run() -> None:
-    """A lone producer of a queue can then always be told the original offset, in constant memory."""
+def test_adjacent_batches_are_kept_as_one_run() -> None:
+    """So the only producer of a queue always gets the original offset, in constant memory."""
     table = ProducerTable()
     for number in range(1000):
         store(table, number, 1, number)
@@ -123,7 +123,7 @@ def test_very_old_duplicate_is_still_a_duplicate_without_offset() -> None:
     table._check()
 
 
-def test_new_epoch_forgets_the_offsets_of_the_old_one() -> None:
+def test_a_new_epoch_drops_the_offsets_of_the_old_one() -> None:
     table = ProducerTable()
     store(table, 0, 5, 100)
     store(table, 0, 1, 200, epoch=1)
@@ -131,7 +131,7 @@ def test_new_epoch_forgets_the_offsets_of_the_old_one() -> None:
     assert judge(table, 1, epoch=1) == Fresh()
 
 
-def test_replay_accepts_a_log_that_begins_in_the_middle() -> None:
+def test_replay_accepts_a_log_that_starts_in_the_middle_of_a_sequence() -> None:
     table = ProducerTable()
     table.replay("t", 0, Stamp("p", 3, 40), 2, QueueOffset(900), stored_at=Millis(0))
     assert judge(table, 42, epoch=3) == Fresh()
@@ -151,7 +151,7 @@ def test_replay_accepts_a_log_that_begins_in_the_middle() -> None:
     ],
 )
 def test_a_message_in_a_damaged_hole_of_the_log_is_no_duplicate(sequence: int, count: int, expected: Judgement) -> None:
-    """The log lost it to a damaged record; who is told "duplicate" believes it to be there."""
+    """The log lost it to a damaged record, so answering "duplicate" would lose the message."""
     table = ProducerTable()
     for stored, offset in ((0, 10), (5, 20)):
         table.replay("t", 0, Stamp("p", 0, stored), 1, QueueOffset(offset), stored_at=Millis(0))
@@ -197,7 +197,7 @@ def test_idle_producer_is_forgotten_and_must_start_again() -> None:
     assert table.dirty() == Unsaved((), (("t", 0, "p"),))
 
 
-def test_longest_silent_producer_makes_room() -> None:
+def test_the_longest_idle_producer_is_forgotten_first() -> None:
     table = ProducerTable(capacity=2)
     store(table, 0, 1, 0, producer="a")
     store(table, 0, 1, 1, producer="b")
@@ -321,8 +321,8 @@ def test_any_schedule_leaves_each_message_once_and_in_order(
 
 @settings(max_examples=50, deadline=None)
 @given(cut=st.integers(0, 10), sizes=st.lists(st.integers(1, 4), min_size=3, max_size=6))
-def test_batch_torn_by_a_crash_is_completed_by_its_repetition(cut: int, sizes: list[int]) -> None:
-    """The flush may end inside a batch: the repetition is fresh, minus what is already there."""
+def test_a_batch_torn_by_a_crash_is_completed_by_its_repeat(cut: int, sizes: list[int]) -> None:
+    """The flush may end inside a batch: only the missing messages of the repeat are stored."""
     broker = Broker()
     producer = Producer("p", sizes)
     for number in range(len(sizes)):

@@ -1,4 +1,4 @@
-"""A member may not hear that its connection is lost: its queues wait until it certainly starts nothing any more."""
+"""Queues of a lost connection stay with their owner until it certainly starts no more turns."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_a_lost_connection_frees_a_queue_at_the_keep_alive_deadline_of_the_last_
     assert ends(table, "A", 100) == [END]
 
 
-def test_a_member_that_was_silent_for_long_still_gets_the_grace() -> None:
+def test_a_member_past_its_deadline_still_gets_the_grace() -> None:
     table = LockTable()
     take(table, "A", 0)
     assert ends(table, "A", 2_000) == [2_500]
@@ -56,8 +56,8 @@ def test_a_keep_alive_lengthens_no_lease() -> None:
     assert table.holder("g", Q0, now=at(5_000)) is None
 
 
-def test_after_a_cut_a_keep_alive_is_in_vain_until_a_renewal() -> None:
-    """It would let the owner go on with a queue that is about to go."""
+def test_after_a_cut_keep_alives_are_refused_until_a_renewal() -> None:
+    """They would let the owner continue with a queue that it is about to lose."""
     table = LockTable()
     serial = take(table, "A", 0)
     ends(table, "A", 100)
@@ -67,8 +67,8 @@ def test_after_a_cut_a_keep_alive_is_in_vain_until_a_renewal() -> None:
     assert table.keep_alive("A", renewed, now=at(400))
 
 
-def test_a_serial_never_comes_back() -> None:
-    """Not even when its owner lost everything, and takes something else under the same name."""
+def test_serials_are_never_reused() -> None:
+    """Not even if the owner lost all queues and takes another one under the same name."""
     table = LockTable()
     serial = take(table, "A", 0)
     ends(table, "A", 0)
@@ -76,7 +76,7 @@ def test_a_serial_never_comes_back() -> None:
     assert take(table, "A", END, Q1) != serial
 
 
-def test_nobody_is_alive_who_owns_nothing() -> None:
+def test_a_keep_alive_without_leases_is_refused() -> None:
     alives = KeepAlives()
     assert not alives.keep_alive("A", 1, now=at(0))
     serial = alives.serial("A")
@@ -91,7 +91,7 @@ def test_a_member_that_states_no_timeout_keeps_its_whole_lease() -> None:
 
 
 def test_a_shorter_timeout_does_not_undo_a_longer_one() -> None:
-    """The owner goes by the former answer until it has the new one."""
+    """The owner relies on the former answer until it receives the new one."""
     table = LockTable()
     table.acquire("g", [Q0], "A", lease=at(5_000), keep_alive_timeout=at(3_000), now=at(0))
     take(table, "A", 100)
@@ -99,8 +99,8 @@ def test_a_shorter_timeout_does_not_undo_a_longer_one() -> None:
 
 
 class TwoMembers(RuleBasedStateMachine):
-    """Requests and answers that are late, overtake each other or are lost, and connections that only the broker finds
-    lost: never do two members start turns of one queue at once."""
+    """Two members never start turns of one queue at the same time, whatever happens to requests, answers and
+    connections."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Each parked pull is answered exactly once: by a message or by its deadline."""
+"""Each held pull is answered exactly once: by a message or at its deadline."""
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +11,7 @@ from lanemq.model.units import Millis, QueueOffset
 PAID, SHIPPED = 11, 22
 
 
-def park(
+def hold(
     polls: LongPolls[str],
     poll_id: str,
     *,
@@ -20,7 +20,7 @@ def park(
     deadline: int = 15_000,
     queue_id: int = 0,
 ) -> bool:
-    return polls.park(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
+    return polls.hold(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
 
 
 def arrive(polls: LongPolls[str], max_offset: int, tags: set[int] | None = None, *, queue_id: int = 0) -> list[str]:
@@ -29,7 +29,7 @@ def arrive(polls: LongPolls[str], max_offset: int, tags: set[int] | None = None,
 
 def test_arrival_answers_a_waiting_pull_once() -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a")
+    hold(polls, "a")
     assert arrive(polls, 6, {PAID}) == ["a"]
     assert arrive(polls, 7, {PAID}) == []
     assert polls.expire(now=Millis(15_000)) == []
@@ -38,14 +38,14 @@ def test_arrival_answers_a_waiting_pull_once() -> None:
 def test_arrival_below_the_asked_offset_answers_nothing() -> None:
     """The offset asked for is the next one to read, so a maximum equal to it means nothing new."""
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a", offset=5)
+    hold(polls, "a", offset=5)
     assert arrive(polls, 5) == []
     assert len(polls) == 1
 
 
 def test_arrival_in_another_queue_answers_nothing() -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a", queue_id=0)
+    hold(polls, "a", queue_id=0)
     assert arrive(polls, 6, queue_id=1) == []
 
 
@@ -58,16 +58,18 @@ def test_arrival_in_another_queue_answers_nothing() -> None:
         (frozenset({PAID}), None, True),
     ],
 )
-def test_tags_decide_who_is_woken(wanted: frozenset[int] | None, came: set[int] | None, woken: bool) -> None:
+def test_a_held_pull_is_answered_by_matching_tags_only(
+    wanted: frozenset[int] | None, came: set[int] | None, woken: bool
+) -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a", tags=wanted)
+    hold(polls, "a", tags=wanted)
     assert bool(arrive(polls, 6, came)) is woken
 
 
 def test_deadline_answers_a_pull_once() -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "late", deadline=2_000)
-    park(polls, "soon", deadline=1_000)
+    hold(polls, "late", deadline=2_000)
+    hold(polls, "soon", deadline=1_000)
     assert polls.next_deadline() == 1_000
     assert polls.expire(now=Millis(999)) == []
     assert polls.expire(now=Millis(2_000)) == ["soon", "late"]
@@ -78,48 +80,48 @@ def test_deadline_answers_a_pull_once() -> None:
 
 def test_pulls_of_a_closed_connection_are_never_answered() -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a")
-    park(polls, "b")
-    polls.forget(["a", "never parked"])
+    hold(polls, "a")
+    hold(polls, "b")
+    polls.forget(["a", "never held"])
     assert arrive(polls, 6) == ["b"]
 
 
-def test_reused_id_is_not_ended_by_the_deadline_of_its_former_life() -> None:
+def test_a_reused_id_is_not_ended_by_its_former_deadline() -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a", deadline=1_000)
+    hold(polls, "a", deadline=1_000)
     arrive(polls, 6)
-    park(polls, "a", offset=6, deadline=9_000)
+    hold(polls, "a", offset=6, deadline=9_000)
     assert polls.next_deadline() == 9_000
     assert polls.expire(now=Millis(1_000)) == []
 
 
-def test_parking_the_same_id_twice_is_refused_and_changes_nothing() -> None:
+def test_holding_an_id_twice_is_refused_and_changes_nothing() -> None:
     polls: LongPolls[str] = LongPolls()
-    park(polls, "a", offset=5)
-    with pytest.raises(ValueError, match="waits already"):
-        park(polls, "a", offset=99)
+    hold(polls, "a", offset=5)
+    with pytest.raises(ValueError, match="is held already"):
+        hold(polls, "a", offset=99)
     assert arrive(polls, 6) == ["a"]
 
 
-def test_full_table_lets_nobody_else_wait() -> None:
+def test_a_full_table_holds_no_further_pull() -> None:
     polls: LongPolls[str] = LongPolls(capacity=1)
-    assert park(polls, "a")
-    assert not park(polls, "b")
+    assert hold(polls, "a")
+    assert not hold(polls, "b")
     arrive(polls, 6)
-    assert park(polls, "b")
+    assert hold(polls, "b")
 
 
-def test_busy_queue_leaves_no_old_deadlines_behind() -> None:
-    """Every pull of a busy queue is answered long before its deadline; the heap must not keep them all."""
+def test_deadlines_of_answered_pulls_are_removed() -> None:
+    """The pulls of a busy queue are answered long before their deadlines; the heap must not keep them all."""
     polls: LongPolls[str] = LongPolls()
     for number in range(10_000):
-        park(polls, f"p{number}", offset=number)
+        hold(polls, f"p{number}", offset=number)
         arrive(polls, number + 1)
     assert len(polls._deadlines) < 100
 
 
 class LongPollMachine(RuleBasedStateMachine):
-    """Against the obvious slow version: a dictionary that is scanned."""
+    """Compares with a simple, slow version: a dictionary that is scanned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,13 +137,13 @@ class LongPollMachine(RuleBasedStateMachine):
         wait=st.integers(0, 10),
         reuse=st.booleans(),
     )
-    def park(self, queue_id: int, offset: int, tags: frozenset[int] | None, wait: int, reuse: bool) -> None:
+    def hold(self, queue_id: int, offset: int, tags: frozenset[int] | None, wait: int, reuse: bool) -> None:
         poll_id = 0 if reuse and 0 not in self.waiting else self.next_id
         self.next_id += poll_id == self.next_id
         if poll_id in self.waiting:
             return
         deadline = self.now + wait
-        assert self.polls.park(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
+        assert self.polls.hold(poll_id, "t", queue_id, QueueOffset(offset), tags, Millis(deadline))
         self.waiting[poll_id] = (queue_id, offset, tags, deadline)
 
     @rule(queue_id=st.integers(0, 1), top=st.integers(0, 6), tags=st.none() | st.sets(st.integers(0, 2)))
