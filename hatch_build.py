@@ -64,7 +64,7 @@ def build(root: Path) -> list[Path]:
 
 def source_mark(folder: Path, name: str) -> str:
     """Names the sources that a module was built from, so that a stale one can be told."""
-    parts = [folder / f"{name}.pyx", folder / "bytes.h", *sorted(folder.glob("*.pxd"))]
+    parts = [folder / f"{name}.pyx", folder / "bytes.h", *sorted(folder.glob("*.px[di]"))]
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Building and choosing: an install never fails for want of a compiler, and nobody runs twins of other sources."""
+"""Building and loading twins: an install works without a compiler, and only twins of the current sources run."""
 
 import importlib.util
 import shutil
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.fast.both import needs_twins
 
-from lanemq._fast import PARTS, VARIANT, references, twins
+from lanemq._fast import PARTS, VARIANT, compiled, references, twins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "src" / "lanemq" / "_fast"
@@ -30,7 +30,7 @@ def hook() -> Any:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The sources of the twins alone, with something that an earlier build left."""
+    """The sources of the twins alone, with a module that an earlier build left."""
     folder = tmp_path / "src" / "lanemq" / "_fast"
     folder.mkdir(parents=True)
     for source in FOLDER.glob("[a-z]*.p*"):
@@ -54,7 +54,7 @@ def test_without_its_tools_an_install_is_pure_and_says_so_in_one_line(
 
 
 def test_a_source_that_does_not_compile_leaves_the_references(hook: Any, copy: Path) -> None:
-    """All or none: twins of one source beside none of another would be half a build."""
+    """All or none: a build with only some of the twins is not used."""
     (copy / "src" / "lanemq" / "_fast" / "sends.pyx").write_text("this is no Cython", "utf-8")
     assert hook.build(copy) == []
     assert list(copy.rglob("*.so")) == []
@@ -74,9 +74,20 @@ def test_what_runs_was_built_from_these_sources(hook: Any, part: str) -> None:
 @needs_twins
 def test_every_twin_has_a_reference_and_every_reference_a_twin() -> None:
     pytest.importorskip("pyarrow")
-    for home in ("layout", "properties", "stamps"):
-        import_module(f"lanemq.spark.columns.{home}")
+    for name in twins:
+        import_module(f"lanemq.{name.rpartition('.')[0]}")
     assert sorted(twins) == sorted(references)
+
+
+@needs_twins
+def test_a_function_that_was_moved_away_from_its_twin_is_refused() -> None:
+    """It would otherwise run as slow as the reference, unnoticed."""
+
+    def seal_records() -> None:
+        """The same name in another module."""
+
+    with pytest.raises(RuntimeError, match="seal_records has no compiled twin"):
+        compiled(seal_records)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", "pure"), ("0", VARIANT), ("", VARIANT)])
@@ -96,7 +107,7 @@ def test_the_tests_of_hot_modules_hold_without_twins() -> None:
     folders = ["tests/wire", "tests/log", "tests/broker/test_dedup.py", "tests/broker/test_send_runs.py", "tests/fast"]
     folders += [
         "tests/client/producer/test_engine.py",
-        "tests/client/test_batches.py",
+        "tests/client/producer/test_batches.py",
         "tests/client/producer/test_producer.py",
     ]
     environment = {"LANEMQ_PURE": "1", "PYTHONPATH": str(ROOT / "src")}

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, outcome
+from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, log_of
 
-from lanemq._fast import references, twins
 from lanemq.spark.columns import layout
 from lanemq.spark.columns import properties as property_columns
 

@@ -4,10 +4,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, same
+from tests.fast.both import damaged, needs_twins, references, same, twins
 from tests.wire.encoding import encode_batch
 
-from lanemq._fast import references, twins
 from lanemq.wire.command import Frame, pack_frame
 
 pytestmark = needs_twins

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import needs_twins, outcome, same
+from tests.fast.both import needs_twins, outcome, references, same, twins
 
-from lanemq._fast import references, twins
 from lanemq.client.producer.batches import MESSAGE_OVERHEAD, PendingMessage
 from lanemq.client.producer.inbox import MAX_MESSAGES, KeyTargets
 from lanemq.client.producer.waiters import NO_WAITER, SubmittedFuture, ThreadBatchWaiter

@@ -2,10 +2,8 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, outcome, same
+from tests.fast.both import damaged, needs_twins, outcome, references, same, twins
 from tests.wire.encoding import encode_record
-
-from lanemq._fast import references, twins
 
 pytestmark = needs_twins
 

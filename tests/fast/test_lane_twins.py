@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.bench import Msg, Q
-from tests.fast.both import damaged, needs_twins, outcome
+from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 
-from lanemq._fast import references, twins
 from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.attempts import Stop
 from lanemq.client.consumer.visits import Worker

@@ -5,9 +5,8 @@ from zlib import crc32
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, outcome, same
+from tests.fast.both import damaged, needs_twins, outcome, references, same, twins
 
-from lanemq._fast import references, twins
 from lanemq.wire.record import pack_host
 
 pytestmark = needs_twins

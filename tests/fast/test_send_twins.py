@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fast.both import damaged, needs_twins, outcome, same
+from tests.fast.both import damaged, needs_twins, outcome, references, same, twins
 
-from lanemq._fast import references, twins
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder, properties_text
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.command import Frame, FrameDecoder, decode_command, encode_command, encode_response

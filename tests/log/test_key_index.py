@@ -4,9 +4,9 @@ from sys import byteorder
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fast.both import references
 from tests.wire.encoding import encode_record
 
-from lanemq._fast import references
 from lanemq.log.key_index import key_hash, keys_of
 
 NAMES = st.sampled_from(["__SHARDINGKEY", "UNIQ_KEY", "KEYS", "XKEYS", "X__SHARDINGKEY", "WAIT", "LANE_STAMP", ""])

@@ -5,8 +5,8 @@ from itertools import repeat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fast.both import references, twins
 
-from lanemq._fast import references, twins
 from lanemq.model.errors import LocalProtocolError
 from lanemq.wire.batch import RecordColumns, seal_columns
 from lanemq.wire.record import pack_host, seal_records

@@ -5,23 +5,14 @@ The references are in `spark/columns/layout.py` and `spark/columns/properties.py
 means. NumPy and Arrow are imported when a function is called: a broker has neither.
 """
 
+include "guard.pxi"
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport getenv
 from libc.string cimport memchr, memcpy
 
 from lanemq._fast.bytes cimport lane_get16, lane_get32, lane_get64
 
-from lanemq._fast import references
-
-cdef extern from *:
-    const char *LANEMQ_SOURCES
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 cdef enum:
     HEAD = 84
@@ -30,12 +21,12 @@ cdef enum:
     STORE_V6 = 0x20
     V6_SHIFT = 12
     COLUMNS = 10
-    MOST_PRODUCER = 64
-    MOST_DIGITS = 19
+    MAX_PRODUCER = 64
+    MAX_DIGITS = 19
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
-cdef uint64_t MOST_NUMBER = 0x7FFFFFFFFFFFFFFF
+cdef uint64_t MAX_NUMBER = 0x7FFFFFFFFFFFFFFF
 
 ctypedef const unsigned char *Bytes
 
@@ -199,7 +190,7 @@ cdef Py_ssize_t _cut_stamp(const unsigned char *text, Py_ssize_t size, int64_t *
     cdef Py_ssize_t dot = 0, at
     while dot < size and _is_name(text[dot]):
         dot += 1
-    if dot == 0 or dot > MOST_PRODUCER or dot >= size or text[dot] != b".":
+    if dot == 0 or dot > MAX_PRODUCER or dot >= size or text[dot] != b".":
         return -1
     at = _number(text, dot + 1, size, epoch)
     if at < 0 or at >= size or text[at] != b".":
@@ -216,14 +207,18 @@ cdef Py_ssize_t _number(const unsigned char *text, Py_ssize_t at, Py_ssize_t siz
     cdef Py_ssize_t start = at
     cdef uint64_t value = 0
     while at < size and 48 <= text[at] <= 57:
-        if at - start == MOST_DIGITS:
+        if at - start == MAX_DIGITS:
             return -1
         value = value * 10 + text[at] - 48
         at += 1
-    if at == start or (text[start] == 48 and at - start > 1) or value > MOST_NUMBER:
+    if at == start or (text[start] == 48 and at - start > 1) or value > MAX_NUMBER:
         return -1
     number[0] = <int64_t>value
     return at
 
 
-TWINS = {each.__name__: each for each in (record_spans, entry_spans, stamp_column)}
+TWINS = {
+    "spark.columns.layout.record_spans": record_spans,
+    "spark.columns.properties.entry_spans": entry_spans,
+    "spark.columns.properties.stamp_column": stamp_column,
+}

@@ -5,29 +5,20 @@ The references are in `wire/command.py`, `wire/batch.py` and `wire/properties.py
 is compared with what is left before a byte is read, as if each frame came from an enemy.
 """
 
+include "guard.pxi"
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport getenv
 from libc.string cimport memchr, memcmp
 
 from lanemq._fast.bytes cimport lane_get16, lane_get32
 
-from lanemq._fast import references
-
-cdef extern from *:
-    const char *LANEMQ_SOURCES
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 cdef enum:
-    MOST_HEADER = 262144
+    MAX_HEADER = 262144
     BATCH_HEAD = 20
     BATCH_FRAME = 22
     NUMBER_ROOM = 24
@@ -54,7 +45,7 @@ cdef tuple _split_frames(bytes data, uint64_t limit, object kind):
     while end - position >= 8:
         length = lane_get32(whole + position)
         mark = lane_get32(whole + position + 4)
-        if length + 4 > limit or 4 + (mark & 0xFFFFFF) > length or (mark & 0xFEFFFFFF) > MOST_HEADER:
+        if length + 4 > limit or 4 + (mark & 0xFFFFFF) > length or (mark & 0xFEFFFFFF) > MAX_HEADER:
             return None
         next_at = position + 4 + <Py_ssize_t>length
         if next_at > end:
@@ -177,4 +168,9 @@ cdef Py_ssize_t _count_stamped(list texts, Py_ssize_t start, bytes prefix, int64
     return PyList_GET_SIZE(texts) - start
 
 
-TWINS = {each.__name__: each for each in (split_frames, batch_parts, weigh, count_stamped)}
+TWINS = {
+    "wire.command.split_frames": split_frames,
+    "wire.batch.batch_parts": batch_parts,
+    "wire.batch.weigh": weigh,
+    "wire.properties.count_stamped": count_stamped,
+}

@@ -4,21 +4,14 @@
 The reference is in `core/sending/sharding.py`, with what it means.
 """
 
-from libc.stdint cimport int32_t, uint32_t
-from libc.stdlib cimport getenv
+include "guard.pxi"
 
-from lanemq._fast import references
+from libc.stdint cimport int32_t, uint32_t
+
 
 cdef extern from *:
-    const char *LANEMQ_SOURCES
     bint PyUnicode_IS_ASCII(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 
 def text_hash(text):
@@ -34,4 +27,6 @@ def text_hash(text):
     return <int32_t>hashed
 
 
-TWINS = {each.__name__: each for each in (text_hash,)}
+TWINS = {
+    "core.sending.sharding.text_hash": text_hash,
+}

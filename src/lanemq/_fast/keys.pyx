@@ -5,10 +5,11 @@ The references are in `client/message.py` and `log/key_scan.py`, with what every
 with what is left before a byte is read, as if each record came from an enemy.
 """
 
+include "guard.pxi"
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport getenv
 from libc.string cimport memcmp
 
 from lanemq._fast.bytes cimport (
@@ -16,21 +17,12 @@ from lanemq._fast.bytes cimport (
     record_parts
 )
 
-from lanemq._fast import references
 
-cdef extern from *:
-    const char *LANEMQ_SOURCES
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 lane_crc_prepare()
 
 cdef enum:
     CHECKSUM_AT = 76
-    MOST_RECORD = 67108864
+    MAX_RECORD = 67108864
     KEY_NAME = 14
     ID_NAME = 9
 
@@ -54,7 +46,7 @@ def find_key(buffer, start):
 
 
 def scan_keys(bytes buffer not None, int64_t position):
-    """Twin of `log.key_scan.scan_keys`."""
+    """Twin of `log.key_index.scan_keys`."""
     cdef Bytes data = <Bytes>PyBytes_AS_STRING(buffer)
     cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(buffer), size
     cdef list hashes = [], positions = []
@@ -84,7 +76,7 @@ cdef Py_ssize_t _intact(Bytes record, Py_ssize_t left, int64_t position) noexcep
         return 0
     size = <int32_t>lane_get32(record)
     if (lane_get32(record + 4) != <uint32_t>MAGIC_V1 or <int64_t>lane_get64(record + 28) != position or size < SMALLEST
-            or size > MOST_RECORD or size > left):
+            or size > MAX_RECORD or size > left):
         return 0
     cdef uint64_t check = lane_crc(record + HEAD, size - HEAD, lane_crc(record, CHECKSUM_AT, 0))
     cdef uint64_t stored = lane_get64(record + CHECKSUM_AT)
@@ -121,4 +113,7 @@ cdef inline bint _is_ascii(Part text) noexcept:
     return seen < 0x80
 
 
-TWINS = {each.__name__: each for each in (find_key, scan_keys)}
+TWINS = {
+    "client.message.find_key": find_key,
+    "log.key_index.scan_keys": scan_keys,
+}

@@ -7,16 +7,16 @@ the classes: their fields are read and written without asking for them by name. 
 `messages.pyx` are read in the same way.
 """
 
+include "guard.pxi"
+
 from types import GenericAlias
 
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport getenv
 
 from lanemq._fast.messages cimport Laid, key_of
 
-from lanemq._fast import references
 
 cdef extern from *:
     """
@@ -31,21 +31,14 @@ cdef extern from *:
     static int64_t lane_running_ms(void) { return -1; }
     #endif
     """
-    const char *LANEMQ_SOURCES
     int64_t lane_running_ms() nogil
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 
 # --- runs
 
 
 cdef class Gate:
-    """Twin of `core.runs.Gate`."""
+    """Twin of `core.consuming.runs.Gate`."""
 
     cdef public int64_t usable_until
     cdef public bint closed
@@ -56,7 +49,7 @@ cdef class Gate:
 
 
 cdef class LaneRun:
-    """Twin of `core.runs.LaneRun`."""
+    """Twin of `core.consuming.runs.LaneRun`."""
 
     cdef public object queue
     cdef public object key
@@ -92,7 +85,7 @@ cdef inline bint may_go_on(LaneRun run, int64_t now) noexcept:
 
 
 cdef class Lane:
-    """Twin of `core.runs.Lane`."""
+    """Twin of `core.consuming.runs.Lane`."""
 
     cdef public object key
     cdef public list pending
@@ -122,7 +115,7 @@ cdef Lane grow(LaneRun run):
 
 
 def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
-    """Twin of `core.lane_turns.lay_in_lanes`."""
+    """Twin of `core.consuming.lane_turns.lay_in_lanes`."""
     cdef PyObject *found
     cdef LaneRun run
     cdef Lane lane
@@ -145,7 +138,7 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
 
 
 def cut_runs(messages, Py_ssize_t size, queue, Gate gate):
-    """Twin of `core.lane_turns.cut_runs`."""
+    """Twin of `core.consuming.lane_turns.cut_runs`."""
     cdef list runs = []
     cdef LaneRun run
     cdef Py_ssize_t at
@@ -160,7 +153,7 @@ def cut_runs(messages, Py_ssize_t size, queue, Gate gate):
 
 
 def take_runs(home, Py_ssize_t most, limit, int64_t slice_end, tokens):
-    """Twin of `core.lane_turns.take_runs`."""
+    """Twin of `core.consuming.lane_turns.take_runs`."""
     cdef list runs = [], taken
     cdef LaneRun run
     cdef Lane lane
@@ -198,7 +191,7 @@ cdef LaneRun run_of(home, Lane lane, list taken, int64_t slice_end):
 
 
 def count_messages(list runs not None):
-    """Twin of `core.lane_turns.count_messages`."""
+    """Twin of `core.consuming.lane_turns.count_messages`."""
     cdef Py_ssize_t count = 0
     cdef LaneRun run
     for run in runs:
@@ -207,7 +200,7 @@ def count_messages(list runs not None):
 
 
 def end_runs(runs, dict lanes):
-    """Twin of `core.lane_turns.end_runs`."""
+    """Twin of `core.consuming.lane_turns.end_runs`."""
     cdef list done = [], more = [], redriven = []
     cdef LaneRun run
     cdef Lane lane
@@ -230,7 +223,7 @@ def end_runs(runs, dict lanes):
 
 
 def pass_finished(offsets, set finished not None, done):
-    """Twin of `core.lane_turns.pass_finished`."""
+    """Twin of `core.consuming.lane_turns.pass_finished`."""
     cdef int64_t size = 0, offset, head = 0
     cdef bint known = False
     cdef Py_ssize_t left = len(offsets)
@@ -283,14 +276,14 @@ cdef class PlainHandler:
 
 
 def plain_handler(call, bint batched, stop_after):
-    """Twin of `client.attempts.plain_handler`."""
+    """Twin of `client.consumer.attempts.plain_handler`."""
     cdef PlainHandler handler = PlainHandler.__new__(PlainHandler)
     handler.call, handler.batched, handler.stop_after = call, batched, stop_after
     return handler
 
 
 def run_waiting(worker, handler, Py_ssize_t batch_size, now, closed):
-    """Twin of `client.turn_run.run_waiting`."""
+    """Twin of `client.consumer.turn_run.run_waiting`."""
     cdef Py_ssize_t runs = 0, messages = 0, done, count
     cdef LaneRun run
     cdef tuple batch
@@ -349,7 +342,16 @@ cdef inline object handled(handler, tuple batch, LaneRun run):
 
 
 TWINS = {
-    each.__name__: each
-    for each in (Gate, LaneRun, Lane, lay_in_lanes, cut_runs, take_runs, count_messages, end_runs,
-                 pass_finished, running_ms, plain_handler, run_waiting)
+    "core.consuming.runs.Gate": Gate,
+    "core.consuming.runs.LaneRun": LaneRun,
+    "core.consuming.runs.Lane": Lane,
+    "core.consuming.lane_turns.lay_in_lanes": lay_in_lanes,
+    "core.consuming.lane_turns.cut_runs": cut_runs,
+    "core.consuming.lane_turns.take_runs": take_runs,
+    "core.consuming.lane_turns.count_messages": count_messages,
+    "core.consuming.lane_turns.end_runs": end_runs,
+    "core.consuming.lane_turns.pass_finished": pass_finished,
+    "clock.running_ms": running_ms,
+    "client.consumer.attempts.plain_handler": plain_handler,
+    "client.consumer.turn_run.run_waiting": run_waiting,
 }

@@ -4,30 +4,26 @@
 Every length is compared with what is left before a byte is read.
 """
 
+include "guard.pxi"
+
 from struct import Struct
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t
-from libc.stdlib cimport getenv
 
 from lanemq._fast.bytes cimport (
     MAGIC_V1, MAGIC_V2, SMALLEST, Bytes, Part, find_entry, lane_get32, lane_get64, record_parts
 )
 
-from lanemq._fast import references
+
+from lanemq._fast.keys import find_key
 
 cdef extern from *:
-    const char *LANEMQ_SOURCES
     ctypedef struct PyTypeObject:
         object (*tp_new)(object kind, object arguments, PyObject *names)
 
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 cdef object SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
 cdef tuple NOTHING = ()
@@ -63,7 +59,7 @@ cdef object key_of(Laid message):
                 message._key = PyUnicode_DecodeUTF8(<char *>value.at, value.size, b"replace")
             message._known = True
             return message._key
-    message._key = references["find_key"](buffer, message._start)
+    message._key = find_key(buffer, message._start)
     message._known = True
     return message._key
 
@@ -93,4 +89,7 @@ def lay_messages(kind, source, body):
     return messages if position == end else references["lay_messages"](kind, source, body)
 
 
-TWINS = {each.__name__: each for each in (Laid, lay_messages)}
+TWINS = {
+    "client.message.Laid": Laid,
+    "client.message.lay_messages": lay_messages,
+}

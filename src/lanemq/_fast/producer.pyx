@@ -6,31 +6,25 @@ everything means. These twins work on the caller's objects, so errors raised by 
 through. A plain message builds its properties text only when it is read, which is usually in the body of a batch.
 """
 
+include "guard.pxi"
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 from libc.stdint cimport int64_t, uint32_t
-from libc.stdlib cimport getenv
 from libc.string cimport memcpy
 
 from lanemq._fast.bytes cimport lane_put16, lane_put32
 from lanemq._fast.submissions cimport Submission, new_future
 
-from lanemq._fast import references
 from lanemq._fast.submissions import SubmittedFuture
 
 cdef extern from *:
-    const char *LANEMQ_SOURCES
     bint PyUnicode_IS_ASCII(object text)
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     object PyUnicode_New(Py_ssize_t size, int largest)
     void *PyUnicode_DATA(object text)
 
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 cdef enum:
     BATCH_HEAD = 20
@@ -389,5 +383,14 @@ def settle(messages, make, queue, first_offset, stored, repeat):
     return rest
 
 
-_TWINS = pack_pairs, sort_run, batch_body, receipts_of, settle, total_size, batch_weights, MessageIds, Intake
-TWINS = {each.__name__: each for each in _TWINS}
+TWINS = {
+    "client.producer.batches.pack_pairs": pack_pairs,
+    "client.producer.batches.sort_run": sort_run,
+    "client.producer.batches.batch_body": batch_body,
+    "client.producer.replies.receipts_of": receipts_of,
+    "client.producer.replies.settle": settle,
+    "client.producer.batches.total_size": total_size,
+    "client.producer.batches.batch_weights": batch_weights,
+    "client.identity.MessageIds": MessageIds,
+    "client.producer.inbox.Intake": Intake,
+}

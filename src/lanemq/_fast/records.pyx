@@ -5,44 +5,36 @@ The references are in `wire/record.py`, `log/queue_index.py` and `log/reading.py
 Every length is compared with what is left before a byte is read, as if each record came from an enemy.
 """
 
+include "guard.pxi"
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport getenv
 from libc.string cimport memcpy
 
 from lanemq._fast.bytes cimport (
     lane_crc, lane_crc_prepare, lane_get16, lane_get32, lane_get64, lane_put16, lane_put32, lane_put64,
 )
 
-from lanemq._fast import references
 
-cdef extern from *:
-    const char *LANEMQ_SOURCES
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 lane_crc_prepare()
 
 cdef enum:
     HEAD = 84
     SMALLEST = 91
     CHECKSUM_AT = 76
-    MOST_TOPIC = 127
-    MOST_PROPERTIES = 32767
+    MAX_TOPIC = 127
+    MAX_PROPERTIES = 32767
     ENTRY = 20
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
-cdef int64_t INT_MOST = 0x7FFFFFFF
+cdef int64_t INT32_LIMIT = 0x7FFFFFFF
 
 
 cdef inline bint _is_int(int64_t number) noexcept:
-    return -INT_MOST - 1 <= number <= INT_MOST
+    return -INT32_LIMIT - 1 <= number <= INT32_LIMIT
 
 
 def crc(const unsigned char[::1] data not None, uint32_t before=0):
@@ -67,7 +59,7 @@ cdef list _seal_all(object items, bytes topic, int64_t queue_id, int64_t queue_o
     cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
     cdef list records
     cdef bytes record
-    if (topic_size > MOST_TOPIC or PyBytes_GET_SIZE(born_host) != 8 or PyBytes_GET_SIZE(store_host) != 8
+    if (topic_size > MAX_TOPIC or PyBytes_GET_SIZE(born_host) != 8 or PyBytes_GET_SIZE(store_host) != 8
             or not _is_int(queue_id) or type(items) not in (list, tuple)):
         return None
     records = []
@@ -120,7 +112,7 @@ cdef list _seal_columns(list bodies, list properties, list flags, list born, int
     cdef Py_ssize_t count = len(bodies), topic_size = PyBytes_GET_SIZE(topic), i
     cdef list records = []
     cdef bytes record
-    if (not count or len(properties) != count or len(flags) != count or len(born) != count or topic_size > MOST_TOPIC
+    if (not count or len(properties) != count or len(flags) != count or len(born) != count or topic_size > MAX_TOPIC
             or PyBytes_GET_SIZE(born_host) != 8 or PyBytes_GET_SIZE(store_host) != 8 or not _is_int(queue_id)):
         return None
     for i in range(count):
@@ -140,7 +132,7 @@ cdef bytes _seal_one(object body, object properties, int64_t flag, int64_t sys_f
     if type(body) is not bytes or type(properties) is not bytes:
         return None
     cdef Py_ssize_t body_size = PyBytes_GET_SIZE(body), text_size = PyBytes_GET_SIZE(properties)
-    if (text_size > MOST_PROPERTIES or body_size > INT_MOST - 65536
+    if (text_size > MAX_PROPERTIES or body_size > INT32_LIMIT - 65536
             or not (_is_int(flag) and _is_int(sys_flag) and _is_int(reconsumed))):
         return None
     cdef Py_ssize_t size = SMALLEST + body_size + topic_size + text_size
@@ -262,4 +254,10 @@ cdef inline bint _proves(uint64_t stored, uint64_t check) noexcept:
     return stored == check or stored == check ^ <uint64_t>0x1FFFFFFFF
 
 
-TWINS = {each.__name__: each for each in (seal_records, seal_columns, record_starts, pack_entries, verify)}
+TWINS = {
+    "wire.record.seal_records": seal_records,
+    "wire.batch.seal_columns": seal_columns,
+    "wire.record.record_starts": record_starts,
+    "log.queue_index.pack_entries": pack_entries,
+    "log.reading.verify": verify,
+}

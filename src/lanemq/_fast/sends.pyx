@@ -5,33 +5,24 @@ The references are in `wire/send_runs.py`, with what everything means. The first
 others must be the same bytes except for three values, which is why no JSON has to be understood here.
 """
 
+include "guard.pxi"
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport getenv
 from libc.string cimport memcmp, memcpy
 
 from lanemq._fast.bytes cimport lane_put32
 
-from lanemq._fast import references
-
-cdef extern from *:
-    const char *LANEMQ_SOURCES
-
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 cdef enum:
-    MOST_HEADER = 262144
+    MAX_HEADER = 262144
     QUOTE = 34
     BACKSLASH = 92
     DIGIT = 48
-    MOST_DIGITS = 18
+    MAX_DIGITS = 18
     NUMBER_ROOM = 24
 
 ctypedef const unsigned char *Bytes
@@ -57,7 +48,7 @@ cdef enum:
     PROPERTIES = 2
 
 
-cdef unsigned char _scratch[MOST_HEADER]
+cdef unsigned char _scratch[MAX_HEADER]
 # The properties of one send, for the moment between reading and copying them; the interpreter's lock guards it.
 
 
@@ -77,12 +68,12 @@ cdef object _read_alike(list frames, Py_ssize_t start, object first, unsigned ch
     cdef Bytes text
     cdef int64_t opaque = 0, born = 0
     cdef Py_ssize_t i, length
-    if PyBytes_GET_SIZE(model) > MOST_HEADER or not _find_shape(model, &shape):
+    if PyBytes_GET_SIZE(model) > MAX_HEADER or not _find_shape(model, &shape):
         return None
     cdef list opaques = first[1], bodies = first[2], properties = first[3], borns = first[4]
     for i in range(start + 1, PyList_GET_SIZE(frames)):
         kind, part, body = frames[i]
-        if kind != 0 or type(part) is not bytes or PyBytes_GET_SIZE(part) > MOST_HEADER:
+        if kind != 0 or type(part) is not bytes or PyBytes_GET_SIZE(part) > MAX_HEADER:
             break
         header = part
         length = _compare(model, header, &shape, scratch, &opaque, &born)
@@ -129,7 +120,7 @@ cdef Py_ssize_t _number(Bytes text, Py_ssize_t at, Py_ssize_t end, int64_t *numb
     while at < end and DIGIT <= text[at] <= DIGIT + 9:
         number[0] = number[0] * 10 + text[at] - DIGIT
         at += 1
-        if at - start > MOST_DIGITS:
+        if at - start > MAX_DIGITS:
             return -1
     if at == start or (text[start] == DIGIT and at - start > 1):
         return -1
@@ -354,4 +345,7 @@ cdef inline unsigned char *_put_number(unsigned char *at, int64_t number) noexce
     return at + snprintf(<char *>at, NUMBER_ROOM, b"%lld", <long long>number)
 
 
-TWINS = {each.__name__: each for each in (read_sends, encode_send_answers)}
+TWINS = {
+    "wire.send_runs.read_sends": read_sends,
+    "wire.send_runs.encode_send_answers": encode_send_answers,
+}

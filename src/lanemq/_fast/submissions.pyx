@@ -5,24 +5,19 @@ The references are in `client/producer/waiters.py`. A future creates its receipt
 guard with a lock needs none here: no Python code runs in between, so no other thread does.
 """
 
+include "guard.pxi"
+
 import threading
 from concurrent.futures import Future
 
 from cpython.object cimport PyObject, PyTypeObject
-from libc.stdlib cimport getenv
 
 cdef extern from *:
-    const char *LANEMQ_SOURCES
     bint PyObject_GC_IsTracked(object one)
     void PyObject_GC_Track(PyObject *one)
     void PyObject_GC_UnTrack(void *one)
     int PyObject_GenericSetAttr(object one, object name, object value) except -1
 
-cdef const char *_pure = getenv(b"LANEMQ_PURE")
-if _pure != NULL and _pure[0] not in (0, 48):
-    raise ImportError("LANEMQ_PURE is set")
-
-SOURCES = LANEMQ_SOURCES.decode()
 
 cdef tuple NO_ARGUMENTS = ()
 
@@ -110,4 +105,7 @@ def put_in_place(list receipts not None, indexes, some):
         receipts[index] = receipt
 
 
-TWINS = {each.__name__: each for each in (SubmittedFuture, put_in_place)}
+TWINS = {
+    "client.producer.waiters.SubmittedFuture": SubmittedFuture,
+    "client.producer.waiters.put_in_place": put_in_place,
+}

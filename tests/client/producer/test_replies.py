@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from tests.client.producer.engine_sim import served
+from tests.fast.both import references, twins
 
-from lanemq._fast import references, twins
 from lanemq.client.producer import replies
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.client.producer.replies import stored_outcomes

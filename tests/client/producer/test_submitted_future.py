@@ -8,8 +8,8 @@ from concurrent.futures import Future, as_completed, wait
 from typing import Any
 
 import pytest
+from tests.fast.both import references, twins
 
-from lanemq._fast import references, twins
 from lanemq.client.producer.batches import PendingMessage
 from lanemq.client.producer.inbox import Intake, KeyTargets
 from lanemq.client.producer.replies import Stored
