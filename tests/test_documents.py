@@ -1,5 +1,6 @@
 """What the documents show is true: snippets type-check and run, commands parse, files load, names and links exist."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -141,6 +142,34 @@ def test_every_dotted_name_of_lanemq_in_a_document_exists() -> None:
     assert [each for each in sorted(names) if not exists(each[1])] == []
 
 
+INTERNAL = (
+    "docs/architecture.md",
+    "docs/rocketmq-order.md",
+    "docs/architecture-notes.md",
+    "docs/decisions/",
+    "interop/",
+)
+"""Pages for people who read the code; they may name classes that are not public."""
+PUBLIC_MODULES = ("lanemq", "lanemq.errors", "lanemq.pipelines", "lanemq.spark", "lanemq.spark.lag")
+
+
+def test_every_class_that_a_page_for_users_names_is_public() -> None:
+    classes = {
+        node.name
+        for path in (ROOT / "src" / "lanemq").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    public = {name for module in PUBLIC_MODULES for name in dir(importlib.import_module(module))}
+    names = {
+        (name_of(path), name)
+        for path in DOCUMENTS
+        if not name_of(path).startswith(INTERNAL)
+        for name in re.findall(r"`([A-Z][A-Za-z]+)\b[^`]*`", path.read_text("utf-8"))
+    }
+    assert [each for each in sorted(names) if each[1] in classes - public] == []
+
+
 def exists(dotted: str) -> bool:
     module, _, name = dotted.rpartition(".")
     try:
@@ -182,6 +211,15 @@ def test_a_command_parses(where: str, words: list[str], tmp_path: Path, monkeypa
 def test_the_reference_lists_every_command() -> None:
     text = (ROOT / "docs" / "reference" / "command-line.md").read_text("utf-8")
     assert re.findall(r"^\| `lanemq (\w+)` \|", text, re.MULTILINE) == main.list_commands(click.Context(main))
+
+
+def test_every_test_file_that_a_document_names_exists() -> None:
+    named = {
+        (name_of(path), file)
+        for path in DOCUMENTS
+        for file in re.findall(r"\btests/[\w/]+\.py", path.read_text("utf-8"))
+    }
+    assert [each for each in sorted(named) if not (ROOT / each[1]).is_file()] == []
 
 
 DECLARED = [each for each in snippets("toml") if "[pipeline]" in each.code]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from lanemq.client.producer.producer import Producer
     from lanemq.client.receipt import Receipt, StoredAs
     from lanemq.core.backoff import Backoff
+    from lanemq.core.consuming.flow_control import FlowLimits
+    from lanemq.core.consuming.queue_lease import LeaseTimes
     from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, Park
     from lanemq.core.sending.sharding import by_hash, by_int_modulo
     from lanemq.errors import (
@@ -83,6 +85,8 @@ _HOMES = {
     "lanemq.client.consumer.push_consumer": ("PushConsumer",),
     "lanemq.client.receipt": ("Receipt", "StoredAs"),
     "lanemq.core.backoff": ("Backoff",),
+    "lanemq.core.consuming.flow_control": ("FlowLimits",),
+    "lanemq.core.consuming.queue_lease": ("LeaseTimes",),
     "lanemq.core.consuming.retry_policy": ("DeadLetter", "HoldKey", "HoldQueue", "Park"),
     "lanemq.core.sending.sharding": ("by_hash", "by_int_modulo"),
     "lanemq.errors": (
@@ -134,11 +138,13 @@ __all__ = [
     "Credentials",
     "DeadLetter",
     "Dropped",
+    "FlowLimits",
     "HoldKey",
     "HoldQueue",
     "InvalidOption",
     "LaneError",
     "LaneFrozen",
+    "LeaseTimes",
     "Message",
     "MessageQueue",
     "MessageTooLarge",
