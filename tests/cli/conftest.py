@@ -15,7 +15,7 @@ Run = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tests ask where nobody listens; what waiting is for has tests of its own."""
-    monkeypatch.setattr("lanemq.cli.wait_for_broker.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("lanemq.cli.wait_for_broker.WAIT_SECONDS", 0)
 
 
 @pytest.fixture(scope="module")

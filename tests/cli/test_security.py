@@ -122,7 +122,10 @@ def hang_up(server: socket.socket) -> None:
     ("words", "told"),
     [
         (("--access-key", "root"), "--access-key root: the secret is missing; give --secret-key-file or set LANEMQ_"),
-        (("--secret-key-file", "any"), "--secret-key-file: whose? Give --access-key or set LANEMQ_ACCESS_KEY"),
+        (
+            ("--secret-key-file", "any"),
+            "--secret-key-file: the user is missing; give --access-key or set LANEMQ_ACCESS_KEY",
+        ),
     ],
 )
 def test_half_a_user_is_told_by_the_options(words: tuple[str, ...], told: str) -> None:

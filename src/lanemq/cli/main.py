@@ -1,7 +1,6 @@
-"""The `lanemq` command: one file per noun, gathered here.
+"""The `lanemq` command. Each subcommand is one module, imported only when it is used.
 
-A noun's module is imported when it is asked for, so that `lanemq --version` or `lanemq check` need not wait for a
-broker's parts to load.
+So `lanemq --version` or `lanemq check` does not load the broker.
 """
 
 from importlib import import_module
@@ -9,9 +8,9 @@ from importlib import import_module
 import click
 
 from lanemq._fast import VARIANT
-from lanemq.cli.options import Nouns
+from lanemq.cli.options import CommandGroup
 
-NOUNS = {
+COMMANDS = {
     "broker": "lanemq.cli.commands.broker",
     "topic": "lanemq.cli.commands.topic",
     "send": "lanemq.cli.commands.send",
@@ -19,39 +18,40 @@ NOUNS = {
     "group": "lanemq.cli.commands.group",
     "locks": "lanemq.cli.commands.locks",
     "key": "lanemq.cli.commands.key",
-    "why": "lanemq.cli.commands.why",
+    "why": "lanemq.cli.commands.key",
     "parked": "lanemq.cli.commands.parked",
     "pipeline": "lanemq.cli.pipeline.command",
     "check": "lanemq.cli.commands.check",
     "history": "lanemq.cli.commands.history",
 }
-"""Each in the module that defines a command of this name."""
+"""The module that defines each command, under the command's name."""
 
 
-class Menu(Nouns):
-    """The nouns as click asks for them."""
+class LazyCommands(CommandGroup):
+    """Imports the module of a command when click asks for the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(NOUNS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in NOUNS:
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(NOUNS[cmd_name]), cmd_name)
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         return command
 
 
 @click.group(
-    cls=Menu,
+    cls=LazyCommands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 refused or failed, 2 the command line is wrong (check: 2 is an unknown verdict).",
+    epilog="Exit codes: 0 success, 1 refused or failed, 2 wrong command line (`check`: 2 means that the verdict is "
+    "unknown). Durations are seconds, or a number with a unit: 90s, 10m, 72h, 3d.",
 )
 @click.version_option(package_name="lanemq", prog_name="lanemq", message=f"%(prog)s, version %(version)s ({VARIANT})")
 def main() -> None:
-    """Ordered messaging: every key has its lane; nothing overtakes.
+    """LaneMQ: messages with the same key are stored, delivered and processed in order.
 
-    Every command except `broker`, `pipeline`, `check` and `history` asks the broker at --server HOST:PORT, or at
-    the environment variable LANEMQ_SERVER.
+    Every command except `broker`, `pipeline`, `check` and `history` connects to the broker given by --server
+    HOST:PORT or by the environment variable LANEMQ_SERVER.
     """
 
 

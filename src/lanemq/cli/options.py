@@ -1,92 +1,92 @@
-"""What every command takes, and how an error becomes one line and an exit code.
+"""Options that every command shares, and how an error becomes one line and an exit code.
 
-0: done. 1: refused or failed. 2: the command line itself is wrong. Scripts depend on these numbers.
+Exit codes: 0 success, 1 refused or failed, 2 wrong command line. Scripts depend on these numbers.
 """
 
 import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 import click
 
-from lanemq.cli.output import harmless
-from lanemq.cli.security import as_options, asks_securely
-from lanemq.clock import SystemClock
+from lanemq.cli.output import printable
+from lanemq.cli.security import as_flags, with_security_options
 from lanemq.model.errors import ConnectFailed, LaneError, MissingKey, UsageError
-from lanemq.model.units import Millis
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SERVER = "localhost:9876"
-_FIXES: dict[type[LaneError], str] = {
-    ConnectFailed: " Start one with `lanemq broker --data DIR`, or say where it is with --server or LANEMQ_SERVER.",
-    MissingKey: "; on the command line that is --key",
+_ADVICE: dict[type[LaneError], str] = {
+    ConnectFailed: " Start one with `lanemq broker --data DIR`, or set its address with --server or LANEMQ_SERVER.",
+    MissingKey: "; on the command line use --key",
 }
-"""What the library cannot know: how its errors are put right from a shell."""
+"""Advice for the shell, which the library's errors do not contain."""
 
 FIRST = frozenset({"first", "earliest"})
 LAST = frozenset({"last", "latest"})
-"""Both pairs are in use: the library's `StartFrom` has one, RocketMQ's tools the other. Every command takes either."""
+"""Synonyms: the library's `StartFrom` has one pair, Kafka's and RocketMQ's tools the other. Commands accept both."""
 
-_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)(?:\s+ago)?")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Failed(click.ClickException):
-    """One line on stderr, never a traceback."""
+    """An error that is shown as one line on stderr, with exit code 1."""
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(harmless(message))
+        super().__init__(printable(message))
 
-    def said(self, otherwise: Callable[[str], str]) -> "Failed":
-        """The same in other words."""
-        return type(self)(otherwise(self.message))
+    def reworded(self, rewrite: Callable[[str], str]) -> "Failed":
+        """The same error with a rewritten message."""
+        return type(self)(rewrite(self.message))
 
 
-class Misused(Failed):
-    """The same for what is wrong with the command line or its input."""
+class WrongUsage(Failed):
+    """An error in the command line or its input; exit code 2."""
 
     exit_code = 2
 
 
-def told(error: LaneError, before: str = "") -> Failed:
-    """An error of ours as a line for people, with the exit code it deserves."""
-    kind = Misused if isinstance(error, UsageError) else Failed
-    return kind(f"{before}{followed_by(error, _FIXES.get(type(error), ''))}")
+def as_failure(error: LaneError, before: str = "") -> Failed:
+    """An error of the library as a line for the shell, with its exit code."""
+    kind = WrongUsage if isinstance(error, UsageError) else Failed
+    return kind(f"{before}{with_advice(error, _ADVICE.get(type(error), ''))}")
 
 
-def followed_by(error: LaneError, more: str) -> str:
-    """An error and what to do about it; errors end without a full stop, which a second sentence needs."""
-    said = str(error)
-    return said + ("." if more.startswith(" ") and said[-1:] not in ".?!" else "") + more
+def with_advice(error: LaneError, advice: str) -> str:
+    """The error and the advice. Errors end without a full stop, which is added before a new sentence."""
+    text = str(error)
+    return text + ("." if advice.startswith(" ") and text[-1:] not in ".?!" else "") + advice
 
 
-class Nouns(click.Group):
-    """A group of commands; whatever LaneMQ raises inside is told in one line."""
+class CommandGroup(click.Group):
+    """A group of commands that shows every LaneMQ error as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except LaneError as error:
-            raise told(error) from error
+            raise as_failure(error) from error
 
 
 def asks_server(command: F) -> F:
-    """Adds `--server`, `--json` and what protects the connection; the command gets `server` and `as_json`, once a
-    broker can be reached."""
+    """Adds `--server`, `--json`, TLS and credential options.
+
+    The command runs with `server` and `as_json`, as soon as a broker accepts connections.
+    """
 
     @functools.wraps(command)
-    def patient(*args: Any, server: str, **options: Any) -> Any:
-        # Here and not above: `lanemq --version` needs no network.
+    def waiting(*args: Any, server: str, **options: Any) -> Any:
+        # Imported here: `lanemq --version` needs no network code.
         from lanemq.cli.wait_for_broker import wait_for_broker
         from lanemq.net.address import parse_addresses
 
-        with told_by_options():
+        with errors_name_flags():
             wait_for_broker(parse_addresses(server))
             return command(*args, server=server, **options)
 
@@ -97,32 +97,41 @@ def asks_server(command: F) -> F:
         show_default=True,
         show_envvar=True,
         metavar="HOST:PORT",
-        help="A LaneMQ broker or RocketMQ name servers; several joined by ';'.",
+        help="Address of a LaneMQ broker or of RocketMQ name servers; separate several with ';'.",
     )
-    return cast(F, json_option(server(asks_securely(patient))))
+    return cast(F, json_option(server(with_security_options(waiting))))
 
 
 @contextlib.contextmanager
-def told_by_options() -> Iterator[None]:
-    """Errors of a command that asks a broker, with what they speak of as it is called on its command line."""
+def errors_name_flags() -> Iterator[None]:
+    """Rewrites errors about TLS and credentials so that they name the flags of the command line."""
     try:
         yield
     except LaneError as error:
-        raise told(error).said(as_options) from error
+        raise as_failure(error).reworded(as_flags) from error
     except Failed as error:
-        raise error.said(as_options) from error.__cause__
+        raise error.reworded(as_flags) from error.__cause__
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
-def moment(text: str, option: str) -> Millis:
-    """A time as people write it: ISO 8601 (local unless it says otherwise), or `10m`, `2h ago`."""
-    if ago := _AGO.fullmatch(text):
-        return Millis(SystemClock().wall() - int(float(ago[1]) * _SECONDS[ago[2]] * 1000))
+def parse_duration(text: str) -> float:
+    """A duration in seconds: a plain number, or a number with a unit, such as 90s, 10m, 72h, 3d."""
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a duration: write seconds (90), or a unit: 90s, 10m, 72h, 3d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_time(text: str, option: str) -> datetime:
+    """A point in time: ISO 8601 (local time unless it has a zone), or a span before now: `10m`, `2h ago`."""
+    found = _SPAN.fullmatch(text.removesuffix("ago").rstrip())
+    if found is not None and found[2]:
+        return datetime.now().astimezone() - timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
     try:
-        return Millis(int(datetime.fromisoformat(text).timestamp() * 1000))
+        return datetime.fromisoformat(text).astimezone()
     except ValueError:
         raise click.UsageError(
-            f"{option} {text!r} is no time: write 2026-01-31T12:00, 2026-01-31T12:00Z, or 10m for ten minutes ago"
+            f"{option} {text!r} is not a time: write 2026-01-31T12:00, 2026-01-31T12:00Z, or 10m for ten minutes ago"
         ) from None

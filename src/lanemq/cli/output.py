@@ -1,7 +1,7 @@
-"""How every command answers: tables for people, one JSON document for programs.
+"""The output of every command: tables for people, or one JSON document for programs.
 
-Message bodies and keys are written by strangers, so nothing of them reaches the terminal as a control sequence
-or as markup. `rich` is imported with the first table: most calls of a script end without one.
+Message bodies and keys are untrusted, so they never reach the terminal as control sequences or markup. `rich` is
+imported with the first table, because most calls from scripts print none.
 """
 
 import contextlib
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 10_000
-"""Columns of something that is not a terminal: nothing is cut off there."""
+"""Width in columns if the output is not a terminal, so that nothing is cut off."""
 
 NONE = "–"
+
+SHORT_CHARS = 60
+"""Longest text in a table cell that shows only the beginning of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; `empty` is what to say instead when there are no rows, and what to do about it."""
+    """A table; `empty` is printed instead if there are no rows."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[object]]
@@ -38,7 +41,7 @@ Part: TypeAlias = Grid | str
 
 
 def show(as_json: bool, document: Callable[[], object], *parts: Part) -> None:
-    """The document for programs, or the parts for people."""
+    """Prints the document as JSON, or the parts as text."""
     if as_json:
         click.echo(msgspec.json.format(to_json(document()), indent=2))
         return
@@ -50,12 +53,12 @@ def show(as_json: bool, document: Callable[[], object], *parts: Part) -> None:
 
 
 def to_json(value: object) -> str:
-    """Any of our values as JSON; named tuples keep their names."""
+    """A value as JSON; named tuples become objects."""
     return msgspec.json.encode(_named(value)).decode()
 
 
 def cell(value: object) -> str:
-    """One cell: absent things are a dash, times are local, text is harmless."""
+    """The text of one table cell: a dash for nothing, local times, printable text."""
     match value:
         case None | "":
             return NONE
@@ -64,27 +67,41 @@ def cell(value: object) -> str:
         case datetime():
             return value.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         case bytes():
-            return harmless(value.decode("utf-8", "backslashreplace"))
+            return printable(value.decode("utf-8", "backslashreplace"))
         case _:
-            return harmless(str(value))
+            return printable(str(value))
 
 
-def harmless(text: str) -> str:
-    """Text without control characters: those are shown, not obeyed."""
+def printable(text: str) -> str:
+    """The text with control characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def wall_time(millis: int) -> datetime | None:
-    """A broker's time stamp; it writes 0 or -1 for "never"."""
+    """A broker's time stamp in ms since 1970; None for 0 or -1, which mean "never"."""
     return datetime.fromtimestamp(millis / 1000, UTC) if millis > 0 else None
 
 
 def body_for_json(body: bytes) -> object:
-    """JSON bodies as what they say, text as text, anything else with its odd bytes escaped."""
+    """A message body for JSON output: parsed if it is JSON, else text with other bytes escaped."""
     try:
         return msgspec.json.decode(body)
     except (ValueError, msgspec.MsgspecError):
         return body.decode("utf-8", "backslashreplace")
+
+
+def short_text(text: str) -> str:
+    """The beginning of a text that fits into a table cell."""
+    return text if len(text) <= SHORT_CHARS else text[: SHORT_CHARS - 1] + "…"
+
+
+def duration_text(millis: float | None) -> str | None:
+    """A duration as text: `350 ms`, `12.3 s`, `15 min`; None if it is unknown."""
+    if millis is None:
+        return None
+    if millis < 1_000:
+        return f"{millis:.0f} ms"
+    return f"{millis / 1000:.1f} s" if millis < 120_000 else f"{millis // 60_000:.0f} min"
 
 
 def plural(count: int, noun: str) -> str:
@@ -92,8 +109,8 @@ def plural(count: int, noun: str) -> str:
 
 
 @contextlib.contextmanager
-def unlogged(name: str) -> Iterator[None]:
-    """Without the log of one module: what it warns of is what the command itself says at its end."""
+def without_log(name: str) -> Iterator[None]:
+    """Disables one logger whose warnings the command itself reports at its end."""
     log = logging.getLogger(name)
     before, log.disabled = log.disabled, True
     try:
@@ -120,7 +137,7 @@ def _console() -> "Console":
 
 
 def table_of(grid: Grid) -> "Table":
-    """A grid as `rich` prints it."""
+    """A grid as a `rich` table."""
     from rich import box
     from rich.table import Table
 

@@ -1,8 +1,8 @@
-"""TLS and credentials on the command line: options of every command that asks a broker.
+"""TLS and credential options of every command that connects to a broker.
 
-Clients look into the environment for what they are not told, so an option here is the environment variable of the
-same name for as long as the command runs. The rule guarded here: a secret is never an argument, because every user
-of the machine can read those; it is in the environment, or in a file.
+Clients take what they are not given from the environment, so an option sets the environment variable of the same name
+while the command runs. A secret is never an argument, because every user of the machine can read arguments; it comes
+from the environment or from a file.
 """
 
 import contextlib
@@ -22,29 +22,44 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(dir_okay=False)
 _CLIENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "tls": (environment.TLS, {"is_flag": True, "help": "Encrypt, and trust the system's authorities."}),
-    "tls_ca": (environment.TLS_CA, {"type": _FILE, "help": "Encrypt, and trust the authorities in this PEM file."}),
-    "tls_cert": (environment.TLS_CERT, {"type": _FILE, "help": "Our certificate, PEM, for brokers that ask for one."}),
-    "tls_key": (environment.TLS_KEY, {"type": _FILE, "help": "Its private key, PEM, if in a file of its own."}),
+    "tls": (environment.TLS, {"is_flag": True, "help": "Use TLS and trust the system's certificate authorities."}),
+    "tls_ca": (
+        environment.TLS_CA,
+        {"type": _FILE, "help": "Use TLS and trust the certificate authorities in this PEM file."},
+    ),
+    "tls_cert": (
+        environment.TLS_CERT,
+        {"type": _FILE, "help": "Client certificate (PEM), for brokers that require one."},
+    ),
+    "tls_key": (
+        environment.TLS_KEY,
+        {"type": _FILE, "help": "Private key of --tls-cert (PEM), if it is in a separate file."},
+    ),
     "tls_verify": (
         environment.TLS_VERIFY,
-        {"type": click.Choice(environment.VERIFY), "help": "What to check: host name too, authority only, nothing."},
+        {
+            "type": click.Choice(environment.VERIFY),
+            "help": "What to verify: authority and host name (full), authority only (ca), or nothing (none).",
+        },
     ),
-    "access_key": (environment.ACCESS_KEY, {"metavar": "NAME", "help": "Sign requests as this user."}),
+    "access_key": (
+        environment.ACCESS_KEY,
+        {"metavar": "NAME", "help": "User name (access key) that signs the requests."},
+    ),
     "secret_key_file": (
         environment.SECRET_KEY_FILE,
-        {"type": _FILE, "help": f"File with the user's secret; or set {environment.SECRET_KEY}."},
+        {"type": _FILE, "help": f"File with the user's secret key; or set {environment.SECRET_KEY}."},
     ),
 }
 
 
-def asks_securely(command: F) -> F:
-    """Adds the options of a client; the command itself does not see them."""
+def with_security_options(command: F) -> F:
+    """Adds the TLS and credential options; the command itself does not receive them."""
 
     @functools.wraps(command)
     def protected(*args: Any, **options: Any) -> Any:
         given = {variable: options.pop(name) for name, (variable, _) in _CLIENT.items()}
-        _refuse_half_a_user(given)
+        _check_credentials(given)
         with _environment({variable: _text(value) for variable, value in given.items() if value}):
             return command(*args, **options)
 
@@ -55,8 +70,8 @@ def asks_securely(command: F) -> F:
     return cast(F, decorated)
 
 
-def _refuse_half_a_user(given: dict[str, Any]) -> None:
-    """Told here by the names of the options: what the clients would say names variables that nobody has set."""
+def _check_credentials(given: dict[str, Any]) -> None:
+    """Refuses a user without a secret and a secret without a user, in terms of the flags."""
     secrets = (environment.SECRET_KEY_FILE, environment.SECRET_KEY)
     user, secret = given[environment.ACCESS_KEY], given[environment.SECRET_KEY_FILE]
     if user and not secret and not any(map(os.environ.get, secrets)):
@@ -64,11 +79,13 @@ def _refuse_half_a_user(given: dict[str, Any]) -> None:
             f"--access-key {user}: the secret is missing; give --secret-key-file or set {secrets[1]}"
         )
     if secret and not user and not os.environ.get(environment.ACCESS_KEY):
-        raise click.UsageError(f"--secret-key-file: whose? Give --access-key or set {environment.ACCESS_KEY}")
+        raise click.UsageError(
+            f"--secret-key-file: the user is missing; give --access-key or set {environment.ACCESS_KEY}"
+        )
 
 
-def as_options(text: str) -> str:
-    """What clients call `tls ca` is `--tls-ca` for commands that have the options of `asks_securely`."""
+def as_flags(text: str) -> str:
+    """Replaces the library's names in an error by flags: `tls ca` becomes `--tls-ca`."""
     return _TLS_NAME.sub(lambda found: f"--{found[0].replace(' ', '-')}", text).replace("with tls)", "with --tls)")
 
 
@@ -78,7 +95,7 @@ def _text(value: object) -> str:
 
 @contextlib.contextmanager
 def _environment(given: dict[str, str]) -> Iterator[None]:
-    """The command line wins over what is set, also where one says the same in two ways."""
+    """Sets these variables, and hides those that the given flags override under another name."""
     hidden = {environment.SECRET_KEY} if environment.SECRET_KEY_FILE in given else set()
     encrypts = {environment.TLS_CA, environment.TLS_CERT, environment.TLS_VERIFY}
     if given.keys() & encrypts and environment.TLS not in given:

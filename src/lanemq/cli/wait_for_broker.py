@@ -1,8 +1,7 @@
-"""Waiting for a broker that is just being started.
+"""Waits for a broker that is still starting.
 
-A script starts a broker in the background and goes on with its next line. That line must not fail because the
-broker needs half a second to open its log. Only a refused connection is waited for: it comes at once and says that
-nobody listens yet, while any other failure says that something is wrong.
+A script may start a broker in the background and call `lanemq` in its next line, while the broker still opens its log.
+Only a refused connection is retried, because it means that nothing listens on the port yet; any other failure is real.
 """
 
 import time
@@ -12,13 +11,16 @@ from lanemq.model.errors import ConnectFailed
 from lanemq.net.address import Address
 from lanemq.net.blocking import connect
 
-PATIENCE_SECONDS = 2.0
+WAIT_SECONDS = 2.0
 PAUSE_SECONDS = 0.05
 
 
 def wait_for_broker(servers: Sequence[Address], pause: Callable[[float], object] = time.sleep) -> None:
-    """Returns when one of them listens, or when waiting is no use; the command itself then tells what is wrong."""
-    for _ in range(round(PATIENCE_SECONDS / PAUSE_SECONDS)):
+    """Returns when one of the servers does not refuse connections, at the latest after `WAIT_SECONDS`.
+
+    It raises nothing: the command itself reports the error.
+    """
+    for _ in range(round(WAIT_SECONDS / PAUSE_SECONDS)):
         if not all(map(_refuses, servers)):
             return
         pause(PAUSE_SECONDS)

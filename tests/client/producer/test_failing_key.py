@@ -12,7 +12,7 @@ from tests.client.fake_broker import FakeBroker, Fault
 from tests.client.producer.producers import Blocking, OnALoop
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.reading import Reader
+from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneFrozen, MessageRefused, RequestTimedOut
 from lanemq.net.address import Address
@@ -39,7 +39,7 @@ def narrow(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 def stored(broker: EmbeddedBroker) -> dict[str | None, list[str]]:
     """What each key has in the log, in order."""
     found: dict[str | None, list[str]] = defaultdict(list)
-    with Reader(broker.address, "orders") as reader:
+    with TopicReader(broker.address, "orders") as reader:
         for queue in reader.queues:
             for message in reader.read(queue, *reader.bounds(queue)):
                 found[message.key].append(json.loads(message.body))

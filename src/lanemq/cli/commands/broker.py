@@ -1,12 +1,13 @@
-"""`lanemq broker`: runs a broker until it is told to stop.
+"""`lanemq broker`: runs a broker until SIGTERM or Ctrl-C.
 
-Everything that can be wrong with the machine (folder, port, a second broker) is found before the first client
-connects, and said in one line.
+Problems with the machine (folder, port, a second broker) are found before the first client connects, and reported in
+one line.
 """
 
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import os
@@ -16,70 +17,102 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
-from lanemq.cli.broker_security import serves_securely
-from lanemq.cli.options import Failed
+from lanemq.cli.options import Failed, parse_duration
 from lanemq.net.address import parse_address
 from lanemq.net.freed_memory import keep_freed_memory
+from lanemq.net.server_tls import ServerTls, TlsMode
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 BIND_ERRORS = {
-    errno.EADDRINUSE: "another program listens there: stop it, or choose another port",
-    errno.EADDRNOTAVAIL: "this machine has no such address: use one of its own, or 127.0.0.1",
-    errno.EACCES: "the system reserves this port: choose one above 1023",
+    errno.EADDRINUSE: "another program uses this port: stop it, or choose another port",
+    errno.EADDRNOTAVAIL: "this machine does not have this address: use one of its own, or 127.0.0.1",
+    errno.EACCES: "ports below 1024 need privileges: choose another one",
 }
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 UNKNOWN_HOST = frozenset({socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL})
-"""The faster event loop tells these as plain numbers of an OSError."""
+"""uvloop raises these as the `errno` of an OSError."""
+
+
+def _tls_options(command: F) -> F:
+    """Adds `--tls-*` and `--users`; the command gets `tls` and `users`."""
+
+    @functools.wraps(command)
+    def with_tls(*args: Any, **options: Any) -> Any:
+        cert, key, ca, mode = (options.pop(name) for name in ("tls_cert", "tls_key", "tls_client_ca", "tls_mode"))
+        if cert is None and (key or ca or mode):
+            raise click.UsageError("--tls-key, --tls-client-ca and --tls-mode need --tls-cert")
+        tls = None if cert is None else ServerTls(cert, key, ca, TlsMode(mode or TlsMode.ENFORCING.value))
+        return command(*args, tls=tls, **options)
+
+    file = click.Path(path_type=Path, dir_okay=False)
+    modes = click.Choice([mode.value for mode in TlsMode])
+    decorated: Any = with_tls
+    for option in (
+        click.option("--users", type=file, help="File with users and permissions (TOML); default: everything allowed."),
+        click.option("--tls-mode", type=modes, help="Whether clients without TLS are served.  [default: enforcing]"),
+        click.option("--tls-client-ca", type=file, help="Require client certificates of these authorities (PEM)."),
+        click.option("--tls-key", type=file, help="Private key of --tls-cert (PEM), if it is in a separate file."),
+        click.option("--tls-cert", type=file, help="Serve TLS with this certificate or chain (PEM)."),
+    ):
+        decorated = option(decorated)
+    return cast(F, decorated)
 
 
 @click.command()
-@click.option("--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Where to accept.")
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder of the log; made if missing.")
-@click.option("--advertise", metavar="HOST", help="Host that clients are told, if it is not the listening one.")
-@click.option("--name", default="lanemq", show_default=True, help="Broker name in routes; renaming moves every queue.")
-@click.option("--relaxed", is_flag=True, help="Acknowledge after write, not after fdatasync.")
-@click.option("--no-auto-create", is_flag=True, help="Refuse sends to topics that do not exist.")
+@click.option(
+    "--listen", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="Address to listen on."
+)
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Data folder; created if it is missing.")
+@click.option("--advertise", metavar="HOST", help="Host name that clients use, if it differs from --listen.")
+@click.option(
+    "--name", default="lanemq", show_default=True, help="Broker name. Changing it changes every queue's name."
+)
+@click.option("--relaxed", is_flag=True, help="Acknowledge after write, before fdatasync: faster, less durable.")
+@click.option("--no-auto-create", is_flag=True, help="Refuse messages to topics that do not exist.")
 @click.option(
     "--default-queues",
     type=int,
     default=8,
     show_default=True,
-    help="Most queues of a topic made by a send; senders ask for 4.",
+    help="Upper limit for the queues of a topic created by a send; RocketMQ's producers ask for 4.",
 )
 @click.option(
-    "--retention-hours", type=click.FloatRange(min=0), default=72.0, show_default=True, help="Keep messages this long."
+    "--retention",
+    type=parse_duration,
+    default="72h",
+    show_default=True,
+    metavar="SECONDS",
+    help="How long messages are kept: seconds, or a number with a unit, such as 72h or 3d.",
 )
-@click.option("--retention-bytes", type=int, default=0, help="Keep at most this much log; 0 = no limit.")
-@click.option("--max-parked-lane", type=int, default=10_000, show_default=True, help="Most messages in a parked lane.")
-@click.option("--max-parked-messages", type=int, default=200_000, show_default=True, help="Most parked by one group.")
-@click.option("--max-parked-bytes", type=int, default=2**30, show_default=True, help="Most bytes parked by one group.")
-@serves_securely
-@click.option("--history", type=click.Path(path_type=Path), help="Folder for what happened, for lanemq check.")
+@click.option("--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means no limit.")
+@click.option(
+    "--max-parked-lane", type=int, default=10_000, show_default=True, help="Limit of messages in one parked lane."
+)
+@click.option(
+    "--max-parked-messages", type=int, default=200_000, show_default=True, help="Limit of parked messages per group."
+)
+@click.option("--max-parked-bytes", type=int, default=2**30, show_default=True, help="Limit of parked bytes per group.")
+@_tls_options
+@click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(
     "--log-level",
     default="warning",
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="What to say on stderr.",
+    help="Lowest level that is logged to stderr.",
 )
-def broker(
-    listen: str,
-    data: Path,
-    relaxed: bool,
-    no_auto_create: bool,
-    log_level: str,
-    retention_hours: float,
-    **settings: Any,
-) -> None:
-    """Run a broker: name server and broker on one port.
+def broker(listen: str, data: Path, relaxed: bool, no_auto_create: bool, log_level: str, **settings: Any) -> None:
+    """Run a broker, which is its own name server, on one port.
 
-    Stops cleanly on SIGTERM or Ctrl-C; a second one ends it at once.
+    SIGTERM or Ctrl-C stops it cleanly; a second signal ends it at once.
     """
     logging.basicConfig(
         stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -89,7 +122,6 @@ def broker(
         listen=parse_address(listen),
         durable=not relaxed,
         auto_create_topics=not no_auto_create,
-        retention=retention_hours * 3600,
         **settings,
     )
     _warn(options)
@@ -98,18 +130,18 @@ def broker(
 
 
 def _warn(options: BrokerOptions) -> None:
-    """About what strangers can do, if they can get here at all."""
-    open_to_all = [
+    """Warns about missing protection if other machines can connect, and about a readable file of secrets."""
+    unprotected = [
         text
         for text, wrong in (
-            ("everybody may do everything (--users)", options.users is None),
-            ("everybody on the way may read along (--tls-cert)", options.tls is None),
+            ("every client may do everything (see --users)", options.users is None),
+            ("connections are not encrypted (see --tls-cert)", options.tls is None),
         )
         if wrong
     ]
-    if open_to_all and not _is_loopback(options.listen.host):
+    if unprotected and not _is_loopback(options.listen.host):
         click.echo(
-            f"warning: {options.listen} can be reached from other machines and {' and '.join(open_to_all)}: "
+            f"warning: {options.listen} can be reached from other machines, and {' and '.join(unprotected)}: "
             f"keep it behind a firewall, or use --listen 127.0.0.1:{options.listen.port}",
             err=True,
         )
@@ -123,12 +155,12 @@ def _warn(options: BrokerOptions) -> None:
 
 
 async def serve(options: BrokerOptions) -> None:
-    """Until SIGTERM or SIGINT; a second signal ends the process at once."""
+    """Runs the broker until SIGTERM or SIGINT; a second signal ends the process at once."""
     running = Broker(options)
-    # The log thread comes back from the disk to a busy loop; with the default of 5 ms it would wait that long.
+    # With the default of 5 ms, the log thread would wait that long for the busy event loop after each disk access.
     sys.setswitchinterval(0.0005)
     keep_freed_memory()
-    with _told_to_stop() as stop:
+    with _stop_signal() as stop:
         await _start(running, options)
         safety = "durable" if options.durable else "relaxed"
         click.echo(f"LaneMQ {version('lanemq')} on {running.address}, {safety}, data in {options.data}", err=True)
@@ -137,8 +169,8 @@ async def serve(options: BrokerOptions) -> None:
 
 
 @contextlib.contextmanager
-def _told_to_stop() -> Iterator[asyncio.Event]:
-    """Set by a signal. A loop that is closed leaves its handlers behind, so they are taken away here."""
+def _stop_signal() -> Iterator[asyncio.Event]:
+    """An event that signals set. The handlers are removed at the end, because a closed loop leaves them behind."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -158,19 +190,19 @@ async def _start(running: Broker, options: BrokerOptions) -> None:
 
 
 def _usable_folder(path: Path) -> Path:
-    """The folder, made if need be. Asked here because later the same trouble would look like a broken log."""
+    """Creates the folder if needed. Checked here, because later the same problem would look like a damaged log."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failed(f"--data {path} cannot be a folder: {error.strerror}; choose another one") from error
+        raise Failed(f"--data {path} cannot be created: {error.strerror}; choose another folder") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise Failed(f"--data {path} cannot be written by this user: change its owner, or choose another folder")
+        raise Failed(f"--data {path} is not writable for this user: change its owner, or choose another folder")
     return path
 
 
 def _start_failed(error: OSError, options: BrokerOptions) -> Failed:
     if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_HOST:
-        return Failed(f"--listen {options.listen}: the host is not known; use an address of this machine")
+        return Failed(f"--listen {options.listen}: unknown host; use an address of this machine")
     if error.errno in BIND_ERRORS:
         return Failed(f"cannot listen on {options.listen}: {BIND_ERRORS[error.errno]}")
     return Failed(f"cannot start on {options.listen} with data in {options.data}: {error}")

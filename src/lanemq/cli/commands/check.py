@@ -1,11 +1,12 @@
-"""`lanemq check HISTORY…`: the checker, plain or as a Spark job.
+"""`lanemq check HISTORY…`: checks the order of a recorded run, in this process or as a Spark job.
 
-The checker itself knows nothing of Spark; this is where the two meet, and only when `--spark` asks for it.
+The checker does not depend on Spark; `--spark` imports it here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,33 +15,63 @@ from lanemq.checker.checking import check as check_files
 from lanemq.checker.command import asks_for_judgement, tell_verdict
 from lanemq.checker.verdict import Report
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 @click.command()
 @asks_for_judgement
-@click.option("--spark", is_flag=True, help="Judge as a Spark job: for histories that take one core too long.")
+@click.option("--spark", is_flag=True, help="Run as a Spark job, for large histories.")
 @click.option(
     "--master",
     default="local[*]",
     show_default=True,
-    help="Where the Spark job runs, if spark-submit does not say. All executors must see HISTORY under the same path.",
+    help="Spark master, unless spark-submit sets it. All executors must see HISTORY under the same path.",
 )
 def check(spark: bool, master: str, **asked: Any) -> None:
-    """Judge the order of a run from its HISTORY files or folders, in JSONL or Parquet.
+    """Check the order of a recorded run from its HISTORY files or folders, in JSONL or Parquet.
 
-    Exit code 0: no promise was broken. 1: a violation, explained. 2: unknown, because history is missing or
-    the run exercised too little. With --spark the answer is the same.
+    Exit codes: 0 no violation was found; 1 a violation, which is explained; 2 unknown, because history is missing or
+    the run did too little. The verdict with --spark is the same.
     """
     if not spark:
         tell_verdict(check_files, **asked)
         return
     try:
-        from lanemq.cli.spark_session import spark_session
         from lanemq.pipelines.audit.job import check_with_spark
     except ImportError as error:
         raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): install lanemq[spark]") from error
 
     def judge(paths: Sequence[Path], options: Options) -> Report:
-        with spark_session(master, "lanemq check") as session:
+        with _spark_session(master) as session:
             return check_with_spark(session, paths, options)
 
     tell_verdict(judge, **asked)
+
+
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+@contextmanager
+def _spark_session(master: str) -> "Iterator[SparkSession]":
+    """A quiet Spark session for this command. A session that is already active is used and left running."""
+    from pyspark.sql import SparkSession
+
+    from lanemq.spark.session import recommended
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    builder = recommended().appName("lanemq check")
+    for setting, value in _QUIET.items():
+        builder = builder.config(setting, value)
+    session = builder.master(master).getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()

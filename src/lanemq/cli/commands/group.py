@@ -1,32 +1,32 @@
-"""`lanemq group`: who consumes, how far they are, and putting a group somewhere else."""
+"""`lanemq group`: list and describe groups, and reset their offsets."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
-from lanemq.cli.commands.locks import seconds
-from lanemq.cli.commands.reset import reset
-from lanemq.cli.lag import Progress, known_group, progress_of
-from lanemq.cli.options import asks_server
-from lanemq.cli.output import Grid, plural, show
-from lanemq.client.admin.admin import Admin
+from lanemq.cli.options import FIRST, LAST, Failed, WrongUsage, asks_server, parse_time
+from lanemq.cli.output import Grid, duration_text, plural, show
+from lanemq.cli.topic_reader import TopicReader
+from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
-from lanemq.client.admin.views import GroupDescription
+from lanemq.client.admin.views import AtOffset, AtTime, GroupDescription, GroupQueue, LeaseView, OffsetChange
 from lanemq.clock import SystemClock
+from lanemq.model.names import RETRY_PREFIX
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Millis, QueueOffset
 
 
 @click.group()
 def group() -> None:
-    """List and describe groups, reset their offsets."""
-
-
-group.add_command(reset)
+    """List and describe consumer groups, and reset their offsets."""
 
 
 @group.command("list")
 @asks_server
 def list_groups(server: str, as_json: bool) -> None:
-    """List groups with their members and lag."""
+    """List all groups with their members, topics and lag."""
     with Admin(server) as admin:
         found = [admin.describe_group(name) for name in admin.groups()]
     rows = [(each.group, len(each.members), ", ".join(_topics(each)), each.lag) for each in found]
@@ -44,16 +44,17 @@ def list_groups(server: str, as_json: bool) -> None:
 @click.argument("name")
 @asks_server
 def describe(name: str, server: str, as_json: bool) -> None:
-    """Show each queue of group NAME: offset, lag, owner, epoch, what is left of the lease; and the members.
+    """Show the queues and members of group NAME.
 
-    The lag in seconds is the age of the oldest message that is not done.
+    For each queue: offset, end, lag, owner, epoch, and the time left of the owner's lease. "Lag time" is the age of
+    the oldest message that the group has not finished.
     """
     with Admin(server) as admin:
-        found = known_group(admin, name)
+        found = existing_group(admin, name)
         leases = {lease.queue: lease for lease in admin.locks(name)}
     with ParkedAdmin(server) as parked_admin:
         parked = parked_admin.lanes(name)
-    queues = [each for each in progress_of(found, leases, server, SystemClock().wall()) if each.worth_showing]
+    queues = [each for each in queue_progress(found, leases, server, SystemClock().wall()) if each.worth_showing]
     oldest = max((each.lag_ms for each in queues if each.lag_ms is not None), default=None)
     show(
         as_json,
@@ -68,22 +69,126 @@ def describe(name: str, server: str, as_json: bool) -> None:
             "note": found.note,
         },
         f"group {name}: {plural(len(found.members), 'member')}, lag {plural(found.lag, 'message')}"
-        + (f", the oldest {seconds(oldest)} old" if oldest is not None else ""),
-        Grid(_COLUMNS, [_row(each) for each in queues], "it has no offsets yet"),
+        + (f", the oldest is {duration_text(oldest)} old" if oldest is not None else ""),
+        Grid(_COLUMNS, [_row(each) for each in queues], "the group has no offsets yet"),
         Grid(
             ("member", "address", "language"),
             [(each.client_id, each.address, each.language) for each in found.members],
-            "nobody is online",
+            "no member is online",
         ),
         *([_parked(parked)] if parked else []),
         *([found.note] if found.note else []),
     )
 
 
+@group.command()
+@click.argument("group")
+@click.argument("topic")
+@click.option(
+    "--to",
+    required=True,
+    metavar="first|last|TIME|OFFSET",
+    help="New position; earliest and latest are accepted too. TIME is ISO 8601, or 10m for ten minutes ago.",
+)
+@click.option("--queue", "number", type=click.IntRange(0), help="Reset only this queue.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@click.option("--yes", is_flag=True, help="Reset although members are online.")
+@asks_server
+def reset(
+    group: str, topic: str, to: str, number: int | None, dry_run: bool, yes: bool, server: str, as_json: bool
+) -> None:
+    """Reset the offsets of GROUP in TOPIC.
+
+    Moving back repeats messages, moving forward skips messages.
+    """
+    position, queues = _position(to), None if number is None else [number]
+    with Admin(server) as admin:
+        # Resetting an unknown group would create it, and leave the group that was meant where it is.
+        members = len(existing_group(admin, group).members)
+        plan = admin.reset_offsets(group, topic, to=position, queues=queues, dry_run=True)
+        if not plan:
+            raise WrongUsage(f"topic {topic} has no queue {number}; see lanemq topic describe {topic}")
+        if members and not dry_run and not yes:
+            raise Failed(
+                f"group {group} has {plural(members, 'member')} online, which may process messages twice: stop them "
+                f"first, or repeat the command with --yes (--dry-run shows what would change)"
+            )
+        if not dry_run:
+            plan = admin.reset_offsets(group, topic, to=position, queues=queues)
+    _show_changes(plan, dry_run, as_json)
+
+
+def existing_group(admin: Admin, name: str) -> GroupDescription:
+    """The group's description. Raises `Failed` for an unknown group, which a broker describes as an empty one."""
+    found = admin.describe_group(name)
+    if not found.members and not found.queues and name not in admin.groups():
+        raise Failed(f"group {name!r} is unknown: it has no offsets and no member is online; see lanemq group list")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """A group's progress in one queue."""
+
+    at: GroupQueue
+    lag_ms: int | None
+    """Age of the oldest unfinished message; None if there is none."""
+    lease_ms: int | None
+    """Time left of the owner's lease; None if the queue has no owner."""
+
+    @property
+    def worth_showing(self) -> bool:
+        """False for a retry topic that was never used."""
+        return self.at.end > 0 or not self.at.queue.topic.startswith(RETRY_PREFIX)
+
+    def document(self) -> dict[str, object]:
+        return {
+            "topic": self.at.queue.topic,
+            "broker": self.at.queue.broker,
+            "queue": self.at.queue.queue_id,
+            "offset": self.at.offset,
+            "end": self.at.end,
+            "lag": self.at.lag,
+            "lag_ms": self.lag_ms,
+            "owner": self.at.owner,
+            "epoch": self.at.epoch,
+            "lease_ms": self.lease_ms,
+        }
+
+
+def queue_progress(
+    group: GroupDescription, leases: Mapping[MessageQueue, LeaseView], server: str, wall: Millis
+) -> Iterator[QueueProgress]:
+    """The progress in every queue of the group, sorted.
+
+    The broker does not report the age of the oldest unfinished message, so that message is read in each queue that is
+    behind.
+    """
+    ages = _ages(group, server, wall)
+    for at in group.queues:
+        lease = leases.get(at.queue)
+        yield QueueProgress(at, ages.get(at.queue), lease.remaining_ms if lease is not None else None)
+
+
+def _ages(group: GroupDescription, server: str, wall: Millis) -> dict[MessageQueue, int]:
+    behind: dict[str, list[GroupQueue]] = defaultdict(list)
+    for at in group.queues:
+        if at.lag > 0:
+            behind[at.queue.topic].append(at)
+    ages: dict[MessageQueue, int] = {}
+    for topic, queues in behind.items():
+        with TopicReader(server, topic) as reader:
+            for at in queues:
+                oldest = next(reader.read(at.queue, at.offset, at.end), None)
+                if oldest is not None:
+                    ages[at.queue] = max(0, wall - oldest.record.store_timestamp)
+    return ages
+
+
 _COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time", "owner", "epoch", "lease left")
 
 
-def _row(each: Progress) -> tuple[object, ...]:
+def _row(each: QueueProgress) -> tuple[object, ...]:
     at = each.at
     return (
         at.queue.topic,
@@ -91,18 +196,57 @@ def _row(each: Progress) -> tuple[object, ...]:
         at.offset,
         at.end,
         at.lag,
-        seconds(each.lag_ms),
+        duration_text(each.lag_ms),
         at.owner,
         at.epoch,
-        seconds(each.lease_ms),
+        duration_text(each.lease_ms),
     )
 
 
 def _parked(lanes: Sequence[ParkedLaneView]) -> str:
-    """What no lag shows: the commit has passed them, and nobody has done them."""
+    """Parked messages are not part of the lag: the committed offset has passed them."""
     count = sum(lane.messages for lane in lanes)
     return f"{plural(count, 'message')} in {plural(len(lanes), 'parked lane')}; see lanemq parked list"
 
 
 def _topics(found: GroupDescription) -> list[str]:
     return sorted({each.queue.topic for each in found.queues} | set(found.subscriptions))
+
+
+def _position(text: str) -> Position:
+    if text in FIRST:
+        return "earliest"
+    if text in LAST:
+        return "latest"
+    if text.isdecimal():
+        return AtOffset(QueueOffset(int(text)))
+    return AtTime(parse_time(text, "--to"))
+
+
+def _show_changes(plan: tuple[OffsetChange, ...], dry_run: bool, as_json: bool) -> None:
+    rows = [(each.queue.topic, each.queue.queue_id, each.before, each.after, _effect(each)) for each in plan]
+    show(
+        as_json,
+        lambda: {
+            "dry_run": dry_run,
+            "changes": [
+                {
+                    "topic": each.queue.topic,
+                    "broker": each.queue.broker,
+                    "queue": each.queue.queue_id,
+                    "before": each.before,
+                    "after": each.after,
+                }
+                for each in plan
+            ],
+        },
+        Grid(("topic", "queue", "offset", "new offset", "effect"), rows),
+        "nothing was changed (--dry-run)" if dry_run else "offsets were reset",
+    )
+
+
+def _effect(change: OffsetChange) -> str:
+    difference = change.after - (change.before or 0)
+    if change.before is None or difference == 0:
+        return "starts there" if change.before is None else "unchanged"
+    return f"skips {plural(difference, 'message')}" if difference > 0 else f"repeats {plural(-difference, 'message')}"

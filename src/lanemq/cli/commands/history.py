@@ -1,4 +1,4 @@
-"""`lanemq history`: what to do with recorded runs, apart from judging them."""
+"""`lanemq history`: converts recorded histories."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,21 @@ from lanemq.checker.parquet_writing import convert as convert_files
 
 @click.group()
 def history() -> None:
-    """Recorded runs: files for `lanemq check`."""
+    """Work with histories, the files that `lanemq check` reads."""
 
 
 @history.command()
 @click.argument("source", type=click.Path(exists=True, readable=True, path_type=Path))
-@click.option("--to", "form", type=click.Choice(["parquet"]), default="parquet", show_default=True, help="The format.")
-@click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder for the result.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per file.")
+@click.option(
+    "--to", "form", type=click.Choice(["parquet"]), default="parquet", show_default=True, help="Target format."
+)
+@click.option("--into", required=True, type=click.Path(file_okay=False, path_type=Path), help="Target folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def convert(source: Path, form: str, into: Path, as_json: bool) -> None:
-    """Write the JSONL histories under SOURCE once more, as Parquet; the verdict about both is the same."""
+    """Convert the JSONL histories under SOURCE to Parquet.
+
+    `lanemq check` gives the same verdict for both.
+    """
     files = 0
     try:
         for done in convert_files(source, into):
@@ -31,4 +36,4 @@ def convert(source: Path, form: str, into: Path, as_json: bool) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if not files:
-        raise click.UsageError(f"no *.jsonl in {source}: a broker writes them there with --history")
+        raise click.UsageError(f"no *.jsonl files in {source}; a broker writes them with --history")

@@ -1,43 +1,139 @@
-"""`lanemq key`: where a key's messages are, who holds its queue, and what it waits for.
+"""`lanemq key` and `lanemq why`: where the messages of a key are, and what it waits for.
 
-The question behind every call at night: "why is order 4711 not moving?" Here are the figures; `lanemq why` gives the
-sentence alone.
+`key` shows the figures, `why` one sentence per group. Both answer within a tenth of a second: they read only the key's
+own queue, and wait at most 50 ms for the queue's owner.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import click
 
-from lanemq.cli.commands.locks import seconds
-from lanemq.cli.key_facts import KeyFacts, facts_of
-from lanemq.cli.lane_reason import GroupOfKey, span
-from lanemq.cli.options import asks_server
-from lanemq.cli.output import Grid, body_for_json, plural, show
-from lanemq.cli.parked_views import lane_document
-from lanemq.cli.reading import FOUND_MOST
-from lanemq.client.admin.views import NoAnswer
+from lanemq.cli.commands.group import queue_progress
+from lanemq.cli.commands.lane_reason import KeyProgress
+from lanemq.cli.commands.parked import lane_document
+from lanemq.cli.options import Failed, asks_server
+from lanemq.cli.output import Grid, body_for_json, duration_text, plural, printable, short_text, show
+from lanemq.cli.topic_reader import MAX_FOUND, TopicReader
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.admin.views import GroupDescription, NoAnswer
 from lanemq.client.message import Message
+from lanemq.clock import SystemClock
+from lanemq.core.sending.sharding import pick_queue
 from lanemq.model.queue import MessageQueue
 from lanemq.wire.lane_bodies import LaneStateAnswer
 
-SHOWN_CHARS = 60
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _selects_key(command: F) -> F:
+    topic = click.option("--topic", help="Topic to search; by default the only topic with messages of the key.")
+    group = click.option("--group", help="Only this group; by default every group that reads the topic.")
+    decorated: F = click.argument("key")(topic(group(command)))
+    return decorated
 
 
 @click.command()
-@click.argument("key")
-@click.option("--topic", help="Where to look; without it, in the one topic that has messages of the key.")
-@click.option("--group", help="Only this group; without it, every group that reads the topic.")
+@_selects_key
 @asks_server
 def key(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
-    """Show where the messages of KEY are, who holds its queue, and what it waits for."""
-    _show(facts_of(key, topic, group, server), as_json)
+    """Show the messages of KEY, and each group's progress with it.
+
+    The last column says what the key waits for; `lanemq why` prints only that.
+    """
+    _show(key_facts(key, topic, group, server), as_json)
+
+
+@click.command()
+@_selects_key
+@asks_server
+def why(key: str, topic: str | None, group: str | None, server: str, as_json: bool) -> None:
+    """Explain, for each group, what the first unfinished message of KEY waits for."""
+    facts = key_facts(key, topic, group, server)
+    where = f"key {key}, queue {facts.queue.queue_id} of {facts.queue.topic}"
+    show(
+        as_json,
+        lambda: {each.group: group_document(each) for each in facts.groups},
+        *(printable(f"{where}, group {each.group}: waits for {each.waits_for}") for each in facts.groups),
+        *([] if facts.groups else [printable(f"{where}: no group reads this topic")]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """What is known about a key, from the log, offsets, locks, parked lanes and the queue's owner."""
+
+    key: str
+    queue: MessageQueue
+    """The queue of the key's newest message."""
+    hashed: MessageQueue
+    """The queue that the key's hash selects."""
+    messages: list[Message]
+    groups: list[KeyProgress]
+
+
+def key_facts(key: str, topic: str | None, group: str | None, server: str) -> KeyFacts:
+    """Collects the facts for one group, or for every group that reads the topic."""
+    topic = topic or _topic_of(key, server)
+    with TopicReader(server, topic) as reader:
+        hashed = pick_queue(key, reader.route.publish)
+        messages = reader.find(key)
+    queue = messages[-1].queue if messages else hashed
+    with Admin(server) as admin:
+        names = [group] if group else admin.groups()
+        found = (_key_progress(admin, name, server, queue, key, messages) for name in names)
+        groups = _with_parked([each for each in found if each is not None], key, queue, server)
+    if group and not groups:
+        raise Failed(f"group {group!r} has no offset in queue {queue.queue_id} of {topic}; see lanemq group list")
+    return KeyFacts(key, queue, hashed, messages, groups)
+
+
+def _topic_of(key: str, server: str) -> str:
+    with Admin(server) as admin:
+        topics = [topic for topic in admin.topics() if admin.find_key(topic, key, limit=1)]
+    if not topics:
+        raise Failed(f"no topic has messages of key {key!r}; --topic TOPIC shows the queue that they would go to")
+    if len(topics) > 1:
+        raise Failed(f"several topics have messages of key {key!r}: choose one with --topic ({', '.join(topics)})")
+    return topics[0]
+
+
+def _key_progress(
+    admin: Admin, name: str, server: str, queue: MessageQueue, key: str, messages: list[Message]
+) -> KeyProgress | None:
+    found = admin.describe_group(name)
+    here = replace(found, queues=tuple(each for each in found.queues if each.queue == queue))
+    leases = {lease.queue: lease for lease in admin.locks(name)}
+    for progress in queue_progress(here, leases, server, SystemClock().wall()):
+        offsets = [message.queue_offset for message in messages if message.queue == queue]
+        pending = tuple(offset for offset in offsets if offset >= progress.at.offset)
+        known = KeyProgress(name, len(found.members), progress, len(offsets) - len(pending), pending)
+        return replace(known, lane=_ask_owner(found, known, server, key)) if pending else known
+    return None
+
+
+def _ask_owner(found: GroupDescription, known: KeyProgress, server: str, key: str) -> LaneStateAnswer | NoAnswer | None:
+    owner, queue = known.progress.at.owner, known.progress.at.queue
+    if owner is None:
+        return None
+    if owner not in {member.client_id for member in found.members}:
+        return NoAnswer(f"its owner {owner} is no longer connected", silent=True)
+    with Admin(server) as admin:
+        return admin.lane_state(found.group, owner, queue, key)
+
+
+def _with_parked(groups: list[KeyProgress], key: str, queue: MessageQueue, server: str) -> list[KeyProgress]:
+    with ParkedAdmin(server) as admin:
+        lanes = {lane.group: lane for lane in admin.lanes(topic=queue.topic, key=key) if lane.queue == queue}
+    return [replace(each, parked=lanes.get(each.group)) for each in groups]
 
 
 def _show(facts: KeyFacts, as_json: bool) -> None:
     key, queue, hashed = facts.key, facts.queue, facts.hashed
     messages, groups = facts.messages, facts.groups
-    count = f"the newest {FOUND_MOST} messages" if len(messages) == FOUND_MOST else plural(len(messages), "message")
-    odd = {message.queue for message in messages} - {hashed}
+    count = f"the newest {MAX_FOUND} messages" if len(messages) == MAX_FOUND else plural(len(messages), "message")
     show(
         as_json,
         lambda: {
@@ -50,49 +146,45 @@ def _show(facts: KeyFacts, as_json: bool) -> None:
             "groups": list(map(group_document, groups)),
         },
         f"key {key}: queue {queue.queue_id} of {queue.topic} on {queue.broker}, {count}",
-        *(_odd_queues(odd, hashed)),
+        *_other_queues({message.queue for message in messages} - {hashed}, hashed),
         Grid(("queue", "offset", "stored", "tag", "value"), list(map(_message_row, messages)), "no messages found"),
         Grid(_GROUP_COLUMNS, list(map(_group_row, groups)), "no group reads this topic"),
     )
 
 
-def _odd_queues(odd: Iterable[MessageQueue], hashed: MessageQueue) -> list[str]:
-    numbers = ", ".join(str(queue.queue_id) for queue in sorted(odd))
+def _other_queues(others: Iterable[MessageQueue], hashed: MessageQueue) -> list[str]:
+    numbers = ", ".join(str(queue.queue_id) for queue in sorted(others))
     if not numbers:
         return []
     return [
-        f"note: by its hash the key belongs to queue {hashed.queue_id}, but messages are in {numbers}: they were sent "
-        f"with a selector or as a number, or the queue count was changed"
+        f"note: the key's hash selects queue {hashed.queue_id}, but messages are in {numbers}: the producer chose the "
+        f"queue itself, or the number of queues was changed"
     ]
 
 
 def _message_row(message: Message) -> tuple[object, ...]:
-    value = message.body[: SHOWN_CHARS * 4].decode("utf-8", "backslashreplace")
-    short = value if len(value) <= SHOWN_CHARS else value[: SHOWN_CHARS - 1] + "…"
-    return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short
+    value = message.body[:240].decode("utf-8", "backslashreplace")
+    return message.queue.queue_id, message.queue_offset, message.stored_at, message.tag, short_text(value)
 
 
 _GROUP_COLUMNS = (
     *("group", "offset", "done", "pending", "owner", "epoch", "lease left"),
-    *("head", "failed", "next try", "blocked for", "waits for"),
+    *("head", "failed", "next retry", "blocked for", "waits for"),
 )
 
 
-def _group_row(each: GroupOfKey) -> tuple[object, ...]:
+def _group_row(each: KeyProgress) -> tuple[object, ...]:
     at = each.progress.at
-    lease = seconds(each.progress.lease_ms)
+    lease = duration_text(each.progress.lease_ms)
     left = each.group, at.offset, each.done, len(each.pending), at.owner, at.epoch, lease
     if not isinstance(lane := each.lane, LaneStateAnswer):
         return *left, None, None, None, None, each.waits_for
-    return *left, _known(lane.head), lane.attempts, _span(lane.retry_in), _span(lane.blocked_for), each.waits_for
+    retry, blocked = duration_text(_known(lane.retry_in)), duration_text(_known(lane.blocked_for))
+    return *left, _known(lane.head), lane.attempts, retry, blocked, each.waits_for
 
 
 def _known(number: int) -> int | None:
     return number if number >= 0 else None
-
-
-def _span(millis: int) -> str | None:
-    return span(millis) if millis >= 0 else None
 
 
 def _message_document(message: Message) -> dict[str, object]:
@@ -106,8 +198,8 @@ def _message_document(message: Message) -> dict[str, object]:
     }
 
 
-def group_document(each: GroupOfKey) -> dict[str, object]:
-    """One group, for programs."""
+def group_document(each: KeyProgress) -> dict[str, object]:
+    """One group as JSON."""
     return {
         "group": each.group,
         "members": each.members,
@@ -121,7 +213,7 @@ def group_document(each: GroupOfKey) -> dict[str, object]:
 
 
 def _lane_document(lane: LaneStateAnswer | NoAnswer | None) -> dict[str, object] | None:
-    """What the owner says; times in ms."""
+    """The owner's view of the lane; durations in ms."""
     if lane is None:
         return None
     if isinstance(lane, NoAnswer):

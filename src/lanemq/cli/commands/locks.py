@@ -1,24 +1,24 @@
-"""`lanemq locks`: who owns which queue right now."""
+"""`lanemq locks`: which member owns which queue."""
 
 import click
 
 from lanemq.cli.options import asks_server
-from lanemq.cli.output import Grid, show
+from lanemq.cli.output import Grid, duration_text, show
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import LeaseView
 
 
 @click.command()
-@click.option("--group", help="Only this group's.")
-@click.option("--topic", help="Only this topic's.")
+@click.option("--group", help="Only queues of this group.")
+@click.option("--topic", help="Only queues of this topic.")
 @asks_server
 def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> None:
-    """Show every queue that a member owns: epoch, and how long its lease still lasts without renewal."""
+    """Show which member owns which queue, with the epoch and the time left of the lease."""
     with Admin(server) as admin:
         held = [each for each in admin.locks(group) if topic in (None, each.queue.topic)]
     held.sort(key=lambda each: (each.group, each.queue))
     rows = [
-        (each.group, each.queue.topic, each.queue.queue_id, each.owner, each.epoch, seconds(each.remaining_ms))
+        (each.group, each.queue.topic, each.queue.queue_id, each.owner, each.epoch, duration_text(each.remaining_ms))
         for each in held
     ]
     show(
@@ -27,23 +27,18 @@ def locks(group: str | None, topic: str | None, server: str, as_json: bool) -> N
         Grid(
             ("group", "topic", "queue", "owner", "epoch", "lease left"),
             rows,
-            _nothing_held(group, topic),
+            _none_owned(group, topic),
         ),
     )
 
 
-def _nothing_held(group: str | None, topic: str | None) -> str:
-    """Says no more than was asked: other groups may be online, and other topics owned."""
+def _none_owned(group: str | None, topic: str | None) -> str:
+    """Only about the given group and topic: other groups may be online, and other topics owned."""
     where = f"no queue of topic {topic} is owned" if topic else "no queue is owned"
     if group is None:
         return f"{where}: no member of an ordered group {'that reads it ' if topic else ''}is online"
     online = "reads it" if topic else "is online"
     return f"{where} by group {group}: none of its members {online}, or it is not ordered; see lanemq group list"
-
-
-def seconds(millis: int | None) -> str | None:
-    """A span as people read it."""
-    return None if millis is None else f"{millis / 1000:.1f} s"
 
 
 def _document(lease: LeaseView) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""`lanemq parked`: lanes whose retries are used up. Look at them, run them again, or give messages up.
+"""`lanemq parked`: lists, shows, redrives and discards lanes whose retries are used up.
 
-The rule guarded here: nothing is discarded that was not looked at. A discard names the last offset that was read just
-before, so a message that joined the lane since stays in it, and without `--yes` it is only shown.
+A discard names the last offset that was read just before, so a message that joined the lane since then stays in it.
+Without `--yes` nothing is discarded.
 """
 
 import time
@@ -9,70 +9,77 @@ from collections.abc import Sequence
 
 import click
 
-from lanemq.cli.options import Failed, Misused, asks_server
-from lanemq.cli.output import Grid, plural, show
-from lanemq.cli.parked_views import lane_document, lane_grid, message_document, message_grid, sentence
+from lanemq.cli.options import Failed, WrongUsage, asks_server
+from lanemq.cli.output import Grid, body_for_json, plural, short_text, show, wall_time
 from lanemq.client.admin.parked import ANY_KEY, AnyKey, ParkedAdmin, ParkedLaneView
+from lanemq.client.message import MAX_BODY_BYTES
 from lanemq.model.errors import OffsetNotFound
 from lanemq.model.units import QueueOffset
+from lanemq.wire.compression import decompress
+from lanemq.wire.properties import PropertyName
+from lanemq.wire.record import RecordView
 
-PREVIEWED = 5
-"""Messages of each lane in a preview."""
+PREVIEW_MESSAGES = 5
+"""Messages of each lane that `--dry-run` shows."""
 
-F_GROUP = click.option("--group", required=True, help="Whose lanes.")
-F_TOPIC = click.option("--topic", help="Only this topic's.")
-F_ALL = click.option("--all", "every", is_flag=True, help="All parked lanes of the group (and topic), instead of KEY.")
-F_KEYLESS = click.option("--keyless", is_flag=True, help="The lane of messages without a key, instead of KEY.")
-F_DRY = click.option("--dry-run", is_flag=True, help="Only show what would happen.")
+GROUP = click.option("--group", required=True, help="Group whose lanes are meant.")
+TOPIC = click.option("--topic", help="Only lanes of this topic.")
+ALL = click.option("--all", "every", is_flag=True, help="All parked lanes of the group (and topic) instead of KEY.")
+KEYLESS = click.option("--keyless", is_flag=True, help="The lane of messages without a key instead of KEY.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
 @click.group()
 def parked() -> None:
-    """List, show, redrive and discard lanes that were parked after their retries."""
+    """List, show, redrive and discard parked lanes.
+
+    A lane is parked when its retries are used up. Its messages wait at the broker, in order, and newer messages of the
+    key wait behind them.
+    """
 
 
 @parked.command("list")
-@click.option("--group", help="Only this group's.")
-@F_TOPIC
+@click.option("--group", help="Only lanes of this group.")
+@TOPIC
 @asks_server
 def list_lanes(group: str | None, topic: str | None, server: str, as_json: bool) -> None:
-    """List parked lanes: how many messages wait, since when, and why."""
+    """List parked lanes: number of messages, time of parking, and reason."""
     with ParkedAdmin(server) as admin:
         lanes = admin.lanes(group, topic)
-    show(as_json, lambda: list(map(lane_document, lanes)), lane_grid(lanes, _none_parked(group, topic)))
+    show(as_json, lambda: list(map(lane_document, lanes)), _lane_grid(lanes, _none_parked(group, topic)))
 
 
 @parked.command("show")
 @click.argument("key", required=False)
-@F_GROUP
-@F_TOPIC
-@F_KEYLESS
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Most messages shown.")
+@GROUP
+@TOPIC
+@KEYLESS
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most this many.")
 @asks_server
 def show_lane(
     key: str | None, group: str, topic: str | None, keyless: bool, limit: int, server: str, as_json: bool
 ) -> None:
-    """Show the parked messages of KEY, in the order in which a redrive runs them."""
+    """Show the parked messages of KEY, in the order in which a redrive processes them."""
     with ParkedAdmin(server) as admin:
-        (lane,) = _chosen(admin, group, topic, _wanted_key(key, keyless, every=False))
+        (lane,) = _chosen(admin, group, topic, _wanted_key(key, keyless, every=None))
         messages = admin.messages(lane, limit)
     show(
         as_json,
-        lambda: {**lane_document(lane), "parked": list(map(message_document, messages))},
-        sentence(lane),
-        message_grid(messages),
+        lambda: {**lane_document(lane), "parked": list(map(_message_document, messages))},
+        _sentence(lane),
+        _message_grid(messages),
         *([f"and {lane.messages - len(messages)} more; see --limit"] if lane.messages > len(messages) else []),
     )
 
 
 @parked.command()
 @click.argument("key", required=False)
-@F_GROUP
-@F_TOPIC
-@F_ALL
-@F_KEYLESS
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Lanes per second at most; default: no limit.")
-@F_DRY
+@GROUP
+@TOPIC
+@ALL
+@KEYLESS
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Lanes per second; no limit by default.")
+@DRY_RUN
 @asks_server
 def redrive(
     key: str | None,
@@ -85,7 +92,10 @@ def redrive(
     server: str,
     as_json: bool,
 ) -> None:
-    """Run the parked lane of KEY again: in order, one message at a time, before newer messages of the key."""
+    """Process the parked messages of KEY again.
+
+    They are processed in order, one at a time, before newer messages of the key.
+    """
     with ParkedAdmin(server) as admin:
         lanes = _chosen(admin, group, topic, _wanted_key(key, keyless, every))
         if dry_run:
@@ -100,20 +110,22 @@ def redrive(
     show(
         as_json,
         lambda: {"dry_run": False, "redriven": list(map(lane_document, begun))},
-        lane_grid(begun, "nothing to do: the owners run these lanes already"),
-        f"{plural(len(begun), 'lane')} redriven: a queue's owner begins within a second, or as soon as it has one",
+        _lane_grid(begun, "nothing to do: these lanes are already being redriven"),
+        f"{plural(len(begun), 'lane')} redriven: the queue's owner starts within a second, or as soon as there is one",
     )
 
 
 @parked.command()
 @click.argument("key", required=False)
-@F_GROUP
-@F_TOPIC
-@F_ALL
-@F_KEYLESS
-@click.option("--messages", "how_many", required=True, metavar="N|all", help="The first N of each lane, or all.")
-@F_DRY
-@click.option("--yes", is_flag=True, help="Really: discarded messages are gone for this group.")
+@GROUP
+@TOPIC
+@ALL
+@KEYLESS
+@click.option(
+    "--messages", "how_many", required=True, metavar="N|all", help="Discard the first N messages of each lane, or all."
+)
+@DRY_RUN
+@click.option("--yes", is_flag=True, help="Confirm: the group can never process discarded messages.")
 @asks_server
 def discard(
     key: str | None,
@@ -127,17 +139,20 @@ def discard(
     server: str,
     as_json: bool,
 ) -> None:
-    """Give up the first messages of the parked lane of KEY; the lane goes on with those behind them."""
-    most = _count(how_many)
+    """Discard the first parked messages of KEY.
+
+    The messages after them stay parked until you redrive them.
+    """
+    limit = _count(how_many)
     with ParkedAdmin(server) as admin:
         lanes = _chosen(admin, group, topic, _wanted_key(key, keyless, every))
         if dry_run:
-            _preview(admin, lanes, most, "would be discarded", as_json)
+            _preview(admin, lanes, limit, "would be discarded", as_json)
             return
         if not yes:
-            count = sum(lane.messages if most is None else min(most, lane.messages) for lane in lanes)
-            raise Failed(f"{plural(count, 'message')} would be discarded: look with --dry-run, then repeat with --yes")
-        gone = [(lane, admin.discard(lane, _through(admin, lane, most))) for lane in lanes]
+            count = sum(lane.messages if limit is None else min(limit, lane.messages) for lane in lanes)
+            raise Failed(f"{plural(count, 'message')} would be discarded: check with --dry-run, then repeat with --yes")
+        gone = [(lane, admin.discard(lane, _through(admin, lane, limit))) for lane in lanes]
     show(
         as_json,
         lambda: {"dry_run": False, "discarded": [{**lane_document(lane), "discarded": count} for lane, count in gone]},
@@ -145,9 +160,10 @@ def discard(
     )
 
 
-def _wanted_key(key: str | None, keyless: bool, every: bool) -> str | AnyKey | None:
-    if (key is not None) + keyless + every != 1:
-        raise Misused("say which lane: give a KEY, or --keyless, or, where it is offered, --all")
+def _wanted_key(key: str | None, keyless: bool, every: bool | None) -> str | AnyKey | None:
+    """The selected key; `every` is None if the command has no `--all`."""
+    if (key is not None) + keyless + bool(every) != 1:
+        raise WrongUsage("give either KEY or --keyless" + ("" if every is None else " or --all"))
     return ANY_KEY if every else key
 
 
@@ -165,39 +181,39 @@ def _redriven(admin: ParkedAdmin, lane: ParkedLaneView) -> bool:
     try:
         return admin.redrive(lane)
     except OffsetNotFound:
-        return False  # finished or discarded while we waited for its turn
+        return False  # finished or discarded since it was listed
 
 
-def _through(admin: ParkedAdmin, lane: ParkedLaneView, most: int | None) -> QueueOffset:
-    if most is None or most >= lane.messages:
+def _through(admin: ParkedAdmin, lane: ParkedLaneView, limit: int | None) -> QueueOffset:
+    if limit is None or limit >= lane.messages:
         return lane.last
-    return QueueOffset(admin.messages(lane, most)[-1].queue_offset)
+    return QueueOffset(admin.messages(lane, limit)[-1].queue_offset)
 
 
 def _count(text: str) -> int | None:
     if text == "all":
         return None
     if not text.isdecimal() or not int(text):
-        raise Misused(f"--messages {text!r}: write a number from 1 on, or all")
+        raise WrongUsage(f"--messages {text!r}: write a number >= 1, or all")
     return int(text)
 
 
-def _preview(admin: ParkedAdmin, lanes: Sequence[ParkedLaneView], most: int | None, what: str, as_json: bool) -> None:
-    """What a command would touch, lane by lane: the first messages of each, in order."""
+def _preview(admin: ParkedAdmin, lanes: Sequence[ParkedLaneView], limit: int | None, what: str, as_json: bool) -> None:
+    """Shows what a command would change: the first messages of each lane, in order."""
     found = []
     for lane in lanes:
-        count = lane.messages if most is None else min(most, lane.messages)
-        found.append((lane, count, admin.messages(lane, min(count, PREVIEWED))))
+        count = lane.messages if limit is None else min(limit, lane.messages)
+        found.append((lane, count, admin.messages(lane, min(count, PREVIEW_MESSAGES))))
     parts: list[Grid | str] = []
     for lane, count, messages in found:
         more = f", the first {len(messages)} of them" if count > len(messages) else ""
-        parts += [f"{sentence(lane)}: {plural(count, 'message')} {what}{more}", message_grid(messages)]
+        parts += [f"{_sentence(lane)}: {plural(count, 'message')} {what}{more}", _message_grid(messages)]
     show(
         as_json,
         lambda: {
             "dry_run": True,
             "lanes": [
-                {**lane_document(lane), "affected": count, "first_messages": list(map(message_document, messages))}
+                {**lane_document(lane), "affected": count, "first_messages": list(map(_message_document, messages))}
                 for lane, count, messages in found
             ],
         },
@@ -211,3 +227,82 @@ def _none_parked(group: str | None, topic: str | None, key: str | AnyKey | None 
         "no lane" if isinstance(key, AnyKey) else "no lane without a key" if key is None else f"no lane of key {key!r}"
     )
     return f"{what}{f' of group {group}' if group else ''}{f' in topic {topic}' if topic else ''} is parked"
+
+
+def _sentence(lane: ParkedLaneView) -> str:
+    queue = lane.queue
+    name = "without a key" if lane.key is None else f"of key {lane.key}"
+    return f"lane {name}, queue {queue.queue_id} of {queue.topic}, group {lane.group}: {lane.status.value}"
+
+
+def _lane_grid(lanes: Sequence[ParkedLaneView], empty: str) -> Grid:
+    columns = ("group", "topic", "queue", "key", "status", "messages", "first offset", "attempts", "since", "reason")
+    rows = [
+        (
+            lane.group,
+            lane.queue.topic,
+            lane.queue.queue_id,
+            lane.key,
+            lane.status.value,
+            lane.messages,
+            lane.first,
+            lane.attempts,
+            wall_time(lane.since_ms),
+            short_text(lane.reason),
+        )
+        for lane in lanes
+    ]
+    return Grid(columns, rows, empty)
+
+
+def _message_grid(messages: Sequence[RecordView]) -> Grid:
+    rows = [
+        (
+            each.queue_offset,
+            wall_time(each.store_timestamp),
+            each.properties.get(PropertyName.TAGS),
+            short_text(_text(each)),
+        )
+        for each in messages
+    ]
+    return Grid(
+        ("offset", "stored", "tag", "value"), rows, "no messages: they were redriven or discarded in the meantime"
+    )
+
+
+def _text(record: RecordView) -> str:
+    return _body(record)[:240].decode("utf-8", "backslashreplace")
+
+
+def _body(record: RecordView) -> bytes:
+    return decompress(record.sys_flag, record.body, MAX_BODY_BYTES)
+
+
+def lane_document(lane: ParkedLaneView) -> dict[str, object]:
+    """A parked lane as JSON."""
+    return {
+        "group": lane.group,
+        "topic": lane.queue.topic,
+        "broker": lane.queue.broker,
+        "queue": lane.queue.queue_id,
+        "key": lane.key,
+        "status": lane.status.value,
+        "messages": lane.messages,
+        "bytes": lane.size,
+        "first_offset": lane.first,
+        "last_offset": lane.last,
+        "attempts": lane.attempts,
+        "since": wall_time(lane.since_ms),
+        "reason": lane.reason,
+    }
+
+
+def _message_document(record: RecordView) -> dict[str, object]:
+    properties = record.properties
+    return {
+        "offset": record.queue_offset,
+        "stored_at": wall_time(record.store_timestamp),
+        "tag": properties.get(PropertyName.TAGS),
+        "message_id": properties.get(PropertyName.UNIQUE_ID),
+        "value": body_for_json(_body(record)),
+    }

@@ -1,4 +1,4 @@
-"""`lanemq send`: messages from the command line or a file, in the order they are given."""
+"""`lanemq send`: sends messages from the command line or a file, in the given order."""
 
 import contextlib
 from collections import Counter, deque
@@ -9,23 +9,23 @@ from typing import BinaryIO, NamedTuple
 
 import click
 
-from lanemq.cli.options import Failed, asks_server, told
-from lanemq.cli.output import Grid, plural, show, unlogged
+from lanemq.cli.options import Failed, as_failure, asks_server
+from lanemq.cli.output import Grid, plural, show, without_log
 from lanemq.client.producer.producer import Producer
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, TransportError, UsageError
 
-UNDER_WAY = 1000
-"""Messages sent ahead of their receipts: enough to fill batches, few enough to stop soon after a failure."""
+MAX_IN_FLIGHT = 1000
+"""Messages sent before their receipts arrive: enough to fill batches, few enough to stop soon after a failure."""
 
-SHOWN = 20
-"""Receipts shown to people; `--json` has all."""
+MAX_ROWS = 20
+"""Receipts in the table; `--json` prints all."""
 
 NUMBER = b"{n}"
 
 
 class Line(NamedTuple):
-    """One message to be sent."""
+    """One message to send; `number` is its line or its position."""
 
     number: int
     body: bytes
@@ -35,12 +35,14 @@ class Line(NamedTuple):
 @click.command()
 @click.argument("topic")
 @click.argument("value", required=False)
-@click.option("--key", "-k", help="What belongs together: messages with the same key stay in order.")
-@click.option("--tag", "-t", help="What consumers can filter by.")
-@click.option("--property", "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--file", "-f", "source", type=click.File("rb"), help="One message per line; - reads stdin.")
-@click.option("--key-separator", metavar="TEXT", help="With --file: each line is KEY, this text, VALUE.")
-@click.option("--count", type=click.IntRange(1), help="Send VALUE this often; {n} in it becomes the number.")
+@click.option("--key", "-k", help="Ordering key: messages with the same key stay in order.")
+@click.option("--tag", "-t", help="Tag, by which consumers can filter.")
+@click.option(
+    "--property", "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="Message property; may be repeated."
+)
+@click.option("--file", "-f", "source", type=click.File("rb"), help="Send each line of this file; - reads stdin.")
+@click.option("--key-separator", metavar="TEXT", help="With --file: text between key and value in each line.")
+@click.option("--count", type=click.IntRange(1), help="Send VALUE this many times; {n} is replaced by 1, 2, 3 …")
 @asks_server
 def send(
     topic: str,
@@ -54,34 +56,34 @@ def send(
     server: str,
     as_json: bool,
 ) -> None:
-    """Send VALUE, or the lines of a file, to TOPIC and print where each message is stored.
+    """Send VALUE, or each line of a file, to TOPIC, and print where each message is stored.
 
-    A failure ends the command; what is stored stays. The error says how much that is and where to go on; with
-    --json that is an object on stdout too, with "error", "stored", "go_on_from", "stored_after" and "receipts".
+    The command stops at the first failure. The error says how many messages are stored and where to resume. With
+    --json, stdout then has an object with "error", "stored", "go_on_from", "stored_after" and "receipts".
     """
     if (value is None) == (source is None):
-        raise click.UsageError("give either a VALUE or --file (use --file - to read stdin)")
+        raise click.UsageError("give either VALUE or --file (--file - reads stdin)")
     if key_separator is not None and (source is None or key is not None or not key_separator):
-        raise click.UsageError("--key-separator goes with --file, without --key, and is not empty")
+        raise click.UsageError("--key-separator needs --file, excludes --key, and must not be empty")
     if count is not None and source is not None:
-        raise click.UsageError("--count repeats a VALUE and has no meaning with --file")
+        raise click.UsageError("--count repeats VALUE and cannot be used with --file")
     properties = dict(map(_pair, pairs))
     lines = _file_lines(source, key, key_separator) if source else _repeated(value or "", key, count)
     noun = "line" if source else "message"
     try:
-        with unlogged("lanemq.client.producer.replies"), Producer(server, codec="bytes") as producer:
+        with without_log("lanemq.client.producer.replies"), Producer(server, codec="bytes") as producer:
             receipts = Sending(producer, topic, noun).send(lines, tag, properties)
     except Stopped as stopped:
         if not source and not count:
-            raise told(stopped.error) from stopped
+            raise as_failure(stopped.error) from stopped
         if as_json:
             show(as_json, stopped.document)
-        raise stopped.told() from stopped
+        raise stopped.failure() from stopped
     _show(receipts, as_json)
 
 
 class BadLine(UsageError):
-    """A line of the file that is no message."""
+    """A line of the file that is not a message."""
 
     def __init__(self, number: int, problem: str) -> None:
         self.number = number
@@ -89,7 +91,7 @@ class BadLine(UsageError):
 
 
 class Stopped(LaneError):
-    """Sending ended early. What is stored is told, so that a second call neither repeats nor leaves out anything."""
+    """Sending stopped early. It reports what is stored, so that a second call repeats and skips nothing."""
 
     def __init__(self, noun: str, number: int, error: LaneError, stored: dict[int, Receipt]) -> None:
         super().__init__(number)
@@ -99,19 +101,19 @@ class Stopped(LaneError):
         self._stored = stored
         self._after = [each for each in stored if each > number]
 
-    def told(self) -> Failed:
-        """In one line: what is wrong, what is stored, where to go on."""
+    def failure(self) -> Failed:
+        """The error in one line: cause, what is stored, where to resume."""
         here = f"{self._noun} {self._number}"
-        plain = told(self.error, f"{here}: ")
+        plain = as_failure(self.error, f"{here}: ")
         stored = f"{plural(len(self._stored), self._noun)} stored"
-        perhaps = f", perhaps {here} too" if isinstance(self.error, TransportError) else ""
-        behind = f"{plural(len(self._after), self._noun)} stored behind it (--json names them)"
-        skip = f", but leave out {behind}" if self._after else ""
-        return type(plain)(f"{plain.message.rstrip('.')}; {stored}{perhaps}: go on from {here}{skip}")
+        perhaps = f", perhaps also {here}" if isinstance(self.error, TransportError) else ""
+        behind = f"{plural(len(self._after), self._noun)} stored after it (--json lists them)"
+        skip = f", but skip {behind}" if self._after else ""
+        return type(plain)(f"{plain.message.rstrip('.')}; {stored}{perhaps}: resume from {here}{skip}")
 
     def document(self) -> dict[str, object]:
         return {
-            "error": told(self.error).message,
+            "error": as_failure(self.error).message,
             "stored": len(self._stored),
             "go_on_from": self._number,
             "stored_after": self._after,
@@ -126,7 +128,7 @@ class Sending:
         self._stored: dict[int, Receipt] = {}
         self._noun = noun
         self._submit = partial(producer.submit, topic)
-        self._under_way: deque[tuple[Line, Future[Receipt]]] = deque()
+        self._in_flight: deque[tuple[Line, Future[Receipt]]] = deque()
 
     def send(self, lines: Iterator[Line], tag: str | None, properties: dict[str, str]) -> list[Receipt]:
         number = 1
@@ -134,8 +136,8 @@ class Sending:
             for line in lines:
                 number = line.number
                 future = self._submit(line.body, key=line.key, tag=tag, properties=properties)
-                self._under_way.append((line, future))
-                self._settle(keep=UNDER_WAY)
+                self._in_flight.append((line, future))
+                self._settle(keep=MAX_IN_FLIGHT)
         except Stopped:
             raise
         except LaneError as error:
@@ -145,21 +147,21 @@ class Sending:
         return list(self._stored.values())
 
     def _settle(self, keep: int) -> None:
-        """Takes receipts that are there, and waits for more while over `keep` are under way."""
-        while self._under_way and (len(self._under_way) > keep or self._under_way[0][1].done()):
-            line, future = self._under_way.popleft()
+        """Collects the receipts that have arrived, and waits while more than `keep` messages are in flight."""
+        while self._in_flight and (len(self._in_flight) > keep or self._in_flight[0][1].done()):
+            line, future = self._in_flight.popleft()
             try:
                 self._stored[line.number] = future.result()
             except LaneError as error:
-                self._take_the_rest()
+                self._collect_rest()
                 raise self._stopped(line.number, error) from error
 
-    def _take_the_rest(self) -> None:
-        """Other keys do not wait for the one that failed: what is under way may still be stored, and must be told."""
-        for line, future in self._under_way:
+    def _collect_rest(self) -> None:
+        """Waits for the messages in flight: those of other keys may still be stored, and must be reported."""
+        for line, future in self._in_flight:
             with contextlib.suppress(LaneError):
                 self._stored[line.number] = future.result()
-        self._under_way.clear()
+        self._in_flight.clear()
 
     def _stopped(self, number: int, error: LaneError) -> Stopped:
         return Stopped(self._noun, number, error, self._stored)
@@ -168,14 +170,18 @@ class Sending:
 def _show(receipts: list[Receipt], as_json: bool) -> None:
     rows = [
         (receipt.queue.queue_id, receipt.offset, receipt.key, receipt.stored.value, receipt.message_id)
-        for receipt in receipts[:SHOWN]
+        for receipt in receipts[:MAX_ROWS]
     ]
     queues = Counter(receipt.queue for receipt in receipts)
     show(
         as_json,
         lambda: list(map(_document, receipts)),
-        Grid(("queue", "offset", "key", "stored", "message id"), rows, "nothing to send: the file has no lines"),
-        *([f"… {plural(len(receipts), 'message')} in {plural(len(queues), 'queue')}"] if len(receipts) > SHOWN else []),
+        Grid(("queue", "offset", "key", "stored", "message id"), rows, "nothing was sent: the file has no lines"),
+        *(
+            [f"… {plural(len(receipts), 'message')} in {plural(len(queues), 'queue')}"]
+            if len(receipts) > MAX_ROWS
+            else []
+        ),
     )
 
 
@@ -199,7 +205,7 @@ def _repeated(value: str, key: str | None, count: int | None) -> Iterator[Line]:
 
 
 def _file_lines(source: BinaryIO, key: str | None, separator: str | None) -> Iterator[Line]:
-    """Lines as they are, without their end; empty ones are passed over."""
+    """The lines of the file, without line ends; empty lines are skipped."""
     for number, raw in enumerate(source, 1):
         body = raw.rstrip(b"\r\n")
         if not body:
@@ -209,12 +215,12 @@ def _file_lines(source: BinaryIO, key: str | None, separator: str | None) -> Ite
             continue
         head, found, body = body.partition(separator.encode())
         if not found or not head:
-            raise BadLine(number, f"there is no key: every line must be KEY{separator}VALUE")
+            raise BadLine(number, f"the key is missing: every line must be KEY{separator}VALUE")
         yield Line(number, body, head.decode("utf-8", "backslashreplace"))
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise click.UsageError(f"--property {text!r} cannot be read: write NAME=VALUE")
+        raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
     return name, value

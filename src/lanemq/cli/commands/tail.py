@@ -1,6 +1,6 @@
-"""`lanemq tail`: looks at messages without being a consumer.
+"""`lanemq tail`: shows messages without consuming them.
 
-Nothing is committed and no group is joined, so looking never takes a message away from those who work on it.
+It joins no group and commits nothing, so consumers are not affected.
 """
 
 import contextlib
@@ -11,48 +11,52 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from lanemq.cli.options import FIRST, LAST, asks_server, moment
-from lanemq.cli.output import body_for_json, cell, harmless, to_json
-from lanemq.cli.reading import Reader
+from lanemq.cli.options import FIRST, LAST, asks_server, parse_time
+from lanemq.cli.output import body_for_json, cell, printable, to_json
+from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.consumer.tag_filter import tag_filter
 from lanemq.client.message import Message
 from lanemq.model.queue import MessageQueue
 
-LOOK_BACK = 10
+DEFAULT_COUNT = 10
 POLL_SECONDS = 0.2
 
-Wanted = Callable[[Message], bool]
+MessageFilter = Callable[[Message], bool]
 
 
 @click.command()
 @click.argument("topic")
 @click.option("--key", "-k", help="Only messages of this key.")
-@click.option("--tag", "-t", default="*", help="Only messages with this tag; several joined by '||'.")
+@click.option("--tag", "-t", default="*", help="Only messages with this tag; separate several with '||'.")
 @click.option(
     "--from",
     "start",
     default="last",
     metavar="first|last|TIME",
-    help="Where to begin, also earliest|latest; TIME is ISO 8601, or 10m for ten minutes ago.",
+    help="Where to start; earliest and latest are accepted too. TIME is ISO 8601, or 10m for ten minutes ago.",
 )
-@click.option("--count", "-n", type=click.IntRange(1), help="End after so many; with --from last: the newest ones.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with new messages until Ctrl-C.")
+@click.option(
+    "--count",
+    "-n",
+    type=click.IntRange(1),
+    help="Stop after this many messages; with --from last, show the newest ones.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Keep showing new messages until Ctrl-C.")
 @asks_server
 def tail(
     topic: str, key: str | None, tag: str, start: str, count: int | None, follow: bool, server: str, as_json: bool
 ) -> None:
-    """Show messages of TOPIC: queue, offset, time, key, value.
+    """Show messages of TOPIC: time, queue@offset, key, [tag], value.
 
-    Without --follow it ends with the newest message; by default it shows the last ten. With --json each message
-    is one line of JSON. Messages of a queue come in its order, those of different queues by the time they were
-    stored.
+    By default the last ten messages are shown. With --json each message is one line of JSON. Messages of one queue are
+    shown in their order, messages of different queues by the time when they were stored.
     """
     wanted = _wanted(key, tag)
-    since = None if start in FIRST | LAST else moment(start, "--from")
-    with Reader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
+    since = None if start in FIRST | LAST else int(parse_time(start, "--from").timestamp() * 1000)
+    with TopicReader(server, topic) as reader, contextlib.suppress(KeyboardInterrupt):
         ends = {queue: reader.bounds(queue)[1] for queue in reader.queues}
         if start in LAST:
-            messages = _newest(reader, ends, wanted, LOOK_BACK if follow or count is None else count)
+            messages = _newest(reader, ends, wanted, DEFAULT_COUNT if follow or count is None else count)
         else:
             messages = filter(wanted, _between(reader, _starts(reader, since), ends))
         if follow:
@@ -61,29 +65,29 @@ def tail(
             click.echo(_json_line(message) if as_json else _line(message))
 
 
-def _wanted(key: str | None, tags: str) -> Wanted:
+def _wanted(key: str | None, tags: str) -> MessageFilter:
     tagged = tag_filter(tags)
     return lambda message: (key is None or message.key == key) and tagged.wants(message.tag)
 
 
-def _starts(reader: Reader, since: int | None) -> dict[MessageQueue, int]:
+def _starts(reader: TopicReader, since: int | None) -> dict[MessageQueue, int]:
     if since is None:
         return {queue: reader.bounds(queue)[0] for queue in reader.queues}
     return {queue: reader.offset_at(queue, since) for queue in reader.queues}
 
 
-def _between(reader: Reader, starts: dict[MessageQueue, int], ends: dict[MessageQueue, int]) -> Iterator[Message]:
+def _between(reader: TopicReader, starts: dict[MessageQueue, int], ends: dict[MessageQueue, int]) -> Iterator[Message]:
     runs = [reader.read(queue, start, ends[queue]) for queue, start in starts.items()]
     return heapq.merge(*runs, key=_stored)
 
 
-def _newest(reader: Reader, ends: dict[MessageQueue, int], wanted: Wanted, count: int) -> Iterator[Message]:
+def _newest(reader: TopicReader, ends: dict[MessageQueue, int], wanted: MessageFilter, count: int) -> Iterator[Message]:
     runs = [_last_of(reader, queue, end, wanted, count) for queue, end in ends.items()]
     return iter(list(heapq.merge(*runs, key=_stored))[-count:])
 
 
-def _last_of(reader: Reader, queue: MessageQueue, end: int, wanted: Wanted, count: int) -> list[Message]:
-    """Goes back in growing steps until there are enough, since few messages may be wanted ones."""
+def _last_of(reader: TopicReader, queue: MessageQueue, end: int, wanted: MessageFilter, count: int) -> list[Message]:
+    """Reads backwards in growing steps until there are enough, because few messages may match."""
     low, step, found = reader.bounds(queue)[0], count, list[Message]()
     while end > low and len(found) < count:
         begin = max(low, end - step)
@@ -92,7 +96,7 @@ def _last_of(reader: Reader, queue: MessageQueue, end: int, wanted: Wanted, coun
     return found[-count:]
 
 
-def _arriving(reader: Reader, ends: dict[MessageQueue, int]) -> Iterator[Message]:
+def _arriving(reader: TopicReader, ends: dict[MessageQueue, int]) -> Iterator[Message]:
     at = dict(ends)
     while True:
         fresh = {queue: end for queue in at if (end := reader.bounds(queue)[1]) > at[queue]}
@@ -103,13 +107,13 @@ def _arriving(reader: Reader, ends: dict[MessageQueue, int]) -> Iterator[Message
 
 
 def _stored(message: Message) -> tuple[int, int]:
-    """Time, and within one millisecond the place in the log: the order in which a broker stored them."""
+    """Sort key: the time of storing, and within one millisecond the position in the log."""
     return message.record.store_timestamp, message.record.position
 
 
 def _line(message: Message) -> str:
     place = f"{message.queue.queue_id}@{message.queue_offset}"
-    tag = f" [{harmless(message.tag)}]" if message.tag else ""
+    tag = f" [{printable(message.tag)}]" if message.tag else ""
     return f"{cell(message.stored_at)}  {place:>10}  {cell(message.key)}{tag}  {cell(message.body)}"
 
 

@@ -1,4 +1,4 @@
-"""`lanemq topic`: create, list, describe, delete."""
+"""`lanemq topic`: creates, lists, describes and deletes topics."""
 
 import click
 
@@ -17,31 +17,47 @@ def topic() -> None:
 @topic.command()
 @click.argument("name")
 @click.option(
-    "--queues", type=click.IntRange(1), help=f"Most consumers that can share it; {DEFAULT_QUEUES} unless told."
+    "--queues",
+    type=click.IntRange(1),
+    help=f"Number of queues: at most so many consumers share the topic.  [default: {DEFAULT_QUEUES}]",
 )
-@click.option("--ordered", is_flag=True, help="Every message needs a key; the queue count is fixed for good.")
-@click.option("--globally-ordered", "as_a_whole", is_flag=True, help="All keys in one line: 1 queue, one at a time.")
-@click.option("--force", is_flag=True, help="Order a topic that holds messages sent without order.")
+@click.option(
+    "--ordered",
+    is_flag=True,
+    help="Keep messages in order by key: every message needs a key, and the number of queues is fixed.",
+)
+@click.option(
+    "--globally-ordered",
+    "globally",
+    is_flag=True,
+    help="Keep all messages in one order: one queue, processed one at a time.",
+)
+@click.option(
+    "--force", is_flag=True, help="Make a topic ordered although it holds messages that were sent without order."
+)
 @asks_server
 def create(
-    name: str, queues: int | None, ordered: bool, as_a_whole: bool, force: bool, server: str, as_json: bool
+    name: str, queues: int | None, ordered: bool, globally: bool, force: bool, server: str, as_json: bool
 ) -> None:
-    """Create topic NAME. Creating it again with the same settings changes nothing."""
-    if as_a_whole and queues not in (None, 1):
-        raise click.UsageError(f"--globally-ordered means 1 queue: leave --queues {queues} out, or use --ordered")
-    count = 1 if as_a_whole else queues or DEFAULT_QUEUES
+    """Create topic NAME.
+
+    Creating it again with the same settings changes nothing.
+    """
+    if globally and queues not in (None, 1):
+        raise click.UsageError(f"--globally-ordered means 1 queue: leave out --queues {queues}, or use --ordered")
+    count = 1 if globally else queues or DEFAULT_QUEUES
     with Admin(server) as admin:
-        if (ordered or as_a_whole) and not force:
-            _refuse_to_mix(admin, name)
-        admin.create_topic(name, queues=count, ordered="global" if as_a_whole else ordered)
-    order = ", globally ordered" if as_a_whole else ", ordered by key" if ordered else ""
+        if (ordered or globally) and not force:
+            _refuse_unordered_messages(admin, name)
+        admin.create_topic(name, queues=count, ordered="global" if globally else ordered)
+    order = ", globally ordered" if globally else ", ordered by key" if ordered else ""
     show(
         as_json,
         lambda: {
             "topic": name,
             "queues": count,
-            "ordered": ordered or as_a_whole,
-            "globally_ordered": as_a_whole,
+            "ordered": ordered or globally,
+            "globally_ordered": globally,
         },
         f"topic {name}: {plural(count, 'queue')}{order}",
     )
@@ -50,7 +66,7 @@ def create(
 @topic.command("list")
 @asks_server
 def list_topics(server: str, as_json: bool) -> None:
-    """List topics with their queues and messages."""
+    """List all topics with their queues and messages."""
     with Admin(server) as admin:
         found = [admin.describe_topic(name) for name in admin.topics()]
     rows = [(each.topic, len(each.queues), each.ordered, _messages(each)) for each in found]
@@ -69,7 +85,7 @@ def list_topics(server: str, as_json: bool) -> None:
 @click.argument("name")
 @asks_server
 def describe(name: str, server: str, as_json: bool) -> None:
-    """Show each queue of topic NAME: which offsets it holds and when it was last written."""
+    """Show the queues of topic NAME: which offsets they hold, and when they were last written to."""
     with Admin(server) as admin:
         found = admin.describe_topic(name)
     rows = [
@@ -87,43 +103,45 @@ def describe(name: str, server: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_server
 def delete(name: str, yes: bool, server: str, as_json: bool) -> None:
-    """Delete topic NAME with all its messages and every group's offsets in it."""
+    """Delete topic NAME with all its messages and all groups' offsets in it."""
     with Admin(server) as admin:
         messages = _messages(_existing(admin, name))
         if not yes:
             click.confirm(
-                f"Delete topic {name} with {plural(messages, 'message')}? (--yes does not ask)", abort=True, err=True
+                f"Delete topic {name} with {plural(messages, 'message')}? (--yes skips this question)",
+                abort=True,
+                err=True,
             )
         admin.delete_topic(name)
     show(
         as_json,
         lambda: {"topic": name, "deleted": True, "messages": messages},
-        f"topic {name} is deleted, {plural(messages, 'message')} with it",
+        f"topic {name} was deleted, with {plural(messages, 'message')}",
     )
 
 
-def _refuse_to_mix(admin: Admin, name: str) -> None:
-    """What was sent without order may lie in other queues than its keys' from now on, and would be overtaken."""
+def _refuse_unordered_messages(admin: Admin, name: str) -> None:
+    """Messages sent without order may be in other queues than their keys select, where newer ones may overtake."""
     try:
         found = admin.describe_topic(name)
     except TopicNotFound:
         return
     if messages := 0 if found.ordered else _messages(found):
         raise Failed(
-            f"topic {name} is not ordered and holds {plural(messages, 'message')}, which newer ones of their keys "
-            f"could overtake; nothing was changed. Use another name, delete the topic first, or pass --force"
+            f"topic {name} is not ordered and holds {plural(messages, 'message')}, which newer messages "
+            f"could overtake; nothing was changed. Use another name, delete the topic first, or use --force"
         )
 
 
 def _existing(admin: Admin, name: str) -> TopicDescription:
-    """The topic to be deleted. That one can be created is no advice for who wants it gone."""
+    """The topic to delete. The library's error would advise to create it."""
     try:
         return admin.describe_topic(name)
     except TopicNotFound as error:
-        raise Failed(f"topic {name!r} does not exist, nothing was deleted; see lanemq topic list") from error
+        raise Failed(f"topic {name!r} does not exist; see lanemq topic list") from error
 
 
 def _messages(found: TopicDescription) -> int:

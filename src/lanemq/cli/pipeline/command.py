@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lanemq.cli.options import Failed, Misused, json_option
+from lanemq.cli.options import Failed, WrongUsage, json_option
 from lanemq.cli.output import Grid, show
 from lanemq.cli.pipeline.dead import Tally, counted_by
 from lanemq.cli.pipeline.ends import failures_told, log_to_stderr, standing_still, starting
@@ -180,7 +180,7 @@ def _settings(conf: tuple[str, ...], verbose: bool) -> dict[str, str]:
     for each in conf:
         name, equals, value = each.partition("=")
         if not equals or not name.startswith("spark."):
-            raise Misused(f"--conf {each!r} should look like spark.executor.memory=4g")
+            raise WrongUsage(f"--conf {each!r} should look like spark.executor.memory=4g")
         settings[name] = value
     return settings
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lanemq.cli.options import Failed, followed_by
+from lanemq.cli.options import Failed, with_advice
 from lanemq.cli.output import plural
 from lanemq.model.errors import ConnectFailed, TlsFailed
 
@@ -68,7 +68,7 @@ def failures_told(words: Path | None, traceback: bool) -> Iterator[None]:
     except ConnectFailed as error:
         fix = " Start a broker with `lanemq broker --data DIR`, or correct servers (--servers)"
         waited = "; brokerWait of the source is how long it is waited for (60s unless given)"
-        raise Failed(followed_by(error, fix + waited)) from error
+        raise Failed(with_advice(error, fix + waited)) from error
 
 
 def log_to_stderr(everything: bool) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from lanemq.cli.options import told_by_options
-from lanemq.cli.security import asks_securely
+from lanemq.cli.options import errors_name_flags
+from lanemq.cli.security import with_security_options
 from lanemq.model import environment
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ _USER: Final = ("accesskey", "secretkey", "secretkeyfile", "securitytoken")
 
 
 def runs_securely(command: F) -> F:
-    """Adds the options of `asks_securely`; a command that loads a pipeline uses them with `secured`."""
+    """Adds the options of `with_security_options`; a command that loads a pipeline uses them with `secured`."""
 
     @functools.wraps(command)
     def protected(*args: Any, **options: Any) -> Any:
-        with told_by_options():
+        with errors_name_flags():
             return command(*args, **options)
 
-    return cast(F, asks_securely(protected))
+    return cast(F, with_security_options(protected))
 
 
 def secured(source: "Topic") -> "Topic":
@@ -75,7 +75,7 @@ def _with_tls(options: dict[str, Any], given: Mapping[str, str]) -> dict[str, An
 
 
 def _with_user(options: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """One word about the user is a word about all of him; half of him is refused by `asks_securely`."""
+    """One word about the user is a word about all of him; half of him is refused by `with_security_options`."""
     chosen = {
         "accessKey": given.get("access_key") or os.environ.get(environment.ACCESS_KEY),
         "secretKeyFile": given.get("secret_key_file"),

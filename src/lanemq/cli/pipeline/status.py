@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, plural, show, unlogged
+from lanemq.cli.output import Grid, plural, show, without_log
 from lanemq.cli.pipeline.dead import kept_in, kept_words
 from lanemq.cli.pipeline.parked import CARRIED_OUT
 from lanemq.cli.pipeline.place import NAME, PLACE, declared_at, refused
@@ -126,7 +126,7 @@ def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[
 
     try:
         options = parse_read_options({**source, "brokerWait": BROKER_WAIT}, streaming=True)
-        with unlogged("lanemq.spark.retrying"), Brokers(options) as brokers:
+        with without_log("lanemq.spark.retrying"), Brokers(options) as brokers:
             bounds = brokers.bounds()
         times = LagAges(options.servers, security=options.security)
         try:

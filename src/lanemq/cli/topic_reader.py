@@ -1,4 +1,4 @@
-"""Reading queues from outside any group: plain pulls that commit nothing."""
+"""Reads the queues of a topic without a group: plain pulls that commit nothing."""
 
 from collections.abc import Iterator
 from typing import Self
@@ -26,18 +26,18 @@ from lanemq.wire.headers import (
 from lanemq.wire.record import PULL_SUBSCRIPTION, RecordView, record_starts
 
 READER_GROUP = "lanemq-cli"
-"""Pulls must name a group. Nobody joins this one, and it has no offsets."""
+"""The group name in pulls, which must have one. No member joins it, and it has no offsets."""
 
 PAGE = 256
-FOUND_MOST = 64
-"""RocketMQ's brokers give no more for one search (MessageStoreConfig.maxMsgsNumBatch)."""
+MAX_FOUND = 64
+"""The most messages that RocketMQ's brokers return for one search (MessageStoreConfig.maxMsgsNumBatch)."""
 
-FOREVER = 2**62
-_NOTHING_THERE = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+END_OF_TIME = 2**62
+_NO_MESSAGES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
 
 
-class Reader:
-    """One topic, read from anywhere to anywhere."""
+class TopicReader:
+    """Reads one topic, by offset range or by key."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self._security = security_of()
@@ -54,7 +54,7 @@ class Reader:
         return self.route.subscribe
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """The oldest offset kept, and the next one to be written."""
+        """The first offset that is kept, and the next one to be written."""
         header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
         return (
             self._offset(queue, RequestCode.GET_MIN_OFFSET, header),
@@ -62,12 +62,12 @@ class Reader:
         )
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """The first message stored at that wall time or later."""
+        """The offset of the first message stored at or after `timestamp`, in ms since 1970."""
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
         return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[Message]:
-        """Messages from `start` up to, not with, `end`; what retention deleted meanwhile is passed over."""
+        """Messages from `start` up to, but not including, `end`; messages deleted by retention are skipped."""
         source = Source(queue, BytesCodec(), Epoch(0))
         while start < end:
             messages, following = self._pull(source, start, min(PAGE, end - start))
@@ -76,13 +76,13 @@ class Reader:
                 return
             start = following
 
-    def find(self, key: str, most: int = FOUND_MOST) -> list[Message]:
-        """The newest messages of this key that a broker's index knows, oldest first.
+    def find(self, key: str, limit: int = MAX_FOUND) -> list[Message]:
+        """The newest messages of a key in the brokers' index, oldest first.
 
-        LaneMQ brokers index the key that orders a message; Apache brokers only its search words.
+        LaneMQ brokers index the sharding key of a message; Apache brokers only its search keys (KEYS).
         """
         header = QueryMessageHeader(
-            topic=self.route.topic, key=key, max_num=most, begin_timestamp=0, end_timestamp=FOREVER
+            topic=self.route.topic, key=key, max_num=limit, begin_timestamp=0, end_timestamp=END_OF_TIME
         )
         found: list[Message] = []
         for broker in sorted({queue.broker for queue in self.queues}):
@@ -104,18 +104,18 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _pull(self, source: Source, offset: int, most: int) -> tuple[list[Message], int]:
+    def _pull(self, source: Source, offset: int, limit: int) -> tuple[list[Message], int]:
         header = PullHeader(
             consumer_group=READER_GROUP,
             topic=source.queue.topic,
             queue_id=source.queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=most,
+            max_msg_nums=limit,
             sys_flag=PULL_SUBSCRIPTION,
             subscription="*",
         )
         reply = self._request(source.queue.broker, RequestCode.PULL_MESSAGE, header)
-        if reply.code not in _NOTHING_THERE:
+        if reply.code not in _NO_MESSAGES:
             _check(reply)
         found = read_messages(source, reply.body) if reply.code == ResponseCode.SUCCESS else []
         return found, PullResponse.from_ext(reply.ext).next_begin_offset

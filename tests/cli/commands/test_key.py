@@ -7,8 +7,8 @@ import pytest
 from tests.chaos.members import until
 from tests.cli.conftest import Run
 
-from lanemq.cli.lag import Progress
-from lanemq.cli.lane_reason import GroupOfKey
+from lanemq.cli.commands.group import QueueProgress
+from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.client.admin.admin import Admin, Position
 from lanemq.client.admin.views import AtOffset, GroupQueue, NoAnswer
 from lanemq.client.consumer.consumer import Consumer
@@ -69,7 +69,7 @@ def test_nobody_online_is_the_reason(run: Run, broker: EmbeddedBroker) -> None:
     put(broker, "absent", AtOffset(QueueOffset(3)), [HOME.queue_id])
     (group,) = ask(run, "--group", "absent")["groups"]
     assert (group["done"], group["pending"]) == (1, [3, 4])
-    assert group["waits_for"].startswith("a member: nobody of the group is online")
+    assert group["waits_for"].startswith("a member: no member of the group is online")
 
 
 def test_search_word_is_not_taken_for_the_key(run: Run, producer: Producer) -> None:
@@ -80,31 +80,33 @@ def test_search_word_is_not_taken_for_the_key(run: Run, producer: Producer) -> N
 
 def test_members_without_an_owner_are_the_reason() -> None:
     at = GroupQueue(HOME, QueueOffset(0), QueueOffset(5))
-    waiting = GroupOfKey("g", members=2, progress=Progress(at, None, None), done=0, pending=(3,))
-    assert waiting.waits_for.startswith("an owner: no member holds the queue")
+    waiting = KeyProgress("g", members=2, progress=QueueProgress(at, None, None), done=0, pending=(3,))
+    assert waiting.waits_for.startswith("an owner: no member owns the queue")
 
 
 def test_everything_done_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> None:
     put(broker, "finished", "latest")
     (group,) = ask(run, "--group", "finished")["groups"]
-    assert group["waits_for"] == "nothing: every message is done"
+    assert group["waits_for"] == "nothing: all messages are finished"
 
 
-def waiting(ahead: int, lane: LaneStateAnswer | NoAnswer | None, pending: int = 5) -> GroupOfKey:
+def waiting(ahead: int, lane: LaneStateAnswer | NoAnswer | None, pending: int = 5) -> KeyProgress:
     at = GroupQueue(HOME, QueueOffset(pending - ahead), QueueOffset(9), owner="m")
-    return GroupOfKey("g", 1, Progress(at, None, 900), done=0, pending=(pending,), lane=lane)
+    return KeyProgress("g", 1, QueueProgress(at, None, 900), done=0, pending=(pending,), lane=lane)
 
 
 def test_messages_ahead_in_the_queue_are_counted_when_the_owner_does_not_say() -> None:
     """In key order they hold back the commit and nothing else: the key's own turn may be what fails."""
     told = waiting(2, NoAnswer("its owner is a stock client")).waits_for
-    assert told.startswith("its own turn, or at most 2 messages ahead of it in the queue: in queue order those run")
-    assert "in key order only those of its key do" in told
+    assert told.startswith(
+        "its own turn, or at most 2 messages ahead of it in the queue: with queue order all of them run"
+    )
+    assert "with key order only those of the same key do" in told
     assert told.endswith("its owner is a stock client. Its lease ends in 900 ms unless it is renewed")
 
 
 def test_message_at_the_groups_offset_waits_for_its_own_turn() -> None:
-    assert waiting(0, None).waits_for.startswith("its own turn: it runs")
+    assert waiting(0, None).waits_for.startswith("its own turn: it is running")
 
 
 def test_a_consumer_that_has_fetched_the_key_and_not_begun_it_says_so(run: Run, broker: EmbeddedBroker) -> None:
@@ -129,7 +131,7 @@ def test_message_outside_its_home_queue_is_pointed_out(run: Run, producer: Produ
     other = (pick_queue("stray", QUEUES).queue_id + 1) % 4
     producer.send("orders", {}, key="stray", queue=other)
     assert ask(run, key="stray")["queue"] == other
-    assert "note: by its hash the key belongs to queue" in run("key", "stray", "--topic", "orders").stdout
+    assert "note: the key's hash selects queue" in run("key", "stray", "--topic", "orders").stdout
 
 
 def test_people_get_both_tables(run: Run, broker: EmbeddedBroker) -> None:

@@ -155,14 +155,14 @@ def test_a_message_that_joined_since_is_not_discarded(bay: Bay, broker: Embedded
     ("words", "code", "told"),
     [
         (("show", "nobody"), 1, "no lane of key 'nobody'"),
-        (("show",), 2, "say which lane"),
+        (("show",), 2, "give either KEY"),
         (("show", "--keyless"), 1, "no lane without a key"),
-        (("redrive",), 2, "say which lane"),
-        (("redrive", "bad", "--all"), 2, "say which lane"),
+        (("redrive",), 2, "give either KEY"),
+        (("redrive", "bad", "--all"), 2, "give either KEY"),
         (("redrive", "bad", "--rate", "0"), 2, "--rate"),
         (("discard", "bad"), 2, "--messages"),
-        (("discard", "bad", "--messages", "some"), 2, "write a number from 1 on, or all"),
-        (("discard", "bad", "--messages", "0"), 2, "write a number from 1 on, or all"),
+        (("discard", "bad", "--messages", "some"), 2, "write a number >= 1, or all"),
+        (("discard", "bad", "--messages", "0"), 2, "write a number >= 1, or all"),
     ],
 )
 def test_mistakes_are_told_with_the_exit_code_they_deserve(
@@ -199,10 +199,10 @@ def test_key_says_that_a_lane_is_parked_and_why(run: Run, bay: Bay) -> None:
         assert group["parked"]["messages"] == 3
         return str(group["waits_for"])
 
-    assert "a person: parked since" in waits_for()
+    assert "an operator: parked since" in waits_for()
     assert "after 1 attempt at offset 0, with 3 messages: ValueError" in waits_for()
     run("parked", "redrive", "bad", "--group", bay.group)
-    assert waits_for() == "its redrive: 3 messages from offset 0 on run before newer ones"
+    assert waits_for() == "its redrive: 3 messages from offset 0 on run before newer messages"
 
 
 def test_a_described_group_tells_what_its_lag_does_not_show(run: Run, bay: Bay) -> None:

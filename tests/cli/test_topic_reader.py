@@ -2,29 +2,29 @@
 
 import pytest
 
-from lanemq.cli.reading import PAGE, Reader
+from lanemq.cli.topic_reader import PAGE, TopicReader
 from lanemq.client.message import Message, Source
 from lanemq.client.producer.producer import Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
 
 @pytest.fixture
-def reader(broker: EmbeddedBroker, producer: Producer) -> Reader:
+def reader(broker: EmbeddedBroker, producer: Producer) -> TopicReader:
     producer.send_many("long", [("k", number) for number in range(3 * PAGE)])
-    return Reader(broker.address, "long")
+    return TopicReader(broker.address, "long")
 
 
-def offsets(reader: Reader, start: int, end: int) -> list[int]:
+def offsets(reader: TopicReader, start: int, end: int) -> list[int]:
     (queue,) = [queue for queue in reader.queues if reader.bounds(queue)[1]]
     return [message.queue_offset for message in reader.read(queue, start, end)]
 
 
-def test_pages_join_without_gap_or_overlap(reader: Reader) -> None:
+def test_pages_join_without_gap_or_overlap(reader: TopicReader) -> None:
     with reader:
         assert offsets(reader, 5, 2 * PAGE + 5) == list(range(5, 2 * PAGE + 5))
 
 
-def test_answer_that_goes_too_far_is_cut_at_the_end(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_goes_too_far_is_cut_at_the_end(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that skips a damaged message fills the page with later ones."""
     pull = reader._pull
     monkeypatch.setattr(reader, "_pull", lambda source, offset, most: pull(source, offset, most + 3))
@@ -32,7 +32,7 @@ def test_answer_that_goes_too_far_is_cut_at_the_end(reader: Reader, monkeypatch:
         assert offsets(reader, 0, 10) == list(range(10))
 
 
-def test_broker_that_does_not_move_on_ends_the_reading(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_that_does_not_move_on_ends_the_reading(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(_: Source, offset: int, __: int) -> tuple[list[Message], int]:
         return [], offset
 
@@ -41,6 +41,6 @@ def test_broker_that_does_not_move_on_ends_the_reading(reader: Reader, monkeypat
         assert offsets(reader, 0, 10) == []
 
 
-def test_offsets_before_the_first_kept_one_are_passed_over(reader: Reader) -> None:
+def test_offsets_before_the_first_kept_one_are_passed_over(reader: TopicReader) -> None:
     with reader:
         assert offsets(reader, -5, 3) == [0, 1, 2]

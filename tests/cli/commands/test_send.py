@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.cli.commands.send import Line, Sending, Stopped
-from lanemq.cli.reading import Reader
+from lanemq.cli.topic_reader import TopicReader
 from lanemq.client.receipt import Receipt
 from lanemq.model.errors import LaneError, RequestTimedOut
 from lanemq.model.queue import MessageQueue
@@ -22,7 +22,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 def stored(broker: EmbeddedBroker, topic: str) -> list[tuple[str | None, bytes]]:
     """Everything in the topic, queue by queue."""
-    with Reader(broker.address, topic) as reader:
+    with TopicReader(broker.address, topic) as reader:
         return [
             (message.key, message.body)
             for queue in reader.queues
@@ -49,7 +49,7 @@ def test_people_get_a_table(run: Run) -> None:
 
 def test_tag_and_properties_travel_with_the_message(run: Run, broker: EmbeddedBroker) -> None:
     assert run("send", "tagged", "x", "--tag", "paid", "-p", "shop=3", "-p", "note=a=b").exit_code == 0
-    with Reader(broker.address, "tagged") as reader:
+    with TopicReader(broker.address, "tagged") as reader:
         (message,) = [m for queue in reader.queues for m in reader.read(queue, *reader.bounds(queue))]
     assert message.tag == "paid"
     assert message.properties["shop"] == "3"
@@ -76,14 +76,14 @@ def test_stdin_lines_may_bring_their_keys(run: Run, broker: EmbeddedBroker) -> N
 def test_line_without_key_is_named(run: Run) -> None:
     result = run("send", "keyed-badly", "--file", "-", "--key-separator", ":", stdin="a:1\nnothing\n")
     assert result.exit_code == 2
-    assert "line 2: there is no key" in result.stderr
+    assert "line 2: the key is missing" in result.stderr
 
 
 def test_bad_line_says_what_is_stored_and_where_to_go_on(run: Run, broker: EmbeddedBroker) -> None:
     """Sent again from there, the file is stored once and whole."""
     lines = ["a:1", "", "b:2", "nothing", "a:3"]
     result = run("send", "go-on", "--file", "-", "--key-separator", ":", stdin="\n".join(lines))
-    assert "2 lines stored: go on from line 4" in result.stderr
+    assert "2 lines stored: resume from line 4" in result.stderr
     assert sorted(stored(broker, "go-on"), key=str) == [("a", b"1"), ("b", b"2")]
 
 
@@ -93,7 +93,7 @@ def test_bad_line_is_told_to_programs_too(run: Run) -> None:
     assert result.exit_code == 2
     told = json.loads(result.stdout)
     assert (told["stored"], told["go_on_from"], told["stored_after"]) == (2, 4, [])
-    assert "there is no key" in told["error"]
+    assert "the key is missing" in told["error"]
     assert [(each["number"], each["key"]) for each in told["receipts"]] == [(1, "a"), (3, "b")]
 
 
@@ -128,9 +128,9 @@ def test_lines_stored_behind_a_failed_one_are_told() -> None:
     with pytest.raises(Stopped) as caught:
         Sending(producer, "t", "line").send(iter(lines), None, {})
     assert caught.value.document()["stored_after"] == [3, 4]
-    message = caught.value.told().message
-    assert "3 lines stored, perhaps line 2 too: go on from line 2" in message
-    assert "leave out 2 lines stored behind it" in message
+    message = caught.value.failure().message
+    assert "3 lines stored, perhaps also line 2: resume from line 2" in message
+    assert "skip 2 lines stored after it" in message
 
 
 def test_failure_known_at_once_sends_nothing_more() -> None:
@@ -170,12 +170,12 @@ def test_a_refused_message_is_told_once(run: Run, tmp_path: Path, caplog: pytest
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--file", "-", "--count", "2"), "--count repeats a VALUE"),
-        (("x", "--key-separator", ":"), "--key-separator goes with --file"),
-        (("--file", "-", "--key-separator", ":", "--key", "k"), "--key-separator goes with --file"),
-        (("--file", "-", "--key-separator", ""), "--key-separator goes with --file"),
-        (("x", "--property", "novalue"), "write NAME=VALUE"),
-        (("x", "--property", "=value"), "write NAME=VALUE"),
+        (("--file", "-", "--count", "2"), "--count repeats VALUE"),
+        (("x", "--key-separator", ":"), "--key-separator needs --file"),
+        (("--file", "-", "--key-separator", ":", "--key", "k"), "--key-separator needs --file"),
+        (("--file", "-", "--key-separator", ""), "--key-separator needs --file"),
+        (("x", "--property", "novalue"), "is not NAME=VALUE"),
+        (("x", "--property", "=value"), "is not NAME=VALUE"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(run: Run, words: tuple[str, ...], problem: str) -> None:
@@ -195,7 +195,7 @@ def test_failure_in_the_middle_says_how_much_is_stored(run: Run, broker: Embedde
     result = run("send", "halfway", "--file", "-", "--key", "k", stdin=f"one\n{too_large}\nthree\n")
     assert result.exit_code == 2
     assert "line 2: the body has" in result.stderr
-    assert "1 line stored: go on from line 2" in result.stderr
+    assert "1 line stored: resume from line 2" in result.stderr
     assert stored(broker, "halfway") == [("k", b"one")]
 
 

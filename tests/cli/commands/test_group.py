@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run
 
-from lanemq.cli.lag import Progress
+from lanemq.cli.commands.group import QueueProgress
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import GroupQueue
 from lanemq.client.consumer.consumer import Consumer
@@ -53,7 +53,7 @@ def test_offline_group_is_described_by_its_offsets(run: Run) -> None:
     people = run("group", "describe", "readers").stdout
     assert "group readers: 0 members, lag 6 messages, the oldest " in people
     assert json.loads(run("group", "describe", "readers", "--json").stdout)["lag_ms"] >= 0
-    assert "nobody is online" in people
+    assert "no member is online" in people
 
 
 def test_online_group_shows_owner_epoch_and_lease(run: Run, broker: EmbeddedBroker) -> None:
@@ -117,7 +117,7 @@ def test_dry_run_of_one_queue_makes_no_change_either(run: Run) -> None:
 def test_unused_retry_topic_is_not_shown() -> None:
     def shown(topic: str, end: int) -> bool:
         at = GroupQueue(MessageQueue(topic, "lanemq", 0), QueueOffset(0), QueueOffset(end))
-        return Progress(at, None, None).worth_showing
+        return QueueProgress(at, None, None).worth_showing
 
     assert not shown("%RETRY%readers", 0)
     assert shown("%RETRY%readers", 1)
@@ -163,4 +163,4 @@ def test_group_at_work_is_moved_only_with_yes(run: Run, broker: EmbeddedBroker) 
 def test_unreadable_place_is_a_usage_error(run: Run) -> None:
     result = run("group", "reset", "readers", "lines", "--to", "somewhere")
     assert result.exit_code == 2
-    assert "--to 'somewhere' is no time" in result.stderr
+    assert "--to 'somewhere' is not a time" in result.stderr

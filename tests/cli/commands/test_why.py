@@ -11,8 +11,8 @@ import pytest
 from tests.chaos.members import PATIENCE, until
 from tests.cli.conftest import Run
 
-from lanemq.cli.lag import Progress
-from lanemq.cli.lane_reason import GroupOfKey
+from lanemq.cli.commands.group import QueueProgress
+from lanemq.cli.commands.lane_reason import KeyProgress
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.views import GroupQueue, NoAnswer
 from lanemq.client.consumer.app import App
@@ -172,14 +172,14 @@ def test_in_queue_order_the_message_ahead_is_named(street: Street) -> None:
 def test_a_lane_parked_at_the_broker_waits_for_a_person(street: Street) -> None:
     street.send("a", "a")
     street.member(fails, HoldKey(retries=0))
-    found = street.until_it_waits_for("a", "a person: parked since")
+    found = street.until_it_waits_for("a", "an operator: parked since")
     assert "no stock left" in found["waits_for"]
 
 
 def test_a_lane_parked_in_memory_waits_for_a_person(street: Street) -> None:
     street.send("a")
     street.member(fails, HoldKey(retries=0, then=Park(at_broker=False)))
-    found = street.until_it_waits_for("a", "a person: parked in its owner's memory at offset 0")
+    found = street.until_it_waits_for("a", "an operator: parked in its owner's memory at offset 0")
     assert "no stock left" in found["waits_for"]
 
 
@@ -192,7 +192,7 @@ def test_a_key_that_is_done_behind_a_stuck_one_waits_for_nothing_but_its_commit(
             gate(message)
 
     street.member(one_is_stuck)
-    street.until_it_waits_for("b", "nothing: every message is done, and only its commit waits, for offset 0")
+    street.until_it_waits_for("b", "nothing: all messages are finished, and only the commit waits for offset 0")
     gate.open.set()
 
 
@@ -200,12 +200,12 @@ def test_a_group_that_is_away_waits_for_a_member(street: Street) -> None:
     street.send("a")
     with Admin(street.broker.address) as admin:
         admin.reset_offsets(street.name, street.name, to="earliest")
-    assert street.why("a")["waits_for"].startswith("a member: nobody of the group is online")
+    assert street.why("a")["waits_for"].startswith("a member: no member of the group is online")
 
 
 def told(lane: LaneStateAnswer | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
     at = GroupQueue(MessageQueue("t", "b", 0), QueueOffset(5), QueueOffset(9), owner="m")
-    return GroupOfKey("g", 1, Progress(at, None, 700), 0, pending, lane=lane).waits_for
+    return KeyProgress("g", 1, QueueProgress(at, None, 700), 0, pending, lane=lane).waits_for
 
 
 @pytest.mark.parametrize("state", [state for state in LaneState if state is not LaneState.EMPTY])
@@ -217,7 +217,7 @@ def test_every_state_has_a_sentence(state: LaneState) -> None:
 
 def test_a_key_that_is_not_fetched_yet_is_told_how_far_the_owner_is() -> None:
     lane = LaneStateAnswer(state="empty", order="key", next_offset=4, committable=2)
-    assert told(lane) == "its fetch: the owner has fetched up to offset 4, the first unfinished is 2"
+    assert told(lane) == "its fetch: the owner has fetched up to offset 4; the first unfinished is 2"
 
 
 def test_an_owner_that_is_silent_is_named_with_its_lease() -> None:

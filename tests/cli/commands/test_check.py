@@ -49,7 +49,7 @@ def test_nothing_to_convert_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     told = run("history", "convert", tmp_path / "empty", "--into", tmp_path / "columns")
     assert told.exit_code == 2
-    assert "no *.jsonl in" in told.output
+    assert "no *.jsonl files in" in told.output
 
 
 def test_converting_into_the_same_folder_is_refused(bad: Path) -> None:

@@ -1,0 +1,148 @@
+"""One sentence that explains why a group makes no progress with a key.
+
+Reasons are checked in the order in which they must be removed: a parked lane stays parked whichever member owns the
+queue, and without an owner there is no retry. Some facts only the owner knows; if it does not answer, the sentence says
+so and contains what is known without it.
+"""
+
+from dataclasses import dataclass
+
+from lanemq.cli.commands.group import QueueProgress
+from lanemq.cli.output import cell, duration_text, plural, wall_time
+from lanemq.client.admin.parked import ParkedLaneView
+from lanemq.client.admin.views import NoAnswer
+from lanemq.core.consuming.lane_view import LaneState
+from lanemq.core.consuming.runs import Order
+from lanemq.core.parked_lane import LaneStatus
+from lanemq.wire.lane_bodies import LaneStateAnswer
+
+OWN_TURN = "its own turn: it is running, is about to be retried, or is held after a failure"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyProgress:
+    """The progress of one group with one key."""
+
+    group: str
+    members: int
+    progress: QueueProgress
+    done: int
+    pending: tuple[int, ...]
+    """Offsets of the key's messages that the group has not committed."""
+    parked: ParkedLaneView | None = None
+    """The key's lane, if it is parked; its messages are not among the pending ones."""
+    lane: LaneStateAnswer | NoAnswer | None = None
+    """The owner's view of the lane; None if there is no owner, or nothing pending."""
+
+    @property
+    def waits_for(self) -> str:
+        """What the key's first pending message waits for."""
+        if self.parked is not None:
+            return _parked(self.parked)
+        if not self.pending:
+            return "nothing: all messages are finished" if self.done else "nothing: the key has no messages"
+        if not self.members:
+            return "a member: no member of the group is online; start a consumer"
+        if self.progress.at.owner is None:
+            return "an owner: no member owns the queue (the group is not ordered, or the queue is being handed over)"
+        if isinstance(self.lane, LaneStateAnswer):
+            return _owner_says(self.lane, self.pending)
+        known = _in_the_queue(self.pending[0] - self.progress.at.offset)
+        return known if self.lane is None else f"{known}. More is unknown: {self.lane.why}{self._lease()}"
+
+    def _lease(self) -> str:
+        left = self.progress.lease_ms
+        return "" if left is None else f". Its lease ends in {duration_text(left)} unless it is renewed"
+
+
+def _in_the_queue(ahead: int) -> str:
+    if ahead <= 0:
+        return OWN_TURN
+    return (
+        f"its own turn, or at most {plural(ahead, 'message')} ahead of it in the queue: with queue order all of them "
+        f"run first; with key order only those of the same key do, and the others delay only the commit"
+    )
+
+
+def _parked(lane: ParkedLaneView) -> str:
+    since = cell(wall_time(lane.since_ms))
+    if lane.status is LaneStatus.REDRIVING:
+        return f"its redrive: {plural(lane.messages, 'message')} from offset {lane.first} on run before newer messages"
+    return (
+        f"an operator: parked since {since} after {plural(lane.attempts, 'attempt')} at offset {lane.first}, with "
+        f"{plural(lane.messages, 'message')}: {lane.reason or 'no reason given'}; see lanemq parked"
+    )
+
+
+def _owner_says(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
+    state = LaneState(lane.state)
+    if state is LaneState.EMPTY:
+        return _not_fetched(lane, pending)
+    return _blocked_by(lane, pending) + _STATES[state](lane)
+
+
+def _not_fetched(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
+    if pending[-1] < lane.next_offset:
+        return (
+            f"nothing: all messages are finished, and only the commit waits for offset {lane.committable} of the queue"
+        )
+    return (
+        f"its fetch: the owner has fetched up to offset {lane.next_offset}; the first unfinished is {lane.committable}"
+    )
+
+
+def _blocked_by(lane: LaneStateAnswer, pending: tuple[int, ...]) -> str:
+    """With queue order, the message that blocks the queue may belong to another key."""
+    ahead = [offset for offset in pending if offset >= lane.committable]
+    if Order(lane.order) is not Order.QUEUE or not ahead or ahead[0] <= lane.head:
+        return ""
+    return f"offset {lane.head} of the queue, {ahead[0] - lane.head} before its own, which waits for "
+
+
+def _running(lane: LaneStateAnswer) -> str:
+    time = duration_text(max(lane.running_for, 0))
+    return f"its handler: running for {time} from offset {lane.head} on{_failures(lane)}"
+
+
+def _held(lane: LaneStateAnswer) -> str:
+    return f"its next attempt, in {duration_text(max(lane.retry_in, 0))}: offset {lane.head}{_failures(lane)}"
+
+
+def _queue_held(lane: LaneStateAnswer) -> str:
+    left = duration_text(max(lane.retry_in, 0))
+    return f"its queue, which is held for another {left}: offset {lane.head}{_failures(lane)}"
+
+
+def _parked_here(lane: LaneStateAnswer) -> str:
+    return f"an operator: parked in its owner's memory at offset {lane.head}{_failures(lane)}; resume it there"
+
+
+def _unleased(lane: LaneStateAnswer) -> str:
+    return f"its owner's lease to be renewed: offset {lane.head} is next{_failures(lane)}"
+
+
+def _leaving(lane: LaneStateAnswer) -> str:
+    return f"the queue's next owner: it is being handed over, offset {lane.head} is next{_failures(lane)}"
+
+
+def _ready(lane: LaneStateAnswer) -> str:
+    return f"a free worker: {plural(lane.waiting, 'message')} from offset {lane.head} on are ready{_failures(lane)}"
+
+
+_STATES = {
+    LaneState.RUNNING: _running,
+    LaneState.HELD: _held,
+    LaneState.QUEUE_HELD: _queue_held,
+    LaneState.PARKED: _parked_here,
+    LaneState.UNLEASED: _unleased,
+    LaneState.LEAVING: _leaving,
+    LaneState.READY: _ready,
+}
+
+
+def _failures(lane: LaneStateAnswer) -> str:
+    """The failures so far, if there were any."""
+    if lane.blocked_for < 0:
+        return ""
+    times = f" failed {plural(lane.attempts, 'time')}" if lane.attempts else " failed"
+    return f",{times}, blocked for {duration_text(lane.blocked_for)}: {lane.reason or 'no reason given'}"
