@@ -10,7 +10,7 @@ from tests.wire.encoding import encode_batch
 from lanemq.model.java_hash import tag_code
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import connect
-from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, LockResponse, QueueBody, Subscription
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, LockResponse, QueueBody, SubscriptionData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import ONEWAY_BIT, Command, FrameDecoder, decode_command, encode_command
 from lanemq.wire.headers import PullHeader, SendHeader
@@ -230,7 +230,7 @@ def heartbeat(client: str, group: str, topics: dict[str, str]) -> bytes:
         tags = [] if expression == "*" else expression.split("||")
         codes = [tag_code(tag) for tag in tags]
         subscriptions.append(
-            Subscription(topic=topic, sub_string=expression, tags_set=tags, code_set=codes, sub_version=1)
+            SubscriptionData(topic=topic, sub_string=expression, tags_set=tags, code_set=codes, sub_version=1)
         )
     data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
     return HeartbeatData(client_id=client, consumer_data_set=[data]).encode()

@@ -14,7 +14,7 @@ from lanemq.model.errors import InvalidOption
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection, connect
 from lanemq.net.security import OPEN, Security
-from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, Subscription
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader
@@ -180,7 +180,7 @@ def test_a_message_of_another_topic_cannot_be_had_by_its_place(ask: Ask) -> None
 def test_only_a_group_that_is_listed_can_be_joined(ask: Ask) -> None:
     wanted = {("mine", "orders"): 0, ("g", "orders"): 16, ("audit", "orders"): 16, ("mine", "others"): 16}
     for (group, topic), code in wanted.items():
-        data = ConsumerData(group_name=group, subscription_data_set=[Subscription(topic=topic)])
+        data = ConsumerData(group_name=group, subscription_data_set=[SubscriptionData(topic=topic)])
         beat = HeartbeatData(client_id="c", consumer_data_set=[data]).encode()
         assert ask(READER, Command(RequestCode.HEART_BEAT, 0, body=beat)).code == code
 

@@ -5,7 +5,7 @@ import pytest
 from lanemq.broker.access.permissions import needs
 from lanemq.broker.access.users import Right, User
 from lanemq.model.names import dead_letter_topic, retry_topic
-from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, Subscription
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, SubscriptionData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import PullHeader, SendBackHeader, SendHeader, UnregisterHeader, UpdateOffsetHeader
@@ -47,7 +47,7 @@ def lock(code: RequestCode) -> Command:
 
 
 def heartbeat() -> Command:
-    data = ConsumerData(group_name="billing", subscription_data_set=[Subscription(topic="orders")])
+    data = ConsumerData(group_name="billing", subscription_data_set=[SubscriptionData(topic="orders")])
     return Command(RequestCode.HEART_BEAT, 0, body=HeartbeatData(client_id="c", consumer_data_set=[data]).encode())
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.client.consumer.assigned_queue import Holding
-from lanemq.client.consumer.hand_over import HandOver
-from lanemq.client.consumer.leases import LockKeeper
+from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.leases import LeaseKeeper
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.core.brokering import dedup
 from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
@@ -83,7 +82,7 @@ def lease_end(patch: Patch) -> None:
 
     patch(Scheduler, "add", add)
     patch(Scheduler, "set_usable_until", lambda self, queue, until: None)
-    patch(Holding, "may_pull", lambda self, *, now: True)
+    patch(AssignedQueue, "may_pull", lambda self, *, now: True)
 
 
 def keep_alive_deadline(patch: Patch) -> None:
@@ -99,11 +98,11 @@ def keep_alive_waited_for(patch: Patch) -> None:
 def lease_news(patch: Patch) -> None:
     """Member: never asks for its leases again, and goes on when it is told that they are lost."""
 
-    async def renew(self: Any) -> None:
+    async def renew(self: Any, broker: str, queues: Any) -> None:
         return None
 
-    patch(LockKeeper, "renew", renew)
-    patch(HandOver, "lose", lambda self, holding, why: None)
+    patch(LeaseKeeper, "_renew", renew)
+    patch(Assignment, "lose", lambda self, assigned, why: None)
     lease_end(patch)
 
 

@@ -2,17 +2,21 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import message
+from tests.client.consumer_fakes import assigned_queue, message
 
-from lanemq.client.consumer.engine import ConsumerEngine
+from lanemq.client.consumer.assigned_queue import Assignment
+from lanemq.client.consumer.leases import LeaseKeeper
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.clock import SystemClock
+from lanemq.core.consuming.offset_table import OffsetTable
+from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 
 QUEUE = MessageQueue("orders", "a", 0)
 LONG_MS = 10_000
@@ -61,21 +65,17 @@ def test_a_renewal_is_written_down_before_its_turns() -> None:
     """Otherwise the checker finds a turn that began after its lease had ended (C5), and it is right to."""
     order: list[str] = []
     history = SimpleNamespace(on=True, lease_renewed=lambda *_, **__: order.append("history"))
-    scheduler = SimpleNamespace(set_usable_until=lambda *_: order.append("gate"))
-    holding = SimpleNamespace(
-        queue=QUEUE,
-        epoch=1,
-        wake=asyncio.Event(),
-        station=SimpleNamespace(scheduler=scheduler),
-        usable_until=5,
-        lease=SimpleNamespace(asked_at=2),
-    )
-    clock = SimpleNamespace(now=lambda: 4)
-    engine = SimpleNamespace(options=SimpleNamespace(history=history, clock=clock), _lease=lambda _: None)
-    ConsumerEngine._gate(engine, holding, 5)  # type: ignore[arg-type]
-    assert order == ["history", "gate"]
-    ConsumerEngine._gate(engine, holding, 4)  # type: ignore[arg-type]
-    assert order == ["history", "gate", "gate"], "a closing gate is no renewal"
+    scheduler = SimpleNamespace(set_usable_until=lambda *_: order.append("scheduler"))
+    lease = QueueLease(Millis(9))
+    lease.granted(Epoch(1), asked_at=Millis(2))
+    assigned = assigned_queue(QUEUE, lease, LANE_TIMES, scheduler=scheduler)
+    settings: Any = SimpleNamespace(group="g", history=history, clock=SimpleNamespace(now=lambda: 4, wall=lambda: 4))
+    assignment = Assignment(settings, "me", OffsetTable(), lambda: None)
+    keeper = LeaseKeeper(settings, None, assignment, lambda *_: None)  # type: ignore[arg-type]
+    keeper._set_usable_until(assigned, Millis(5))
+    assert order == ["history", "scheduler"]
+    keeper._set_usable_until(assigned, Millis(4))
+    assert order == ["history", "scheduler", "scheduler"], "a time in the past is no renewal"
 
 
 @pytest.mark.row("A87")

@@ -3,25 +3,29 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 from tests.client.virtual_time import VirtualClock
 from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
+from lanemq.client.consumer.assigned_queue import AssignedQueue, StartPosition
 from lanemq.client.consumer.attempts import async_batch_handler
 from lanemq.client.consumer.calls import Granted, Pulled
-from lanemq.client.consumer.engine import ConsumerEngine
+from lanemq.client.consumer.engine import BrokerLink, ConsumerEngine
 from lanemq.client.consumer.handler import HandlerCall
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.subscription import StationPlan
+from lanemq.client.consumer.subscription import Subscription
 from lanemq.client.message import Message, Source, read_messages
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.brokering.lock_table import LockTable
+from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
+from lanemq.core.consuming.rebalance import Event
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.errors import BrokerRefused, LaneError, LeaseLost, RequestTimedOut, TopicNotFound
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.units import Epoch, Millis, QueueOffset
 from lanemq.net.address import Address
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.headers import PullHeader
@@ -194,18 +198,17 @@ class FakeHeartbeat:
     version = 1
 
     def __init__(self, broker: FakeBroker, name: str) -> None:
-        self.subscriptions: dict[str, Any] = {}
         self._broker = broker
         self._name = name
 
-    async def everywhere(self) -> None:
+    async def send_to_all(self) -> None:
         with suppress(LaneError):
             self._broker.note(self._name, "heartbeat", None)
             if self._name not in self._broker.members:
                 self._broker.members.append(self._name)
                 self._broker.changed()
 
-    async def tell(self, address: Address) -> None: ...
+    async def send_to(self, address: Address) -> None: ...
 
     def described(self) -> list[Any]:
         return []
@@ -233,6 +236,30 @@ class FakeRoutes:
         return self._broker.route()
 
 
+class FakeScheduler:
+    """Records until when turns may start, by queue."""
+
+    def __init__(self) -> None:
+        self.usable_until: dict[MessageQueue, Millis] = {}
+
+    def set_usable_until(self, which: MessageQueue, until: Millis) -> None:
+        self.usable_until[which] = until
+
+    def drop(self, which: MessageQueue) -> None: ...
+
+
+def assigned_queue(
+    which: MessageQueue, lease: QueueLease | None, times: LeaseTimes, *, lane: bool = True, scheduler: Any = None
+) -> AssignedQueue:
+    """An assigned queue at its start, without a subscription."""
+    active: Any = SimpleNamespace(subscription=None, scheduler=scheduler or FakeScheduler())
+    start = StartPosition(QueueOffset(0))
+    assigned = AssignedQueue(which, active, Source(which, JsonCodec(), Epoch(1)), lease, times, lane=lane, start=start)
+    for event in (Event.GRANTED, Event.LOCATED) if lease else (Event.LOCATED,):
+        assigned.lifecycle.happened(event, now=Millis(0))
+    return assigned
+
+
 def no_answer(*_: Any) -> None:
     raise RequestTimedOut("no answer from the fake broker")
 
@@ -244,27 +271,22 @@ def refuse(*_: Any) -> None:
 class SimEngine(ConsumerEngine):
     """A whole consumer whose way to the brokers is a `FakeBroker`; handlers are coroutine functions."""
 
-    def __init__(self, broker: FakeBroker, name: str, plans: list[StationPlan], **changes: Any) -> None:
-        super().__init__(options(client_id=name, **changes), plans)
-        self._fake = broker
-
-    def _connect(self) -> None:
-        self.pool = _NoPool()  # type: ignore[assignment]
-        self.routes = FakeRoutes(self._fake)  # type: ignore[assignment]
-        self.calls = FakeCalls(self._fake, self.client_id)  # type: ignore[assignment]
-        self.heartbeat = FakeHeartbeat(self._fake, self.client_id)  # type: ignore[assignment]
-        self._fake.listeners.append(lambda: self.rebalancer.ask())
+    def __init__(self, broker: FakeBroker, name: str, subscriptions: list[Subscription], **changes: Any) -> None:
+        self.calls = FakeCalls(broker, name)
+        link: Any = BrokerLink(_NoPool(), FakeRoutes(broker), self.calls, FakeHeartbeat(broker, name))  # type: ignore[arg-type]
+        super().__init__(options(client_id=name, **changes), subscriptions, connect=lambda engine: link)
+        broker.listeners.append(self.rebalance)
 
 
 class _NoPool:
     def close(self) -> None: ...
 
 
-def sim_plan(handler: Callable[[Message], Any], **changes: Any) -> StationPlan:
+def sim_subscription(handler: Callable[[Message], Any], **changes: Any) -> Subscription:
     """A plan for "orders" around a coroutine function that takes a message."""
     call = HandlerCall("handler", True, handler)
     plan = {"topic": "orders", "workers": 4} | changes
-    return StationPlan(async_handler=async_batch_handler(call, batched=False), **plan)
+    return Subscription(async_handler=async_batch_handler(call, batched=False), **plan)
 
 
 @asynccontextmanager
@@ -272,7 +294,7 @@ async def member(
     broker: FakeBroker, name: str, handler: Callable[[Message], Any], *, plan: Any = None, **changes: Any
 ) -> AsyncIterator[SimEngine]:
     """A running member; stopped cleanly at the end of the block."""
-    engine = SimEngine(broker, name, [sim_plan(handler, **(plan or {}))], **changes)
+    engine = SimEngine(broker, name, [sim_subscription(handler, **(plan or {}))], **changes)
     running = asyncio.create_task(engine.run())
     await engine.started.wait()
     try:

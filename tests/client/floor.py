@@ -1,4 +1,4 @@
-"""A station with running threads, for tests that put in the queues and messages."""
+"""A active with running threads, for tests that put in the queues and messages."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from lanemq.client.consumer.attempts import batch_handler
 from lanemq.client.consumer.handler import handler_call
 from lanemq.client.consumer.metrics import ConsumerCounts
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.subscription import Station, StationPlan
+from lanemq.client.consumer.subscription import ActiveSubscription, Subscription
 from lanemq.client.consumer.workers import RunReporter, ThreadWorkers
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
@@ -49,25 +49,25 @@ class Buried:
 
 
 class Floor:
-    """A station with running threads; queues and messages are put in by the test."""
+    """A active with running threads; queues and messages are put in by the test."""
 
     def __init__(self, function: Callable[[Message], Any] | None = None, /, **plan: Any) -> None:
         self.letters = Buried(stored=plan.pop("stored", True))
         if function is not None:
             plan["handler"] = batch_handler(handler_call(function), batched=False)
-        self.plan = StationPlan(**{"topic": "orders", "workers": 4} | plan)
-        self.station = Station(self.plan, SystemClock())
+        self.plan = Subscription(**{"topic": "orders", "workers": 4} | plan)
+        self.active = ActiveSubscription(self.plan, SystemClock())
         self.counts = ConsumerCounts()
         self.broken: list[BaseException] = []
 
     @property
     def scheduler(self) -> Scheduler:
-        return self.station.scheduler
+        return self.active.scheduler
 
     def run(self, scenario: Callable[["Floor"], None]) -> None:
         async def main() -> None:
             reporter = RunReporter("g", self.letters, NO_HISTORY)  # type: ignore[arg-type]
-            workers = ThreadWorkers(self.station, reporter, SystemClock(), self.counts, self.broken.append)
+            workers = ThreadWorkers(self.active, reporter, SystemClock(), self.counts, self.broken.append)
             workers.start()
             try:
                 await asyncio.to_thread(scenario, self)

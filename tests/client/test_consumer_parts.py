@@ -14,7 +14,7 @@ from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.handler import handler_call
-from lanemq.client.consumer.offset_file import FileOffsets
+from lanemq.client.consumer.offsets import FileOffsets
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.tag_filter import tag_filter
@@ -131,14 +131,14 @@ def test_tags_are_compared_by_text_not_only_by_hash() -> None:
     """ "Aa" and "BB" have one Java hash; only the client can tell them apart."""
     tags = tag_filter("Aa || C")
     assert tags.codes == sorted([2112, 67])
-    assert tags.wants("Aa")
-    assert not tags.wants("BB")
-    assert not tags.wants(None)
+    assert tags.accepts("Aa")
+    assert not tags.accepts("BB")
+    assert not tags.accepts(None)
 
 
 @pytest.mark.parametrize("text", ["*", "", "  "])
 def test_no_tags_mean_every_message(text: str) -> None:
-    assert tag_filter(text).wants(None)
+    assert tag_filter(text).accepts(None)
 
 
 # --- offsets on disk

@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer_fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.broker_requests import BrokerRequests
+from lanemq.client.consumer.inspection import BrokerRequests
 from lanemq.client.consumer.overdue import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
@@ -48,7 +48,7 @@ def test_an_announced_change_of_members_is_acted_on_at_once() -> None:
             broker.members.append("b")
             began = broker.clock.now()
             line = ask(engine, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=2)
-            await until(lambda: len(engine.holdings) == 1)
+            await until(lambda: len(engine.assignment) == 1)
             return broker.clock.now() - began, line.replies
 
     took, replies = run_virtual(main)
@@ -152,7 +152,7 @@ def test_a_concurrent_handler_that_hangs_for_fifteen_minutes_has_its_message_sen
 
         plan = {"order": Order.NONE, "policy": SendBack()}
         async with member(broker, "me", hang, plan=plan) as engine:
-            watch = OverdueRuns(engine.options, engine.stations, letters)  # type: ignore[arg-type]
+            watch = OverdueRuns(engine.options, engine.subscriptions, letters)  # type: ignore[arg-type]
             await asyncio.sleep(60)
             await watch.look()
             early = list(letters.sent)

@@ -171,10 +171,10 @@ def test_a_queue_that_moves_elsewhere_leaves_its_finished_ranges_behind() -> Non
         broker.finished[Q] = BEHIND
         async with member(broker, "a", noting(seen)) as engine:
             await until(lambda: broker.offsets[Q] == COUNT)
-            (holding,) = engine.holdings
-            engine.move(holding, QueueOffset(3))
+            (assigned,) = engine.assignment
+            engine.move(assigned, QueueOffset(3))
             await until(lambda: len(seen) == 1 + COUNT - 3)
-            assert holding.finished == NOTHING_FINISHED
+            assert assigned.finished == NOTHING_FINISHED
         return seen
 
     assert run_virtual(main) == [0, *range(3, COUNT)]
@@ -191,13 +191,13 @@ def test_what_ends_while_a_queue_moves_is_not_reported() -> None:
 
         async with member(broker, "a", slow) as engine:
             await until(lambda: len(broker.what("pull")) == 2)
-            (holding,) = engine.holdings
-            engine.move(holding, QueueOffset(7))
+            (assigned,) = engine.assignment
+            engine.move(assigned, QueueOffset(7))
             await asyncio.sleep(30)
             during = len(broker.what("commit"))
             go.set()
             await until(lambda: broker.offsets[Q] == COUNT)
-            assert holding.moving is None
+            assert assigned.moving is None
             return during, broker.what("commit")[0][3]
 
     assert run_virtual(main) == (0, (Q, 7))
@@ -209,10 +209,10 @@ def test_a_move_that_is_interrupted_or_not_confirmed_is_made_all_the_same() -> N
         async with member(broker, "a", noting(seen)) as engine:
             await until(lambda: broker.offsets[Q] == COUNT)
             broker.faults.append(lambda member, name, about: no_answer() if name == "commit" else None)
-            (holding,) = engine.holdings
-            engine.move(holding, QueueOffset(8))
+            (assigned,) = engine.assignment
+            engine.move(assigned, QueueOffset(8))
             await asyncio.sleep(10)
-            engine.move(holding, QueueOffset(7))
+            engine.move(assigned, QueueOffset(7))
             await asyncio.sleep(10)
             assert seen == list(range(COUNT)), "nothing runs before the broker knows"
             broker.faults.clear()
@@ -231,8 +231,8 @@ def test_a_queue_handed_over_while_it_moves_is_handed_over_at_the_new_place() ->
 
         async with member(broker, "a", slow) as engine:
             await until(lambda: len(broker.what("pull")) == 2)
-            (holding,) = engine.holdings
-            engine.move(holding, QueueOffset(7))
+            (assigned,) = engine.assignment
+            engine.move(assigned, QueueOffset(7))
             await asyncio.sleep(1)
             asyncio.get_running_loop().call_later(1, go.set)
         return broker.offsets[Q]

@@ -1,39 +1,38 @@
-"""The lock keeper against a broker's real lock table, on virtual time."""
+"""The lease keeper against a broker's lock table, on virtual time."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, FakeCalls, no_answer, options, queue
+from tests.client.consumer_fakes import FakeBroker, FakeCalls, FakeScheduler, assigned_queue, no_answer, options, queue
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.assigned_queue import Holding, Holdings
-from lanemq.client.consumer.leases import LockKeeper
-from lanemq.client.message import Source
+from lanemq.client.consumer.assigned_queue import Assignment
+from lanemq.client.consumer.leases import LeaseKeeper
+from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, Millis
+from lanemq.model.units import Millis
 
 
 class Member:
-    """A lock keeper and what it told the rest of the consumer."""
+    """A lease keeper, its assigned queues, and those that it lost."""
 
     def __init__(self, broker: FakeBroker, name: str = "me", times: LeaseTimes = LANE_TIMES) -> None:
         self.calls = FakeCalls(broker, name)
         self.broker = broker
         self.times = times
-        self.holdings = Holdings()
-        self.gates: dict[MessageQueue, Millis] = {}
+        self.scheduler = FakeScheduler()
+        self.taken: list[MessageQueue] = []
         self.lost: list[tuple[int, MessageQueue]] = []
-        self.keeper = LockKeeper(options(), self.calls, self.holdings, self._gate, self._lose)  # type: ignore[arg-type]
+        self.assignment = Assignment(options(), name, OffsetTable(), self._lost)
+        self.keeper = LeaseKeeper(options(), self.calls, self.assignment, lambda *_: None)  # type: ignore[arg-type]
 
-    def _gate(self, holding: Holding, until: Millis) -> None:
-        self.gates[holding.queue] = until
-
-    def _lose(self, holding: Holding, why: str) -> None:
-        self.holdings.forget(holding)
-        self.lost.append((self.broker.clock.now(), holding.queue))
+    def _lost(self) -> None:
+        (lost,) = [each for each in self.taken if self.assignment.get(each) is None]
+        self.taken.remove(lost)
+        self.lost.append((self.broker.clock.now(), lost))
 
     async def take(self, *queues: MessageQueue) -> set[MessageQueue]:
         lane = self.broker.lane
@@ -41,15 +40,14 @@ class Member:
         for broker in sorted({each.broker for each in queues}):
             part = [each for each in queues if each.broker == broker]
             for each, (lease, _) in (await self.keeper.acquire(broker, part, self.times, lane=lane)).items():
-                holding = Holding(each, None, Source(each, None, Epoch(0)), lease, self.times)  # type: ignore[arg-type]
-                holding.lane = lane
-                self.holdings.add(holding)
+                self.assignment.add(assigned_queue(each, lease, self.times, lane=lane, scheduler=self.scheduler))
+                self.taken.append(each)
                 taken.add(each)
         return taken
 
     def usable(self, which: MessageQueue) -> bool:
-        holding = self.holdings.get(which)
-        return holding is not None and holding.may_pull(now=self.broker.clock.now())
+        assigned = self.assignment.get(which)
+        return assigned is not None and assigned.may_pull(now=self.broker.clock.now())
 
 
 async def beside(loop: Coroutine[Any, Any, None], seconds: float) -> None:
@@ -112,7 +110,7 @@ def test_a_renewal_is_one_request_per_broker() -> None:
         member = Member(broker)
         await member.take(*queues)
         before = len(broker.what("lock"))
-        await member.keeper.renew()
+        await beside(member.keeper.run(), 1.1)
         return sorted((about[0], len(about[1])) for *_, about in broker.what("lock")[before:])
 
     assert run_virtual(main) == [("a", 4), ("b", 4)]
@@ -158,7 +156,7 @@ def test_a_renewed_lease_opens_the_gate_until_its_new_end_counted_from_the_reque
         member = Member(FakeBroker([queue(0)]))
         await member.take(queue(0))
         await beside(member.keeper.run(), 1.1)
-        return member.gates[queue(0)]
+        return member.scheduler.usable_until[queue(0)]
 
     assert run_virtual(main) == 1_000 + LANE_TIMES.keep_alive_timeout_ms
 
@@ -266,10 +264,10 @@ def test_a_lost_connection_closes_the_gate_until_the_lease_is_renewed() -> None:
         renewing = asyncio.create_task(member.keeper.run())
         await asyncio.sleep(0.5)
         member.keeper.suspend("a")
-        closed = member.gates[queue(0)]
+        closed = member.scheduler.usable_until[queue(0)]
         await asyncio.sleep(0.1)
         renewing.cancel()
-        return closed, member.gates[queue(0)]
+        return closed, member.scheduler.usable_until[queue(0)]
 
     assert run_virtual(main) == (500, 500 + LANE_TIMES.keep_alive_timeout_ms)
 
@@ -350,7 +348,7 @@ def test_a_broker_that_does_not_wait_for_keep_alives_gets_none() -> None:
         member = Member(broker)
         await member.take(queue(0))
         await beside(member.keeper.run(), 1.5)
-        return len(broker.what("keep_alive")), member.gates[queue(0)]
+        return len(broker.what("keep_alive")), member.scheduler.usable_until[queue(0)]
 
     assert run_virtual(main) == (0, 1_000 + LANE_TIMES.client_lease_ms)
 
@@ -361,9 +359,9 @@ def test_a_released_queue_is_free_at_once_and_not_taken_back_by_a_renewal() -> N
         broker = FakeBroker([queue(0)])
         owner, rival = Member(broker, "owner"), Member(broker, "rival")
         await owner.take(queue(0))
-        (holding,) = owner.holdings
-        await owner.keeper.release(holding)
-        await owner.keeper.renew()
+        (assigned,) = owner.assignment
+        await owner.keeper.release(assigned)
+        await beside(owner.keeper.run(), 1.1)
         return await rival.take(queue(0)), broker.clock.now()
 
-    assert run_virtual(main) == ({queue(0)}, 0)
+    assert run_virtual(main) == ({queue(0)}, 1_100)

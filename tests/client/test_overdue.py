@@ -9,7 +9,7 @@ from tests.client.virtual_time import ManualClock
 from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.overdue import OverdueRuns
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.subscription import Station, StationPlan
+from lanemq.client.consumer.subscription import ActiveSubscription, Subscription
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
@@ -38,17 +38,17 @@ class Letters:
 class Hall:
     """Turns whose handlers began an hour ago, one message each."""
 
-    def __init__(self, count: int = 1, plan: StationPlan | None = None) -> None:
+    def __init__(self, count: int = 1, plan: Subscription | None = None) -> None:
         self.clock, self.letters = ManualClock(), Letters()
-        plan = plan or StationPlan(topic="orders", order=Order.NONE, policy=SendBack())
-        station = Station(plan, self.clock)
-        self.scheduler: Scheduler = station.scheduler
+        plan = plan or Subscription(topic="orders", order=Order.NONE, policy=SendBack())
+        active = ActiveSubscription(plan, self.clock)
+        self.scheduler: Scheduler = active.scheduler
         self.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
         messages = [message(n, key=f"k{n}") for n in range(count)]
         self.scheduler.put(queue(0), messages, QueueOffset(count), QueueOffset(0))
         self.runs = [self._taken() for _ in range(count)]
         self.clock.at += HOUR_MS
-        self._watch = OverdueRuns(options(clock=self.clock), {"orders": station}, self.letters)  # type: ignore[arg-type]
+        self._watch = OverdueRuns(options(clock=self.clock), {"orders": active}, self.letters)  # type: ignore[arg-type]
 
     def _taken(self) -> MessageRun:
         run = self.scheduler.take_run(0)
@@ -107,7 +107,7 @@ def test_a_message_of_a_lost_queue_is_left_to_its_next_owner() -> None:
 
 
 def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
-    hall = Hall(plan=StationPlan(topic="orders", order=Order.KEY, policy=HoldKey()))
+    hall = Hall(plan=Subscription(topic="orders", order=Order.KEY, policy=HoldKey()))
     assert hall.look() == []
     assert not hall.letters.sent
 

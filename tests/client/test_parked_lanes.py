@@ -13,10 +13,10 @@ from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
 from lanemq.client.consumer.listener import ToDeadLetter
-from lanemq.client.consumer.parking import Parker
+from lanemq.client.consumer.parking import LaneParker
 from lanemq.client.message import Message
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.retry_policy import HoldKey, Park
-from lanemq.core.consuming.shut_lanes import ShutLanes
 from lanemq.core.parked_lane import LaneStatus
 
 
@@ -190,8 +190,8 @@ def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_mo
 def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker has not heard that the sixth message is done when its owner is asked to leave."""
     late = threading.Event()
-    begin = Parker._begin
-    monkeypatch.setattr(Parker, "_begin", lambda *args: None if late.is_set() else begin(*args))
+    begin = LaneParker._begin
+    monkeypatch.setattr(LaneParker, "_begin", lambda *args: None if late.is_set() else begin(*args))
     yard.before = lambda message: late.set() if message.queue_offset == 5 else None
     first = yard.member("a")
     yard.failing.add("bad")
@@ -382,7 +382,7 @@ def test_without_the_broker_s_word_successors_would_overtake(yard: Yard, monkeyp
     yard.wait_committed(6)
     first.stop()
     yard.failing.clear()
-    monkeypatch.setattr(ShutLanes, "keep", _opened)
+    monkeypatch.setattr(LocalParkedLanes, "restore", _opened)
     yard.send("bad")
     yard.member("b")
     until("the newer one ran", lambda: yard.of("bad") == [6])
@@ -391,4 +391,4 @@ def test_without_the_broker_s_word_successors_would_overtake(yard: Yard, monkeyp
 
 
 def _opened(self: Any, lane: Any, kept: Any) -> None:
-    self._home.close_lane(lane)
+    self._queue.remove_lane(lane)

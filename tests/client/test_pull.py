@@ -190,8 +190,8 @@ def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting()
         broker = FakeBroker([queue(0)])
         seen = Seen()
         async with member(broker, "me", seen, rebalance_soon=60) as engine:
-            (holding,) = engine.holdings
-            holding.station.scheduler.set_usable_until(queue(0), Millis(broker.clock.now()))
+            (assigned,) = engine.assignment
+            assigned.scheduler.set_usable_until(queue(0), Millis(broker.clock.now()))
             broker.store(queue(0), record(0))
             await asyncio.sleep(0.2)
             return list(seen)

@@ -23,7 +23,7 @@ async def nothing(_: Message) -> None: ...
 
 
 def held(engine: Any) -> set[MessageQueue]:
-    return {holding.queue for holding in engine.holdings}
+    return {assigned.queue for assigned in engine.assignment}
 
 
 def per_queue(broker: FakeBroker, where: MessageQueue) -> list[str]:
@@ -145,10 +145,10 @@ def test_a_queue_that_comes_back_is_a_new_holding_and_replays_at_most_the_uncomm
 
         async with member(broker, "me", note) as engine:
             await until(lambda: len(seen) == 6)
-            (before,) = engine.holdings
-            engine.hand_over.lose(before, "a test says so")
-            await until(lambda: len(engine.holdings) == 1)
-            (after,) = engine.holdings
+            (before,) = engine.assignment
+            engine.assignment.lose(before, "a test says so")
+            await until(lambda: len(engine.assignment) == 1)
+            (after,) = engine.assignment
             assert after is not before
             await until(lambda: len(seen) == 12)
         return seen
@@ -179,12 +179,12 @@ def test_another_round_leaves_held_queues_and_their_pull_loops_alone() -> None:
     async def main() -> bool:
         broker = FakeBroker([queue(0)])
         async with member(broker, "me", nothing) as engine:
-            (holding,) = engine.holdings
-            puller = holding.puller
+            (assigned,) = engine.assignment
+            puller = assigned.puller
             await engine.rebalancer.round()
             await engine.rebalancer.round()
-            (same,) = engine.holdings
-            return same is holding and same.puller is puller and len(broker.what("pull")) == 1
+            (same,) = engine.assignment
+            return same is assigned and same.puller is puller and len(broker.what("pull")) == 1
 
     assert run_virtual(main)
 
@@ -265,7 +265,7 @@ def test_a_handler_that_runs_for_ninety_seconds_keeps_its_queue_and_no_rival_run
             await asyncio.sleep(1)
             async with member(broker, "b", rival, plan=WHOLE_QUEUE):
                 await asyncio.sleep(60)
-                late = max(each.life.late for each in a.holdings)
+                late = max(each.lifecycle.late for each in a.assignment)
                 await until(lambda: len(events) == 4)
         return events, late
 
@@ -393,8 +393,8 @@ def test_a_lost_queue_starts_nothing_more_and_commits_nothing() -> None:
 
         async with member(broker, "me", handler, rebalance_soon=60, commit_every=0.05) as engine:
             await until(lambda: started)
-            (holding,) = engine.holdings
-            engine.hand_over.lose(holding, "a test says so")
+            (assigned,) = engine.assignment
+            engine.assignment.lose(assigned, "a test says so")
             go_on.set()
             await asyncio.sleep(5)
             return started, broker.what("commit")
@@ -411,7 +411,7 @@ def test_a_refused_commit_loses_the_queue() -> None:
         broker.faults.append(lambda _, name, __: refuse() if name == "commit" else None)
         async with member(broker, "me", nothing, rebalance_soon=60) as engine:
             await until(lambda: broker.what("commit"))
-            await until(lambda: not len(engine.holdings), seconds=10)
+            await until(lambda: not len(engine.assignment), seconds=10)
             return True
 
     assert run_virtual(main)
@@ -423,7 +423,7 @@ def test_a_refused_pull_loses_the_queue() -> None:
         broker.faults.append(lambda _, name, __: refuse() if name == "pull" else None)
         async with member(broker, "me", nothing, rebalance_soon=60) as engine:
             await until(lambda: broker.what("pull"))
-            await until(lambda: not len(engine.holdings), seconds=10)
+            await until(lambda: not len(engine.assignment), seconds=10)
             return True
 
     assert run_virtual(main)
@@ -447,9 +447,9 @@ def test_a_member_whose_turn_never_ends_does_not_start_the_same_queue_twice() ->
 
         async with member(broker, "me", handler) as engine:
             await until(lambda: running == 1)
-            (holding,) = engine.holdings
-            engine.hand_over.lose(holding, "a test says so")
-            await until(lambda: len(engine.holdings) == 1)
+            (assigned,) = engine.assignment
+            engine.assignment.lose(assigned, "a test says so")
+            await until(lambda: len(engine.assignment) == 1)
             await asyncio.sleep(5)
             go_on.set()
             await asyncio.sleep(1)

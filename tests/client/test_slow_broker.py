@@ -69,9 +69,9 @@ def test_one_slow_answer_changes_no_timeout_and_a_longer_one_is_waited_for_at_th
         for way in (0.4, 0.0, 0.4, 0.4, 0.0):
             far.way = way
             await asyncio.sleep(0.9)
-            (holding,) = member.holdings
-            assert holding.lease is not None
-            timeouts.append(holding.usable_until - holding.lease.asked_at)
+            (assigned,) = member.assignment
+            assert assigned.lease is not None
+            timeouts.append(assigned.usable_until - assigned.lease.asked_at)
         renewing.cancel()
         now = broker.clock.now()
         broker.locks.disconnected("me", grace=Millis(0), now=now)

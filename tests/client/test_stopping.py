@@ -12,7 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, SimEngine, message, no_answer, queue, record, sim_plan, until
+from tests.client.consumer_fakes import (
+    FakeBroker,
+    SimEngine,
+    message,
+    no_answer,
+    queue,
+    record,
+    sim_subscription,
+    until,
+)
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.admin.admin import Admin
@@ -31,7 +40,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 async def stopped(broker: FakeBroker, handler: Any, away_ms: int, **changes: Any) -> int:
     """A member that consumed everything is stopped while nobody answers commits; how long its stop took."""
-    engine = SimEngine(broker, "a", [sim_plan(handler)], commit_every=60, **changes)
+    engine = SimEngine(broker, "a", [sim_subscription(handler)], commit_every=60, **changes)
     running = asyncio.create_task(engine.run())
     await engine.started.wait()
     await asyncio.sleep(1)

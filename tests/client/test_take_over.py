@@ -5,15 +5,16 @@ import logging
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, member, no_answer, options, queue, record, until
+from tests.client.consumer_fakes import FakeBroker, assigned_queue, member, no_answer, options, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.assigned_queue import Holding, Holdings
+from lanemq.client.consumer.assigned_queue import Assignment
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.leases import LockKeeper
-from lanemq.client.message import Message, Source
+from lanemq.client.consumer.leases import LeaseKeeper
+from lanemq.client.message import Message
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.consuming.allocation import averagely_by_circle
+from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease
 from lanemq.model.errors import ConnectFailed
 from lanemq.model.queue import MessageQueue
@@ -27,7 +28,7 @@ async def nothing(_: Message) -> None: ...
 
 
 def held(engine: Any) -> set[MessageQueue]:
-    return {holding.queue for holding in engine.holdings}
+    return {assigned.queue for assigned in engine.assignment}
 
 
 # --- no master
@@ -48,11 +49,12 @@ class OnlyCopies:
         raise AssertionError(f"{address} was asked for a lease")
 
 
-def keeper_without_master() -> tuple[LockKeeper, Holdings, OnlyCopies]:
-    wire, holdings = OnlyCopies(), Holdings()
+def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyCopies]:
+    lost = lambda: pytest.fail("a queue was lost although the broker did not answer")  # noqa: E731
+    wire, assignment = OnlyCopies(), Assignment(options(), "me", OffsetTable(), lost)
     calls = ConsumerCalls(options(), "me", wire, wire)  # type: ignore[arg-type]
-    lost = lambda *_: pytest.fail("a lease nobody answered about was taken for lost")  # noqa: E731
-    return LockKeeper(options(), calls, holdings, lambda *_: pytest.fail("a lease was renewed"), lost), holdings, wire
+    renewed = lambda *_: pytest.fail("a lease was renewed")  # noqa: E731
+    return LeaseKeeper(options(), calls, assignment, renewed), assignment, wire
 
 
 @pytest.mark.row("A27")
@@ -71,12 +73,12 @@ def test_without_a_master_no_lease_is_asked_and_none_granted() -> None:
 @pytest.mark.row("A27")
 def test_a_held_lease_is_not_renewed_elsewhere_while_the_master_is_away() -> None:
     async def main() -> tuple[list[Address], Millis | None]:
-        keeper, holdings, wire = keeper_without_master()
+        keeper, assignment, wire = keeper_without_master()
         lease = QueueLease(LANE_TIMES.client_lease_ms)
         lease.granted(Epoch(1), asked_at=Millis(0))
-        holdings.add(Holding(queue(0), None, Source(queue(0), None, Epoch(1)), lease, LANE_TIMES))  # type: ignore[arg-type]
+        assignment.add(assigned_queue(queue(0), lease, LANE_TIMES))
         await asyncio.sleep(1)
-        await keeper.renew()
+        await keeper._renew("a", assignment.at_broker("a"))
         return wire.asked, lease.usable_until
 
     assert run_virtual(main) == ([], LANE_TIMES.client_lease_ms)
@@ -167,8 +169,8 @@ def test_an_offset_that_went_back_is_used_so_messages_repeat_and_none_is_skipped
 
         async with member(broker, "me", note) as engine:
             await until(lambda: broker.offsets.get(queue(0)) == 10)
-            (holding,) = engine.holdings
-            engine.hand_over.lose(holding, "a test says so")
+            (assigned,) = engine.assignment
+            engine.assignment.lose(assigned, "a test says so")
             broker.offsets[queue(0)] = 4
             await until(lambda: len(seen) == 16)
             await until(lambda: broker.offsets[queue(0)] == 10)
@@ -208,7 +210,7 @@ def test_a_lease_that_cannot_be_given_back_either_ends_by_itself() -> None:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, __: no_answer() if name in ("committed", "unlock") else None)
         async with member(broker, "me", nothing, rebalance_soon=60) as engine:
-            return len(engine.holdings)
+            return len(engine.assignment)
 
     assert run_virtual(main) == 0
 
@@ -228,12 +230,12 @@ def test_a_regained_lease_lets_the_queue_go_on_at_once() -> None:
         async with member(broker, "me", note) as engine:
             await asyncio.sleep(0.5)
             broker.faults.append(lambda _, name, __: no_answer() if name == "lock" else None)
-            engine.keeper.suspend("a")
+            engine.leases.suspend("a")
             broker.store(queue(0), record(0))
             await asyncio.sleep(0.2)
             closed = len(started)
             broker.faults.clear()
-            engine.keeper.suspend("a")  # asks for a renewal now
+            engine.leases.suspend("a")  # asks for a renewal now
             regained = broker.clock.now()
             await until(lambda: started)
             return started, closed, regained
@@ -249,10 +251,10 @@ def test_a_lost_queue_is_asked_for_again_after_a_moment_and_not_before() -> None
         broker = FakeBroker([queue(0)])
         async with member(broker, "me", nothing, rebalance_soon=0.5) as engine:
             await asyncio.sleep(0.2)
-            (holding,) = engine.holdings
+            (assigned,) = engine.assignment
             asked = len(broker.what("lock"))
             lost_at = broker.clock.now()
-            engine.hand_over.lose(holding, "a test says so")
+            engine.assignment.lose(assigned, "a test says so")
             await until(lambda: len(broker.what("lock")) > asked)
             return broker.what("lock")[asked][0] - lost_at
 

@@ -382,7 +382,7 @@ def test_a_coroutine_that_waits_holds_its_own_lane_and_no_other() -> None:
 
         floor = Floor(async_handler=async_batch_handler(handler_call(handler), batched=False), workers=2)
         reporter = RunReporter("g", floor.letters, NO_HISTORY)  # type: ignore[arg-type]
-        workers = TaskWorkers(floor.station, reporter, SystemClock(), ConsumerCounts())
+        workers = TaskWorkers(floor.active, reporter, SystemClock(), ConsumerCounts())
         async with asyncio.timeout(WAIT), asyncio.TaskGroup() as tasks:
             workers.start(tasks)
             want(floor.scheduler, MAX_MESSAGES)

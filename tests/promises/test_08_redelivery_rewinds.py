@@ -71,7 +71,7 @@ def crash_among_other_keys(town: Town) -> list[tuple[str, int]]:
 def told(app: App) -> list[object]:
     """What the broker knows to be finished above the offsets."""
     assert app._thread is not None
-    return [each.finished_reported.ranges() for each in app._thread.engine.holdings if each.queue[0::2] == (TOPIC, 0)]
+    return [each.finished_reported.ranges() for each in app._thread.engine.assignment if each.queue[0::2] == (TOPIC, 0)]
 
 
 def commits(app: App) -> list[int | None]:

@@ -79,7 +79,7 @@ class QueueBody(Struct, frozen=True, kw_only=True, rename="camel"):
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
-class Subscription(Body):
+class SubscriptionData(Body):
     """What a group wants of a topic. `code_set` holds the Java hashes of `tags_set`."""
 
     class_filter_mode: bool = False
@@ -98,7 +98,7 @@ class ConsumerData(Body):
     consume_type: str = "CONSUME_PASSIVELY"
     group_name: str = ""
     message_model: str = "CLUSTERING"
-    subscription_data_set: list[Subscription] = field(default_factory=list)
+    subscription_data_set: list[SubscriptionData] = field(default_factory=list)
     unit_mode: bool = False
 
 

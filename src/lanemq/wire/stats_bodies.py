@@ -11,7 +11,7 @@ from typing import ClassVar, Self, TypeVar
 from msgspec import Raw, field
 
 from lanemq.model.queue import MessageQueue
-from lanemq.wire.bodies import Body, QueueBody, Subscription, convert, decode_json, encode_json
+from lanemq.wire.bodies import Body, QueueBody, SubscriptionData, convert, decode_json, encode_json
 from lanemq.wire.loose_json import BodyError, loads_loose
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class ConsumerRunningInfo(QueueTableBody):
     jstack: str = ""
     properties: dict[str, str] = field(default_factory=dict)
     status_table: dict[str, ConsumeStatus] = field(default_factory=dict)
-    subscription_set: list[Subscription] = field(default_factory=list)
+    subscription_set: list[SubscriptionData] = field(default_factory=list)
 
     value_type = ProcessQueueInfo
 
@@ -163,7 +163,7 @@ class ConsumerConnection(Body):
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
-    subscription_table: dict[str, Subscription] = field(default_factory=dict)
+    subscription_table: dict[str, SubscriptionData] = field(default_factory=dict)
 
 
 class ProducerConnection(Body):

@@ -25,7 +25,7 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command, encode_command
 from lanemq.wire.lane_bodies import LaneStateAnswer
@@ -263,7 +263,7 @@ def frozen_member(broker: EmbeddedBroker, group: str, client_id: str) -> socket.
     """A member that has introduced itself and reads nothing any more."""
     host, port = broker.address.split(":")
     sock = socket.create_connection(Address(host, int(port)), 5)
-    consumer = ConsumerData(group_name=group, subscription_data_set=[Subscription(topic=group, sub_string="*")])
+    consumer = ConsumerData(group_name=group, subscription_data_set=[SubscriptionData(topic=group, sub_string="*")])
     body = HeartbeatData(client_id=client_id, consumer_data_set=[consumer])
     sock.sendall(encode_command(Command(RequestCode.HEART_BEAT, 1, body=body.encode())))
     return sock

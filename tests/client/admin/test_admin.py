@@ -21,7 +21,7 @@ from lanemq.model.units import QueueOffset
 from lanemq.net.address import parse_address
 from lanemq.net.blocking import BlockingConnection
 from lanemq.testing.embedded import EmbeddedBroker
-from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, Subscription
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, LockRequest, QueueBody, SubscriptionData
 from lanemq.wire.codes import RequestCode
 from lanemq.wire.command import Command
 from lanemq.wire.headers import UpdateOffsetHeader
@@ -214,7 +214,7 @@ class Member:
 
     def __init__(self, address: str, group: str, topic: str, queue: MessageQueue) -> None:
         self.link = BlockingConnection(parse_address(address))
-        subscription = Subscription(topic=topic)
+        subscription = SubscriptionData(topic=topic)
         data = ConsumerData(group_name=group, subscription_data_set=[subscription])
         beat = HeartbeatData(client_id="member-1", consumer_data_set=[data])
         self.link.request(Command(RequestCode.HEART_BEAT, 0, body=beat.encode()))

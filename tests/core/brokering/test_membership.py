@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, Membership, Subscription
+from lanemq.core.brokering.membership import Changes, ConnectionId, GroupHeartbeat, GroupSubscription, Membership
 from lanemq.model.units import Millis
 
 ONE, TWO, THREE = ConnectionId(1), ConnectionId(2), ConnectionId(3)
@@ -15,7 +15,7 @@ CHANGED = Changes(("g",))
 
 
 def topics(*names: str, version: int = 1) -> Mapping[str, GroupHeartbeat]:
-    return {"g": GroupHeartbeat(tuple(Subscription(name, version=version) for name in names))}
+    return {"g": GroupHeartbeat(tuple(GroupSubscription(name, version=version) for name in names))}
 
 
 def beat(
@@ -107,14 +107,14 @@ def test_many_silent_members_of_a_group_are_one_change() -> None:
 
 def test_newer_subscription_wins_and_an_older_one_does_not() -> None:
     table = Membership()
-    new = {"g": GroupHeartbeat((Subscription("t", "paid", version=2),))}
-    old = {"g": GroupHeartbeat((Subscription("t", "shipped", version=1),))}
+    new = {"g": GroupHeartbeat((GroupSubscription("t", "paid", version=2),))}
+    old = {"g": GroupHeartbeat((GroupSubscription("t", "shipped", version=1),))}
     beat(table, ONE, "A", new)
     assert beat(table, ONE, "A", old) == NOTHING
-    assert table.subscription("g", "t") == Subscription("t", "paid", version=2)
-    newest = {"g": GroupHeartbeat((Subscription("t", "void", version=3),))}
+    assert table.subscription("g", "t") == GroupSubscription("t", "paid", version=2)
+    newest = {"g": GroupHeartbeat((GroupSubscription("t", "void", version=3),))}
     assert beat(table, ONE, "A", newest) == NOTHING
-    assert table.subscription("g", "t") == Subscription("t", "void", version=3)
+    assert table.subscription("g", "t") == GroupSubscription("t", "void", version=3)
 
 
 def test_topics_not_named_any_more_are_removed_and_announced() -> None:
@@ -163,7 +163,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @rule(connection=connections, client=st.sampled_from("AB"), groups=groups, subscribed=st.sets(st.just("t")))
     def heartbeat(self, connection: ConnectionId, client: str, groups: set[str], subscribed: set[str]) -> None:
-        said = GroupHeartbeat(tuple(Subscription(topic) for topic in subscribed))
+        said = GroupHeartbeat(tuple(GroupSubscription(topic) for topic in subscribed))
         self._compare(self.table.heartbeat(connection, client, dict.fromkeys(groups, said), now=self.now))
 
     @rule(connection=connections)

@@ -6,7 +6,7 @@ import msgspec
 
 from lanemq.broker.dispatch import Handler, answer, answer_code, answer_saved
 from lanemq.broker.parts import Parts
-from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, Subscription
+from lanemq.core.brokering.membership import ConnectionId, GroupHeartbeat, GroupSubscription
 from lanemq.log import state
 from lanemq.model.errors import BrokerRefused, GroupNotFound, StorageError
 from lanemq.model.names import check_group, check_topic
@@ -29,7 +29,7 @@ MAX_CLIENT_ID_CHARS = 255
 class _ClientConfig(Body):
     """The part of CHECK_CLIENT_CONFIG's body that the broker reads."""
 
-    subscription_data: wire.Subscription = msgspec.field(default_factory=wire.Subscription)
+    subscription_data: wire.SubscriptionData = msgspec.field(default_factory=wire.SubscriptionData)
 
 
 class GroupHandler:
@@ -163,7 +163,7 @@ class GroupHandler:
 
 def _group_of(data: ConsumerData) -> GroupHeartbeat:
     subscriptions = tuple(
-        Subscription(
+        GroupSubscription(
             check_topic(item.topic),
             item.sub_string,
             item.expression_type,

@@ -7,7 +7,7 @@ from lanemq.model.errors import GroupNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.server import Peer
 from lanemq.wire.admin_headers import ConsumeStatsHeader, TopicHeader
-from lanemq.wire.bodies import Subscription
+from lanemq.wire.bodies import SubscriptionData
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import VERSION, Command
 from lanemq.wire.headers import ConsumerListHeader
@@ -94,7 +94,7 @@ class StatsHandler:
             if (connected := self._parts.notices.peer(number)) is not None
         ]
         table = {
-            item.topic: Subscription(
+            item.topic: SubscriptionData(
                 topic=item.topic,
                 sub_string=item.expression,
                 expression_type=item.expression_type,

@@ -67,7 +67,7 @@ def tail(
 
 def _wanted(key: str | None, tags: str) -> MessageFilter:
     tagged = tag_filter(tags)
-    return lambda message: (key is None or message.key == key) and tagged.wants(message.tag)
+    return lambda message: (key is None or message.key == key) and tagged.accepts(message.tag)
 
 
 def _starts(reader: TopicReader, since: int | None) -> dict[MessageQueue, int]:

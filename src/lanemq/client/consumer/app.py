@@ -20,10 +20,10 @@ from lanemq.client.consumer.attempts import async_batch_handler, batch_handler
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.engine_thread import EngineThread
 from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import stop_on_signals
-from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.subscription import DEFAULT_WORKERS, StationPlan
+from lanemq.client.consumer.subscription import DEFAULT_WORKERS, Subscription
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
 from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import Closed, InvalidOption
@@ -38,7 +38,7 @@ class App:
 
     def __init__(self, servers: str, *, group: str, **settings: Unpack[ConsumerSettings]) -> None:
         self.options = consumer_options(servers, group, **settings)
-        self._plans: list[StationPlan] = []
+        self._subscriptions: list[Subscription] = []
         self._thread: EngineThread | None = None
         self._engine: ConsumerEngine | None = None
 
@@ -79,7 +79,7 @@ class App:
         """The same inside an event loop of yours; cancel it, or call `stop`, to end."""
         if self._engine is not None or self._thread is not None:
             raise Closed("this app was started before: make a new one")
-        self._engine = engine = ConsumerEngine(self.options, self._plans)
+        self._engine = engine = ConsumerEngine(self.options, self._subscriptions)
         with stop_on_signals(engine.stop, engine.stop_now):
             try:
                 await engine.run()
@@ -90,7 +90,7 @@ class App:
         """Works in the background; for programs that have their own life cycle."""
         if self._engine is not None or self._thread is not None:
             raise Closed("this app was started before: make a new one")
-        thread = EngineThread(self.options, self._plans)
+        thread = EngineThread(self.options, self._subscriptions)
         thread.start()
         self._thread = thread
 
@@ -114,10 +114,10 @@ class App:
         A lane that the broker keeps is redriven, as `lanemq parked redrive` would: this call does not wait for it.
         """
         engine = self._thread.engine if self._thread is not None else self._engine
-        if engine is None or topic not in engine.stations:
+        if engine is None or topic not in engine.subscriptions:
             raise Closed(f"this app does not consume {topic!r} at the moment")
-        scheduler = engine.stations[topic].scheduler
-        return any([scheduler.resume(holding.queue, key) for holding in engine.holdings.of_topic(topic)])
+        scheduler = engine.subscriptions[topic].scheduler
+        return any([scheduler.resume(assigned.queue, key) for assigned in engine.assignment.of_topic(topic)])
 
     def __enter__(self) -> "App":
         self.start()
@@ -130,11 +130,11 @@ class App:
         self, topic: str, tags: str, order: Order, policy: FailurePolicy, workers: int, batch_size: int
     ) -> Callable[[H], H]:
         def register(handler: H) -> H:
-            if any(plan.topic == topic for plan in self._plans):
+            if any(plan.topic == topic for plan in self._subscriptions):
                 raise InvalidOption(f"topic {topic!r} has a handler in this app already")
             batched = batch_size > 1
             call = handler_call(handler, batched=batched)
-            plan = StationPlan(
+            plan = Subscription(
                 topic=topic,
                 tags=tags,
                 order=order,
@@ -144,7 +144,7 @@ class App:
                 handler=None if call.is_async else batch_handler(call, batched=batched),
                 async_handler=async_batch_handler(call, batched=batched) if call.is_async else None,
             )
-            self._plans.append(plan)
+            self._subscriptions.append(plan)
             return handler
 
         return register

@@ -1,130 +1,177 @@
-"""One queue in this member's hands, from the lease to the release.
+"""The queues that are assigned to this member, from the lease to the release.
 
-A queue that leaves and comes back is a new holding: nothing that belonged to the old one can reach the new one.
-Loops are tied to the holding, not to the queue's name, so two of them never serve one queue.
+A queue that leaves and comes back is a new `AssignedQueue`, so nothing that belonged to the old one can reach the new
+one. Pull loops and hand-overs belong to the `AssignedQueue`, not to the queue's name.
 """
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from lanemq.client.consumer.subscription import Station
+from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.scheduler import Scheduler
+from lanemq.client.consumer.subscription import ActiveSubscription
 from lanemq.client.message import Source
+from lanemq.core.consuming.offset_table import OffsetTable
+from lanemq.core.consuming.parked_lanes import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
-from lanemq.core.consuming.rebalance import QueueLifecycle
+from lanemq.core.consuming.rebalance import Event, QueueLifecycle
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED
-from lanemq.core.consuming.shut_lanes import KeptLane
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
+from lanemq.history import Lease
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
+log = logging.getLogger(__name__)
 
-class Start(NamedTuple):
-    """Where a queue is taken up."""
+NANOS = 1_000_000
+"""Nanoseconds in a millisecond."""
+
+
+class StartPosition(NamedTuple):
+    """Where an assigned queue starts."""
 
     offset: QueueOffset
     finished: FinishedRanges = NOTHING_FINISHED
     """What former owners finished above the offset; it is not run again."""
-    kept: tuple[KeptLane, ...] = ()
-    """Lanes that the broker keeps parked."""
+    parked: tuple[ParkedAtBroker, ...] = ()
+    """Lanes of the queue that the broker has parked."""
     parked_serial: int = 0
 
 
-class Holding:
-    """What the shells know of one held queue; what of it may run is the scheduler's knowledge."""
+class AssignedQueue:
+    """What the client knows of one assigned queue. Its messages and lanes are in the scheduler."""
 
     def __init__(
-        self, queue: MessageQueue, station: Station, source: Source, lease: QueueLease | None, times: LeaseTimes
+        self,
+        queue: MessageQueue,
+        active: ActiveSubscription,
+        source: Source,
+        lease: QueueLease | None,
+        times: LeaseTimes,
+        *,
+        lane: bool,
+        start: StartPosition,
     ) -> None:
         self.queue = queue
-        self.station = station
+        self.subscription = active.subscription
+        self.scheduler: Scheduler = active.scheduler
         self.source = source
         self.lease = lease
         self.times = times
-        self.lane = False
-        """The broker knows epochs and gives large pulls."""
+        self.lane = lane
+        """The broker is a LaneMQ broker: it has epochs and answers large pulls."""
         self.released = False
-        """Given back or lost; whatever still arrives for it is ignored."""
-        self.life = QueueLifecycle(queue, needs_lease=lease is not None)
-        """Where it stands between coming and going, and what that asks for next."""
+        """Given back or lost; anything that still arrives for it is ignored."""
+        self.lifecycle = QueueLifecycle(queue, needs_lease=lease is not None)
         self.wake = asyncio.Event()
-        """Set when the pull loop should look again: room in the cache, or a lease."""
+        """Set when the pull loop should look again: the cache has room, or the lease was renewed."""
         self.puller: asyncio.Task[None] | None = None
         self.hand_over: asyncio.Task[None] | None = None
         self.last_pull: Millis = Millis(0)
         self.moving: QueueOffset | None = None
-        """Where a reset sends it, until it has arrived; what it did at the old place is not reported any more."""
-        self.finished = NOTHING_FINISHED
-        """What is finished above the committable offset, as of the last look."""
-        self.finished_reported = NOTHING_FINISHED
-        """The same, as the broker knows it."""
-        self.keeps_parked = False
-        """The broker takes parked lanes."""
-        self.parked_serial = 0
-        """Names the state of the broker's parked lanes that is known here."""
+        """The offset of a reset that is under way. Progress from before the reset is no longer reported."""
+        self.finished = start.finished
+        """Finished ranges above the committable offset, as of the last look."""
+        self.finished_reported = start.finished
+        """The finished ranges that the broker has."""
+        self.keeps_parked = lane and self.epoch > 0
+        """The broker stores parked lanes."""
+        self.parked_serial = start.parked_serial
+        """The version of the broker's parked lanes that is known here."""
 
     @property
     def epoch(self) -> Epoch:
-        """Names the lease to the broker; 0 where there is none, or none with a number."""
+        """Names the lease to the broker; 0 without a lease, or if the broker has no epochs."""
         return self.lease.epoch if self.lease is not None else Epoch(0)
 
     @property
     def usable_until(self) -> Millis:
-        """The lease's end as the scheduler wants it."""
+        """The first moment at which no turn may start any more, as the scheduler takes it."""
         if self.lease is None:
             return NO_LEASE_NEEDED
         return NOT_LEASED if self.lease.usable_until is None else self.lease.usable_until
 
+    @property
+    def asked_ns(self) -> int:
+        """When the newest lease was requested, in nanoseconds: shows in a history that a line was written late."""
+        return 0 if self.lease is None else self.lease.asked_at * NANOS
+
     def may_pull(self, *, now: Millis) -> bool:
-        """A queue without a usable lease is not read: what comes would be another member's (A47, A56)."""
+        """A queue without a usable lease is not pulled: its messages may belong to another member (A47, A56)."""
         return self.lease is None or self.lease.usable(now=now)
 
     def __str__(self) -> str:
         return str(self.queue)
 
 
-class Holdings:
-    """Everything this member holds."""
+class Assignment:
+    """All queues that are assigned to this member, and how one is lost."""
 
-    def __init__(self) -> None:
-        self._held: dict[MessageQueue, Holding] = {}
+    def __init__(
+        self, options: ConsumerOptions, client_id: str, offsets: OffsetTable, on_lost: Callable[[], None]
+    ) -> None:
+        self._options = options
+        self._client_id = client_id
+        self._offsets = offsets
+        self._on_lost = on_lost
+        self._queues: dict[MessageQueue, AssignedQueue] = {}
 
-    def __iter__(self) -> Iterator[Holding]:
-        return iter(tuple(self._held.values()))
+    def __iter__(self) -> Iterator[AssignedQueue]:
+        return iter(tuple(self._queues.values()))
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._queues)
 
-    def get(self, queue: MessageQueue) -> Holding | None:
-        return self._held.get(queue)
+    def get(self, queue: MessageQueue) -> AssignedQueue | None:
+        return self._queues.get(queue)
 
-    def of_topic(self, topic: str) -> list[Holding]:
-        return [holding for holding in self if holding.queue.topic == topic]
+    def of_topic(self, topic: str) -> list[AssignedQueue]:
+        return [assigned for assigned in self if assigned.queue.topic == topic]
 
-    def add(self, holding: Holding) -> None:
-        assert holding.queue not in self._held, f"{holding} is held already"
-        self._held[holding.queue] = holding
+    def at_broker(self, broker: str) -> list[AssignedQueue]:
+        """Queues of a broker that need a lease."""
+        return self.by_broker().get(broker, [])
 
-    def forget(self, holding: Holding) -> bool:
-        """Ends a holding; false if it had ended already."""
-        holding.released = True
-        if self._held.get(holding.queue) is not holding:
+    def by_broker(self) -> dict[str, list[AssignedQueue]]:
+        """Queues that need a lease, one list per broker: a renewal is one request each (A26)."""
+        groups: dict[str, list[AssignedQueue]] = {}
+        for assigned in self._queues.values():
+            if assigned.lease is not None and not assigned.released:
+                groups.setdefault(assigned.queue.broker, []).append(assigned)
+        return groups
+
+    def add(self, assigned: AssignedQueue) -> None:
+        assert assigned.queue not in self._queues, f"{assigned} is assigned already"
+        self._queues[assigned.queue] = assigned
+
+    def remove(self, assigned: AssignedQueue) -> bool:
+        """Stops all work on a queue and forgets it; false if that happened before."""
+        assigned.released = True
+        if self._queues.get(assigned.queue) is not assigned:
             return False
-        del self._held[holding.queue]
+        del self._queues[assigned.queue]
+        if assigned.puller is not None and assigned.puller is not asyncio.current_task():
+            assigned.puller.cancel()
+        assigned.scheduler.drop(assigned.queue)
+        self._offsets.remove(assigned.queue)
         return True
 
-    def at_broker(self, broker: str) -> list[Holding]:
-        """Holdings of a broker that need a lease."""
-        return [
-            each
-            for each in self._held.values()
-            if each.queue.broker == broker and each.lease is not None and not each.released
-        ]
+    def lose(self, assigned: AssignedQueue, why: str) -> None:
+        """Drops a queue that now belongs to another member, without a commit."""
+        if self._queues.get(assigned.queue) is not assigned:
+            assigned.released = True
+            return
+        log.warning("%s is lost: %s", assigned, why)
+        assigned.lifecycle.happened(Event.LEASE_LOST, now=self._options.clock.now())
+        if assigned.lease is not None:
+            assigned.lease.lost()
+            if self._options.history.on:
+                self._options.history.lease_expired(self.lease_in_history(assigned))
+        self.remove(assigned)
+        self._on_lost()
 
-    def by_broker(self) -> dict[str, list[Holding]]:
-        """Holdings that need a lease, one list per broker: a renewal is one request each (A26)."""
-        groups: dict[str, list[Holding]] = {}
-        for holding in self:
-            if holding.lease is not None and not holding.released:
-                groups.setdefault(holding.queue.broker, []).append(holding)
-        return groups
+    def lease_in_history(self, assigned: AssignedQueue) -> Lease:
+        queue = assigned.queue
+        return Lease(self._options.group, queue.topic, queue.queue_id, self._client_id, assigned.epoch)

@@ -15,9 +15,9 @@ from typing import Unpack
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.engine_thread import ended_by
-from lanemq.client.consumer.open_turns import Undecided, plans_for
+from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.open_turns import Undecided, subscriptions_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
-from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import FailurePolicy
@@ -40,8 +40,8 @@ class AsyncConsumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.options = consumer_options(servers, group, **settings)
-        self._plans = plans_for(topics, tags, on_fail)
-        first = self._plans[0]
+        self._subscriptions = subscriptions_for(topics, tags, on_fail)
+        first = self._subscriptions[0]
         self._board = AsyncScheduler(LaneScheduler(first.lanes), first.order, self.options.clock)
         self._runs = Undecided(self._board, group, self.options.history, self.options.clock)
         self._engine: ConsumerEngine | None = None
@@ -53,7 +53,7 @@ class AsyncConsumer:
         """Returns when the first queues were asked for; raises what made that impossible."""
         if self._running is not None:
             raise Closed("this consumer was started before: make a new one")
-        self._engine = engine = ConsumerEngine(self.options, self._plans, self._board)
+        self._engine = engine = ConsumerEngine(self.options, self._subscriptions, self._board)
         self._running = asyncio.create_task(engine.run())
         started = asyncio.create_task(_started(engine))
         await asyncio.wait({self._running, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +93,7 @@ class AsyncConsumer:
         """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
         run, end = self._runs.buried(message, why)
         engine = self._require_engine()
-        finished = await engine.reporter.settle(engine.stations[run.queue.topic], run, end)
+        finished = await engine.reporter.settle(engine.subscriptions[run.queue.topic], run, end)
         return finished.why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:

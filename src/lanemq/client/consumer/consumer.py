@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from lanemq.client.consumer.engine_thread import EngineThread
-from lanemq.client.consumer.open_turns import Undecided, plans_for
+from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.open_turns import Undecided, subscriptions_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
-from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.subscription import make_scheduler
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.client.message import Message
@@ -41,10 +41,10 @@ class Consumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.options = consumer_options(servers, group, **settings)
-        plans = plans_for(topics, tags, on_fail)
-        scheduler = make_scheduler(plans[0], self.options.clock)
+        subscriptions = subscriptions_for(topics, tags, on_fail)
+        scheduler = make_scheduler(subscriptions[0], self.options.clock)
         self._runs = Undecided(scheduler, group, self.options.history, self.options.clock)
-        self._thread = EngineThread(self.options, plans, scheduler)
+        self._thread = EngineThread(self.options, subscriptions, scheduler)
         self._term: object | None = None
         self._ending = False
 
@@ -82,7 +82,7 @@ class Consumer:
         """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
         run, end = self._runs.buried(message, why)
         engine = self._thread.engine
-        settling = engine.reporter.settle(engine.stations[run.queue.topic], run, end)
+        settling = engine.reporter.settle(engine.subscriptions[run.queue.topic], run, end)
         return asyncio.run_coroutine_threadsafe(settling, self._thread.loop).result().why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:

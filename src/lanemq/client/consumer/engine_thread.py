@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lanemq.client.consumer.engine import ConsumerEngine
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.subscription import StationPlan
+from lanemq.client.consumer.subscription import Subscription
 from lanemq.client.consumer.termination import TERMINATION
 from lanemq.model.errors import Closed, LaneError
 
@@ -19,9 +19,11 @@ log = logging.getLogger(__name__)
 class EngineThread:
     """Starts once, stops once."""
 
-    def __init__(self, options: ConsumerOptions, plans: Sequence[StationPlan], shared: Scheduler | None = None) -> None:
+    def __init__(
+        self, options: ConsumerOptions, subscriptions: Sequence[Subscription], shared: Scheduler | None = None
+    ) -> None:
         self._options = options
-        self._plans = plans
+        self._subscriptions = subscriptions
         self._shared = shared
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,7 +108,7 @@ class EngineThread:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._engine = engine = ConsumerEngine(self._options, self._plans, self._shared)
+        self._engine = engine = ConsumerEngine(self._options, self._subscriptions, self._shared)
         if self._finishing:  # the signal came before there was an engine to tell
             engine.stop()
         running = asyncio.create_task(engine.run())

@@ -1,13 +1,13 @@
-"""Telling brokers that this member lives and what it wants.
+"""Heartbeats: tell every broker that this member is alive and what it subscribes to.
 
-A broker knows a member by the connection its heartbeat came on, and refuses pulls of a group it does not know.
-So every broker of the subscribed topics is told before anything else is asked of it, again whenever its
-connection is new, and every 30 s.
+A broker knows a member by the connection that its heartbeat came on, and refuses pulls of a group that it does not
+know. So each broker of the subscribed topics gets a heartbeat before any other request, again on every new connection,
+and every 30 s.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
@@ -17,16 +17,16 @@ from lanemq.model.errors import LaneError
 from lanemq.net.address import Address
 from lanemq.net.connection import ConnectionPool
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.wire.bodies import ConsumerData, HeartbeatData, Subscription
+from lanemq.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
 
 log = logging.getLogger(__name__)
 
-PUSH, PULL = "CONSUME_PASSIVELY", "CONSUME_ACTIVELY"
-"""RocketMQ's words for who drives consumption (ConsumeType)."""
+PUSH = "CONSUME_PASSIVELY"
+"""RocketMQ's name for a consumer that calls handlers (ConsumeType)."""
 
 
 class Heartbeat:
-    """This member's heartbeat, and who has heard it on which connection."""
+    """The heartbeats of one member. `subscriptions` are tags by topic, including the group's retry topic."""
 
     def __init__(
         self,
@@ -34,79 +34,72 @@ class Heartbeat:
         calls: ConsumerCalls,
         pool: ConnectionPool,
         routes: AsyncRoutes,
-        consume_type: str = PUSH,
+        subscriptions: Mapping[str, TagFilter],
     ) -> None:
-        self.subscriptions: dict[str, TagFilter] = {}
-        """What is wanted, by topic; the group's retry topic included."""
         self._options = options
         self._rate_limited = RateLimitedLog(log, options.clock)
         self._calls = calls
         self._pool = pool
         self._routes = routes
-        self._consume_type = consume_type
+        self._subscriptions = subscriptions
         self.version: int = options.clock.wall()
-        """Grows with every change; a broker keeps the newest (RocketMQ's subVersion)."""
-        # By address: the connection on which the broker heard us. A new connection makes us a stranger.
-        self._heard: dict[Address, object] = {}
+        """Version of the subscriptions; a broker keeps the newest (RocketMQ's subVersion)."""
+        # By address: the connection of the last heartbeat. On a new connection the broker does not know us.
+        self._sent: dict[Address, object] = {}
 
     async def run(self) -> None:
-        """Never ends; a broker that cannot be told is told next time."""
+        """Sends heartbeats, for ever."""
         while True:
             await asyncio.sleep(self._options.heartbeat_every)
-            self._heard.clear()
-            await self.everywhere()
+            self._sent.clear()
+            await self.send_to_all()
 
-    async def everywhere(self) -> None:
-        """Tells each known broker that has not heard us on its present connection."""
-        await asyncio.gather(*(self._try_tell(address) for address in self.addresses()))
+    async def send_to_all(self) -> None:
+        """Sends a heartbeat to each known broker that got none on its present connection."""
+        await asyncio.gather(*(self._try_send(address) for address in self.addresses()))
 
-    def changed(self) -> None:
-        """The subscriptions are others now; everybody must hear them."""
-        self.version = max(self.version + 1, self._options.clock.wall())
-        self._heard.clear()
-
-    async def tell(self, address: Address) -> None:
-        """Makes sure that the broker knows us, or raises why not."""
+    async def send_to(self, address: Address) -> None:
+        """Makes sure that the broker knows this member, or raises."""
         connection = await self._pool.get(address)
-        if self._heard.get(address) is connection:
+        if self._sent.get(address) is connection:
             return
         await self._calls.heartbeat(address, self._body())
-        self._heard[address] = connection
+        self._sent[address] = connection
 
     async def leave(self) -> None:
-        """Says goodbye, so that others take over at once instead of waiting for us to be missed."""
+        """Unregisters at every broker, so that other members take over at once."""
         for address in self.addresses():
             try:
                 await self._calls.unregister(address)
             except LaneError as error:
-                log.info("could not say goodbye to %s: %s", address, error)
+                log.info("could not unregister at %s: %s", address, error)
 
     def addresses(self) -> list[Address]:
-        """Every broker of the subscribed topics, masters and copies."""
-        routes = [self._routes.known(topic) for topic in self.subscriptions]
+        """Every broker of the subscribed topics, masters and replicas."""
+        routes = [self._routes.known(topic) for topic in self._subscriptions]
         brokers = [broker for route in routes if route is not None for broker in route.brokers.values()]
         return sorted({address for broker in brokers for address in broker.addresses.values()})
 
-    async def _try_tell(self, address: Address) -> None:
+    async def _try_send(self, address: Address) -> None:
         try:
-            await self.tell(address)
+            await self.send_to(address)
         except LaneError as error:
             self._rate_limited.warn(str(address), f"no heartbeat to {address}: {error}")
 
     def _body(self) -> bytes:
         consumer = ConsumerData(
             group_name=self._options.group,
-            consume_type=self._consume_type,
+            consume_type=PUSH,
             message_model=self._options.sharing.value,
             consume_from_where=self._options.start.value,
             subscription_data_set=list(self.described()),
         )
         return HeartbeatData(client_id=self._calls.client_id, consumer_data_set=[consumer]).encode()
 
-    def described(self) -> Iterable[Subscription]:
-        """The subscriptions in the wire's words."""
-        for topic, tags in sorted(self.subscriptions.items()):
-            yield Subscription(
+    def described(self) -> Iterable[SubscriptionData]:
+        """The subscriptions in wire form."""
+        for topic, tags in sorted(self._subscriptions.items()):
+            yield SubscriptionData(
                 topic=topic,
                 sub_string=tags.text,
                 tags_set=sorted(tags.tags),

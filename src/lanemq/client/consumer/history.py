@@ -10,7 +10,7 @@ from itertools import count
 from lanemq.client.consumer.attempts import AsyncBatchHandler, Batch, BatchHandler, Stop
 from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.subscription import StationPlan
+from lanemq.client.consumer.subscription import Subscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import COMMIT, STOPPED, Order
@@ -22,7 +22,7 @@ def group_in_history(options: ConsumerOptions, client_id: str) -> str:
     return f"{options.group} of {client_id}" if options.broadcasting else options.group
 
 
-def recorded_plan(plan: StationPlan, group: str, history: History, clock: Clock) -> StationPlan:
+def recorded(plan: Subscription, group: str, history: History, clock: Clock) -> Subscription:
     """The same plan, recorded. Where no order was asked for, turns are written down without their keys."""
     recorder = TurnRecorder(group, history, clock, keyed=plan.order is not Order.NONE)
     return replace(

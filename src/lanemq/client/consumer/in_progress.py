@@ -169,9 +169,9 @@ class InProgress:
                 del self.hungry[queue]
                 self.calls.append(call)
 
-    def look_at_shut(self, queue: MessageQueue) -> None:
+    def look_at_parked(self, queue: MessageQueue) -> None:
         """Parked lanes may have something for the broker."""
-        lanes = self._lanes.shut(queue)
+        lanes = self._lanes.parked_lanes(queue)
         if lanes is not None and lanes.news:
             self.calls.append(self.on_parked)
 
@@ -192,8 +192,8 @@ class InProgress:
 
     def _after(self, queue: MessageQueue, why: Why) -> None:
         if why is Why.QUEUE_GONE:
-            self.wanted += 1  # somebody must look at the queue's next holding
+            self.wanted += 1  # somebody must look at the queue's next assigned
         self.feed(queue, anyway=why is Why.QUEUE_GONE)
         if self.drained and queue in self.drained:
             self.calls.append(self.drained[queue])
-        self.look_at_shut(queue)
+        self.look_at_parked(queue)

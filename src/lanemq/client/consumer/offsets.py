@@ -1,64 +1,57 @@
-"""Reports how far the handlers have come.
+"""Reads the offsets at which queues start, and reports how far the handlers have come.
 
-Every second the committable offsets of all held queues go into `core/consuming/offset_table`, and
-what the broker has not confirmed is sent and waited for. An offset that a broker did not confirm stays to be sent.
-With it goes what is finished above it (`core/finished_ranges`), to a broker that can keep that: one that gave an epoch.
-In broadcasting the member's own file takes the broker's place.
+Every second the committable offsets of all assigned queues go into an `OffsetTable`, and what the broker has not
+confirmed is sent. An offset that the broker did not confirm is sent again. The finished ranges go with it, to brokers
+that store them: those that grant epochs. In broadcasting each member keeps its own offsets, in a file or in memory.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
 
-from lanemq.client.consumer.assigned_queue import Holding, Holdings, Start
+import msgspec
+
+from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment, StartPosition
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.history import group_in_history
-from lanemq.client.consumer.leases import Lose
-from lanemq.client.consumer.offset_file import FileOffsets, LocalOffsets, MemoryOffsets
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import Place
-from lanemq.model.errors import LaneError, LeaseLost
+from lanemq.model.errors import LaneError, LeaseLost, StorageError
 from lanemq.model.names import RETRY_PREFIX
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Epoch, QueueOffset
+from lanemq.model.units import QueueOffset
 
 log = logging.getLogger(__name__)
 
-TOLD_AGAIN_MS = 5_000
-"""How often a queue without a lease is reported though nothing happened in it: a former owner's late commit may have
-set it back, which no broker can refuse, and nobody says so. RocketMQ's clients do the same as often."""
+REPORT_AGAIN_MS = 5_000
+"""Interval at which queues without a lease are reported although nothing changed, as RocketMQ's clients do.
+
+A late commit of a former owner may have moved the offset back; without a lease the broker cannot refuse it."""
 
 
 class OffsetKeeper:
-    """Where the group's offsets come from and go to."""
+    """Where the group's offsets come from and where they are stored."""
 
-    def __init__(self, options: ConsumerOptions, calls: ConsumerCalls, holdings: Holdings, lose: Lose) -> None:
+    def __init__(
+        self, options: ConsumerOptions, calls: ConsumerCalls, assignment: Assignment, table: OffsetTable
+    ) -> None:
         self._options = options
         self._calls = calls
-        self._holdings = holdings
-        self._lose = lose
-        self._table = OffsetTable()
+        self._assignment = assignment
+        self._table = table
         self._local = _local_offsets(options) if options.broadcasting else None
 
-    async def run(self) -> None:
-        """Never ends; what could not be reported is reported next time."""
-        told = self._options.clock.now()
-        while True:
-            await asyncio.sleep(self._options.commit_every)
-            if self._local is None and self._options.clock.now() - told >= TOLD_AGAIN_MS:
-                told = self._options.clock.now()
-                self._doubt(holding for holding in self._holdings if not holding.epoch)
-            try:
-                await self.commit_all()
-            except LaneError as error:
-                log.warning("offsets could not be saved, trying again: %s", error)
+    # when a queue is assigned
 
     async def start_of(self, queue: MessageQueue) -> QueueOffset:
-        """Where to begin: where the group stands, else where the options say. Read under the lease (A57).
+        """The group's committed offset, or the start that the options name. Called under the lease (A57).
 
-        A broker that cannot answer raises: a guess would skip messages or repeat all of them (A51).
+        Raises if the broker cannot answer: a guess would skip messages or repeat all of them (A51).
         """
         if self._local is not None:
             known = self._local.load().get(queue)
@@ -71,121 +64,196 @@ class OffsetKeeper:
     async def _first_start(self, queue: MessageQueue) -> QueueOffset:
         start = self._options.start
         if queue.topic.startswith(RETRY_PREFIX) or start is StartFrom.FIRST:
-            # A retry topic is never skipped: its messages were handed over once already.
+            # A retry topic is never skipped: its messages were already delivered once.
             return await self._calls.first_offset(queue)
         if start is StartFrom.LAST:
             return await self._calls.last_offset(queue)
         return await self._calls.offset_at(queue, self._options.start_timestamp_ms)
 
-    def begin(self, holding: Holding, start: Start) -> None:
-        """A queue was taken over here; whatever was known of it before is forgotten (A49)."""
-        self._table.start(holding.queue, start.offset)
-        holding.finished = holding.finished_reported = start.finished
+    def begin(self, assigned: AssignedQueue, start: StartPosition) -> None:
+        """Starts a queue at a position; replaces anything known of it before (A49)."""
+        self._table.start(assigned.queue, start.offset)
+        assigned.finished = assigned.finished_reported = start.finished
 
-    def forget(self, queue: MessageQueue) -> None:
-        """A queue was given up or lost."""
-        self._table.remove(queue)
+    # while it is assigned
 
-    def tell_again(self, broker: str) -> None:
-        """The connection was lost, perhaps because the broker crashed: the last commits it confirmed may be gone.
+    async def run(self) -> None:
+        """Reports offsets, for ever; what could not be reported is reported next time."""
+        reported = self._options.clock.now()
+        while True:
+            await asyncio.sleep(self._options.commit_every)
+            if self._local is None and self._options.clock.now() - reported >= REPORT_AGAIN_MS:
+                reported = self._options.clock.now()
+                self._doubt(assigned for assigned in self._assignment if not assigned.epoch)
+            try:
+                await self.commit_all()
+            except LaneError as error:
+                log.warning("offsets could not be saved, trying again: %s", error)
 
-        Without this a queue in which nothing more happens would stay behind for good.
+    async def commit_all(self) -> None:
+        """Reports all queues that moved; a failure of one does not stop the others."""
+        for assigned in self._assignment:
+            self._look(assigned)
+        if self._local is not None:
+            self._save(self._local)
+            return
+        dirty = self._table.dirty()
+        changed = (each for each in self._assignment if each.queue in dirty or each.finished != each.finished_reported)
+        await asyncio.gather(*map(self._try_commit, changed))
+
+    async def commit(self, assigned: AssignedQueue) -> None:
+        """Reports one queue and waits until the broker has it, or raises."""
+        if assigned.moving is not None:
+            # Its handlers have ended; it leaves from the new position.
+            self.record_reset(assigned, assigned.moving, "it is given up on the way to another offset")
+            await self.move_to(assigned, assigned.moving)
+            return
+        self._look(assigned)
+        if self._local is not None:
+            self._save(self._local)
+        elif assigned.queue in self._table.dirty() or assigned.finished != assigned.finished_reported:
+            await self._commit(assigned)
+
+    async def move_to(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
+        """Sets the group's offset after a reset, or because the broker has no such offset."""
+        if self._local is not None:
+            self._local.save({assigned.queue: offset})
+        else:
+            await self._calls.commit(assigned.queue, offset, assigned.epoch)
+        self.begin(assigned, StartPosition(offset))
+
+    def record_reset(self, assigned: AssignedQueue, offset: QueueOffset, reason: str) -> None:
+        """Writes a change of position into the history."""
+        queue, history = assigned.queue, self._options.history
+        if history.on:
+            group = group_in_history(self._options, self._calls.client_id)
+            history.reset(Place(group, queue.topic, queue.queue_id, offset), reason, epoch=assigned.epoch)
+
+    def report_again(self, broker: str) -> None:
+        """Reports all offsets of a broker again after a lost connection.
+
+        The broker may have crashed and lost its last commits; a queue without new messages would never be reported.
         """
-        self._doubt(holding for holding in self._holdings if holding.queue.broker == broker)
-
-    def _doubt(self, holdings: Iterable[Holding]) -> None:
-        for holding in holdings:
-            self._table.doubt(holding.queue)
+        self._doubt(assigned for assigned in self._assignment if assigned.queue.broker == broker)
 
     def get(self, queue: MessageQueue) -> QueueOffset | None:
         return self._table.get(queue)
 
-    async def commit_all(self) -> None:
-        """Reports everything that moved; one queue's trouble does not stop the others'."""
-        for holding in self._holdings:
-            self._look(holding)
-        if self._local is not None:
-            self._save()
+    def _doubt(self, queues: Iterable[AssignedQueue]) -> None:
+        for assigned in queues:
+            self._table.doubt(assigned.queue)
+
+    def _look(self, assigned: AssignedQueue) -> None:
+        """Takes the newest progress from the scheduler; ignores queues that are no longer ours (A99)."""
+        if assigned.released:
             return
-        dirty = self._table.dirty()
-        changed = (each for each in self._holdings if each.queue in dirty or each.finished != each.finished_reported)
-        await asyncio.gather(*map(self._try_commit, changed))
-
-    async def commit(self, holding: Holding) -> None:
-        """Reports one queue and waits until the broker has it, or raises."""
-        if holding.moving is not None:
-            self._record_move(holding, holding.moving)
-            await self.move_to(holding, holding.moving)
-            return
-        self._look(holding)
-        if self._local is not None:
-            self._save()
-        elif holding.queue in self._table.dirty() or holding.finished != holding.finished_reported:
-            await self._commit(holding)
-
-    async def move_to(self, holding: Holding, offset: QueueOffset) -> None:
-        """Sets the group's offset by name: the broker said that the old one does not exist, or a person did."""
-        if self._local is not None:
-            self._local.save({holding.queue: offset})
-        else:
-            await self._calls.commit(holding.queue, offset, holding.epoch)
-        self.begin(holding, Start(offset))
-
-    def _record_move(self, holding: Holding, offset: QueueOffset) -> None:
-        """A queue that leaves in the middle of a move leaves from its new place; its handlers have ended."""
-        queue, history = holding.queue, self._options.history
-        if history.on:
-            place = Place(group_in_history(self._options, self._calls.client_id), queue.topic, queue.queue_id, offset)
-            history.reset(place, "it is given up on the way to another offset", epoch=holding.epoch)
-
-    def _look(self, holding: Holding) -> None:
-        """The newest progress; nothing of a queue that is not ours any more (A99)."""
-        if holding.released:
-            return
-        progress = holding.station.scheduler.progress(holding.queue)
+        progress = assigned.scheduler.progress(assigned.queue)
         if progress is not None:
             offset, finished = progress
-            self._table.advance(holding.queue, offset, increase_only=False)
-            holding.finished = finished.lowest(MAX_RANGES) if holding.epoch else NOTHING_FINISHED
+            self._table.advance(assigned.queue, offset, increase_only=False)
+            assigned.finished = finished.lowest(MAX_RANGES) if assigned.epoch else NOTHING_FINISHED
 
-    def _save(self) -> None:
-        assert self._local is not None
+    def _save(self, local: "LocalOffsets") -> None:
         dirty = self._table.dirty()
         if dirty:
-            self._local.save(dirty)
+            local.save(dirty)
             self._table.persisted(dirty)
 
-    async def _try_commit(self, holding: Holding) -> None:
-        if holding.released or holding.moving is not None:
+    async def _try_commit(self, assigned: AssignedQueue) -> None:
+        if assigned.released or assigned.moving is not None:
             return
         try:
-            await self._commit(holding)
+            await self._commit(assigned)
         except LeaseLost:
-            pass  # told to everybody by _commit
+            pass  # `_commit` has dropped the queue
         except LaneError as error:
-            log.warning("offset of %s could not be committed, trying again: %s", holding, error)
+            log.warning("offset of %s could not be committed, trying again: %s", assigned, error)
 
-    async def _commit(self, holding: Holding) -> None:
-        queue, offset, epoch = holding.queue, self._table.get(holding.queue), holding.epoch
-        finished = holding.finished
+    async def _commit(self, assigned: AssignedQueue) -> None:
+        queue, offset, epoch = assigned.queue, self._table.get(assigned.queue), assigned.epoch
+        finished = assigned.finished
         if offset is None:
             return
         history = self._options.history
         asked = history.now()
         place = Place(self._options.group, queue.topic, queue.queue_id, offset)
         try:
-            taken = await self._calls.commit(queue, offset, Epoch(epoch), finished)
+            taken = await self._calls.commit(queue, offset, epoch, finished)
         except LeaseLost as error:
             if history.on:
                 history.commit_refused(place, str(error), epoch=epoch, asked=asked)
-            self._lose(holding, f"the broker refused its offset: {error}")
+            self._assignment.lose(assigned, f"the broker refused its offset: {error}")
             raise
         if history.on and taken:
             history.committed(place, epoch=epoch, asked=asked)
         self._table.persisted({queue: offset})
-        holding.finished_reported = finished
+        assigned.finished_reported = finished
+
+
+# broadcasting: each member keeps its own offsets
+
+
+class LocalOffsets(Protocol):
+    """Offsets that a member stores itself."""
+
+    def load(self) -> dict[MessageQueue, QueueOffset]: ...
+
+    def save(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None: ...
 
 
 def _local_offsets(options: ConsumerOptions) -> LocalOffsets:
     folder = options.offsets_folder
     return MemoryOffsets() if folder is None else FileOffsets(folder, options.group)
+
+
+class MemoryOffsets:
+    """Offsets that end with the process."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[MessageQueue, QueueOffset] = {}
+
+    def load(self) -> dict[MessageQueue, QueueOffset]:
+        return dict(self._offsets)
+
+    def save(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        self._offsets.update(offsets)
+
+
+class _Entry(msgspec.Struct):
+    topic: str
+    broker: str
+    queue_id: int
+    offset: int
+
+
+class FileOffsets:
+    """Offsets in one JSON file per group. Saving replaces the whole file, so a crash leaves the old or the new one."""
+
+    def __init__(self, folder: Path, group: str) -> None:
+        self._path = folder / f"{group.replace('%', '_').replace('|', '_')}.offsets.json"
+
+    def load(self) -> dict[MessageQueue, QueueOffset]:
+        """The offsets that were saved last. A file that cannot be read is an error, not a new start."""
+        try:
+            entries = msgspec.json.decode(self._path.read_bytes(), type=list[_Entry])
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"offsets in {self._path} cannot be read: {error}; move the file away to start anew"
+            ) from error
+        return {MessageQueue(each.topic, each.broker, each.queue_id): QueueOffset(each.offset) for each in entries}
+
+    def save(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        whole = self.load() | dict(offsets)
+        entries = [_Entry(*queue, offset) for queue, offset in sorted(whole.items())]
+        fresh = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("wb") as file:
+                file.write(msgspec.json.encode(entries))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        except OSError as error:
+            raise StorageError(f"offsets cannot be saved to {self._path}: {error}") from error

@@ -11,7 +11,7 @@ from lanemq.client.consumer.attempts import Stop
 from lanemq.client.consumer.history import TurnRecorder
 from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.subscription import StationPlan
+from lanemq.client.consumer.subscription import Subscription
 from lanemq.client.consumer.turn_run import TurnEnd
 from lanemq.client.message import Message
 from lanemq.clock import Clock
@@ -73,11 +73,11 @@ class Undecided:
         return run
 
 
-def plans_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[StationPlan]:
+def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[Subscription]:
     """Plans without handlers, one per topic; one message of a lane at a time."""
     policy = policy or HoldKey()
     if not isinstance(policy, (HoldKey, HoldQueue)):
         raise InvalidOption("an iterator holds failed messages: use HoldKey or HoldQueue, and dead() to set one aside")
     order = Order.QUEUE if isinstance(policy, HoldQueue) else Order.KEY
     names = [topics] if isinstance(topics, str) else list(topics)
-    return [StationPlan(topic=name, tags=tags, order=order, policy=policy, run_limit=1) for name in names]
+    return [Subscription(topic=name, tags=tags, order=order, policy=policy, run_limit=1) for name in names]

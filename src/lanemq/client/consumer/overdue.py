@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.send_back import DeadLetters
-from lanemq.client.consumer.subscription import Station
+from lanemq.client.consumer.subscription import ActiveSubscription
 from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.model.errors import LaneError
 from lanemq.model.units import Millis, to_millis
@@ -26,11 +26,13 @@ SENT_BACK_LEVEL = 3
 
 
 class OverdueRuns:
-    """Looks for stuck turns of concurrent stations."""
+    """Looks for stuck turns of concurrent subscriptions."""
 
-    def __init__(self, options: ConsumerOptions, stations: Mapping[str, Station], dead_letters: DeadLetters) -> None:
+    def __init__(
+        self, options: ConsumerOptions, subscriptions: Mapping[str, ActiveSubscription], dead_letters: DeadLetters
+    ) -> None:
         self._options = options
-        self._stations = stations
+        self._subscriptions = subscriptions
         self._dead_letters = dead_letters
 
     async def run(self) -> None:
@@ -44,15 +46,15 @@ class OverdueRuns:
 
     async def look(self) -> None:
         before = Millis(self._options.clock.now() - to_millis(self._options.consume_timeout))
-        for station in self._stations.values():
-            if isinstance(policy := station.plan.policy, SendBack):
-                await self._look_at(station, before, policy.retries)
+        for active in self._subscriptions.values():
+            if isinstance(policy := active.subscription.policy, SendBack):
+                await self._look_at(active, before, policy.retries)
 
-    async def _look_at(self, station: Station, before: Millis, most: int) -> None:
+    async def _look_at(self, active: ActiveSubscription, before: Millis, most: int) -> None:
         """Sending takes seconds where a broker is slow: whether a turn still hangs is asked when it comes to it."""
-        for run in station.scheduler.overdue(before):
-            if run in station.scheduler.overdue(before) and await self._sent_back(run, most):
-                if station.scheduler.take_over(run):
+        for run in active.scheduler.overdue(before):
+            if run in active.scheduler.overdue(before) and await self._sent_back(run, most):
+                if active.scheduler.take_over(run):
                     log.warning("a handler of %s hangs; its messages were sent back", run.queue)
                 else:
                     log.warning("a handler of %s came back late; its messages were sent back already", run.queue)

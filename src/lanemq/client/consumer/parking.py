@@ -1,212 +1,222 @@
-"""Brings parked lanes to the broker and back: a shell around `core/consuming/shut_lanes`.
+"""Stores parked lanes at the broker and runs redriven ones: the requests that `core/consuming/parked_lanes` asks for.
 
-One loop for all queues. It is called when a lane is parked, when a message of a parked lane arrives and when a
-redriven message is done; besides it looks every second, for lanes that wait for another attempt to be stored.
+One loop for all queues. It is woken when a lane is parked, when a message of a parked lane arrives and when a redriven
+message is done. It also looks every second, for requests that are to be repeated.
 
-A message is reported finished only after the broker said that it keeps it. A broker without parking (Apache
-RocketMQ, or an older LaneMQ) is asked once, or never: there a lane stays here, as its log line says.
+A message counts as finished only after the broker has confirmed it. A broker that cannot park (Apache RocketMQ, or an
+older LaneMQ) is asked once or never; there a parked lane stays in memory, and a log line says so.
 """
 
 import asyncio
 import contextlib
 import logging
+from typing import NamedTuple
 
-from lanemq.client.consumer.assigned_queue import Holding, Holdings
+from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.park_calls import ParkCalls, Stored
 from lanemq.client.message import Message
-from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, ShutLanes, Work
+from lanemq.core.consuming.parked_lanes import (
+    LaneRequest,
+    LocalParkedLanes,
+    NextRequest,
+    ParkedAtBroker,
+    ParkRequest,
+    RedriveRequest,
+)
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.history import Place
 from lanemq.model.errors import BrokerRefused, LaneError, OffsetNotFound, ProtocolError
 from lanemq.model.queue import MessageQueue
-from lanemq.model.units import Millis
+from lanemq.model.units import Epoch, Millis
 from lanemq.net.rate_limited_log import RateLimitedLog
-from lanemq.wire.codes import ResponseCode
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.headers import ParkHeader, ParkNextResponse
+from lanemq.wire.lane_bodies import LaneBody, NextBody, ParkAnswer, ParkBody, ParkedTable
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_MS = 1_000
 NO_ANSWER_PAUSE = Millis(1_000)
-"""After a question that failed: the broker is away, or the lease was lost, which the lock keeper will find out."""
+"""Pause after a request that failed: the broker is away, or the lease was lost, which its renewal will show."""
 FULL_PAUSE = Millis(30_000)
-"""After the broker would not take everything; in between its limits may have been raised, or lanes discarded."""
-AT_ONCE = 32
-"""Questions under way; ten thousand lanes may fail in the same second."""
+"""Pause after the broker did not take everything; its limits may be raised, or lanes discarded, in the meantime."""
+MAX_UNDER_WAY = 32
+"""Requests under way at once; ten thousand lanes may fail in the same second."""
 FLUSH_SECONDS = 3.0
-"""Longest wait of a leaving queue for its parked lanes; what is not told then, the next owner repeats."""
-STAYS_HERE = (
-    "its broker keeps no parked lanes: they stay in memory, hold the commit, and are tried again by a new owner"
-)
+"""How long a queue that leaves waits for its parked lanes; the next owner repeats what is not stored by then."""
+STAYS_HERE = "its broker stores no parked lanes: they stay in memory, hold the commit, and a new owner tries them again"
 
 
-class Parker:
-    """One per consumer."""
+class LaneParker:
+    """The parked lanes of one consumer."""
 
-    def __init__(self, options: ConsumerOptions, calls: ParkCalls, holdings: Holdings) -> None:
+    def __init__(self, options: ConsumerOptions, calls: ConsumerCalls, assignment: Assignment) -> None:
         self._options = options
         self._clock = options.clock
-        self._calls = calls
-        self._holdings = holdings
+        self._calls = ParkCalls(options.group, calls)
+        self._assignment = assignment
         self._loop = asyncio.get_running_loop()
-        self._called = asyncio.Event()
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._woken = asyncio.Event()
+        self._room = asyncio.Semaphore(MAX_UNDER_WAY)
         self._under_way: dict[MessageQueue, set[asyncio.Task[None]]] = {}
-        # Queues whose parked lanes people changed, with the serial number that says so.
+        # Queues whose parked lanes an operator changed, with the new version.
         self._changed: dict[MessageQueue, int] = {}
         self._rate_limited = RateLimitedLog(log, options.clock)
 
-    def call(self) -> None:
-        """From any thread: there is something to do."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the lanes are the next owner's
-            self._loop.call_soon_threadsafe(self._called.set)
+    def wake(self) -> None:
+        """Makes the loop look for requests; may be called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the lanes are left to the next owner
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def run(self) -> None:
-        """Never ends; what fails is tried again."""
+        """Sends requests, for ever; repeats those that fail."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._called.clear()
-                for holding in self._holdings:
-                    self._begin(holding, tasks)
+                self._woken.clear()
+                for assigned in self._assignment:
+                    self._begin(assigned, tasks)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_MS / 1000):
-                        await self._called.wait()
+                        await self._woken.wait()
 
-    async def flush(self, holding: Holding) -> None:
-        """Before a queue leaves: what can be told is told, so that the next owner repeats nothing."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                while not holding.released:
-                    work = self._work(holding)
-                    if work:
-                        await asyncio.gather(*(self._do(holding, each) for each in work))
-                    elif under_way := self._under_way.get(holding.queue):
-                        await asyncio.wait(set(under_way))
-                    else:
-                        return
-
-    async def kept(self, queue: MessageQueue, *, asked: bool) -> tuple[KeptLane, ...]:
-        """What an owner of the queue must know before it runs anything; not `asked`: there is nothing to know."""
+    async def parked_at_broker(self, queue: MessageQueue) -> tuple[ParkedAtBroker, ...]:
+        """The queue's parked lanes, which its owner must know before it runs anything."""
         try:
-            return await self._calls.kept(queue) if asked else ()
+            return await self._calls.parked(queue)
         except BrokerRefused as error:
             if _not_supported(error):
                 return ()
             raise
 
-    def look(self, holding: Holding, serial: int) -> None:
-        """The broker's answer to a renewal: another serial number means that people changed parked lanes."""
-        if serial != holding.parked_serial and holding.keeps_parked:
-            self._changed[holding.queue] = serial
-            self._called.set()
+    def renewed(self, assigned: AssignedQueue, serial: int) -> None:
+        """Takes the version of the parked lanes from a renewal; a new one means that an operator changed them."""
+        if serial != assigned.parked_serial and assigned.keeps_parked:
+            self._changed[assigned.queue] = serial
+            self._woken.set()
 
-    async def _look(self, holding: Holding, serial: int) -> None:
-        scheduler, queue = holding.station.scheduler, holding.queue
-        known = scheduler.shut(queue, lambda shut: shut.kept()) or frozenset()
-        try:
-            lanes = {lane.key: lane.redriving for lane in await self._calls.kept(queue)}
-        except (LaneError, ProtocolError) as error:  # the next renewal asks again
-            self._rate_limited.warn(str(holding), f"parked lanes of {holding} cannot be read, trying again: {error}")
-            return
-        if not holding.released:
-            holding.parked_serial = serial
-            scheduler.shut(queue, lambda shut: shut.reconcile(lanes, known))
-            self._called.set()
+    async def flush(self, assigned: AssignedQueue) -> None:
+        """Sends all requests of a queue that leaves, so that the next owner repeats nothing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                while not assigned.released:
+                    requests = self._requests(assigned)
+                    if requests:
+                        await asyncio.gather(*(self._send(assigned, each) for each in requests))
+                    elif under_way := self._under_way.get(assigned.queue):
+                        await asyncio.wait(set(under_way))
+                    else:
+                        return
 
-    def _begin(self, holding: Holding, tasks: asyncio.TaskGroup) -> None:
-        serial = self._changed.pop(holding.queue, None)
+    def _begin(self, assigned: AssignedQueue, tasks: asyncio.TaskGroup) -> None:
+        serial = self._changed.pop(assigned.queue, None)
         if serial is not None:
-            self._follow(holding, tasks.create_task(self._look(holding, serial)))
-        for work in self._work(holding):
-            self._follow(holding, tasks.create_task(self._do(holding, work)))
+            self._follow(assigned, tasks.create_task(self._reconcile(assigned, serial)))
+        for request in self._requests(assigned):
+            self._follow(assigned, tasks.create_task(self._send(assigned, request)))
 
-    def _follow(self, holding: Holding, task: asyncio.Task[None]) -> None:
-        under_way = self._under_way.setdefault(holding.queue, set())
+    def _follow(self, assigned: AssignedQueue, task: asyncio.Task[None]) -> None:
+        under_way = self._under_way.setdefault(assigned.queue, set())
         under_way.add(task)
         task.add_done_callback(under_way.discard)
 
-    def _work(self, holding: Holding) -> list[Work[Message]]:
-        if holding.released or holding.moving is not None:
+    async def _reconcile(self, assigned: AssignedQueue, serial: int) -> None:
+        """Reads the broker's parked lanes after an operator changed them."""
+        scheduler, queue = assigned.scheduler, assigned.queue
+        known = scheduler.with_parked_lanes(queue, lambda lanes: lanes.at_broker()) or frozenset()
+        try:
+            at_broker = {lane.key: lane.redriving for lane in await self._calls.parked(queue)}
+        except (LaneError, ProtocolError) as error:  # the next renewal asks again
+            self._rate_limited.warn(str(assigned), f"parked lanes of {assigned} cannot be read, trying again: {error}")
+            return
+        if not assigned.released:
+            assigned.parked_serial = serial
+            scheduler.with_parked_lanes(queue, lambda lanes: lanes.reconcile(at_broker, known))
+            self._woken.set()
+
+    def _requests(self, assigned: AssignedQueue) -> list[LaneRequest[Message]]:
+        if assigned.released or assigned.moving is not None:
             return []
         now = self._clock.now()
-        if not holding.keeps_parked:
-            if holding.station.scheduler.shut(holding.queue, _take_news):
-                self._rate_limited.warn(str(holding), f"{holding}: {STAYS_HERE}")
+        if not assigned.keeps_parked:
+            if assigned.scheduler.with_parked_lanes(assigned.queue, _take_news):
+                self._rate_limited.warn(str(assigned), f"{assigned}: {STAYS_HERE}")
             return []
-        return holding.station.scheduler.shut(holding.queue, lambda shut: shut.work(now=now)) or []
+        return assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.requests(now=now)) or []
 
-    async def _do(self, holding: Holding, work: Work[Message]) -> None:
+    async def _send(self, assigned: AssignedQueue, request: LaneRequest[Message]) -> None:
         try:
             async with self._room:
-                await self._ask(holding, work)
+                match request:
+                    case ParkRequest():
+                        await self._park(assigned, request)
+                    case NextRequest():
+                        await self._next(assigned, request)
+                    case RedriveRequest():
+                        await self._redrive(assigned, request)
         except (LaneError, ProtocolError) as error:
-            self._not_done(holding, work, error)
+            self._failed(assigned, request, error)
         except Exception as error:
-            log.exception("parked key %r of %s: the broker's answer makes no sense", work.key, holding)
-            self._not_done(holding, work, error)
-        self._called.set()
+            log.exception("parked key %r of %s: the broker's answer makes no sense", request.key, assigned)
+            self._failed(assigned, request, error)
+        self._woken.set()
 
-    async def _ask(self, holding: Holding, work: Work[Message]) -> None:
-        match work:
-            case ParkWork():
-                await self._park(holding, work)
-            case NextWork():
-                await self._next(holding, work)
-            case RedriveWork():
-                await self._redrive(holding, work)
-
-    async def _park(self, holding: Holding, work: ParkWork[Message]) -> None:
-        answer = await self._calls.park(holding.queue, holding.epoch, work)
-        if holding.released:
+    async def _park(self, assigned: AssignedQueue, request: ParkRequest[Message]) -> None:
+        answer = await self._calls.park(assigned.queue, assigned.epoch, request)
+        if assigned.released:
             return
-        self._record(holding, work, answer)
-        if answer.settled < len(work.messages) and answer.status is None and work.failure is None:
-            pass  # the lane was emptied meanwhile: its newer messages run
-        elif answer.settled < len(work.messages):
+        self._record(assigned, request, answer)
+        if answer.settled < len(request.messages) and answer.status is None and request.failure is None:
+            pass  # the lane was emptied in between: its newer messages run
+        elif answer.settled < len(request.messages):
             self._rate_limited.warn(
-                str(holding), f"key {work.key!r} of {holding} stays in memory and holds the commit: {answer.remark}"
+                str(assigned),
+                f"key {request.key!r} of {assigned} stays in memory, holds the commit: {answer.remark}",
             )
-        elif work.failure is not None:
-            log.warning("key %r of %s is parked at the broker, see `lanemq parked`", work.key, holding)
+        elif request.failure is not None:
+            log.warning("key %r of %s is parked at the broker, see `lanemq parked`", request.key, assigned)
         now = self._clock.now()
-        holding.station.scheduler.shut(
-            holding.queue,
-            lambda shut: shut.stored(work, answer.settled, answer.status, now=now, pause=FULL_PAUSE),
+        assigned.scheduler.with_parked_lanes(
+            assigned.queue,
+            lambda lanes: lanes.parked(request, answer.settled, answer.status, now=now, pause=FULL_PAUSE),
         )
 
-    async def _next(self, holding: Holding, work: NextWork) -> None:
-        status, record = await self._calls.next(holding.queue, holding.epoch, work)
-        if holding.released:
+    async def _next(self, assigned: AssignedQueue, request: NextRequest) -> None:
+        status, record = await self._calls.next(assigned.queue, assigned.epoch, request)
+        if assigned.released:
             return
-        message = Message(holding.source, record, 0) if record else None
+        message = Message(assigned.source, record, 0) if record else None
         if message is not None and self._options.history.on:
-            self._options.history.redriven(self._place(holding.queue, message.queue_offset), work.key or "")
+            self._options.history.redriven(self._place(assigned.queue, message.queue_offset), request.key or "")
         if status is None:
-            log.info("key %r of %s is an ordinary one again", work.key, holding)
-        holding.station.scheduler.shut(holding.queue, lambda shut: shut.given(work, message, status))
+            log.info("key %r of %s is no longer parked", request.key, assigned)
+        assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, message, status))
 
-    async def _redrive(self, holding: Holding, work: RedriveWork) -> None:
+    async def _redrive(self, assigned: AssignedQueue, request: RedriveRequest) -> None:
         try:
-            await self._calls.redrive(holding.queue, work.key)
+            await self._calls.redrive(assigned.queue, request.key)
         except OffsetNotFound:
-            holding.station.scheduler.shut(holding.queue, lambda shut: shut.given(work, None, None))
+            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.next_given(request, None, None))
         else:
-            holding.station.scheduler.shut(holding.queue, lambda shut: shut.told(work))
+            assigned.scheduler.with_parked_lanes(assigned.queue, lambda lanes: lanes.redrive_accepted(request))
 
-    def _not_done(self, holding: Holding, work: Work[Message], error: Exception) -> None:
+    def _failed(self, assigned: AssignedQueue, request: LaneRequest[Message], error: Exception) -> None:
         if _not_supported(error):
-            holding.keeps_parked = False
-            log.warning("%s: %s", holding, STAYS_HERE)
+            assigned.keeps_parked = False
+            log.warning("%s: %s", assigned, STAYS_HERE)
         else:
-            self._rate_limited.warn(str(holding), f"parked key {work.key!r} of {holding}: trying again, {error}")
+            self._rate_limited.warn(str(assigned), f"parked key {request.key!r} of {assigned}: trying again, {error}")
         now = self._clock.now()
-        holding.station.scheduler.shut(holding.queue, lambda shut: shut.failed(work, now=now, pause=NO_ANSWER_PAUSE))
+        assigned.scheduler.with_parked_lanes(
+            assigned.queue, lambda lanes: lanes.unanswered(request, now=now, pause=NO_ANSWER_PAUSE)
+        )
 
-    def _record(self, holding: Holding, work: ParkWork[Message], answer: Stored) -> None:
+    def _record(self, assigned: AssignedQueue, request: ParkRequest[Message], answer: "ParkResult") -> None:
         if self._options.history.on:
-            again = [work.failed_again] if work.failed_again >= 0 and answer.status is LaneStatus.PARKED else []
-            for offset in (*again, *(message.queue_offset for message in work.messages[: answer.settled])):
-                self._options.history.parked(self._place(holding.queue, offset), work.key or "")
+            again = [request.failed_again] if request.failed_again >= 0 and answer.status is LaneStatus.PARKED else []
+            for offset in (*again, *(message.queue_offset for message in request.messages[: answer.settled])):
+                self._options.history.parked(self._place(assigned.queue, offset), request.key or "")
 
     def _place(self, queue: MessageQueue, offset: int) -> Place:
         return Place(self._options.group, queue.topic, queue.queue_id, offset)
@@ -216,6 +226,79 @@ def _not_supported(error: Exception) -> bool:
     return isinstance(error, BrokerRefused) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def _take_news(shut: ShutLanes[Message]) -> bool:
-    news, shut.news = shut.news, False
+def _take_news(lanes: LocalParkedLanes[Message]) -> bool:
+    news, lanes.news = lanes.news, False
     return news
+
+
+class ParkResult(NamedTuple):
+    """What the broker took of a request to park."""
+
+    settled: int
+    """How many of the messages, from the first one on."""
+    status: LaneStatus | None
+    """None: the broker has no such lane."""
+    remark: str
+
+
+class ParkCalls:
+    """Requests about parked lanes to the master of a queue's broker, under the queue's lease where they change it."""
+
+    def __init__(self, group: str, calls: ConsumerCalls) -> None:
+        self._group = group
+        self._calls = calls
+
+    async def park(self, queue: MessageQueue, epoch: Epoch, request: ParkRequest[Message]) -> ParkResult:
+        failure = request.failure
+        body = ParkBody(
+            key=request.key,
+            offsets=[message.queue_offset for message in request.messages],
+            failed=failure is not None,
+            again=request.failed_again,
+            reason=failure.reason if failure is not None else "",
+            attempts=failure.attempts if failure is not None else 0,
+        )
+        reply = await self._ask(queue, epoch, RequestCode.LANE_PARK, body.encode())
+        answer = ParkAnswer.decode(reply.body)
+        return ParkResult(answer.settled, _status(answer.status), answer.remark)
+
+    async def next(self, queue: MessageQueue, epoch: Epoch, request: NextRequest) -> tuple[LaneStatus | None, bytes]:
+        """The lane's status and the record of its next message; an empty record if none may run."""
+        body = NextBody(key=request.key, done=request.done).encode()
+        reply = await self._ask(queue, epoch, RequestCode.LANE_PARK_NEXT, body)
+        return _status(ParkNextResponse.from_ext(reply.ext).lane_parked), reply.body
+
+    async def redrive(self, queue: MessageQueue, key: str | None) -> None:
+        """Redrives a lane as an operator would; raises `OffsetNotFound` if there is no such lane."""
+        wanted = LaneBody(group=self._group, topic=queue.topic, queue_id=queue.queue_id, any_key=False, key=key)
+        await self._send(queue, Command(RequestCode.LANE_PARKED_REDRIVE, 0, body=wanted.encode()))
+
+    async def parked(self, queue: MessageQueue) -> tuple[ParkedAtBroker, ...]:
+        """All parked lanes of the queue."""
+        wanted = LaneBody(group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        lanes: list[ParkedAtBroker] = []
+        while True:
+            reply = await self._send(queue, Command(RequestCode.LANE_PARKED, 0, body=wanted.encode()))
+            table = ParkedTable.decode(reply.body)
+            for each in table.lanes:
+                lanes.append(ParkedAtBroker(each.key, _status(each.status) is LaneStatus.REDRIVING, each.through))
+            wanted.after = table.more
+            if not table.more:
+                return tuple(lanes)
+
+    async def _ask(self, queue: MessageQueue, epoch: Epoch, code: RequestCode, body: bytes) -> Command:
+        header = ParkHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            lane_client=self._calls.client_id,
+            lane_epoch=epoch,
+        )
+        return await self._send(queue, Command(code, 0, ext=header.to_ext(), body=body))
+
+    async def _send(self, queue: MessageQueue, command: Command) -> Command:
+        return await self._calls.ask(self._calls.address(queue.topic, queue.broker), command)
+
+
+def _status(text: str) -> LaneStatus | None:
+    return LaneStatus(text) if text else None

@@ -184,7 +184,7 @@ class PullConsumer:
             raise error_for(reply.code, reply.remark)
         self._positions[queue] = QueueOffset(PullResponse.from_ext(reply.ext).next_begin_offset)
         messages = read_messages(Source(queue, self._codec, Epoch(0)), reply.body)
-        return [message for message in messages if self._tags.wants(message.tag)]
+        return [message for message in messages if self._tags.accepts(message.tag)]
 
     def _known(self, queue: MessageQueue) -> QueueOffset:
         if queue not in self._positions:

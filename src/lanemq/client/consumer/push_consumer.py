@@ -10,10 +10,10 @@ from typing import Unpack
 
 from lanemq.client.consumer.attempts import BatchHandler, ConcurrentHandler, OrderlyHandler
 from lanemq.client.consumer.engine_thread import EngineThread
+from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.listener import ConcurrentListener, OrderlyListener
 from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
-from lanemq.client.consumer.snapshot import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.subscription import DEFAULT_WORKERS, StationPlan
+from lanemq.client.consumer.subscription import DEFAULT_WORKERS, Subscription
 from lanemq.core.consuming.retry_policy import (
     RETRY_FOREVER,
     SUSPEND_DEFAULT,
@@ -95,8 +95,8 @@ class PushConsumer:
             raise Closed("this consumer is not running: start it first")
         return take_snapshot(self._thread.engine)
 
-    def _plan(self, topic: str, tags: str) -> StationPlan:
-        return StationPlan(
+    def _plan(self, topic: str, tags: str) -> Subscription:
+        return Subscription(
             topic=topic,
             tags=tags,
             handler=self._attempt,

@@ -22,9 +22,9 @@ from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import QueueView
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
 from lanemq.core.consuming.runs import LaneRun, Order, Outcome, Wait
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -138,7 +138,7 @@ class Scheduler:
         start: QueueOffset,
         usable_until: Millis,
         done: FinishedRanges = NOTHING_FINISHED,
-        kept: Iterable[KeptLane] = (),
+        kept: Iterable[ParkedAtBroker] = (),
     ) -> None:
         with self._mutex:
             self._lanes.add(queue, start, self._order, usable_until=usable_until, done=done, kept=kept)
@@ -150,7 +150,7 @@ class Scheduler:
             wanted = self._lanes.put(queue, messages, next_offset, pulled_from=pulled_from)
             if messages:
                 self._call_workers(1 if self._order is Order.QUEUE else len(messages))
-            self._in_progress.look_at_shut(queue)
+            self._in_progress.look_at_parked(queue)
         return wanted
 
     def set_usable_until(self, queue: MessageQueue, until: Millis) -> None:
@@ -162,13 +162,13 @@ class Scheduler:
         with self._effects:
             resumed = self._lanes.resume(queue, key)
             self._wake(1)
-            self._in_progress.look_at_shut(queue)
+            self._in_progress.look_at_parked(queue)
         return resumed
 
-    def shut(self, queue: MessageQueue, act: Callable[[ShutLanes[Message]], R]) -> R | None:
+    def with_parked_lanes(self, queue: MessageQueue, act: Callable[[LocalParkedLanes[Message]], R]) -> R | None:
         """Does something with the queue's parked lanes; None where it is not held, or has no lanes by key."""
         with self._effects:
-            lanes = self._lanes.shut(queue)
+            lanes = self._lanes.parked_lanes(queue)
             if lanes is None:
                 return None
             result = act(lanes)

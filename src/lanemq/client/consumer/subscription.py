@@ -1,44 +1,49 @@
-"""Where a topic's messages are worked on: one handler with its lanes and its workers.
+"""Subscriptions of a consumer: one topic, its handler and how its messages are processed.
 
-`StationPlan` is what the user declared; `Station` is it at work.
+The group's retry topic has a subscription of its own: messages that were sent back for another attempt come back there,
+whatever topic they were first sent to (A76).
 """
 
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.attempts import AsyncBatchHandler, BatchHandler
+from lanemq.client.consumer.attempts import AsyncBatchHandler, BatchHandler, async_by_topic, blocking, by_topic
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.tag_filter import TagFilter, tag_filter
+from lanemq.client.consumer.tag_filter import ALL_TAGS, TagFilter, tag_filter
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey
 from lanemq.core.consuming.runs import LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
 from lanemq.model.errors import InvalidOption
-from lanemq.model.names import check_topic
+from lanemq.model.names import check_topic, retry_topic
 
 DEFAULT_WORKERS = 20
 """RocketMQ's DefaultMQPushConsumer, consumeThreadMin and consumeThreadMax."""
 
 RUN_LIMIT = 32
-"""Messages a worker takes at once of one lane; more would save little and wait longer before a hand-over."""
+"""Messages of one lane that a worker takes at once. More saves little and delays a hand-over."""
 
+MAX_RETRY_WORKERS = 4
+"""Workers of the retry topic. Retries are few; 20 more threads would be idle."""
 
 HOLD_KEY = HoldKey()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StationPlan:
-    """One subscription and what to do with its messages; checked when made."""
+class Subscription:
+    """One subscribed topic and what to do with its messages."""
 
     topic: str
     handler: BatchHandler | None = None
-    """For worker threads. Neither this nor `async_attempt`: somebody takes the turns by hand (iterators)."""
+    """For worker threads. If this and `async_handler` are None, the user takes the messages (iterators)."""
     async_handler: AsyncBatchHandler | None = None
-    tags: str = "*"
+    tags: str = ALL_TAGS
     order: Order = Order.KEY
     policy: FailurePolicy = HOLD_KEY
     workers: int = DEFAULT_WORKERS
-    """Lanes that run at once, at most."""
+    """Maximum number of lanes that run at once."""
     batch_size: int = 1
     run_limit: int = RUN_LIMIT
     auto_commit: bool = True
@@ -52,7 +57,7 @@ class StationPlan:
 
     @property
     def ordered(self) -> bool:
-        """Whether messages of the topic need a lease (RocketMQ: consumeOrderly)."""
+        """Whether the topic's queues need a lease (RocketMQ: consumeOrderly)."""
         return self.order is not Order.NONE
 
     @property
@@ -62,14 +67,38 @@ class StationPlan:
         )
 
 
-class Station:
-    """A plan with its board."""
+def retry_subscription(
+    group: str, subscriptions: Sequence[Subscription], loop: asyncio.AbstractEventLoop
+) -> Subscription:
+    """The subscription of the group's retry topic: no stricter in order than the least strict of the group's topics.
 
-    def __init__(self, plan: StationPlan, clock: Clock, shared: Scheduler | None = None) -> None:
-        self.plan = plan
-        self.scheduler = shared or make_scheduler(plan, clock)
+    It calls the handler of the topic that a message was first sent to.
+    """
+    model = next((each for each in subscriptions if each.order is Order.NONE), subscriptions[0])
+    retries = replace(
+        model, topic=retry_topic(group), tags=ALL_TAGS, batch_size=1, workers=min(MAX_RETRY_WORKERS, model.workers)
+    )
+    if all(each.async_handler is not None for each in subscriptions):
+        coroutines = {each.topic: each.async_handler for each in subscriptions if each.async_handler is not None}
+        return replace(retries, handler=None, async_handler=async_by_topic(coroutines))
+    handlers = {each.topic: found for each in subscriptions if (found := _for_threads(each, loop)) is not None}
+    return replace(retries, handler=by_topic(handlers) if handlers else None, async_handler=None)
 
 
-def make_scheduler(plan: StationPlan, clock: Clock) -> Scheduler:
-    scheduler = AsyncScheduler if plan.async_handler is not None else Scheduler
-    return scheduler(LaneScheduler(plan.lanes), plan.order, clock)
+def _for_threads(subscription: Subscription, loop: asyncio.AbstractEventLoop) -> BatchHandler | None:
+    if subscription.async_handler is not None:
+        return blocking(subscription.async_handler, loop)
+    return subscription.handler
+
+
+class ActiveSubscription:
+    """A subscription of a running consumer, with the scheduler of its messages."""
+
+    def __init__(self, subscription: Subscription, clock: Clock, shared: Scheduler | None = None) -> None:
+        self.subscription = subscription
+        self.scheduler = shared or make_scheduler(subscription, clock)
+
+
+def make_scheduler(subscription: Subscription, clock: Clock) -> Scheduler:
+    scheduler = AsyncScheduler if subscription.async_handler is not None else Scheduler
+    return scheduler(LaneScheduler(subscription.lanes), subscription.order, clock)

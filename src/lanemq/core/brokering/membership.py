@@ -20,7 +20,7 @@ MEMBER_EXPIRY_MS = Millis(120_000)
 ConnectionId = NewType("ConnectionId", int)
 
 
-class Subscription(NamedTuple):
+class GroupSubscription(NamedTuple):
     """A group's subscription to one topic."""
 
     topic: str
@@ -34,7 +34,7 @@ class Subscription(NamedTuple):
 class GroupHeartbeat(NamedTuple):
     """One group in a heartbeat. The three texts are wire values, kept for operators."""
 
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[GroupSubscription, ...]
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     from_where: str = "CONSUME_FROM_LAST_OFFSET"
@@ -50,7 +50,7 @@ class GroupView(NamedTuple):
     """One group, for operators."""
 
     members: tuple[str, ...]
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[GroupSubscription, ...]
     consume_type: str
     message_model: str
     from_where: str
@@ -66,7 +66,7 @@ class _Group:
 
     latest: GroupHeartbeat
     members: dict[str, set[ConnectionId]] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
 
 
 class Membership:
@@ -135,7 +135,7 @@ class Membership:
         known = self._groups.get(group)
         return () if known is None else tuple(sorted(set().union(*known.members.values())))
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def subscription(self, group: str, topic: str) -> GroupSubscription | None:
         known = self._groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
@@ -211,7 +211,7 @@ class Membership:
         assert list(self._seen.values()) == sorted(self._seen.values())
 
 
-def _resubscribe(held: dict[str, Subscription], named: Iterable[Subscription]) -> bool:
+def _resubscribe(held: dict[str, GroupSubscription], named: Iterable[GroupSubscription]) -> bool:
     """Update a group's subscriptions from a heartbeat; True if the set of topics changed.
 
     A new expression for a known topic does not count as a change, because it moves no queue.

@@ -11,8 +11,8 @@ from operator import attrgetter
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
 from lanemq.core.consuming.lane_turns import Place, cut_runs, end_runs, grow, lay_in_lanes, pass_finished
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
 from lanemq.core.consuming.runs import Lane, LaneRun, M, Order
-from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.queue import MessageQueue
@@ -36,7 +36,7 @@ class KeyedQueue(LaneQueue[M]):
         order: Order,
         chunk: int,
         done: FinishedRanges = NOTHING_FINISHED,
-        kept: Iterable[KeptLane] = (),
+        kept: Iterable[ParkedAtBroker] = (),
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
@@ -51,10 +51,10 @@ class KeyedQueue(LaneQueue[M]):
         self._finished: set[int] = set()
         self._bytes = 0
         if order is Order.KEY:
-            self.shut = ShutLanes(self)
+            self.parked_lanes = LocalParkedLanes(self)
             for each in kept:
                 lane = self._lanes[each.key] = Lane(each.key, [])
-                self.shut.keep(lane, each)
+                self.parked_lanes.restore(lane, each)
 
     @property
     def next_offset(self) -> QueueOffset:
@@ -73,11 +73,11 @@ class KeyedQueue(LaneQueue[M]):
         if self.order is Order.NONE:
             self.ready.extend(cut_runs(messages, self._chunk, self.queue, self))
             return
-        if self.shut:
-            messages = self._without_settled(self.shut, messages)
+        if self.parked_lanes:
+            messages = self._without_settled(self.parked_lanes, messages)
         lay_in_lanes(self._lanes, self.ready, messages, self.queue, self)
-        if self.shut:
-            self.shut.arrived({message.key for message in messages})
+        if self.parked_lanes:
+            self.parked_lanes.arrived({message.key for message in messages})
 
     def take(self, lane: Lane[M], limit: int) -> list[M]:
         if lane.redriven is not None:
@@ -121,20 +121,20 @@ class KeyedQueue(LaneQueue[M]):
         if not upto:
             return True
         self.failures.pop(lane.redriven.queue_offset, None)
-        assert self.shut is not None
-        self.shut.finished(lane)
+        assert self.parked_lanes is not None
+        self.parked_lanes.finished(lane)
         return False
 
     def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
-        if self.shut is None:
+        if self.parked_lanes is None:
             super().park(lane, failure, at_broker=at_broker)
             return
         if lane.redriven is not None:
             self.failures.pop(lane.redriven.queue_offset, None)
-        self.shut.shut(lane, failure, at_broker=at_broker)
+        self.parked_lanes.park(lane, failure, at_broker=at_broker)
 
     def resume(self, key: str | None) -> bool:
-        return self.shut.resume(key) if self.shut is not None else super().resume(key)
+        return self.parked_lanes.resume(key) if self.parked_lanes is not None else super().resume(key)
 
     def lane(self, key: str | None) -> Lane[M] | None:
         place = self._lanes.get(key)
@@ -152,13 +152,13 @@ class KeyedQueue(LaneQueue[M]):
         messages = [*(lane.run.messages if lane.run is not None else ()), *lane.pending]
         return (QueueOffset(messages[0].queue_offset) if messages else None), len(messages)
 
-    def set_aside(self, messages: Sequence[M]) -> None:
+    def count_finished(self, messages: Sequence[M]) -> None:
         self._finish(messages)
 
-    def close_lane(self, lane: Lane[M]) -> None:
+    def remove_lane(self, lane: Lane[M]) -> None:
         del self._lanes[lane.key]
 
-    def forgive(self, lane: Lane[M]) -> None:
+    def reset_failures(self, lane: Lane[M]) -> None:
         for message in lane.pending:
             self.failures.pop(message.queue_offset, None)
 
@@ -175,16 +175,16 @@ class KeyedQueue(LaneQueue[M]):
         super().forget()
         self._lanes.clear()
 
-    def _without_settled(self, shut: ShutLanes[M], messages: Sequence[M]) -> Sequence[M]:
+    def _without_settled(self, parked_lanes: LocalParkedLanes[M], messages: Sequence[M]) -> Sequence[M]:
         """Adds messages of parked lanes that the broker already has to the finished ranges.
 
         The next owner must leave them out together with what runs behind them.
         """
-        settled = [message for message in messages if shut.settled(message)]
+        settled = [message for message in messages if parked_lanes.settled(message)]
         if not settled:
             return messages
         self._finish(settled)
-        return [message for message in messages if not shut.settled(message)]
+        return [message for message in messages if not parked_lanes.settled(message)]
 
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
         """Without what former owners finished; ranges of it right behind the pull need not be pulled at all."""

@@ -4,7 +4,7 @@ Two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`; 
 one per batch when there is no order to keep.
 
 A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked; with order by key the
-parked ones are `shut_lanes`, and may wait there for the broker. In `ready`, and while it runs, a turn may stand for a
+parked ones are `parked_lanes`, and may wait there for the broker. In `ready`, and while it runs, a turn may stand for a
 lane that has nothing else (`lane_turns`).
 """
 
@@ -16,9 +16,9 @@ from typing import Generic
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_turns import Place
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.process_queue import ProcessQueue
 from lanemq.core.consuming.runs import Gate, Lane, LaneRun, M, Order
-from lanemq.core.consuming.shut_lanes import ShutLanes
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import UsageError
@@ -54,9 +54,9 @@ class LaneQueue(Gate, ABC, Generic[M]):
         # Whether the scheduler has this queue in its own ready line; at most once.
         self.listed = False
         self.held_until = Millis(-(2**62))
-        # Waiting for a person. With order by key they are in `shut` instead.
+        # Waiting for a person. With order by key they are in `parked_lanes` instead.
         self.parked: list[Lane[M]] = []
-        self.shut: ShutLanes[M] | None = None
+        self.parked_lanes: LocalParkedLanes[M] | None = None
         # How often each unfinished message failed; empty while all goes well.
         self.failures: dict[int, int] = {}
         # The last committable offset the shell was told.
@@ -115,7 +115,7 @@ class LaneQueue(Gate, ABC, Generic[M]):
         """The first unfinished offset of a lane, and how many messages of it are unfinished."""
 
     def is_parked(self, lane: Lane[M]) -> bool:
-        return lane in self.parked or (self.shut is not None and lane.key in self.shut)
+        return lane in self.parked or (self.parked_lanes is not None and lane.key in self.parked_lanes)
 
     def finished_ranges(self) -> FinishedRanges:
         """Finished offsets above the committable one."""
@@ -131,12 +131,12 @@ class LaneQueue(Gate, ABC, Generic[M]):
         if lane is None:
             return False
         self.parked.remove(lane)
-        self.forgive(lane)
+        self.reset_failures(lane)
         self.ready.append(lane)
         return True
 
     @abstractmethod
-    def forgive(self, lane: Lane[M]) -> None:
+    def reset_failures(self, lane: Lane[M]) -> None:
         """Count the lane's failures from zero again."""
 
     def view(self, held: tuple[tuple[str | None, Millis], ...]) -> QueueView:
@@ -149,15 +149,15 @@ class LaneQueue(Gate, ABC, Generic[M]):
             usable_until=self.usable_until,
             draining=self.closed,
             held=held,
-            parked=(*(lane.key for lane in self.parked), *(self.shut or ())),
+            parked=(*(lane.key for lane in self.parked), *(self.parked_lanes or ())),
         )
 
     def forget(self) -> None:
         """Free the memory of a dropped queue."""
         self.ready.clear()
         self.parked.clear()
-        if self.shut is not None:
-            self.shut.forget()
+        if self.parked_lanes is not None:
+            self.parked_lanes.forget()
 
 
 class WholeQueue(LaneQueue[M]):
@@ -217,7 +217,7 @@ class WholeQueue(LaneQueue[M]):
     def roll_back(self, lane: Lane[M]) -> None:
         self._messages.roll_back()
 
-    def forgive(self, lane: Lane[M]) -> None:
+    def reset_failures(self, lane: Lane[M]) -> None:
         self.failures.clear()
 
     def cached(self) -> Cached:

@@ -26,6 +26,7 @@ from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_queue import LaneQueue, QueueView, WholeQueue
 from lanemq.core.consuming.lane_turns import count_messages, take_runs
 from lanemq.core.consuming.lane_view import LaneView, view_lane
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
 from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import Again, Give, HoldKey, after, again
 from lanemq.core.consuming.runs import (
@@ -47,7 +48,6 @@ from lanemq.core.consuming.runs import (
     Wait,
     Why,
 )
-from lanemq.core.consuming.shut_lanes import KeptLane, ShutLanes
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import InvalidOption, UsageError
@@ -79,13 +79,13 @@ class LaneScheduler(Generic[M]):
         *,
         usable_until: Millis = NOT_LEASED,
         done: FinishedRanges = NOTHING_FINISHED,
-        kept: Iterable[KeptLane] = (),
+        kept: Iterable[ParkedAtBroker] = (),
     ) -> None:
         """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`.
 
         `done` is what former owners finished above the start; it is not run again, and stays among the finished ranges.
         With the whole queue in order nothing is ever finished above an unfinished message, and `done` is ignored.
-        `kept` are the lanes that the broker keeps parked; they stay shut.
+        `kept` are the lanes that the broker keeps parked; they stay parked.
         """
         options = self._options
         if queue in self._queues:
@@ -225,10 +225,10 @@ class LaneScheduler(Generic[M]):
         self._line.enlist(home)
         return True
 
-    def shut(self, queue: MessageQueue) -> ShutLanes[M] | None:
+    def parked_lanes(self, queue: MessageQueue) -> LocalParkedLanes[M] | None:
         """The queue's parked lanes, where they can go to the broker. `offer` the queue after changing them."""
         home = self._queues.get(queue)
-        return None if home is None else home.shut
+        return None if home is None else home.parked_lanes
 
     def offer(self, queue: MessageQueue) -> None:
         """Lanes of the queue may have become ready."""

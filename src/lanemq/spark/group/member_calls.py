@@ -27,7 +27,7 @@ from lanemq.wire.bodies import (
     LockRequest,
     LockResponse,
     QueueBody,
-    Subscription,
+    SubscriptionData,
 )
 from lanemq.wire.codes import RequestCode, ResponseCode, error_for
 from lanemq.wire.command import Command
@@ -96,7 +96,7 @@ class MemberCalls:
 
     def heartbeat(self, address: Address, topics: Sequence[str]) -> None:
         subscriptions = [
-            Subscription(
+            SubscriptionData(
                 topic=topic,
                 sub_string=self._tags.text,
                 tags_set=sorted(self._tags.tags),

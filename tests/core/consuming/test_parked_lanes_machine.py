@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from tests.core.shut_bench import (
+from tests.core.consuming.parked_lanes_fixture import (
     PAUSE,
     PLACE,
     M,
     Q,
+    lanes_of,
     member,
     put,
     reconcile,
-    shut,
 )
 
 from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLanes
+from lanemq.core.consuming.parked_lanes import LaneRequest, NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
 from lanemq.core.consuming.runs import FAILED, LaneRun
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork, Work
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.units import Millis
@@ -39,8 +39,8 @@ class World:
     def __post_init__(self) -> None:
         self.done: set[int] = set()
         self.discarded: set[int] = set()
-        self.on_the_way: list[Work[M]] = []
-        self.answers: list[tuple[Work[M], tuple[int, LaneStatus | None, M | None]]] = []
+        self.on_the_way: list[LaneRequest[M]] = []
+        self.answers: list[tuple[LaneRequest[M], tuple[int, LaneStatus | None, M | None]]] = []
         self.begun: dict[str, int] = defaultdict(lambda: -1)
         """By key: the highest offset that this owner has begun."""
 
@@ -75,7 +75,7 @@ class World:
         self.begun[key] = offset
 
     def ask(self) -> bool:
-        asked = shut(self.scheduler).work(now=Millis(self.now))
+        asked = lanes_of(self.scheduler).requests(now=Millis(self.now))
         self.on_the_way += asked
         return bool(asked)
 
@@ -93,7 +93,7 @@ class World:
     def lose(self) -> None:
         """The connection breaks: nobody knows which requests the broker has seen."""
         for each in [*self.on_the_way, *(each for each, _ in self.answers)]:
-            shut(self.scheduler).failed(each, now=Millis(self.now), pause=PAUSE)
+            lanes_of(self.scheduler).unanswered(each, now=Millis(self.now), pause=PAUSE)
         self.on_the_way.clear()
         self.answers.clear()
 
@@ -106,37 +106,37 @@ class World:
             self.hear()
         return asked
 
-    def broker(self, each: Work[M]) -> tuple[int, LaneStatus | None, M | None]:
+    def broker(self, each: LaneRequest[M]) -> tuple[int, LaneStatus | None, M | None]:
         name = self.name(each.key or "")
         settled, message = 0, None
         match each:
-            case ParkWork(messages=messages, failure=failure, failed_again=again):
+            case ParkRequest(messages=messages, failure=failure, failed_again=again):
                 sizes = {m.queue_offset: 1 for m in messages}
                 settled = self.lanes.park(
                     name, sizes, failure, now=Millis(0), again=again if again >= 0 else None
                 ).settled
-            case NextWork(done=done):
+            case NextRequest(done=done):
                 if done >= 0:
                     self.lanes.finished(name, done)
                 lane = self.lanes.get(name)
                 if lane is not None and lane.status is LaneStatus.REDRIVING:
                     message = M(lane.first, name.key)
-            case RedriveWork():
+            case RedriveRequest():
                 self.lanes.redrive(name)
         lane = self.lanes.get(name)
         return settled, None if lane is None else lane.status, message
 
-    def tell(self, each: Work[M], answer: tuple[int, LaneStatus | None, M | None]) -> None:
+    def tell(self, each: LaneRequest[M], answer: tuple[int, LaneStatus | None, M | None]) -> None:
         settled, status, message = answer
         match each:
-            case ParkWork():
-                shut(self.scheduler).stored(each, settled, status, now=Millis(self.now), pause=PAUSE)
-            case NextWork():
-                shut(self.scheduler).given(each, message, status)
-            case RedriveWork() if status is None:
-                shut(self.scheduler).given(each, None, None)
-            case RedriveWork():
-                shut(self.scheduler).told(each)
+            case ParkRequest():
+                lanes_of(self.scheduler).parked(each, settled, status, now=Millis(self.now), pause=PAUSE)
+            case NextRequest():
+                lanes_of(self.scheduler).next_given(each, message, status)
+            case RedriveRequest() if status is None:
+                lanes_of(self.scheduler).next_given(each, None, None)
+            case RedriveRequest():
+                lanes_of(self.scheduler).redrive_accepted(each)
 
     def renew(self) -> None:
         lanes = self.lanes.of_queue(PLACE)
@@ -158,7 +158,7 @@ class World:
 
     def crash(self) -> None:
         lanes = self.lanes.of_queue(PLACE)
-        kept = tuple(KeptLane(lane.name.key, lane.status is LaneStatus.REDRIVING, lane.through) for lane in lanes)
+        kept = tuple(ParkedAtBroker(lane.name.key, lane.status is LaneStatus.REDRIVING, lane.through) for lane in lanes)
         self.scheduler = member(self.committed, self.finished, kept)
         self.on_the_way.clear()
         self.answers.clear()

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
+from lanemq.core.consuming.parked_lanes import LaneRequest, LocalParkedLanes, NextRequest, ParkedAtBroker, ParkRequest
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
-from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, ShutLanes, Work
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.model.queue import MessageQueue
@@ -25,7 +25,7 @@ class M(NamedTuple):
 def member(
     start: int = 0,
     done: FinishedRanges = NOTHING_FINISHED,
-    kept: tuple[KeptLane, ...] = (),
+    kept: tuple[ParkedAtBroker, ...] = (),
     policy: HoldKey | None = None,
 ) -> LaneScheduler[M]:
     scheduler: LaneScheduler[M] = LaneScheduler(LaneOptions(policy=policy or HoldKey(retries=0), run_limit=2))
@@ -40,8 +40,8 @@ def put(scheduler: LaneScheduler[M], *messages: tuple[int, str]) -> None:
     assert scheduler.put(Q, batch, QueueOffset(batch[-1].queue_offset + 1), pulled_from=start)
 
 
-def shut(scheduler: LaneScheduler[M]) -> ShutLanes[M]:
-    lanes = scheduler.shut(Q)
+def lanes_of(scheduler: LaneScheduler[M]) -> LocalParkedLanes[M]:
+    lanes = scheduler.parked_lanes(Q)
     assert lanes is not None
     return lanes
 
@@ -65,31 +65,33 @@ def parked(policy: HoldKey | None = None) -> LaneScheduler[M]:
     return scheduler
 
 
-def work(scheduler: LaneScheduler[M], now: int = 0) -> list[Work[M]]:
-    return shut(scheduler).work(now=Millis(now))
+def work(scheduler: LaneScheduler[M], now: int = 0) -> list[LaneRequest[M]]:
+    return lanes_of(scheduler).requests(now=Millis(now))
 
 
-def one(scheduler: LaneScheduler[M], now: int = 0) -> Work[M]:
+def one(scheduler: LaneScheduler[M], now: int = 0) -> LaneRequest[M]:
     (found,) = work(scheduler, now)
     return found
 
 
 def store(scheduler: LaneScheduler[M], status: LaneStatus | None = LaneStatus.PARKED, settled: int = 2) -> None:
     found = one(scheduler)
-    assert isinstance(found, ParkWork)
-    shut(scheduler).stored(found, settled, status, now=Millis(0), pause=PAUSE)
+    assert isinstance(found, ParkRequest)
+    lanes_of(scheduler).parked(found, settled, status, now=Millis(0), pause=PAUSE)
     scheduler.offer(Q)
 
 
-def give(scheduler: LaneScheduler[M], message: M | None, status: LaneStatus | None = LaneStatus.REDRIVING) -> NextWork:
+def give(
+    scheduler: LaneScheduler[M], message: M | None, status: LaneStatus | None = LaneStatus.REDRIVING
+) -> NextRequest:
     found = one(scheduler)
-    assert isinstance(found, NextWork)
-    shut(scheduler).given(found, message, status)
+    assert isinstance(found, NextRequest)
+    lanes_of(scheduler).next_given(found, message, status)
     scheduler.offer(Q)
     return found
 
 
 def reconcile(scheduler: LaneScheduler[M], kept: dict[str | None, bool]) -> None:
-    lanes = shut(scheduler)
-    lanes.reconcile(kept, lanes.kept())
+    lanes = lanes_of(scheduler)
+    lanes.reconcile(kept, lanes.at_broker())
     scheduler.offer(Q)

@@ -1,17 +1,32 @@
 """Parked lanes between a member and a broker, step by step: what is offered, kept, given back and opened."""
 
-from tests.core.shut_bench import PAUSE, M, Q, fail, give, member, one, parked, put, reconcile, run, shut, store, work
+from tests.core.consuming.parked_lanes_fixture import (
+    PAUSE,
+    M,
+    Q,
+    fail,
+    give,
+    lanes_of,
+    member,
+    one,
+    parked,
+    put,
+    reconcile,
+    run,
+    store,
+    work,
+)
 
+from lanemq.core.consuming.parked_lanes import NextRequest, ParkedAtBroker, ParkRequest, RedriveRequest
 from lanemq.core.consuming.retry_policy import HoldKey, Park
 from lanemq.core.consuming.runs import DONE
-from lanemq.core.consuming.shut_lanes import KeptLane, NextWork, ParkWork, RedriveWork
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.model.units import Millis
 
 
 def test_a_failed_lane_is_offered_to_the_broker_with_everything_behind_it() -> None:
     scheduler = parked()
-    assert one(scheduler) == ParkWork("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
+    assert one(scheduler) == ParkRequest("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
     assert work(scheduler) == [], "one question at a time"
     assert scheduler.committable(Q) == 0
 
@@ -24,7 +39,7 @@ def test_what_the_broker_keeps_is_finished_and_the_lane_stays_shut() -> None:
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(3, "j"),)
-    assert one(scheduler) == ParkWork("k", (M(2, "k"),), None)
+    assert one(scheduler) == ParkRequest("k", (M(2, "k"),), None)
     assert scheduler.snapshot()[Q].parked == ("k",)
 
 
@@ -33,20 +48,20 @@ def test_what_the_broker_does_not_take_is_offered_again_after_a_pause() -> None:
     store(scheduler, settled=1)
     assert scheduler.committable(Q) == 1
     assert work(scheduler, now=PAUSE - 1) == []
-    assert one(scheduler, now=PAUSE) == ParkWork("k", (M(1, "k"),), None)
+    assert one(scheduler, now=PAUSE) == ParkRequest("k", (M(1, "k"),), None)
 
 
 def test_a_lane_the_broker_would_not_begin_stays_here_whole() -> None:
     scheduler = parked()
     store(scheduler, status=None, settled=0)
     assert (scheduler.committable(Q), run(scheduler)) == (0, None)
-    assert one(scheduler, now=PAUSE) == ParkWork("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
+    assert one(scheduler, now=PAUSE) == ParkRequest("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
 
 
 def test_a_lost_answer_is_asked_for_again() -> None:
     scheduler = parked()
     first = one(scheduler)
-    shut(scheduler).failed(first, now=Millis(0), pause=PAUSE)
+    lanes_of(scheduler).unanswered(first, now=Millis(0), pause=PAUSE)
     assert (scheduler.committable(Q), work(scheduler)) == (0, [])
     assert one(scheduler, now=PAUSE) == first
 
@@ -56,20 +71,22 @@ def test_what_the_broker_may_have_is_settled_before_its_copies_run() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
-    shut(scheduler).failed(one(scheduler), now=Millis(0), pause=Millis(0))
+    lanes_of(scheduler).unanswered(one(scheduler), now=Millis(0), pause=Millis(0))
     reconcile(scheduler, {"k": True})
-    assert one(scheduler) == ParkWork("k", (M(2, "k"),), None)
-    shut(scheduler).stored(ParkWork("k", (M(2, "k"),), None), 1, LaneStatus.REDRIVING, now=Millis(0), pause=PAUSE)
-    assert one(scheduler) == NextWork("k", -1)
+    assert one(scheduler) == ParkRequest("k", (M(2, "k"),), None)
+    lanes_of(scheduler).parked(
+        ParkRequest("k", (M(2, "k"),), None), 1, LaneStatus.REDRIVING, now=Millis(0), pause=PAUSE
+    )
+    assert one(scheduler) == NextRequest("k", -1)
     assert scheduler.committable(Q) == 3
 
 
 def test_a_person_at_the_member_does_not_open_what_the_broker_may_have() -> None:
     scheduler = parked()
-    shut(scheduler).failed(one(scheduler), now=Millis(0), pause=PAUSE)
+    lanes_of(scheduler).unanswered(one(scheduler), now=Millis(0), pause=PAUSE)
     assert scheduler.resume(Q, "k")
     assert run(scheduler) is None
-    assert isinstance(one(scheduler), ParkWork)
+    assert isinstance(one(scheduler), ParkRequest)
 
 
 def test_redriven_messages_run_alone_and_newer_ones_wait_for_the_last() -> None:
@@ -103,7 +120,7 @@ def test_a_redriven_message_that_fails_is_parked_again_and_not_taken_along_twice
     reconcile(scheduler, {"k": True})
     give(scheduler, M(0, "k"))
     fail(scheduler, "again")
-    assert one(scheduler) == ParkWork("k", (M(2, "k"),), Failure("again", 1), failed_again=0)
+    assert one(scheduler) == ParkRequest("k", (M(2, "k"),), Failure("again", 1), failed_again=0)
     assert scheduler.committable(Q) == 2
 
 
@@ -138,8 +155,8 @@ def test_a_lane_with_a_question_under_way_is_not_opened_by_a_table() -> None:
 
 def test_a_lane_that_came_after_the_question_is_not_opened_by_its_answer() -> None:
     scheduler = parked()
-    lanes = shut(scheduler)
-    before = lanes.kept()
+    lanes = lanes_of(scheduler)
+    before = lanes.at_broker()
     store(scheduler)
     put(scheduler, (2, "k"))
     lanes.reconcile({}, before)
@@ -167,8 +184,8 @@ def test_a_person_s_wish_is_not_lost_with_a_lane_the_broker_would_not_begin() ->
     scheduler = parked()
     under_way = one(scheduler)
     scheduler.resume(Q, "k")
-    assert isinstance(under_way, ParkWork)
-    shut(scheduler).stored(under_way, 0, None, now=Millis(0), pause=PAUSE)
+    assert isinstance(under_way, ParkRequest)
+    lanes_of(scheduler).parked(under_way, 0, None, now=Millis(0), pause=PAUSE)
     scheduler.offer(Q)
     found = run(scheduler)
     assert found is not None
@@ -180,7 +197,7 @@ def test_a_redrive_learned_from_an_answer_begins_at_once() -> None:
     store(scheduler)
     put(scheduler, (2, "k"))
     store(scheduler, status=LaneStatus.REDRIVING, settled=1)
-    assert one(scheduler) == NextWork("k", -1)
+    assert one(scheduler) == NextRequest("k", -1)
 
 
 def test_a_person_at_the_member_resumes_by_way_of_the_broker() -> None:
@@ -189,9 +206,9 @@ def test_a_person_at_the_member_resumes_by_way_of_the_broker() -> None:
     assert scheduler.resume(Q, "k")
     assert run(scheduler) is None
     found = one(scheduler)
-    assert found == RedriveWork("k")
-    shut(scheduler).told(found)
-    assert one(scheduler) == NextWork("k", -1)
+    assert found == RedriveRequest("k")
+    lanes_of(scheduler).redrive_accepted(found)
+    assert one(scheduler) == NextRequest("k", -1)
 
 
 def test_a_person_at_the_member_resumes_what_is_only_here_at_once() -> None:
@@ -209,9 +226,9 @@ def test_a_resume_does_not_overtake_a_request_under_way() -> None:
     under_way = one(scheduler)
     assert scheduler.resume(Q, "k")
     assert run(scheduler) is None
-    assert isinstance(under_way, ParkWork)
-    shut(scheduler).stored(under_way, 2, LaneStatus.PARKED, now=Millis(0), pause=PAUSE)
-    assert one(scheduler) == RedriveWork("k")
+    assert isinstance(under_way, ParkRequest)
+    lanes_of(scheduler).parked(under_way, 2, LaneStatus.PARKED, now=Millis(0), pause=PAUSE)
+    assert one(scheduler) == RedriveRequest("k")
 
 
 def test_a_policy_may_keep_its_lanes_in_memory() -> None:
@@ -221,17 +238,17 @@ def test_a_policy_may_keep_its_lanes_in_memory() -> None:
 
 
 def test_a_new_owner_keeps_shut_what_was_parked() -> None:
-    scheduler = member(0, kept=(KeptLane("k", False, 1), KeptLane("j", True, 0)))
+    scheduler = member(0, kept=(ParkedAtBroker("k", False, 1), ParkedAtBroker("j", True, 0)))
     put(scheduler, (0, "j"), (1, "k"), (2, "k"), (3, "i"))
     found = run(scheduler)
     assert found is not None
     assert found.messages == (M(3, "i"),)
-    assert work(scheduler) == [ParkWork("k", (M(2, "k"),), None), NextWork("j", -1)]
+    assert work(scheduler) == [ParkRequest("k", (M(2, "k"),), None), NextRequest("j", -1)]
 
 
 def test_what_is_pulled_again_of_a_parked_lane_is_a_finished_range_like_everything_else() -> None:
     """Else a later owner would run it again, behind successors of its key that it leaves out."""
-    scheduler = member(0, kept=(KeptLane("k", False, 2),))
+    scheduler = member(0, kept=(ParkedAtBroker("k", False, 2),))
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
     assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])
     assert work(scheduler) == []

@@ -1,0 +1,279 @@
+"""What a running consumer reports about itself: snapshots for the user, and answers to the brokers' requests.
+
+A broker sends its requests on the connection that the consumer opened. A request that cannot be answered gets an error
+answer; nothing that a broker sends can stop the consumer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lanemq.client.codec import codec_named
+from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.heartbeat import PUSH, Heartbeat
+from lanemq.client.consumer.lane_trouble import LaneStatus
+from lanemq.client.consumer.metrics import ConsumerCounts, TopicCount
+from lanemq.client.consumer.offsets import OffsetKeeper
+from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.subscription import ActiveSubscription
+from lanemq.client.message import Message, Source, read_messages
+from lanemq.core.consuming.lane_queue import QueueView
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, Gate, LaneRun, Plain, Suspend
+from lanemq.model.errors import LaneError, ProtocolError
+from lanemq.model.queue import MessageQueue
+from lanemq.model.units import Epoch, QueueOffset
+from lanemq.net.connection import Connection
+from lanemq.wire.bodies import ConsumeDirectlyResult
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command, response_to
+from lanemq.wire.lane_bodies import UNKNOWN, LaneStateAnswer, LaneStateBody
+from lanemq.wire.record import RecordView
+from lanemq.wire.stats_bodies import (
+    ConsumerRunningInfo,
+    ConsumerStatusBody,
+    ConsumeStatus,
+    ProcessQueueInfo,
+    ResetOffsetBody,
+)
+
+log = logging.getLogger(__name__)
+
+MEBIBYTE = 1024 * 1024
+
+_RESULTS = {Plain.COMMIT: "CR_COMMIT", Plain.ROLL_BACK: "CR_ROLLBACK", Plain.FAILED: "CR_LATER"}
+
+
+class Member(Protocol):
+    """A running consumer, as this module sees it; `ConsumerEngine` is one."""
+
+    options: ConsumerOptions
+    client_id: str
+    assignment: Assignment
+    subscriptions: dict[str, ActiveSubscription]
+    counts: ConsumerCounts
+    heartbeat: Heartbeat
+    offsets: OffsetKeeper
+
+    def rebalance(self) -> None:
+        """Starts a rebalance round."""
+        ...
+
+    def move(self, assigned: AssignedQueue, offset: QueueOffset) -> None:
+        """Continues an assigned queue at another offset."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine that ends with the consumer."""
+        ...
+
+
+# snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQueue:
+    """One assigned queue in a snapshot."""
+
+    epoch: Epoch
+    stage: str
+    committed: QueueOffset | None
+    lease_ms: int | None
+    """How long turns may still start unless the broker answers again; None if the queue needs no lease."""
+    lanes: QueueView
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSnapshot:
+    """A consumer at one moment: its assigned queues, and what it has done since its start."""
+
+    client_id: str
+    group: str
+    queues: dict[MessageQueue, HeldQueue]
+    topics: dict[str, TopicCount]
+
+
+def take_snapshot(member: Member) -> ConsumerSnapshot:
+    """A snapshot that is consistent per queue, not across queues: nothing is paused for it."""
+    now = member.options.clock.now()
+    queues = {}
+    for assigned in member.assignment:
+        view = assigned.scheduler.snapshot().get(assigned.queue)
+        if view is not None:
+            left = None if view.usable_until == NO_LEASE_NEEDED else max(0, view.usable_until - now)
+            committed = member.offsets.get(assigned.queue)
+            queues[assigned.queue] = HeldQueue(assigned.epoch, assigned.lifecycle.stage.name, committed, left, view)
+    return ConsumerSnapshot(member.client_id, member.options.group, queues, member.counts.total())
+
+
+# requests of brokers
+
+
+class BrokerRequests:
+    """Answers the brokers' requests to one consumer."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._handlers: dict[int, Callable[[Command], bytes]] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: lambda request: running_info(member).encode(),
+            RequestCode.LANE_STATE: lambda request: lane_state(member, request.body).encode(),
+        }
+
+    def received(self, connection: Connection, request: Command) -> None:
+        if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+            self._member.spawn(self._consume(connection, request))
+            return
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            remark = f"request {request.code} is not known to this consumer"
+            _answer(connection, request, response_to(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
+            return
+        try:
+            body = handler(request)
+        except (LaneError, ProtocolError) as error:
+            log.warning("request %d from %s refused: %s", request.code, connection.address, error)
+            _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+            return
+        _answer(connection, request, response_to(request, body=body))
+
+    def _members_changed(self, request: Command) -> bytes:
+        self._member.rebalance()
+        return b""
+
+    def _reset(self, request: Command) -> bytes:
+        """Moves assigned queues after an operator reset the group."""
+        for queue, offset in ResetOffsetBody.decode(request.body).offset_table.items():
+            assigned = self._member.assignment.get(queue)
+            if assigned is not None:
+                self._member.move(assigned, QueueOffset(offset))
+        return b""
+
+    def _status(self, request: Command) -> bytes:
+        topic = request.ext.get("topic", "")
+        offsets = {
+            assigned.queue: assigned.scheduler.committable(assigned.queue) or 0
+            for assigned in self._member.assignment
+            if topic in ("", assigned.queue.topic)
+        }
+        return ConsumerStatusBody(message_queue_table=dict(offsets)).encode()
+
+    async def _consume(self, connection: Connection, request: Command) -> None:
+        try:
+            result = await consume_directly(self._member, request.body)
+        except (LaneError, ProtocolError) as error:
+            _answer(connection, request, response_to(request, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+            return
+        _answer(connection, request, response_to(request, body=result.encode()))
+
+
+def _answer(connection: Connection, request: Command, response: Command) -> None:
+    if not request.is_oneway:
+        connection.reply(response)
+
+
+def running_info(member: Member) -> ConsumerRunningInfo:
+    """What the consumer is doing, in RocketMQ's form (request 307), for its tools and the dashboard."""
+    options = member.options
+    subscriptions = [active.subscription for active in member.subscriptions.values()]
+    return ConsumerRunningInfo(
+        properties={
+            "PROP_NAMESERVER_ADDR": options.servers,
+            "PROP_CONSUME_TYPE": PUSH,
+            "PROP_CONSUMEORDERLY": str(all(each.ordered for each in subscriptions)).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(sum(each.workers for each in subscriptions)),
+        },
+        subscription_set=list(member.heartbeat.described()),
+        mq_table={assigned.queue: _queue_info(assigned, options.clock.now()) for assigned in member.assignment},
+        status_table={
+            topic: ConsumeStatus(
+                consume_failed_msgs=count.failed, consume_rt=count.turn_ms / count.runs if count.runs else 0.0
+            )
+            for topic, count in member.counts.total().items()
+        },
+    )
+
+
+def _queue_info(assigned: AssignedQueue, now: int) -> ProcessQueueInfo:
+    view = assigned.scheduler.snapshot().get(assigned.queue)
+    if view is None:
+        return ProcessQueueInfo(droped=True)
+    return ProcessQueueInfo(
+        cached_msg_count=view.cached.count,
+        cached_msg_min_offset=view.committable,
+        cached_msg_max_offset=view.next_offset,
+        cached_msg_size_in_mib=view.cached.bytes // MEBIBYTE,
+        commit_offset=view.committable,
+        locked=now < view.usable_until,
+        try_unlock_times=assigned.lifecycle.late,
+        last_pull_timestamp=assigned.last_pull,
+    )
+
+
+def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
+    """What a lane is doing and what it waits for (LANE_STATE); an error if the queue is not assigned to this member."""
+    asked = LaneStateBody.decode(body)
+    queue = MessageQueue(asked.topic, asked.broker, asked.queue_id)
+    assigned = member.assignment.get(queue)
+    status = None if assigned is None else assigned.scheduler.look(queue, asked.key)
+    if assigned is None or status is None:
+        raise LaneError(f"{queue} is not assigned to {member.client_id}")
+    until = assigned.usable_until
+    return _lane_answer(status, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - status.now))
+
+
+def _lane_answer(status: LaneStatus, lease: int) -> LaneStateAnswer:
+    view, now, trouble = status.view, status.now, status.trouble
+    return LaneStateAnswer(
+        state=view.state.value,
+        order=view.order.value,
+        head=UNKNOWN if view.head is None else view.head,
+        attempts=view.attempts,
+        retry_in=UNKNOWN if view.until is None else max(0, view.until - now),
+        running_for=UNKNOWN if status.began is None else max(0, now - status.began),
+        blocked_for=UNKNOWN if trouble is None else max(0, now - trouble.since),
+        reason="" if trouble is None else trouble.reason,
+        waiting=view.waiting,
+        committable=view.committable,
+        next_offset=view.next_offset,
+        lease=lease,
+    )
+
+
+async def consume_directly(member: Member, body: bytes) -> ConsumeDirectlyResult:
+    """Calls the handler with one message for an operator (request 309) and reports the result.
+
+    The message runs outside its lane, and its offset is not committed.
+    """
+    record = RecordView(body)
+    queue = MessageQueue(record.topic, "", record.queue_id)
+    (message,) = read_messages(Source(queue, codec_named(member.options.codec), Epoch(0)), body)
+    active = member.subscriptions.get(message.topic)
+    if active is None:
+        raise LaneError(f"no handler for topic {message.topic!r} in group {member.options.group!r}")
+    subscription = active.subscription
+    run = LaneRun(queue, message.key, (message,), 1, 0, Gate(NO_LEASE_NEEDED), NO_LEASE_NEEDED)
+    began = member.options.clock.now()
+    if subscription.async_handler is not None:
+        stop = await subscription.async_handler((message,), run)
+    elif subscription.handler is not None:
+        stop = await asyncio.to_thread(subscription.handler, (message,), run)
+    else:
+        raise LaneError(f"topic {message.topic!r} is read by an iterator, which takes messages in order only")
+    spent = member.options.clock.now() - began
+    return _directly_result(stop, message, spent, ordered=subscription.ordered)
+
+
+def _directly_result(stop: Stop | None, message: Message, spent: int, *, ordered: bool) -> ConsumeDirectlyResult:
+    result, remark = "CR_SUCCESS", ""
+    if stop is not None and stop.error is not None:
+        result, remark = "CR_THROW_EXCEPTION", f"{message}: {stop.error!r}"
+    elif stop is not None and isinstance(stop.outcome, Suspend):
+        result = "CR_LATER"
+    elif stop is not None:
+        result = _RESULTS.get(stop.outcome, "CR_SUCCESS") if isinstance(stop.outcome, Plain) else result
+    return ConsumeDirectlyResult(consume_result=result, remark=remark, order=ordered, spent_time_mills=spent)
