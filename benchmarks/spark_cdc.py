@@ -75,7 +75,7 @@ def measured(spark: SparkSession, pipeline: Pipeline, broker: BrokerProcess, ski
     first = next(place for place in range(1, len(done)) if sum(each.messages for each, _ in done[:place]) >= skip)
     counted = [each for each, _ in done[first:]]
     rates = [each.rate for each in counted]
-    keys = statistics.median(each.done.counts["keys"] for each in counted)
+    keys = statistics.median(each.applied.counts["keys"] for each in counted)
     cpu = (done[-1][1] - done[first - 1][1]) / sum(each.messages for each in counted)
     found = {"value": statistics.median(rates), "best": round(max(rates)), "batches": len(rates)}
     return {**found, "keys_a_batch": round(keys), "cpu_us": round(cpu * 1e6, 2)}

@@ -83,7 +83,7 @@ def copy(spark: SparkSession, broker: BrokerProcess, folder: Path, rows: int, ro
     start(pipeline, spark, once=True, report=told.append).await_end()
     check_order(spark, broker.address, "copy", rows * rounds)
     rates = [each.rate for each in told[1:]]
-    sinks = [each.messages / each.done.seconds for each in told[1:] if each.done.seconds]
+    sinks = [each.messages / each.applied.seconds for each in told[1:] if each.applied.seconds]
     more = {"best": round(max(rates)), "stage_and_sink": round(statistics.median(sinks))}
     report("spark_copy", statistics.median(rates), "rows/s", rows=rows, batches=len(rates), **more)
 

@@ -66,7 +66,7 @@ def run(spark: SparkSession, servers: str, folder: Path, events: list[OrderEvent
         "rows": verdict.rows,
         "parked": [lane.lane for lane in waiting],
         "messages": len(events) + 1,
-        "repeats": sum(each.done.counts.get("repeats", 0) for each in progress),
+        "repeats": sum(each.applied.counts.get("repeats", 0) for each in progress),
     }
 
 

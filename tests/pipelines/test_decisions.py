@@ -33,7 +33,7 @@ from lanemq.pipelines.checkpoint.decisions import Decisions
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
-from lanemq.pipelines.running.work import Work
+from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.stages.transitions.operator_requests import request_redrive
 from lanemq.pipelines.stages.transitions.views import show
 
@@ -77,15 +77,15 @@ class Run:
         self.folder = folder
         self.sink: Any = Sinking(folder / "rows.db", "rows")
         self.stage: Any = None
-        self.held: list[tuple[Checkpoint, Work]] = []
+        self.held: list[tuple[Checkpoint, BatchProcessor]] = []
         self.spark_noted(planned=0, done=-1)
 
-    def start(self) -> Work:
+    def start(self) -> BatchProcessor:
         self.crash()
         checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
         self.stage = self.make_stage()
         dead = ParquetSink(self.folder / "dead")
-        work = Work(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"))
+        work = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"))
         self.held.append((checkpoint, work))
         work.open(FakeSpark(never))  # type: ignore[arg-type]
         return work
@@ -265,7 +265,7 @@ def test_a_run_that_is_replaced_behind_its_look_changes_no_state(run: Run, monke
     work, folder = run.start(), run.folder / "checkpoint"
 
     def replaced(checkpoint: Checkpoint) -> None:
-        monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint._lock_within", lambda fd, attempts: True)
+        monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint._try_lock", lambda fd: True)
         Checkpoint(folder, "orders").close()
 
     monkeypatch.setattr(Checkpoint, "refuse_if_replaced", replaced)
@@ -397,7 +397,7 @@ def test_a_decision_about_other_messages_is_not_taken_for_this_batch_s(run: Run)
 def test_what_spark_planned_is_on_the_disk_before_the_first_commit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark itself does not wait for the disk; the sink does, and would have a batch that nobody planned."""
     synced: list[str] = []
-    monkeypatch.setattr("lanemq.pipelines.checkpoint.spark_log.sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint.sync", lambda path: synced.append(path.name))
     before: list[list[str]] = []
     run.sink.dies = lambda: before.append(list(synced))
     run.start().run_batch(run.frame(), 0)

@@ -17,7 +17,7 @@ from lanemq.model.errors import UsageError
 from lanemq.pipelines import ForeachSink, LastState, ParquetSink, Project, SqliteSink
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
-from lanemq.pipelines.running.work import Work
+from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.sink_positions import SinkPosition, SinkPositions
 from lanemq.spark.columns.schema import select_columns
 from lanemq.testing.embedded import EmbeddedBroker
@@ -39,18 +39,18 @@ class Member:
         self.folder = folder
         self.stage: Any = Project(["queue_id", "queue_offset", "cast(store_timestamp as string) stored"])
         self.sink: Any = SqliteSink(folder / "rows.db", "rows")
-        self.held: list[tuple[Checkpoint, Work]] = []
+        self.held: list[tuple[Checkpoint, BatchProcessor]] = []
         for name in ("offsets", "commits"):
             (folder / "checkpoint" / name).mkdir(parents=True)
         (folder / "checkpoint" / "lanemq").mkdir()
         identity = {"query": "q", "name": "orders", "source": {}}
         (folder / "checkpoint" / "lanemq" / "pipeline.json").write_text(json.dumps(identity))
 
-    def start(self) -> Work:
+    def start(self) -> BatchProcessor:
         self.crash()
         checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
         dead = ParquetSink(self.folder / "dead")
-        work = Work(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"), member=True)
+        work = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"), member=True)
         self.held.append((checkpoint, work))
         work.open(self.spark)
         return work
@@ -217,7 +217,7 @@ def test_a_consumer_that_has_the_queues_for_a_while_doubles_nothing(
     member.stage = Project(["cast(cast(value as string) as long) n"])
     planned = Planned()
 
-    def run_batch(work: Work, query: Query) -> int:
+    def run_batch(work: BatchProcessor, query: Query) -> int:
         number = query.checkpoint.finished
         member.planned(number, query.checkpoint.ends[number + 1])
         rows = query.read(query.partitions())

@@ -68,7 +68,7 @@ def test_rows_and_state_are_those_of_one_run_although_a_batch_is_repeated(
             producer.send(topic, number, key=f"k{number % KEYS}")
             sent[f"k{number % KEYS}"].append(number)
     assert start(pipeline, spark, once=True, report=told.append).await_end(600)
-    assert told[0].done.repeated, "no batch was repeated, so this proves nothing"
+    assert told[0].applied.repeated, "no batch was repeated, so this proves nothing"
     with sqlite3.connect(tmp_path / "rows.db") as table:
         rows = table.execute("SELECT key, n, seen FROM rows ORDER BY rowid").fetchall()
     table.close()

@@ -111,7 +111,7 @@ def test_options_and_declared_sources_show_no_secret(guarded: EmbeddedBroker, au
     given = options_for(guarded, authority)
     assert SECRET not in repr(parse_read_options(given, streaming=True))
     assert SECRET not in repr(Topic(**given))
-    assert SECRET not in str(Topic(**given).telling_options)
+    assert SECRET not in str(Topic(**given).public_options)
 
 
 def test_a_declared_source_takes_tls_as_a_table(authority: Authority) -> None:

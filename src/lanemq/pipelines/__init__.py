@@ -1,17 +1,19 @@
 """Pipelines on Spark: messages in, rows in a table out, every key in order, every effect once.
 
-The public names, each imported when it is first used: an executor that runs one stage need not load every sink.
+Public names are imported on first use, so that an executor that runs one stage does not load every sink.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lanemq.pipelines.batch import Batch
     from lanemq.pipelines.declare.files import load
-    from lanemq.pipelines.operate.dead_letters import DeadMessage, DeadMessages, dead
+    from lanemq.pipelines.operate.dead_letters import DeadLetterRecord, DeadLetters, DeadLetterState, dead_letters
     from lanemq.pipelines.operate.parked import ParkedLanes, parked
     from lanemq.pipelines.pipeline import Pipeline
     from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
+    from lanemq.pipelines.rows import FileRows, RowFile, Rows, TableRows
     from lanemq.pipelines.running.failure import PipelineFailed
     from lanemq.pipelines.running.program import run
     from lanemq.pipelines.running.progress import Progress
@@ -31,10 +33,15 @@ if TYPE_CHECKING:
     from lanemq.pipelines.stages.transitions.stage import Transitions
     from lanemq.pipelines.stages.transitions.views import HeldLane, LaneState
 
-_HOMES = {
-    "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
+_MODULES = {
+    "lanemq.pipelines.batch": ("Batch",),
     "lanemq.pipelines.declare.files": ("load",),
-    "lanemq.pipelines.running.failure": ("PipelineFailed",),
+    "lanemq.pipelines.operate.dead_letters": (
+        "DeadLetterRecord",
+        "DeadLetters",
+        "DeadLetterState",
+        "dead_letters",
+    ),
     "lanemq.pipelines.operate.parked": (
         "ParkedLanes",
         "parked",
@@ -47,17 +54,13 @@ _HOMES = {
         "Sink",
         "Stage",
     ),
+    "lanemq.pipelines.rows": ("FileRows", "RowFile", "Rows", "TableRows"),
+    "lanemq.pipelines.running.failure": ("PipelineFailed",),
     "lanemq.pipelines.running.program": ("run",),
     "lanemq.pipelines.running.progress": ("Progress",),
-    "lanemq.pipelines.stages.project": ("Project",),
     "lanemq.pipelines.running.runner": (
         "RunningPipeline",
         "start",
-    ),
-    "lanemq.pipelines.operate.dead_letters": (
-        "DeadMessage",
-        "DeadMessages",
-        "dead",
     ),
     "lanemq.pipelines.sinks.delta": (
         "DeltaSink",
@@ -70,6 +73,8 @@ _HOMES = {
     "lanemq.pipelines.sinks.sqlite": ("SqliteSink",),
     "lanemq.pipelines.sinks.topic": ("TopicSink",),
     "lanemq.pipelines.source": ("Topic",),
+    "lanemq.pipelines.stages.cdc.last_state": ("LastState",),
+    "lanemq.pipelines.stages.project": ("Project",),
     "lanemq.pipelines.stages.transitions.event": ("Event",),
     "lanemq.pipelines.stages.transitions.rules": (
         "DeadLetter",
@@ -77,23 +82,26 @@ _HOMES = {
         "Park",
         "StateLimits",
     ),
+    "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
     "lanemq.pipelines.stages.transitions.views": (
         "HeldLane",
         "LaneState",
     ),
-    "lanemq.pipelines.stages.transitions.stage": ("Transitions",),
 }
 """The same for the running program."""
 
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Append",
+    "Batch",
     "DeadLetter",
-    "DeadMessage",
-    "DeadMessages",
+    "DeadLetterRecord",
+    "DeadLetterState",
+    "DeadLetters",
     "DeltaSink",
     "Event",
+    "FileRows",
     "ForeachSink",
     "HeldLane",
     "Hold",
@@ -109,15 +117,18 @@ __all__ = [
     "Progress",
     "Project",
     "Results",
+    "RowFile",
+    "Rows",
     "RunningPipeline",
     "Sink",
     "SqliteSink",
     "Stage",
     "StateLimits",
+    "TableRows",
     "Topic",
     "TopicSink",
     "Transitions",
-    "dead",
+    "dead_letters",
     "load",
     "open_sink",
     "parked",
@@ -128,11 +139,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"lanemq.pipelines has no public name {name!r}")
     try:
-        value = getattr(import_module(home), name)
+        value = getattr(import_module(module), name)
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package in ("pyspark", "pyarrow", "numpy", "deltalake"):

@@ -58,6 +58,11 @@ def batch_number(spark_batch: int, retry_pass: int = 0) -> int:
     return spark_batch * NUMBERS_PER_BATCH + retry_pass
 
 
+def dead_letter_query(query: str) -> str:
+    """The query under which dead letters are written: the two sinks of a pipeline may share a ledger."""
+    return f"{query}-dead"
+
+
 def epoch_of_start(start: int, mark: int) -> int:
     """The epoch of a pipeline start: its ordinal, followed by a random mark.
 

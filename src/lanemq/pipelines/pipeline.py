@@ -1,7 +1,7 @@
-"""What a pipeline is: a topic, what is made of its messages, and where the result goes.
+"""The declaration of a pipeline: a topic, what is made of its messages, and where the result goes.
 
-A declaration and nothing more: it holds no connection and starts nothing, so it may be imported, checked and printed.
-The rule guarded here: what can be wrong with it is found when it is declared.
+A declaration holds no connection and starts nothing, so it may be imported, checked and printed. Mistakes in it are
+reported when it is declared.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame
 
 from lanemq.model.errors import InvalidOption
-from lanemq.model.units import Millis
+from lanemq.model.units import Millis, to_millis
 from lanemq.pipelines.ports import Merge, Sink, Stage
 from lanemq.pipelines.source import Topic
 from lanemq.spark.options import duration
@@ -21,32 +21,33 @@ from lanemq.spark.options import duration
 Prepare: TypeAlias = Callable[[DataFrame], DataFrame]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_LONGEST_TRIGGER: Final = Millis(24 * 3_600_000)
+_MAX_TRIGGER: Final = Millis(24 * 3_600_000)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Source, stage and sink, and the checkpoint that ties their runs together."""
+    """Source, stage and sink, and the checkpoint that connects their runs."""
 
     name: str
-    """What people call it; a checkpoint belongs to one name."""
+    """The name of the pipeline. A checkpoint belongs to one name."""
     source: Topic
     stage: Stage
     sink: Sink
     checkpoint: str | Path
-    """A folder that driver and executors share. Without it every message would be new again. A relative path is
+    """A folder that the driver and the executors share. If it is lost, every message is read again. A relative path is
     relative to the working directory."""
     prepare: Prepare | None = None
     """Changes messages before the stage: filters and added columns. Must keep the rows of a queue together and in
-    order, so no shuffle, and must give the same rows for the same messages."""
+    order, so no shuffle, and must return the same rows for the same messages."""
     dead_letters: Sink | None = None
-    """Where messages go that no step could take; Parquet files in the checkpoint's `dead_letters` unless told."""
-    trigger: str = "0s"
-    """Time between the beginnings of two batches. Short: many small files and commits; long: late results."""
+    """The sink for dead letters. Default: Parquet files in the checkpoint's folder `dead_letters`."""
+    trigger: float | str = 0.0
+    """Seconds between the starts of two batches, or text such as "5s" or "1m". A low value makes many small files and
+    commits; a high value makes results late."""
     history: str | Path | None = None
-    """Folder for what happened, for `lanemq check`."""
+    """A folder for the history of what the sink applied, for `lanemq check`."""
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the session, where `run` makes one."""
+    """Settings of the Spark session, if `run` makes one."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -55,16 +56,18 @@ class Pipeline:
         _check_fit(self)
         _check_evolution(self)
         _check_folder(str(self.checkpoint))
-        if self.trigger_ms > _LONGEST_TRIGGER:
-            raise InvalidOption(f"trigger: {self.trigger} is longer than a day; run it with once instead")
+        if not 0 <= self.trigger_ms <= _MAX_TRIGGER:
+            raise InvalidOption(f"trigger: {self.trigger} is not between 0 and a day; for rarer runs use once")
 
     @property
     def folder(self) -> Path:
-        """The checkpoint's."""
+        """The checkpoint as an absolute path."""
         return Path(self.checkpoint).absolute()
 
     @property
     def trigger_ms(self) -> Millis:
+        if not isinstance(self.trigger, str):
+            return to_millis(self.trigger)
         try:
             return duration(self.trigger)
         except InvalidOption as error:
@@ -73,20 +76,20 @@ class Pipeline:
 
 def _check_kinds(pipeline: Pipeline) -> None:
     if not isinstance(pipeline.source, Topic):
-        raise InvalidOption(f"source: a Topic(...) is wanted, not {pipeline.source!r}")
+        raise InvalidOption(f"source: {pipeline.source!r} is no topic: use Topic(...)")
     if not isinstance(pipeline.stage, Stage):
         raise InvalidOption(f"stage: {pipeline.stage!r} is no stage: use Transitions, LastState, Project or your own")
     for option, sink in (("sink", pipeline.sink), ("dead_letters", pipeline.dead_letters)):
         if sink is not None and not isinstance(sink, Sink):
             raise InvalidOption(f"{option}: {sink!r} is no sink: use one of lanemq.pipelines, such as ParquetSink")
     if pipeline.dead_letters is not None and pipeline.dead_letters is pipeline.sink:
-        raise InvalidOption("dead_letters: the same object as sink; their columns differ, so make a sink of its own")
+        raise InvalidOption("dead_letters: the same object as sink, but their columns differ: make another sink")
     if pipeline.sink is None:
-        raise InvalidOption("sink: missing; say where the rows go, such as ParquetSink(folder)")
+        raise InvalidOption("sink: missing; name the target of the rows, such as ParquetSink(folder)")
 
 
 def _check_fit(pipeline: Pipeline) -> None:
-    """A sink that only adds rows says so with `appends_only`; told here, since opening it needs Spark."""
+    """Refuse a stage that merges with a sink that only appends, before Spark is started."""
     if isinstance(pipeline.stage.how, Merge) and pipeline.sink.appends_only:
         stage, sink = type(pipeline.stage).__name__, type(pipeline.sink).__name__
         raise InvalidOption(
@@ -96,17 +99,17 @@ def _check_fit(pipeline: Pipeline) -> None:
 
 
 def _check_evolution(pipeline: Pipeline) -> None:
-    """New columns are added in the commit of their batch, which not every sink can do."""
+    """Refuse new columns with a sink that cannot add them in the commit of a batch."""
     if pipeline.stage.evolves and not pipeline.sink.widens:
         raise InvalidOption(
-            f"stage: evolve needs a table that may get columns, and {type(pipeline.sink).__name__} has none, or was "
-            f"made with evolve=False: use DeltaSink, SqliteSink or PostgresSink with evolve=True, or leave it out"
+            f"stage: evolve needs a sink that adds columns, and {type(pipeline.sink).__name__} cannot, or was made "
+            f"with evolve=False: use DeltaSink, SqliteSink or PostgresSink with evolve=True, or leave evolve out"
         )
 
 
 def _check_folder(checkpoint: str) -> None:
     if not checkpoint.strip():
-        raise InvalidOption("checkpoint: empty; name a folder that driver and executors share")
+        raise InvalidOption("checkpoint: empty; name a folder that the driver and the executors share")
     if "://" in checkpoint or checkpoint.startswith("file:"):
         raise InvalidOption(
             f"checkpoint: {checkpoint!r} is an address; give the path of a folder that driver and executors share"

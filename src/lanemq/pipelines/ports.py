@@ -27,7 +27,6 @@ KEPT = "_kept"
 """An optional column of rows to merge: a JSON list of the columns whose stored value must not change."""
 
 OnQueueChange: TypeAlias = Literal["fail", "continue"]
-OnDamaged: TypeAlias = Literal["null", "raw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Stage(ABC):
     """What the sink does with the outputs."""
     on_queue_change: OnQueueChange | None = None
     """What happens when the topic gets more queues. None if the results do not depend on a key's queue."""
-    on_damaged: OnDamaged | None = None
+    on_damaged: Literal["null", "raw"] | None = None
     """What the stage receives for a body that cannot be decompressed, so that it becomes a dead letter: no body, or
     the raw bytes. None: such a message ends the query."""
     evolves: bool = False

@@ -1,11 +1,9 @@
-"""The topic that a pipeline reads: the options of `format("lanemq")`, checked when the pipeline is declared.
-
-The rule guarded here: a wrong option is an error where it is written, long before Spark is started for it.
-"""
+"""The topic that a pipeline reads: the options of `format("lanemq")`, checked when the pipeline is declared."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict, Unpack, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -16,20 +14,48 @@ from lanemq.spark.options import SECRETS, ReadOptions, parse_read_options
 from lanemq.spark.source import FORMAT
 
 
+class SourceOptions(TypedDict, total=False):
+    """Options of the Spark source, with Spark's names; docs/reference/spark.md explains them."""
+
+    topicPattern: str
+    startingOffsets: str | Mapping[str, object]
+    startingTimestamp: str | int
+    startingOffsetsByTimestamp: str | Mapping[str, object]
+    ordered: str | bool
+    tags: str
+    failOnDataLoss: str | bool
+    columns: str | Sequence[str]
+    minPartitions: str | int
+    maxOffsetsPerTrigger: str | int
+    maxBytesPerTrigger: str | int
+    minOffsetsPerTrigger: str | int
+    maxTriggerDelay: str
+    brokerWait: str
+    chunkBytes: str | int
+    onDamaged: str
+    tls: str | bool | Mapping[str, str]
+    accessKey: str
+    secretKey: str
+    secretKeyFile: str
+    securityToken: str
+
+
 class Topic:
-    """Where messages come from.
+    """The source of a pipeline.
 
     Args:
         servers: Name servers, or the LaneMQ broker.
-        topic: One topic, or several joined by commas; None if the option `topicPattern` says which.
-        group: Makes the pipeline a member of a consumer group. Without it the checkpoint alone knows the position.
-        options: Any reader option (docs/reference/spark.md): `maxOffsetsPerTrigger=1_000`. A first start reads from the
-            earliest message unless `startingOffsets` says otherwise: a pipeline that silently left out what was
-            there already would look like loss.
+        topic: One topic, or several joined by commas; None if the option `topicPattern` chooses them.
+        group: Makes the pipeline a member of a consumer group. Without it only the checkpoint has the position.
+        options: Options of the Spark source, such as `maxOffsetsPerTrigger=1_000`. A first start reads from the
+            earliest message unless `startingOffsets` is set: skipping existing messages silently would look like a
+            loss.
     """
 
-    def __init__(self, servers: str, topic: str | None = None, group: str | None = None, **options: object) -> None:
-        given = {"servers": servers, "topic": topic, "group": group, **options}
+    def __init__(
+        self, servers: str, topic: str | None = None, group: str | None = None, **options: Unpack[SourceOptions]
+    ) -> None:
+        given: dict[str, object] = {"servers": servers, "topic": topic, "group": group, **options}
         self.options = {name: option_text(value) for name, value in flat_options(given) if value is not None}
         if group is None and not any(name.lower().startswith("starting") for name in self.options):
             self.options["startingOffsets"] = "earliest"
@@ -38,25 +64,25 @@ class Topic:
             select_columns(self.parsed.columns)
 
     @property
-    def telling_options(self) -> dict[str, str]:
-        """The options without the secret ones, for whatever is written down."""
+    def public_options(self) -> dict[str, str]:
+        """The options without secrets, for files and messages."""
         return {name: value for name, value in self.options.items() if name.lower() not in SECRETS}
 
     def at(self, servers: str) -> "Topic":
-        """The same topic elsewhere."""
-        return Topic(**{**self.options, "servers": servers})
+        """The same topic at other servers."""
+        return topic_of({**self.options, "servers": servers})
 
     def with_damaged(self, damaged: str | None) -> dict[str, str]:
-        """The options, with what a stage wants of bodies that cannot be unpacked unless they say it themselves."""
-        said = damaged is None or any(name.lower() == "ondamaged" for name in self.options)
-        return self.options if said else {**self.options, "onDamaged": str(damaged)}
+        """The options, with `onDamaged` as the stage needs it unless the options set it."""
+        is_set = damaged is None or any(name.lower() == "ondamaged" for name in self.options)
+        return self.options if is_set else {**self.options, "onDamaged": str(damaged)}
 
     def stream(
         self, spark: SparkSession, columns: Sequence[str], checkpoint: Path | None = None, damaged: str | None = None
     ) -> DataFrame:
-        """Its messages from now on, with these columns; all, if none are named here or by the option `columns`.
+        """The messages as a streaming data frame with these columns; all columns if none are named.
 
-        With the checkpoint the source can tell at its end whether the last batch is done, and report it to the group.
+        With the checkpoint, the source can see at its end whether the last batch is done, and commit it to the group.
         """
         register(spark)
         reader = spark.readStream.format(FORMAT).options(**self.with_damaged(damaged))
@@ -67,11 +93,16 @@ class Topic:
         return reader.load()
 
     def __repr__(self) -> str:
-        return f"Topic({', '.join(f'{name}={value!r}' for name, value in self.telling_options.items())})"
+        return f"Topic({', '.join(f'{name}={value!r}' for name, value in self.public_options.items())})"
+
+
+def topic_of(options: Mapping[str, object]) -> Topic:
+    """A topic from options whose names and values are not known to be right."""
+    return Topic(**cast("dict[str, Any]", dict(options)))
 
 
 def flat_options(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """TOML reads `tls.ca = "..."` as a table `tls`; Spark knows it as one option of that name."""
+    """Flatten the table `tls`, which TOML makes of `tls.ca = "..."`, to Spark's option names."""
     for name, value in given.items():
         if name == "tls" and isinstance(value, Mapping):
             yield from ((f"tls.{each}", chosen) for each, chosen in value.items())
@@ -80,7 +111,7 @@ def flat_options(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def option_text(value: object) -> str:
-    """An option as Spark wants it: text. Numbers, flags and JSON may be written as what they are."""
+    """An option as text for Spark. Numbers, booleans, lists and JSON objects are converted."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -90,4 +121,4 @@ def option_text(value: object) -> str:
             return str(value)
         case list() | tuple():
             return ",".join(map(str, value))
-    raise InvalidOption(f"{value!r} cannot be an option of a source: give text, a number, true or false")
+    raise InvalidOption(f"{value!r} cannot be an option of a source: use text, a number, true or false")

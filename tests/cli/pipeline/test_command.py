@@ -18,8 +18,7 @@ from tests.spark.spark_driver import send, until
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.pipelines.batch import batch_number
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.spark_log import SparkLog
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog
 from lanemq.testing.embedded import EmbeddedBroker
 
 DECLARED = """
@@ -221,7 +220,7 @@ def test_without_java_that_is_said(run: Run, place: Place, monkeypatch: pytest.M
     told = run("pipeline", "run", str(place.file), "--quiet")
     assert told.exit_code == 2
     assert told.stderr == (
-        "Error: Spark needs Java 17 or newer, and there is none: install one, or set JAVA_HOME to where it is\n"
+        "Error: Spark needs Java 17 or newer, and there is none: install it, or set JAVA_HOME to its folder\n"
     )
 
 
@@ -265,7 +264,7 @@ def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer
     assert "no key waits" not in run("pipeline", "parked", "list", checkpoint).stdout, "only asked for so far"
     again = run("pipeline", "run", str(place.file), "--once", "--history", str(tmp_path / "history"))
     assert again.exit_code == 0, again.output
-    assert "totals pass 1 behind batch 0" in again.stdout
+    assert "totals retry pass 1 after batch 0" in again.stdout
     assert again.stderr == f"totals: start 3, checkpoint {checkpoint}, Spark on local[*]\n", "nothing stands still now"
     assert "no key waits for a person" in run("pipeline", "parked", "list", checkpoint).stdout
     assert f"\n1 dead letter in {checkpoint}/dead_letters\n" in run("pipeline", "status", checkpoint).stdout

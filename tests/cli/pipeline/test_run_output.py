@@ -15,8 +15,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 from lanemq.cli.pipeline.dead import Tally, counted_by, kept_in
 from lanemq.pipelines import Park, ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_place
-from lanemq.pipelines.running.progress import Done, Progress
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
+from lanemq.pipelines.running.progress import AppliedBatch, Progress
 
 FAILS = {"n": 1, "fails": 99}
 NOWHERE = {"servers": "127.0.0.1:1", "topic": "orders"}
@@ -32,9 +32,9 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def stopped(tmp_path: Path) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b stand still, with three messages and one."""
     Checkpoint(tmp_path, "orders", NOWHERE).close()
-    stage_place(tmp_path).mkdir(parents=True)
-    shutil.rmtree(stage_place(tmp_path).parent / "running", ignore_errors=True)  # the stage is driven without a run
-    pipeline = pipeline_fixture.Pipeline(stage_place(tmp_path), on_failure=Park())
+    stage_folder(tmp_path).mkdir(parents=True)
+    shutil.rmtree(stage_folder(tmp_path).parent / "running", ignore_errors=True)  # the stage is driven without a run
+    pipeline = pipeline_fixture.Pipeline(stage_folder(tmp_path), on_failure=Park())
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "a", 3), Sent(0, 3, "b", FAILS))
     return pipeline
 
@@ -45,7 +45,7 @@ def declared(folder: Path, **parts: Any) -> Pipeline:
 
 
 def told(messages: int, dead: int, number: int = 0, **counts: int) -> Progress:
-    return Progress("orders", Done(Batch("q", number, 1), dead_letters=dead, counts=counts), messages)
+    return Progress("orders", AppliedBatch(Batch("q", number, 1), dead_letters=dead, counts=counts), messages)
 
 
 @pytest.mark.usefixtures("stopped")

@@ -14,7 +14,7 @@ from lanemq import Admin, Credentials, TlsOptions
 from lanemq.cli.main import main
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.running.preflight import need_topic
+from lanemq.pipelines.running.program import check_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
 OTHERS = 'accessKey = "nobody"\nsecretKey = "another-secret"\nsecurityToken = "t"\n'
@@ -36,8 +36,8 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
     ran: list[Pipeline] = []
 
     def asks_for_its_topic(pipeline: Pipeline, **_: Any) -> None:
-        need_topic(pipeline)
-        Checkpoint(pipeline.folder, pipeline.name, pipeline.source.telling_options).close()
+        check_topic(pipeline)
+        Checkpoint(pipeline.folder, pipeline.name, pipeline.source.public_options).close()
         ran.append(pipeline)
 
     monkeypatch.setattr("lanemq.pipelines.running.program.run", asks_for_its_topic)

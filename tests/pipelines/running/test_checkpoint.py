@@ -13,8 +13,7 @@ import pytest
 from lanemq.model.errors import CheckpointInUse, StateLost, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import MAX_RUNS, NUMBERS_PER_BATCH, Runs, batch_number, epoch_of_start, read_runs, start_of
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, epoch_of, holder_of, identity_of
-from lanemq.pipelines.checkpoint.spark_log import SparkLog
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, SparkLog, epoch_of, holder_of, identity_of
 
 HOLD = """
 import sys
@@ -97,7 +96,7 @@ def test_a_start_that_was_refused_takes_no_epoch(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_plain_query_is_refused(tmp_path: Path) -> None:
     """Its batches have numbers, but there is no state and no ledger that would fit them."""
     used_by_spark(tmp_path, planned=3, done=3)
-    with pytest.raises(UsageError, match="belongs to a query that is no pipeline"):
+    with pytest.raises(UsageError, match="belongs to a Spark query that is no pipeline"):
         Checkpoint(tmp_path, "orders")
     assert holder_of(tmp_path) is None
 
@@ -133,12 +132,12 @@ def test_a_damaged_file_is_told_and_nothing_is_guessed(tmp_path: Path, name: str
 
 def test_spark_s_log_tells_what_is_planned_and_what_is_done(tmp_path: Path) -> None:
     log = SparkLog(tmp_path)
-    assert (log.planned(), log.done(), log.is_committed(0)) == (None, None, False)
+    assert (log.planned(), log.done(), log.is_done(0)) == (None, None, False)
     used_by_spark(tmp_path, planned=12, done=11)
     (tmp_path / "commits" / ".12.tmp").touch()
     assert (log.planned(), log.done()) == (12, 11)
-    assert log.is_committed(11)
-    assert not log.is_committed(12)
+    assert log.is_done(11)
+    assert not log.is_done(12)
     assert log.end_of(12) == {MessageQueue("orders", "b", 0): 13}
     (tmp_path / "offsets" / "12").write_text("v1\n")
     with pytest.raises(StateLost, match=r"offsets.12 cannot be read"):

@@ -10,8 +10,8 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.model.errors import StateLost, UsageError
 from lanemq.pipelines import Hold, Park, ParquetSink, Pipeline, Project, Topic, parked
-from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_place
-from lanemq.pipelines.operate.parked import LOOKS
+from lanemq.pipelines.checkpoint.checkpoint import Checkpoint, stage_folder
+from lanemq.pipelines.operate.parked import MAX_READS
 from lanemq.pipelines.stages.transitions import operator_requests, views
 
 FAILS = {"n": 1, "fails": 99}
@@ -20,9 +20,9 @@ FAILS = {"n": 1, "fails": 99}
 def stopped(folder: Path, policy: Any) -> pipeline_fixture.Pipeline:
     """A checkpoint in which the keys a and b stand still, with two messages and one."""
     Checkpoint(folder, "orders").close()
-    stage_place(folder).mkdir(parents=True)
-    shutil.rmtree(stage_place(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
-    pipeline = pipeline_fixture.Pipeline(stage_place(folder), on_failure=policy)
+    stage_folder(folder).mkdir(parents=True)
+    shutil.rmtree(stage_folder(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
+    pipeline = pipeline_fixture.Pipeline(stage_folder(folder), on_failure=policy)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, "b", FAILS), Sent(0, 3, "c", 4))
     return pipeline
 
@@ -36,7 +36,7 @@ def test_parked_keys_are_listed_shown_and_counted(tmp_path: Path) -> None:
     assert shown.held is not None
     assert "attempt 1 failed" in shown.held.reason
     assert lanes.show("c").held is None
-    with pytest.raises(UsageError, match="'d' is not known here"):
+    with pytest.raises(UsageError, match="'d' is unknown"):
         lanes.show("d")
 
 
@@ -53,7 +53,7 @@ def test_a_decision_is_carried_out_by_the_next_pass(tmp_path: Path) -> None:
     lanes = parked(tmp_path)
     assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
     assert lanes.counts() == {"parked": 2}, "only asked for so far"
-    assert lanes.decided() == {"a": "discard_first"}
+    assert lanes.requested() == {"a": "discard_first"}
     pipeline.run_retry_pass()
     assert [each.lane for each in lanes.waiting()] == ["b"]
     assert len(pipeline.sink.dead_rows()) == 1
@@ -67,13 +67,13 @@ def test_a_decision_about_nothing_is_refused(tmp_path: Path) -> None:
     stopped(tmp_path, Park())
     lanes = parked(tmp_path)
     for decide in (lanes.redrive, lanes.discard):
-        with pytest.raises(UsageError, match="'c' does not stand still"):
+        with pytest.raises(UsageError, match="'c' is neither held nor parked"):
             decide("c")
-        with pytest.raises(UsageError, match="name one key"):
+        with pytest.raises(UsageError, match="give one key"):
             decide()
-        with pytest.raises(UsageError, match="name one key"):
+        with pytest.raises(UsageError, match="give one key"):
             decide("a", everything=True)
-    assert operator_requests.pending_requests(stage_place(tmp_path)) == []
+    assert operator_requests.pending_requests(stage_folder(tmp_path)) == []
 
 
 def test_a_pipeline_leads_to_its_checkpoint_and_another_folder_is_refused(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_pipeline_leads_to_its_checkpoint_and_another_folder_is_refused(tmp_pa
     Checkpoint(tmp_path / "c", "orders").close()
     assert parked(declared).waiting(held=True) == []
     assert parked(declared).counts() == {}
-    with pytest.raises(UsageError, match="is not known here"):
+    with pytest.raises(UsageError, match="is unknown"):
         parked(declared).show("a")
 
 
@@ -99,6 +99,6 @@ def test_a_look_at_files_that_are_just_removed_is_repeated(monkeypatch: pytest.M
 
     monkeypatch.setattr(views, "list_parked", look)
     assert parked(tmp_path).waiting() == []
-    answers[:] = [StateLost("gone")] * LOOKS
+    answers[:] = [StateLost("gone")] * MAX_READS
     with pytest.raises(StateLost):
         parked(tmp_path).waiting()

@@ -14,8 +14,8 @@ import pytest
 from lanemq.model.errors import CheckpointInUse, ConnectFailed, TopicNotFound, UsageError
 from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.running import program
-from lanemq.pipelines.running.preflight import need_topic
+from lanemq.pipelines.running import program, session
+from lanemq.pipelines.running.program import check_topic
 from lanemq.testing.embedded import EmbeddedBroker
 
 TWICE = """
@@ -75,7 +75,7 @@ def test_another_thread_leaves_signals_alone() -> None:
 
 
 def test_a_second_run_is_refused_before_spark_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "need_java", lambda: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "check_java", lambda: pytest.fail("nobody should wait for Spark"))
     held = Checkpoint(tmp_path, "orders")
     with pytest.raises(CheckpointInUse, match=f"process {os.getpid()}"):
         program.run(declared(tmp_path))
@@ -85,7 +85,7 @@ def test_a_second_run_is_refused_before_spark_is_started(tmp_path: Path, monkeyp
 def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "need_java", lambda: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "check_java", lambda: pytest.fail("nobody should wait for Spark"))
     Checkpoint(tmp_path, "visits").close()
     with pytest.raises(UsageError, match="belongs to pipeline 'visits': choose another folder"):
         program.run(declared(tmp_path))
@@ -101,7 +101,7 @@ def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
 def test_a_missing_topic_is_told_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, source: dict[str, str], said: str
 ) -> None:
-    monkeypatch.setattr(program, "need_java", lambda: None)
+    monkeypatch.setattr(program, "check_java", lambda: None)
     monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
     with pytest.raises(TopicNotFound, match=said):
         program.run(replace(declared(tmp_path), source=Topic(broker.address, **source)))
@@ -111,17 +111,17 @@ def test_a_topic_that_went_away_later_is_left_to_the_query(tmp_path: Path, broke
     """What was read of it is in the checkpoint, so `failOnDataLoss` decides, and not a word about a typing error."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v1\n{}\n-")
-    need_topic(replace(declared(tmp_path), source=Topic(broker.address, "no-such-topic")))
+    check_topic(replace(declared(tmp_path), source=Topic(broker.address, "no-such-topic")))
 
 
 def test_a_broker_that_is_away_is_waited_for_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(program, "need_java", lambda: None)
+    monkeypatch.setattr(program, "check_java", lambda: None)
     monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
     with pytest.raises(ConnectFailed):
         program.run(replace(declared(tmp_path), source=Topic("127.0.0.1:1", "t", brokerWait="300ms")))
-    assert "look at it with: lanemq topic list --server '127.0.0.1:1'" in caplog.messages[0]
+    assert "check it with: lanemq topic list --server '127.0.0.1:1'" in caplog.messages[0]
 
 
 def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ class Builder:
 
 
 def test_the_command_line_beats_the_file_and_the_file_beats_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "recommended", Builder)
+    monkeypatch.setattr(session, "recommended", Builder)
     pipeline = declared(tmp_path, spark={"spark.log.level": "INFO", "spark.a": "file"})
-    opened: Any = program.open_session(pipeline, "local[3]", {"spark.a": "line"})
+    opened: Any = session.open_session(pipeline, "local[3]", {"spark.a": "line"})
     assert opened["spark.log.level"] == "INFO"
     assert opened["spark.a"] == "line"
     assert (opened["master"], opened["name"]) == ("local[3]", "orders")
@@ -162,7 +162,7 @@ def test_the_command_line_beats_the_file_and_the_file_beats_us(tmp_path: Path, m
 
 IN_GROUP = """
 import os, signal, subprocess, sys
-from lanemq.pipelines.running.process_group import children_in_own_group
+from lanemq.pipelines.running.session import children_in_own_group
 os.setpgid(0, 0)
 with children_in_own_group():
     away = subprocess.Popen(["sleep", "20"], preexec_fn=lambda: None)
@@ -207,11 +207,11 @@ def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
             words.write("2026-11-16 03:00:00,123 WARNING lanemq.spark.retrying: topic t: no answer yet\n")
         raise ValueError("the pipeline failed")
 
-    for name, fake in {"need_java": lambda: None, "need_topic": lambda _: None, "open_session": opened}.items():
+    for name, fake in {"check_java": lambda: None, "check_topic": lambda _: None, "open_session": opened}.items():
         monkeypatch.setattr(program, name, fake)
     monkeypatch.setattr(program, "_run_in", runs)
     with pytest.raises(ValueError, match="the pipeline failed"):
-        program.run(declared(tmp_path), spark_words=tmp_path / "words")
+        program.run(declared(tmp_path), spark_output=tmp_path / "words")
     assert (tmp_path / "words").read_text().startswith("Using Spark's")
     assert caplog.messages == ["topic t: no answer yet"]
     assert (session.stopped, levels) == (True, ["ERROR"])

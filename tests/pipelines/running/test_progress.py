@@ -10,15 +10,14 @@ import pytest
 from lanemq.cli.pipeline.view import view
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import Batch, batch_number
-from lanemq.pipelines.running.progress import Done, Progress, counted
-from lanemq.pipelines.running.reporting import Reporting
+from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, counted
 from lanemq.spark.lag import QueueLag
 
 QUEUE = MessageQueue("orders", "b", 0)
 
 
-def done(spark_batch: int, retry_pass: int = 0, **more: Any) -> Done:
-    return Done(Batch("q", batch_number(spark_batch, retry_pass), 2), **more)
+def done(spark_batch: int, retry_pass: int = 0, **more: Any) -> AppliedBatch:
+    return AppliedBatch(Batch("q", batch_number(spark_batch, retry_pass), 2), **more)
 
 
 def spark_s(batch: int, start: int, end: int, latest: int) -> dict[str, Any]:
@@ -33,17 +32,17 @@ def told() -> list[Progress]:
 
 
 @pytest.fixture
-def reporting(told: list[Progress]) -> Reporting:
-    return Reporting("orders", "127.0.0.1:1", told.append)
+def reporting(told: list[Progress]) -> ProgressReporter:
+    return ProgressReporter("orders", "127.0.0.1:1", told.append)
 
 
-def test_a_batch_is_told_once_spark_has_told_its_part(reporting: Reporting, told: list[Progress]) -> None:
-    reporting.seen(None)
-    reporting.seen(spark_s(3, 0, 10, 10))
-    reporting.did(done(4, outputs=7))
+def test_a_batch_is_told_once_spark_has_told_its_part(reporting: ProgressReporter, told: list[Progress]) -> None:
+    reporting.on_spark_progress(None)
+    reporting.on_spark_progress(spark_s(3, 0, 10, 10))
+    reporting.on_applied(done(4, outputs=7))
     assert told == []
     for _ in range(2):
-        reporting.seen(spark_s(4, 10, 30, 75))
+        reporting.on_spark_progress(spark_s(4, 10, 30, 75))
     (only,) = told
     assert (only.messages, only.lag_messages, only.rate, only.seconds) == (20, 45, 40.0, 0.5)
     assert only.lag_seconds is None, "a broker that is away costs the age, not the report"
@@ -52,20 +51,20 @@ def test_a_batch_is_told_once_spark_has_told_its_part(reporting: Reporting, told
 
 
 def test_batches_that_were_missed_and_the_last_one_are_told_all_the_same(
-    reporting: Reporting, told: list[Progress]
+    reporting: ProgressReporter, told: list[Progress]
 ) -> None:
-    reporting.did(done(4))
-    reporting.did(done(5))
-    reporting.seen(spark_s(5, 10, 30, 30))
-    reporting.did(done(6))
+    reporting.on_applied(done(4))
+    reporting.on_applied(done(5))
+    reporting.on_spark_progress(spark_s(5, 10, 30, 30))
+    reporting.on_applied(done(6))
     reporting.close()
-    assert [each.done.batch.spark_batch for each in told] == [4, 5, 6]
+    assert [each.applied.batch.spark_batch for each in told] == [4, 5, 6]
 
 
-def test_a_pass_is_told_at_once(reporting: Reporting, told: list[Progress]) -> None:
-    reporting.did(done(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
+def test_a_pass_is_told_at_once(reporting: ProgressReporter, told: list[Progress]) -> None:
+    reporting.on_applied(done(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
     (only,) = told
-    assert only.line() == "orders pass 2 behind batch 4: 1 row, 1 parked, 0.2 s, lag 0"
+    assert only.line() == "orders retry pass 2 after batch 4: 1 row, 1 parked, 0.2 s, lag 0"
     assert only.document()["retry_pass"] == 2
     reporting.close()
 
@@ -74,8 +73,8 @@ def test_a_report_that_raises_does_not_end_the_pipeline(caplog: pytest.LogCaptur
     def broken(progress: Progress) -> None:
         raise BrokenPipeError("nobody reads")
 
-    reporting = Reporting("orders", "127.0.0.1:1", broken)
-    reporting.did(done(4, 1))
+    reporting = ProgressReporter("orders", "127.0.0.1:1", broken)
+    reporting.on_applied(done(4, 1))
     reporting.close()
     assert "the pipeline goes on" in caplog.text
 

@@ -44,7 +44,7 @@ def test_a_table_is_replicated_and_a_crash_changes_nothing(
     forget_last_note(tmp_path / "checkpoint")
     told: list[Progress] = []
     assert start(pipeline, spark, once=True, report=told.append).await_end(600)
-    assert told[0].done.repeated
+    assert told[0].applied.repeated
     found = {row["id"]: row["name"] for row in read_table(tmp_path / "table").to_pylist()}
     assert {n: name for n, name in found.items() if n != 7} == {n: f"n{n}-2" for n in range(20) if n != 7}
 

@@ -12,7 +12,7 @@ from tests.spark.spark_driver import send, until
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import CheckpointInUse, InvalidOption
 from lanemq.pipelines.batch import Batch, batch_number, start_of
-from lanemq.pipelines.checkpoint.spark_log import SparkLog
+from lanemq.pipelines.checkpoint.checkpoint import SparkLog
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running.failure import PipelineFailed
@@ -68,7 +68,7 @@ def test_a_pipeline_runs_goes_on_and_tells(
     assert len(sink.rows) == 130
     assert sink.opened == 0
     assert again.progress is not None
-    assert start_of(again.progress.done.batch.epoch) == 2
+    assert start_of(again.progress.applied.batch.epoch) == 2
 
 
 def test_a_stop_ends_between_two_batches(
@@ -124,7 +124,7 @@ def test_a_crash_between_sink_and_spark_repeats_nothing(
     assert start(pipeline, spark, once=True, report=told.append).await_end(600)
     assert len(sink.rows) == 30
     assert stage.steps.count("run 0") == 1
-    assert told[0].done.repeated
+    assert told[0].applied.repeated
 
 
 def test_passes_run_between_batches_and_their_errors_end_the_pipeline(
@@ -151,7 +151,9 @@ def test_passes_run_between_batches_and_their_errors_end_the_pipeline(
 
     stage.before_run = fail
     stage.waiting.append(Results(rows_of(row)))
-    with pytest.raises(PipelineFailed, match="failed in a pass behind batch 1: ValueError: the lane cannot be read"):
+    with pytest.raises(
+        PipelineFailed, match="failed in a retry pass after batch 1: ValueError: the lane cannot be read"
+    ):
         running.await_end(600)
     assert sink.opened == 0
     assert f"run {batch_number(2)}" not in stage.steps, "a batch that waited for the failed pass is left out"
@@ -207,7 +209,7 @@ def test_what_was_decided_runs_before_a_batch_that_is_stuck(
     with start(pipeline, spark, once=once, report=told.append) as running:
         assert running.await_end(600) if once else running.wait_idle(600)
     assert sink.numbers == [batch_number(0), batch_number(0, 1), batch_number(1)]
-    assert [each.done.batch.number for each in told] == [batch_number(0, 1), batch_number(1)]
+    assert [each.applied.batch.number for each in told] == [batch_number(0, 1), batch_number(1)]
 
 
 def test_a_broker_that_is_away_ends_the_pipeline_with_its_own_sentence(spark: Any, declare: Declare) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.pipelines.running.spark_output import inherited_stderr, overheard, spark_words_of
+from lanemq.pipelines.running.session import inherited_stderr, repeat_warnings, spark_output_file
 from lanemq.spark import worker_process
 
 LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
@@ -18,7 +18,7 @@ LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
 def test_a_process_that_is_started_inside_writes_into_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = spark_words_of(tmp_path)
+    words = spark_output_file(tmp_path)
     with inherited_stderr(words):
         child = subprocess.Popen([sys.executable, "-c", f"input(); {LOUD}"], stdin=subprocess.PIPE)
     os.write(2, b"ours\n")
@@ -29,7 +29,7 @@ def test_a_process_that_is_started_inside_writes_into_the_file(
 
 def test_the_words_of_the_run_before_are_kept(tmp_path: Path) -> None:
     """A run that a supervisor starts again must not wipe away why the last one died."""
-    words = spark_words_of(tmp_path)
+    words = spark_output_file(tmp_path)
     for word in (b"first", b"second", b"third"):
         with inherited_stderr(words):
             os.write(2, word)
@@ -47,7 +47,7 @@ def test_lines_are_told_whole_and_none_is_left_out(tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_bytes(b"")
     told: list[str] = []
-    with words.open("ab", buffering=0) as file, overheard(words, told.append):
+    with words.open("ab", buffering=0) as file, repeat_warnings(words, told.append):
         file.write(b"first\nsec")
         until = time.monotonic() + 30
         while not told and time.monotonic() < until:

@@ -17,7 +17,7 @@ from lanemq.pipelines.batch import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Results
-from lanemq.pipelines.running.work import Work
+from lanemq.pipelines.running.batch_processor import BatchProcessor
 
 ROW = ("t", 0, 5, "k")
 
@@ -32,12 +32,14 @@ class Stand:
         self.sink = FakeSink(self.steps)
         self.dead = FakeSink(self.steps, "dead")
         self.history: Path | None = None
-        self.held: list[tuple[Checkpoint, Work]] = []
+        self.held: list[tuple[Checkpoint, BatchProcessor]] = []
 
-    def start(self, *, whole: bool = False) -> Work:
+    def start(self, *, whole: bool = False) -> BatchProcessor:
         self.crash()
         checkpoint = Checkpoint(self.folder, "orders")
-        work = Work(self.stage, self.sink, self.dead, checkpoint, Effects(self.history, "orders"), whole=whole)
+        work = BatchProcessor(
+            self.stage, self.sink, self.dead, checkpoint, Effects(self.history, "orders"), whole=whole
+        )
         self.held.append((checkpoint, work))
         work.open(None)  # type: ignore[arg-type]
         return work
@@ -61,7 +63,7 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
     made.crash()
 
 
-def batch(work: Work, number: int) -> Any:
+def batch(work: BatchProcessor, number: int) -> Any:
     planned = work._checkpoint.folder / "offsets" / str(number)
     if not planned.exists():
         planned.write_text(f'v1\n{{}}\n{{"orders": {{"b/0": {number + 1}}}}}')
@@ -256,7 +258,7 @@ def test_missing_offsets_are_told_if_nobody_left_them_out(
 ) -> None:
     stand.stage.waiting.append(Results(rows_of(), counts={"missing": 7}))
     stand.start(whole=whole).run_retry_pass(4)
-    assert ("no message came for 7 offsets" in caplog.text) is whole
+    assert ("7 offsets had no message" in caplog.text) is whole
 
 
 def test_what_is_due_runs_behind_the_last_batch_that_is_done(stand: Stand) -> None:

@@ -17,7 +17,7 @@ from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.effects import Effects
 from lanemq.pipelines.ports import Append, Results
-from lanemq.pipelines.running.work import Work
+from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
 
 exact = pytest.mark.parametrize("place", FENCING, indirect=True)
@@ -38,12 +38,12 @@ class Runs:
     def _row(self, messages: Any, batch: Batch) -> Results:
         return Results(self.place.batch_rows(a=[batch.spark_batch]))
 
-    def start(self, *, new_sink: bool = False) -> Work:
+    def start(self, *, new_sink: bool = False) -> BatchProcessor:
         self.crash()
         checkpoint = Checkpoint(self.folder, "orders")
         self.held.append(checkpoint)
         effects = Effects(None, "orders")
-        work = Work(self.stage, self.make(), FakeSink(), checkpoint, effects, new_sink=new_sink)  # type: ignore[arg-type]
+        work = BatchProcessor(self.stage, self.make(), FakeSink(), checkpoint, effects, new_sink=new_sink)  # type: ignore[arg-type]
         self.held.append(work)
         work.open(None)  # type: ignore[arg-type]
         return work
@@ -183,7 +183,7 @@ def test_a_new_sink_is_said_once(runs: Runs, caplog: pytest.LogCaptureFixture) -
     emptied(runs.place)
     with caplog.at_level(logging.WARNING):
         runs.start(new_sink=True)
-    assert "goes on behind batch 2" in caplog.text
+    assert "goes on after batch 2" in caplog.text
     runs.start()
     runs.do(3)
     assert runs.place.numbers() == [3]

@@ -81,7 +81,7 @@ def test_a_message_that_fails_is_set_aside_and_the_query_lives(
     assert all(row[3] is not None and row[12] is False for row in dead.rows)
     positions = tolerant.stage.results[0].positions  # type: ignore[attr-defined]
     assert all(positions["/".join(map(str, row[:3]))].next > row[3] for row in dead.rows), "none comes again in a group"
-    assert (told[0].done.dead_letters, told[0].done.counts) == (3, {"events": 43, "poison": 3})
+    assert (told[0].applied.dead_letters, told[0].applied.counts) == (3, {"events": 43, "poison": 3})
     send(broker.address, topic, range(60, 70))
     assert start(pipeline(), spark, once=True).await_end(600)
     assert (len(sink.rows), len(dead.rows)) == (50, 3)

@@ -108,21 +108,23 @@ def run(
     """
     log_to_stderr(verbose)
     from lanemq.cli.pipeline.view import view
-    from lanemq.pipelines.running.preflight import need_checkpoint
+    from lanemq.pipelines.running.program import check_checkpoint
     from lanemq.pipelines.running.program import run as run_pipeline
-    from lanemq.pipelines.running.spark_output import spark_words_of
+    from lanemq.pipelines.running.session import spark_output_file
 
     chosen = _changed(_load(file, name), checkpoint, servers, history)
     settings = _settings(conf, verbose)
-    words = None if verbose else spark_words_of(chosen.folder)
+    words = None if verbose else spark_output_file(chosen.folder)
     with refused():
-        need_checkpoint(chosen)
+        check_checkpoint(chosen)
     if not quiet:
         click.echo(starting(chosen, master), err=True)
     tally = Tally()
     with failures_told(words, traceback or verbose), view(chosen.name, as_json=as_json, quiet=quiet) as report:
         tell = counted_by(tally, report)
-        run_pipeline(chosen, once=once, report=tell, master=master, conf=settings, spark_words=words, new_sink=new_sink)
+        run_pipeline(
+            chosen, once=once, report=tell, master=master, conf=settings, spark_output=words, new_sink=new_sink
+        )
     still = standing_still(chosen, file if checkpoint is None else chosen.folder, name, tally.yield_words)
     stuck, dead = bool(still) or tally.nothing_else, tally.dead > 0
     unwanted = (fail_on_parked and stuck) or (fail_on_dead_letters and dead)

@@ -33,10 +33,10 @@ class Tally:
         What a person discarded is a dead letter too, and no news to anybody.
         """
         self.read += (
-            progress.done.counts.get("events", progress.messages) if not progress.done.batch.is_retry_pass else 0
+            progress.applied.counts.get("events", progress.messages) if not progress.applied.batch.is_retry_pass else 0
         )
-        self.rows += progress.done.outputs
-        self.dead += progress.done.dead_letters - progress.done.counts.get("discarded", 0)
+        self.rows += progress.applied.outputs
+        self.dead += progress.applied.dead_letters - progress.applied.counts.get("discarded", 0)
 
     @property
     def nothing_else(self) -> bool:

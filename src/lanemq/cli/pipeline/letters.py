@@ -1,4 +1,4 @@
-"""`lanemq pipeline dead`: `lanemq.pipelines.dead` on the command line.
+"""`lanemq pipeline dead`: `lanemq.pipelines.dead_letters` on the command line.
 
 The rule guarded here: whoever redrives a letter is told that it comes late, before it does.
 """
@@ -15,7 +15,7 @@ from lanemq.cli.pipeline.place import NAME, PLACE, dead_of, refused
 from lanemq.cli.pipeline.security import runs_securely
 
 if TYPE_CHECKING:
-    from lanemq.pipelines.operate.dead_letters import DeadMessage
+    from lanemq.pipelines.operate.dead_letters import DeadLetterRecord
 
 LATE = "late: behind everything that their keys have by then, and each once"
 
@@ -39,7 +39,7 @@ def list_letters(place: Path, name: str | None, key: str | None, everything: boo
     (late or a repeat, its key cannot tell; redriven by name only), notice (it cannot be decoded and waits in its key:
     see lanemq pipeline parked), asked (will be redriven), redriven.
     """
-    letters = dead_of(place, name).letters(redriven=everything)
+    letters = dead_of(place, name).records(redriven=everything)
     found = [each for each in letters if key is None or each.key == key]
     rows = [(each.id, each.key, each.state.value, each.attempts, wall_time(each.stored), each.reason) for each in found]
     show(
@@ -105,7 +105,7 @@ def redrive(
     )
 
 
-def _document(letter: "DeadMessage") -> dict[str, object]:
+def _document(letter: "DeadLetterRecord") -> dict[str, object]:
     return {
         "letter": letter.id,
         "topic": letter.topic,

@@ -36,7 +36,7 @@ def parked() -> None:
 def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
     """List keys that wait for a person."""
     lanes = parked_of(place, name)
-    found, decided = lanes.waiting(held=held), lanes.decided()
+    found, decided = lanes.waiting(held=held), lanes.requested()
     rows = [
         (each.lane, each.why.value, len(each.messages), each.failures, wall_time(each.since), each.reason)
         + ((_DECIDED.get(decided.get(each.lane, "")),) if decided else ())

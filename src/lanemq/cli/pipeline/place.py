@@ -12,7 +12,7 @@ from lanemq.cli.pipeline.security import overridden
 from lanemq.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from lanemq.pipelines.operate.dead_letters import DeadMessages
+    from lanemq.pipelines.operate.dead_letters import DeadLetters
     from lanemq.pipelines.operate.parked import ParkedLanes
     from lanemq.pipelines.pipeline import Pipeline
 
@@ -28,12 +28,12 @@ def parked_of(place: Path, name: str | None) -> "ParkedLanes":
         return parked(declared_at(place, name) or place)
 
 
-def dead_of(place: Path, name: str | None) -> "DeadMessages":
+def dead_of(place: Path, name: str | None) -> "DeadLetters":
     """The dead letters of the pipeline that a person means."""
-    from lanemq.pipelines.operate.dead_letters import dead
+    from lanemq.pipelines.operate.dead_letters import dead_letters
 
     with refused():
-        return dead(declared_at(place, name) or place)
+        return dead_letters(declared_at(place, name) or place)
 
 
 def declared_at(place: Path, name: str | None) -> "Pipeline | None":

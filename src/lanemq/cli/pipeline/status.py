@@ -37,8 +37,7 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
 
     The lag is what the last finished batch left over. Offsets come from the checkpoint, ends from the broker.
     """
-    from lanemq.pipelines.checkpoint.checkpoint import epoch_of, holder_of, identity_of, stage_place
-    from lanemq.pipelines.checkpoint.spark_log import SparkLog
+    from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, identity_of, stage_folder
     from lanemq.pipelines.operate.parked import parked
     from lanemq.pipelines.stages.transitions.redrives import Redrives
     from lanemq.spark.lag import oldest_age
@@ -50,8 +49,8 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     known, holder, log = identity_of(folder), holder_of(folder), SparkLog(folder)
     assert known is not None
     done, planned, stopped = log.done(), log.planned(), lanes.counts()
-    decided, dead = lanes.decided(), kept_in(folder)
-    redriven = len(Redrives(stage_place(folder)).pending_letters())
+    decided, dead = lanes.requested(), kept_in(folder)
+    redriven = len(Redrives(stage_folder(folder)).pending_letters())
     queues, trouble = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
     document = {
         "pipeline": known.name,

@@ -64,7 +64,7 @@ def _live(name: str) -> Iterator[Tell]:
 def _add(totals: dict[str, int], progress: "Progress") -> None:
     from lanemq.pipelines.running.progress import LEVELS
 
-    for count, number in {"messages": progress.messages, **progress.done.counts}.items():
+    for count, number in {"messages": progress.messages, **progress.applied.counts}.items():
         totals[count] = number if count in LEVELS else totals.get(count, 0) + number
 
 

@@ -1,13 +1,14 @@
-"""What a batch comes to, decided once: its rows and its state, on disk before the first of two commits.
+"""Decisions: the rows and the state of a batch, on disk before the first of two commits.
 
-    decided/<number>/decision.json    who decided, the stage's state behind the batch, the files and their rows
-    decided/<number>/...              the files: outputs and dead letters, links to those of the stage where they may be
+    decided/<number>/decision.json    the run that decided, the stage's state after the batch, the files and their rows
+    decided/<number>/...              the files of outputs and dead letters; links to the stage's files where possible
 
-A step may ask a service and answer otherwise the second time. Dead letters and outputs are two commits, so an attempt
-that died between them must be completed as it was, or a message is in both tables or in neither. The rules guarded
-here: of all attempts of a batch the first that is renamed into place counts, for the run that made it and for every
-other; a decision is whole or not there; it is kept until Spark will not ask for the batch again; it is never taken for
-one about other messages, which Spark plans under the same number if its own note of the batch was lost.
+A step may call a service and answer differently the second time. Dead letters and outputs are two commits, so an
+attempt that died between them must be completed as it was, or a message is in both tables or in neither.
+
+Invariants: of all attempts of a batch the first that is renamed into place counts, for every run; a decision is
+complete or not there; it is kept until Spark will not ask for the batch again; it is never used for other messages,
+which Spark plans under the same number if its own record of the batch was lost.
 """
 
 import os
@@ -30,11 +31,11 @@ from lanemq.pipelines.sink_positions import SinkPosition
 from lanemq.spark.offsets import OffsetJson
 
 _FILE: Final = "decision.json"
-SYNCS_AT_ONCE: Final = 16
+MAX_CONCURRENT_SYNCS: Final = 16
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """One file of rows."""
+    """One file with rows."""
 
     shard: str
     name: str
@@ -45,36 +46,36 @@ class _Decision(msgspec.Struct, frozen=True):
     query: str
     number: int
     epoch: int
-    """The run that decided; a later one completes it under its own epoch."""
+    """The run that decided. A later run completes the batch under its own epoch."""
     columns: str
-    """Of the outputs, as Spark writes them down."""
+    """The columns of the outputs, as Spark's JSON."""
     outputs: tuple[_Part, ...]
     dead: tuple[_Part, ...]
     counts: dict[str, int]
     state: str
     end: dict[str, dict[str, int]] = {}
-    """Where the batch ended that was decided, as Spark planned it; empty for a pass."""
+    """Where the batch ended, as Spark planned it; empty for a retry pass."""
     positions: dict[str, SinkPosition] = {}
     late: frozenset[tuple[str, int, int]] = frozenset()
 
 
 class Decisions:
-    """Those of one checkpoint that may still be asked for; usually none, or the last one."""
+    """The decisions of one checkpoint that may still be needed; usually none, or the last one."""
 
     def __init__(self, folder: Path, *, grows: bool = False) -> None:
-        """`grows`: the stage adds columns by itself, so a decision may have more than are declared."""
+        """`grows`: the stage adds columns, so a decision may have more of them than are declared."""
         self._folder = folder
         self._grows = grows
 
     def open(self) -> None:
-        """Removes what a crash left of an unfinished decision."""
+        """Remove what a crash left of an unfinished decision."""
         for path in self._folder.glob(".*") if self._folder.is_dir() else ():
             shutil.rmtree(path, ignore_errors=True)
 
     def find(self, batch: Batch, schema: StructType, end: OffsetJson) -> Results | None:
-        """What an earlier attempt of the batch decided; None: nothing was committed yet, the stage may run.
+        """What an earlier attempt of the batch decided; None if nothing was committed, so the stage may run.
 
-        `end`: where Spark says that the batch ends; a decision about another range is `StateLost`.
+        `end`: where Spark planned the batch to end. `StateLost` if the decision is about another range.
         """
         folder = self._folder / str(batch.number)
         if not folder.is_dir():
@@ -82,7 +83,9 @@ class Decisions:
         try:
             found = read_json(folder / _FILE, _Decision)
         except FileNotFoundError:
-            raise StateLost(f"{folder / _FILE} is missing: the checkpoint's folder was changed by somebody") from None
+            raise StateLost(
+                f"{folder / _FILE} is missing: the checkpoint's folder was changed; restore it from a copy"
+            ) from None
         schema = _checked(found, batch, schema, grows=self._grows)
         _check_range(found, batch, end)
         return Results(
@@ -95,7 +98,7 @@ class Decisions:
         )
 
     def make(self, batch: Batch, results: Results, end: OffsetJson) -> Results:
-        """Decides, unless another attempt has; gives what counts, in files that stay until `forget`."""
+        """Decide, unless another attempt has; returns the results that count, in files that stay until `forget`."""
         schema = results.outputs.schema
         own = self._folder / f".{batch.number}-{batch.epoch}-{os.getpid()}-{os.urandom(4).hex()}"
         own.mkdir(parents=True)
@@ -128,27 +131,27 @@ class Decisions:
         return found
 
     def numbers(self) -> list[int]:
-        """Units that have a decision."""
+        """The numbers of decided batches."""
         paths = self._folder.iterdir() if self._folder.is_dir() else ()
         return sorted(int(path.name) for path in paths if path.name.isdecimal())
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for it again. Renamed first: half of a decision must not look like one."""
+        """Remove a decision. It is renamed first, so that half a decision never looks like one."""
         gone = self._folder / f".{number}-{os.urandom(4).hex()}"
         (self._folder / str(number)).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def _keep(rows: Rows, folder: Path, word: str) -> Iterator[_Part]:
-    """The rows as files of the decision's own, on the disk: a stage removes its files when it likes."""
+    """Link or copy the rows to the decision's folder, because the stage may remove its files at any time."""
     if not isinstance(rows, FileRows):
         if rows.count():
             path = folder / f"{word}.parquet"
             pq.write_table(rows.table(), path)
             yield _Part("driver", path.name, rows.count())
         return
-    for place, file in enumerate(file for file in rows.files if file.rows):
-        path = folder / f"{word}-{place}.parquet"
+    for index, file in enumerate(file for file in rows.files if file.rows):
+        path = folder / f"{word}-{index}.parquet"
         try:
             os.link(file.path, path)
         except OSError:  # a file system without links
@@ -157,8 +160,8 @@ def _keep(rows: Rows, folder: Path, word: str) -> Iterator[_Part]:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """At once: a disk takes many syncs in little more than the time of one."""
-    with ThreadPoolExecutor(max(1, min(len(paths), SYNCS_AT_ONCE))) as pool:
+    """Sync concurrently: a disk does many syncs in little more than the time of one."""
+    with ThreadPoolExecutor(max(1, min(len(paths), MAX_CONCURRENT_SYNCS))) as pool:
         list(pool.map(sync, paths))
 
 
@@ -167,7 +170,7 @@ def _files(folder: Path, parts: Sequence[_Part]) -> list[RowFile]:
 
 
 def _dead_letters(files: list[RowFile]) -> Rows:
-    """As they are read today: a version that had fewer columns may have decided them, and those are null then."""
+    """The dead letters with today's columns; those that an older version did not write are null."""
     names = DEAD_LETTER_SCHEMA.names
     if all(set(names) <= set(pq.read_schema(file.path).names) for file in files):
         return FileRows(DEAD_LETTER_SCHEMA, files)
@@ -175,7 +178,7 @@ def _dead_letters(files: list[RowFile]) -> Rows:
 
 
 def _checked(found: _Decision, batch: Batch, schema: StructType, *, grows: bool) -> StructType:
-    """The columns that were decided, if they are the declared ones."""
+    """The decided columns; `UsageError` if they are not the declared ones."""
     if found.query != batch.query:
         raise StateLost(f"{batch} was decided by query {found.query}: give every pipeline a checkpoint of its own")
     decided: StructType = StructType.fromJson(msgspec.json.decode(found.columns))
@@ -193,6 +196,6 @@ def _check_range(found: _Decision, batch: Batch, end: OffsetJson) -> None:
     if found.end != end:
         raise StateLost(
             f"{batch} was decided by run {run_name(found.epoch)} for messages up to {found.end}, and Spark has planned "
-            f"it up to {end}: the checkpoint's folder offsets was restored or lost its last file. Restore that file, "
+            f"it up to {end}: the checkpoint's folder `offsets` was restored or lost its last file. Restore that file, "
             f"or begin with an empty checkpoint and sink"
         )

@@ -1,8 +1,8 @@
-"""The queues that a pipeline's state belongs to, written down in its checkpoint.
+"""The queues that a pipeline's state belongs to, recorded in its checkpoint.
 
-The rule guarded here: a key that moves to another queue does not begin anew without a word. Producers choose the queue
-by the number of queues, so a topic that got more of them sends its keys elsewhere; where state is kept by queue, or
-offsets of one queue say what is newer, the pipeline stops before it has read a message of the new queues.
+Producers choose a message's queue by the number of queues, so a topic that gets more queues sends its keys elsewhere.
+Where state is kept by queue, or queue offsets decide what is newer, a moved key would silently begin anew. So the
+pipeline ends before it has read a message of the new queues, unless `on_queue_change` allows it.
 """
 
 import logging
@@ -27,7 +27,7 @@ class _Queues(msgspec.Struct, frozen=True):
 
 
 class QueueSet:
-    """Of one checkpoint."""
+    """The known queues of one checkpoint."""
 
     def __init__(self, path: Path, on_change: OnQueueChange) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class QueueSet:
         self._known: dict[str, list[str]] | None = None
 
     def check(self, positions: Positions) -> None:
-        """`OrderError` if a topic has queues that it did not have before; a topic that is new is welcome."""
+        """`OrderError` if a known topic has new queues. New topics are accepted."""
         known, found = self._read(), _by_topic(positions)
         more = {
             topic: [name for name in names if name not in known[topic]]
@@ -44,34 +44,33 @@ class QueueSet:
         }
         grown = {topic: names for topic, names in more.items() if names}
         if grown:
-            self._tell(known, grown)
+            self._warn_or_refuse(known, grown)
         if grown or not found.keys() <= known.keys():
             self._known = known | {topic: sorted({*names, *known.get(topic, ())}) for topic, names in found.items()}
             write_json(self._path, _Queues(self._known))
 
-    def _tell(self, known: dict[str, list[str]], grown: dict[str, list[str]]) -> None:
+    def _warn_or_refuse(self, known: dict[str, list[str]], grown: dict[str, list[str]]) -> None:
         topic, names = next(iter(sorted(grown.items())))
         what = (
             f"topic {topic} had {len(known[topic])} queues and now has {', '.join(names)} too (more queues, or a "
-            f"broker that is new or was away): keys that moved there have no state"
+            f"broker that is new or was down): keys that moved there have no state"
         )
         if self._on_change == "continue":
-            log.warning("%s; going on, as on_queue_change says", what)
+            log.warning("%s; going on because of on_queue_change='continue'", what)
             return
         raise OrderError(
-            f"{what}. Take the new queues away again, or begin with an empty checkpoint and table; if no key has "
-            f"moved, or a moved key may begin anew, say on_queue_change='continue'"
+            f"{what}. Remove the new queues again, or begin with an empty checkpoint and table; if no key has moved, "
+            f"or a moved key may begin anew, set on_queue_change='continue'"
         )
 
     def _read(self) -> dict[str, list[str]]:
         if self._known is None:
-            found = read_json(self._path, _Queues) if self._path.exists() else _Queues({})
-            self._known = found.topics
+            self._known = read_json(self._path, _Queues).topics if self._path.exists() else {}
         return self._known
 
 
 def check_choice(value: str) -> OnQueueChange:
-    """`InvalidOption` for what is none of the choices."""
+    """The value as an `OnQueueChange`, or `InvalidOption`."""
     if value not in _CHOICES:
         raise InvalidOption(f"on_queue_change={value!r}: use 'fail' or 'continue'")
     return value  # type: ignore[return-value]

@@ -1,8 +1,8 @@
 """Columns as text, `id bigint, name string`, read without a running Spark.
 
-Spark's own parser lives in the JVM, so a pipeline's declaration could only be checked after Spark has started. The
-rule guarded here: what this accepts, Spark's parser reads as the same types; what it does not know is refused by
-name, never guessed.
+Spark's own parser is in the JVM, so with it a declaration could be checked only after Spark has started.
+
+Invariant: Spark's parser reads everything that this one accepts as the same types. Unknown types are refused.
 """
 
 import re
@@ -42,7 +42,7 @@ _TOKEN: Final = re.compile(r"\s*(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<word>\w+)|(?P<
 
 
 def parse_columns(text: str) -> StructType:
-    """The columns in their order; `InvalidOption` says where the text stops making sense."""
+    """The columns in order; `InvalidOption` says what is wrong with the text."""
     reader = _Reader(text)
     fields = [reader.column()]
     while reader.took(","):
@@ -89,7 +89,7 @@ class _Reader:
         precision, scale = self._number(), self._number() if self.took(",") else 0
         self._expect(")")
         if not scale <= precision <= 38:
-            raise self._wrong(f"decimal({precision},{scale}) has more digits than 38, or than itself")
+            raise self._wrong(f"decimal({precision},{scale}) has more than 38 digits, or a scale above its precision")
         return DecimalType(precision, scale)
 
     def _inside(self, count: int) -> list[DataType]:
@@ -112,7 +112,7 @@ class _Reader:
     def _number(self) -> int:
         word = self._next()
         if not word.isdigit():
-            raise self._wrong(f"{word!r} is no number of digits")
+            raise self._wrong(f"{word!r} is not a number of digits")
         return int(word)
 
     def took(self, mark: str) -> bool:
@@ -123,7 +123,7 @@ class _Reader:
 
     def end(self) -> None:
         if self._peek():
-            raise self._wrong(f"{self._peek()!r} comes too late")
+            raise self._wrong(f"{self._peek()!r} is unexpected")
 
     def _peek(self) -> str:
         return self._tokens[self._at]
@@ -149,7 +149,7 @@ def _tokens(text: str) -> Iterator[str]:
     while at < len(rest):
         found = _TOKEN.match(rest, at)
         if found is None:
-            raise InvalidOption(f"schema {text!r}: {rest[at]!r} does not belong there; quote names with `")
+            raise InvalidOption(f"schema {text!r}: {rest[at]!r} is unexpected; quote names with `")
         quoted = found["quoted"]
         yield quoted.replace("``", "`") if quoted else found[found.lastgroup or 0]
         at = found.end()

@@ -1,7 +1,7 @@
-"""Names and kinds of options that a declaration gives, checked against what the part takes.
+"""Checks names and types of declared options against the parameters of the class they are for.
 
-The rule guarded here: a wrong name is answered with the nearest right one, and a value of the wrong kind with the kind
-that is wanted; Python's own `TypeError` says neither where nor what instead.
+The error for a wrong name suggests the nearest right one, and the error for a wrong type names the right type. Python's
+own `TypeError` has neither.
 """
 
 import inspect
@@ -20,19 +20,20 @@ _WANTED: Final = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "text",
     Sequence[str]: "a list of texts",
 }
 _UNEXPECTED: Final = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"(\w+)(?:\.__init__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)")
 _QUOTED: Final = re.compile(r"'(\w+)'")
-_TESTS_ONLY: Final = "clock"
+_INTERNAL: Final = "clock"
+"""A parameter that is no option."""
 
 
-def made(before: str, make: Callable[..., Any], options: object) -> Any:
-    """Calls a class with options, once their names and kinds are known to fit; `before` leads to them in the file."""
+def build(before: str, make: Callable[..., Any], options: object) -> Any:
+    """Call a class with options after checking their names and types. `before`: their path in the file, for errors."""
     if not isinstance(options, dict):
-        raise InvalidOption(f"{before.rstrip('.')}: a table is wanted, not {options!r}")
+        raise InvalidOption(f"{before.rstrip('.')}: {options!r} is not a table; write one")
     wanted = _parameters(make)
     refuse_unknown(before, options, tuple(wanted))
     for each in wanted.values():
@@ -40,7 +41,7 @@ def made(before: str, make: Callable[..., Any], options: object) -> Any:
             raise InvalidOption(f"{before}{each.name}: missing")
     hints = get_type_hints(make.__init__) if inspect.isclass(make) else {}
     for name, value in options.items():
-        _refuse_kind(f"{before}{name}", value, hints.get(name))
+        _check_type(f"{before}{name}", value, hints.get(name))
     return make(**options)
 
 
@@ -51,20 +52,20 @@ def refuse_unknown(before: str, options: Iterable[str], known: Sequence[str]) ->
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """What the author of a name that does not exist may have meant."""
+    """A hint about what an unknown name may have meant."""
     found = get_close_matches(name, known, 1)
     if found:
         return f"did you mean {found[0]}?"
-    return f"there are {', '.join(known)}" if known else "there are none at all"
+    return f"there are {', '.join(known)}" if known else "there are none"
 
 
 def public(name: str) -> Any:
-    """A public part of a pipeline, by name."""
+    """A public name of `lanemq.pipelines`."""
     return getattr(import_module("lanemq.pipelines"), name)
 
 
-def retold(error: TypeError) -> InvalidOption | None:
-    """A call of one of our parts that did not fit, in our words; None if the call was somebody else's."""
+def option_error(error: TypeError) -> InvalidOption | None:
+    """The error as an `InvalidOption`, if it comes from a call of one of our classes; else None."""
     text = str(error)
     if found := _UNEXPECTED.search(text):
         known = _options_of(found[1])
@@ -83,11 +84,11 @@ def _options_of(part: str) -> tuple[str, ...] | None:
 
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     found = inspect.signature(make).parameters
-    return {name: each for name, each in found.items() if name != _TESTS_ONLY}
+    return {name: each for name, each in found.items() if name != _INTERNAL}
 
 
-def _refuse_kind(where: str, value: object, hint: Any) -> None:
-    """Only for kinds that a file can hold; whatever else a part takes, it checks itself."""
+def _check_type(where: str, value: object, hint: Any) -> None:
+    """Check types that a TOML file can hold; the classes check all others themselves."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if any(kind not in _WANTED and kind is not NoneType for kind in kinds):
         return
@@ -95,4 +96,4 @@ def _refuse_kind(where: str, value: object, hint: Any) -> None:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:
         wanted = " or ".join(_WANTED[kind] for kind in kinds if kind is not NoneType)
-        raise InvalidOption(f"{where}: {value!r} does not fit, {wanted} is wanted") from None
+        raise InvalidOption(f"{where}: {value!r} is not {wanted}") from None

@@ -18,8 +18,8 @@
     dsn = "${ORDERS_DSN}"          # from the environment
     table = "orders"
 
-The rule guarded here: every name is known and every error says table and option. Nothing is ignored. Paths are as
-everywhere on a command line: relative ones are relative to the working directory, wherever the file lies.
+Every name is checked, nothing is ignored, and every error names the table and the option. Relative paths are relative
+to the working directory, not to the file.
 """
 
 import os
@@ -27,15 +27,15 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from lanemq.model.errors import InvalidOption, LaneError
-from lanemq.pipelines.declare.options import made, near, public, refuse_unknown
-from lanemq.pipelines.declare.references import referred
+from lanemq.pipelines.declare.options import build, near, public, refuse_unknown
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.ports import Sink, Stage
-from lanemq.pipelines.source import Topic, flat_options
+from lanemq.pipelines.source import Topic, flat_options, topic_of
 
 ChangeSource: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -49,18 +49,19 @@ FUNCTIONS: Final = {
     "last_state": (),
     "project": (),
 }
-"""Options that may name something of Python's, as `module:name`; by table or kind."""
+"""Options that may refer to Python code as `module:name`, by table or kind."""
 
+_REFERENCE: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 _VARIABLE: Final = re.compile(r"\$\{(\w*)\}")
 _PIPELINE: Final = ("name", "checkpoint", "trigger", "history", "prepare")
 
 
 def read_toml(path: Path, change_source: ChangeSource = dict) -> Pipeline:
-    """The pipeline of a file; `InvalidOption` says which option of it cannot be used."""
+    """The pipeline of a file; `InvalidOption` names the table and option that is wrong."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidOption(f"it is no TOML: {error}") from error
+        raise InvalidOption(f"the file is not valid TOML: {error}") from error
     tables = _tables(document)
     pipeline = tables["pipeline"]
     refuse_unknown("[pipeline] ", pipeline, _PIPELINE)
@@ -82,7 +83,7 @@ def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if name not in TABLES:
             raise InvalidOption(f"[{name}]: there is no such table; {near(name, TABLES)}")
         if not isinstance(table, dict):
-            raise InvalidOption(f"{name}: belongs into a table; those are {', '.join(TABLES)}")
+            raise InvalidOption(f"{name}: must be in a table; the tables are {', '.join(TABLES)}")
     for name in REQUIRED:
         if name not in document:
             raise InvalidOption(f"[{name}]: missing")
@@ -92,8 +93,8 @@ def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _source(options: dict[str, Any], change: ChangeSource) -> Topic:
     with _within("source"):
         if "servers" not in options:
-            raise InvalidOption("servers: missing; give the broker's or name servers' addresses")
-        return Topic(**change(dict(flat_options(options))))
+            raise InvalidOption("servers: missing; give the address of the broker or of the name servers")
+        return topic_of(change(dict(flat_options(options))))
 
 
 def _stage(options: dict[str, Any]) -> Stage:
@@ -103,8 +104,8 @@ def _stage(options: dict[str, Any]) -> Stage:
         if "on_failure" in rest:
             rest["on_failure"] = _policy(rest["on_failure"])
         if "limits" in rest:
-            rest["limits"] = made("limits.", public("StateLimits"), rest["limits"])
-        stage: Stage = made("", public(STAGES[kind]), rest)
+            rest["limits"] = build("limits.", public("StateLimits"), rest["limits"])
+        stage: Stage = build("", public(STAGES[kind]), rest)
         return stage
 
 
@@ -123,8 +124,8 @@ def _policy(given: object) -> Any:
     if kind not in POLICIES:
         raise InvalidOption(f"on_failure: {given!r} has no kind; use one of {', '.join(POLICIES)}")
     if isinstance(options.get("hold"), dict):
-        options["hold"] = made("on_failure.hold.", public("Hold"), options["hold"])
-    return made("on_failure.", public(POLICIES[kind]), options)
+        options["hold"] = build("on_failure.hold.", public("Hold"), options["hold"])
+    return build("on_failure.", public(POLICIES[kind]), options)
 
 
 def _kind(table: str, options: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
@@ -136,20 +137,33 @@ def _kind(table: str, options: Mapping[str, Any], kinds: Mapping[str, str]) -> s
 
 
 def _resolved(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Text that names something of Python's becomes that."""
+    """The options with references to Python code replaced by what they refer to."""
     return {
-        name: referred(value, name) if name in FUNCTIONS[where] and _is_reference(name, value) else value
+        name: _import_reference(value, name) if name in FUNCTIONS[where] and _is_reference(name, value) else value
         for name, value in options.items()
     }
 
 
+def _import_reference(text: str, option: str) -> Any:
+    """What `module:name` refers to."""
+    found = _REFERENCE.fullmatch(text)
+    if found is None:
+        raise InvalidOption(f"{option}: {text!r} should look like module:function, with module.py beside the file")
+    try:
+        return getattr(import_module(found["module"]), found["name"])
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f"{option}: module {error.name!r} is neither beside the file nor installed") from error
+    except AttributeError as error:
+        raise InvalidOption(f"{option}: module {found['module']!r} has no {found['name']!r}") from error
+
+
 def _is_reference(option: str, value: object) -> bool:
-    """`decode = "json"` and `sequence = "version"` are words of their own; a step is always a function."""
+    """Whether the text is a reference: `decode = "json"` and `sequence = "version"` are not, a step always is."""
     return isinstance(value, str) and (":" in value or option in ("step", "prepare", "on_expire"))
 
 
 def _filled(where: str, value: Any) -> Any:
-    """`${NAME}` in any text is the environment's: a password does not belong into a file."""
+    """Replace `${NAME}` in any text by the environment variable, so that a file needs no passwords."""
     if isinstance(value, dict):
         prefix = where if where.endswith("]") else f"{where}."
         gap = " " if prefix.endswith("]") else ""
@@ -161,13 +175,13 @@ def _filled(where: str, value: Any) -> Any:
 
 def _variable(where: str, name: str) -> str:
     if name not in os.environ:
-        raise InvalidOption(f"{where}: the environment has no {name}; set it, or write the value itself")
+        raise InvalidOption(f"{where}: the environment variable {name} is not set; set it, or write the value itself")
     return os.environ[name]
 
 
 @contextmanager
 def _within(table: str) -> Iterator[None]:
-    """Errors of a part begin with its table."""
+    """Let errors begin with the name of the table."""
     try:
         yield
     except (LaneError, TypeError, ValueError) as error:

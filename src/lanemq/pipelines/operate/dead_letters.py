@@ -1,14 +1,15 @@
-"""Dead letters of a pipeline: seen and redriven from Python, as `lanemq pipeline dead` does.
+"""Dead letters of a pipeline, for Python programs; `lanemq pipeline dead` does the same.
 
-    letters = dead("/data/checkpoints/orders")
-    for letter in letters.letters():
-        print(letter.id, letter.key, letter.reason)
+    letters = dead_letters("/data/checkpoints/orders")
+    for each in letters.records():
+        print(each.id, each.key, each.reason)
     letters.redrive("orders/broker-a/0/17")
 
-Works on files, whether the pipeline runs or not, without Spark and without the broker. The rules guarded here: nothing
-is changed here, a redrive is written down and carried out by a pass of the pipeline; a letter is redriven once; a
-message that its key still has is never redriven as a letter, or it would be applied twice; what a person gave up, or
-what may be a repeat, comes back only if it is named; no more bodies are in memory than a part of what is asked has.
+Works on files, whether or not the pipeline runs, without Spark and without the broker.
+
+Invariants: nothing here changes state, a redrive is written to the checkpoint and carried out by a retry pass; a dead
+letter is redriven once; a message that still waits in its key is never redriven from here, or it would be applied
+twice; a discarded or doubtful one is redriven only if it is named; only part of the requested bodies is in memory.
 """
 
 import re
@@ -17,50 +18,47 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import pyarrow.parquet as pq
 
 from lanemq.model.errors import UsageError
 from lanemq.model.units import Millis
-from lanemq.pipelines.checkpoint.checkpoint import identity_of, stage_place
+from lanemq.pipelines.batch import dead_letter_query
+from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder, need_identity, stage_folder
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.sinks.parquet import ParquetSink
+from lanemq.pipelines.sinks.parquet import ParquetSink, batches_folder
 from lanemq.pipelines.stages.transitions.error_text import DISCARDED, LATE_OR_AGAIN
 from lanemq.pipelines.stages.transitions.event import Message
 from lanemq.pipelines.stages.transitions.redrives import LETTERS_PER_FILE, Identity, RedrivenLetter, Redrives
-
-FOLDER: Final = "dead_letters"
-"""Where they are in a checkpoint, unless the pipeline declares a sink for them."""
 
 _UNREADABLE: Final = "cannot be decoded"
 _DOUBTFUL: Final = re.compile(rf"number -?\d+ {LATE_OR_AGAIN}:")
 
 
-class LetterState(StrEnum):
-    """What became of a letter."""
+class DeadLetterState(StrEnum):
+    """What became of a dead letter."""
 
     OPEN = "open"
     """The message was given up; it can be redriven."""
     DISCARDED = "discarded"
-    """Given up by a person: redriven only by its name or its key."""
+    """An operator gave it up: redriven only by its id or its key."""
     DOUBTFUL = "doubtful"
-    """Late or a repeat, which its key does not know: redriven only by its name, and perhaps applied twice then."""
+    """Either late or a repeat: redriven only by its id, and then perhaps applied twice."""
     NOTICE = "notice"
-    """The message cannot be decoded and was left in its key, where `parked` has it, or had it."""
+    """The message cannot be decoded and was left in its key; see `parked`."""
     ASKED = "asked"
-    """To be redriven; no pass has finished it."""
+    """A redrive was requested; no retry pass has finished it."""
     REDRIVEN = "redriven"
 
 
-_AMONG_ALL: Final = frozenset({LetterState.OPEN})
-_BY_KEY: Final = _AMONG_ALL | {LetterState.DISCARDED}
-_BY_NAME: Final = _BY_KEY | {LetterState.DOUBTFUL}
+_AMONG_ALL: Final = frozenset({DeadLetterState.OPEN})
+_BY_KEY: Final = _AMONG_ALL | {DeadLetterState.DISCARDED}
+_BY_ID: Final = _BY_KEY | {DeadLetterState.DOUBTFUL}
 
 
 @dataclass(frozen=True, slots=True)
-class DeadMessage:
-    """A message that was set aside."""
+class DeadLetterRecord:
+    """A dead letter: the message, and why it was given up."""
 
     topic: str
     broker: str
@@ -69,19 +67,19 @@ class DeadMessage:
     key: str | None
     message_id: str | None
     stored: Millis
-    """When the broker stored it."""
+    """When the broker stored it, in milliseconds since 1970."""
     tags: str | None
     reason: str
     attempts: int
     batch: int
-    """The unit of work that set it aside, as sinks number them."""
-    state: LetterState
+    """The number of the batch or retry pass that gave it up."""
+    state: DeadLetterState
     value: bytes | None = None
-    """The body; only where it was asked for."""
+    """The body; None unless it was requested."""
 
     @property
     def id(self) -> str:
-        """What commands take. A message that was set aside again has the same."""
+        """The id that commands take. A message that is given up again keeps it."""
         return f"{self.topic}/{self.broker}/{self.queue_id}/{self.offset}"
 
     @property
@@ -89,81 +87,85 @@ class DeadMessage:
         return self.topic, self.broker, self.queue_id, self.offset, self.batch
 
 
-class DeadMessages:
-    """The dead letters of one pipeline; what `dead` returns."""
+class DeadLetters:
+    """The dead letters of one pipeline; returned by `dead_letters`."""
 
     def __init__(self, checkpoint: Path, folder: Path, query: str) -> None:
         self.checkpoint = checkpoint
         self.folder = folder
-        self._batches = folder / f"lanemq_query={quote(f'{query}-dead', safe='')}"
-        self._stage = stage_place(checkpoint)
+        self._batches = batches_folder(folder, dead_letter_query(query))
+        self._stage = stage_folder(checkpoint)
         self._redrives = Redrives(self._stage)
 
-    def letters(self, *, redriven: bool = False) -> list[DeadMessage]:
-        """In the order in which they were set aside, without bodies; `redriven`: also those that were redriven."""
+    def records(self, *, redriven: bool = False) -> list[DeadLetterRecord]:
+        """All dead letters, oldest first, without bodies; `redriven`: also those that were redriven."""
         found = self._found(bodies=False)
-        return [each for each in found if redriven or each.state is not LetterState.REDRIVEN]
+        return [each for each in found if redriven or each.state is not DeadLetterState.REDRIVEN]
 
-    def show(self, letter: str) -> list[DeadMessage]:
-        """One message with its body; as often as it was set aside, the last one last."""
-        found = list(self._found(bodies=True, only=letter))
+    def show(self, id: str) -> list[DeadLetterRecord]:
+        """One message with its body; one record for each time it was given up, the last one last."""
+        found = list(self._found(bodies=True, only=id))
         if not found:
-            raise UsageError(f"there is no dead letter {letter!r}: `lanemq pipeline dead list`, or letters(), has them")
+            raise UsageError(f"there is no dead letter {id!r}: `lanemq pipeline dead list`, or records(), lists them")
         return found
 
     def redrive(
-        self, letter: str | None = None, *, key: str | None = None, everything: bool = False
-    ) -> list[DeadMessage]:
-        """Gives messages to the step again, behind everything of their keys so far. Gives those that were chosen,
-        without bodies.
+        self, id: str | None = None, *, key: str | None = None, everything: bool = False
+    ) -> list[DeadLetterRecord]:
+        """Request that messages are given to the step again, after everything that their keys have seen so far.
+
+        Returns the chosen ones, without bodies.
         """
-        chosen = self.chosen(letter, key=key, everything=everything)
+        chosen = self.chosen(id, key=key, everything=everything)
         taken = self._redrives.ask(self._with_bodies(sorted(each.identity for each in chosen)))
         return [each for each in chosen if each.identity in taken]
 
     def chosen(
-        self, letter: str | None = None, *, key: str | None = None, everything: bool = False
-    ) -> list[DeadMessage]:
-        """What a redrive would be about: one letter, those of a key, or all that are open. Discarded ones are not
-        among all, and doubtful ones only themselves.
+        self, id: str | None = None, *, key: str | None = None, everything: bool = False
+    ) -> list[DeadLetterRecord]:
+        """The dead letters that a redrive would be about: one, those of a key, or all that are open.
+
+        Discarded ones are chosen only by id or key, doubtful ones only by id.
         """
-        if (letter is not None) + (key is not None) + everything != 1:
-            raise UsageError("name one letter, or key=..., or say everything=True")
+        if (id is not None) + (key is not None) + everything != 1:
+            raise UsageError("give one id, or key=..., or everything=True")
         self._need_step()
-        found = self.letters(redriven=True)
+        found = self.records(redriven=True)
         if not everything:
-            found = [each for each in found if (each.id == letter if key is None else each.key == key)]
-        states = _BY_NAME if letter is not None else _BY_KEY if key is not None else _AMONG_ALL
+            found = [each for each in found if (each.id == id if key is None else each.key == key)]
+        states = _BY_ID if id is not None else _BY_KEY if key is not None else _AMONG_ALL
         chosen = [each for each in found if each.state in states]
         if not chosen and not everything:
-            raise UsageError(_refusal(letter or f"of key {key!r}", found))
+            raise UsageError(_refusal(id or f"of key {key!r}", found))
         return chosen
 
     def counts(self) -> dict[str, int]:
-        """How many there are, by state."""
+        """The number of dead letters by state."""
         found = [each.state for each in self._found(bodies=False)]
-        return {state.value: found.count(state) for state in LetterState if state in found}
+        return {state.value: found.count(state) for state in DeadLetterState if state in found}
 
-    def asked(self) -> int:
-        """How many wait to be redriven."""
+    def requested(self) -> int:
+        """The number of dead letters that wait to be redriven."""
         return len(self._redrives.pending_letters() - self._redrives.done_letters())
 
     def _need_step(self) -> None:
         if not (self._stage / "stage.json").exists():
             raise UsageError(
-                f"the pipeline of {self.checkpoint} has no step to give dead letters to: only those of Transitions are "
-                f"redriven; send such messages again, corrected"
+                f"the pipeline of {self.checkpoint} has no step: only dead letters of Transitions can be redriven; "
+                f"send the messages again, corrected"
             )
 
     def _with_bodies(self, identities: list[Identity]) -> Iterator[RedrivenLetter]:
-        """In the order given. Files are read once for each part that they have letters of."""
+        """The dead letters in the given order. Each part of the request reads the files that it needs once."""
         for begin in range(0, len(identities), LETTERS_PER_FILE):
             part = identities[begin : begin + LETTERS_PER_FILE]
             wanted, units = set(part), {identity[-1] for identity in part}
             found = (each for each in self._found(bodies=True, units=units) if each.identity in wanted)
-            yield from sorted(map(_letter, found), key=lambda each: each.identity)
+            yield from sorted(map(_redriven, found), key=lambda each: each.identity)
 
-    def _found(self, *, bodies: bool, units: set[int] | None = None, only: str | None = None) -> Iterator[DeadMessage]:
+    def _found(
+        self, *, bodies: bool, units: set[int] | None = None, only: str | None = None
+    ) -> Iterator[DeadLetterRecord]:
         asked = self._redrives.pending_letters()
         done = self._redrives.done_letters()
         for path in self._files(units):
@@ -183,16 +185,12 @@ class DeadMessages:
         ]
 
 
-def dead(pipeline: Pipeline | Path | str) -> DeadMessages:
-    """The dead letters of a pipeline; takes the pipeline, or its checkpoint's folder if they are in there."""
+def dead_letters(pipeline: Pipeline | Path | str) -> DeadLetters:
+    """The dead letters of a pipeline, given the pipeline, or its checkpoint's folder if they are in there."""
     declared = pipeline if isinstance(pipeline, Pipeline) else None
     checkpoint = declared.folder if declared is not None else Path(str(pipeline)).absolute()
-    known = identity_of(checkpoint)
-    if known is None:
-        raise UsageError(
-            f"{checkpoint} is no checkpoint of a pipeline: it was never started, or the folder is another one"
-        )
-    return DeadMessages(checkpoint, _folder(checkpoint, declared), known.query)
+    known = need_identity(checkpoint)
+    return DeadLetters(checkpoint, _folder(checkpoint, declared), known.query)
 
 
 def _folder(checkpoint: Path, declared: Pipeline | None) -> Path:
@@ -201,19 +199,20 @@ def _folder(checkpoint: Path, declared: Pipeline | None) -> Path:
         return sink.path
     if sink is not None:
         raise UsageError(
-            f"dead letters go to the sink that the pipeline declares for them ({type(sink).__name__}): look at them "
-            f"there; only those in Parquet files are listed and redriven here"
+            f"dead letters go to the sink that the pipeline declares for them ({type(sink).__name__}): query that; "
+            f"only dead letters in Parquet files can be listed and redriven here"
         )
-    if not (checkpoint / FOLDER).is_dir():
+    folder = dead_letters_folder(checkpoint)
+    if not folder.is_dir():
         raise UsageError(
             f"{checkpoint} has no dead letters: the pipeline declares a sink for them; give the file that declares it"
         )
-    return checkpoint / FOLDER
+    return folder
 
 
-def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadMessage:
+def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> DeadLetterRecord:
     stored = row["store_timestamp"]
-    found = DeadMessage(
+    found = DeadLetterRecord(
         topic=row["topic"],
         broker=row["broker"],
         queue_id=row["queue_id"],
@@ -229,44 +228,44 @@ def _message(row: dict[str, Any], asked: set[Identity], done: set[Identity]) -> 
         value=row.get("value"),
     )
     if found.identity in done:
-        return replace(found, state=LetterState.REDRIVEN)
-    return replace(found, state=LetterState.ASKED) if found.identity in asked else found
+        return replace(found, state=DeadLetterState.REDRIVEN)
+    return replace(found, state=DeadLetterState.ASKED) if found.identity in asked else found
 
 
-def _state(row: dict[str, Any]) -> LetterState:
-    """Of a letter that nobody has asked for."""
-    if _was_kept(row):
-        return LetterState.NOTICE
+def _state(row: dict[str, Any]) -> DeadLetterState:
+    """The state of a dead letter without a request."""
+    if _waits_in_key(row):
+        return DeadLetterState.NOTICE
     if row["reason"] == DISCARDED:
-        return LetterState.DISCARDED
-    return LetterState.DOUBTFUL if _DOUBTFUL.match(row["reason"]) else LetterState.OPEN
+        return DeadLetterState.DISCARDED
+    return DeadLetterState.DOUBTFUL if _DOUBTFUL.match(row["reason"]) else DeadLetterState.OPEN
 
 
-def _was_kept(row: dict[str, Any]) -> bool:
-    """Letters without the column do not say it; of those that could not be decoded it is assumed."""
+def _waits_in_key(row: dict[str, Any]) -> bool:
+    """Whether the message still waits in its key. Older files lack the column; then undecodable messages do."""
     waits = row.get("waits")
     return row["reason"].startswith(_UNREADABLE) if waits is None else bool(waits)
 
 
-def _letter(each: DeadMessage) -> RedrivenLetter:
-    place = (each.topic, each.broker, each.queue_id, each.offset)
-    return RedrivenLetter(each.key, each.batch, Message(*place, each.tags, each.stored, each.message_id, each.value))
+def _redriven(each: DeadLetterRecord) -> RedrivenLetter:
+    position = (each.topic, each.broker, each.queue_id, each.offset)
+    return RedrivenLetter(each.key, each.batch, Message(*position, each.tags, each.stored, each.message_id, each.value))
 
 
-def _refusal(what: str, found: list[DeadMessage]) -> str:
-    """Why nothing of it can be redriven."""
+def _refusal(what: str, found: list[DeadLetterRecord]) -> str:
+    """The error text for a redrive that is about nothing."""
     if not found:
-        return f"there is no dead letter {what}: `lanemq pipeline dead list`, or letters(), has them"
+        return f"there is no dead letter {what}: `lanemq pipeline dead list`, or records(), lists them"
     last = found[-1]
-    if last.state is LetterState.NOTICE:
+    if last.state is DeadLetterState.NOTICE:
         return (
-            f"dead letter {what} only tells of a message that was left in its key {last.key!r}: redrive the key, with "
-            f"`lanemq pipeline parked redrive`, or parked()"
+            f"dead letter {what} is only a notice: its message still waits in its key {last.key!r}; redrive the key, "
+            f"with `lanemq pipeline parked redrive`, or parked()"
         )
-    perhaps = next((each for each in found if each.state is LetterState.DOUBTFUL), None)
+    perhaps = next((each for each in found if each.state is DeadLetterState.DOUBTFUL), None)
     if perhaps is not None:
         return (
-            f"dead letter {what} is perhaps a repeat of what was applied ({perhaps.reason}): to redrive it all "
-            f"the same, name it, {perhaps.id}"
+            f"dead letter {what} may be a repeat of an applied message ({perhaps.reason}): to redrive it nevertheless, "
+            f"give its id, {perhaps.id}"
         )
-    return f"dead letter {what} was redriven already, or will be: nothing was asked"
+    return f"dead letter {what} was redriven already, or will be; nothing was requested"

@@ -1,9 +1,4 @@
-"""What went wrong in a running pipeline, in one sentence.
-
-Spark wraps an error in Java traces, a few of them inside each other, and the sentence that a person needs is in the
-middle. It is found here: the error itself where it was raised in this process, else the last line of the innermost
-Python traceback, else the first line of what Spark says.
-"""
+"""`PipelineFailed`: why a running pipeline ended, in one sentence."""
 
 import re
 from typing import Final
@@ -14,14 +9,14 @@ _RAISED: Final = re.compile(
     r"^(?P<kind>[A-Za-z_][\w.]*): (?P<message>.+(?:\n(?!\s*(?:SQLSTATE|at |File |===)).+)*)", re.M
 )
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$")
-_WRAPPED: Final = ("py4j.", "pyspark.", "org.", "java.", "scala.")
-_KEPT: Final = 500
+_WRAPPERS: Final = ("py4j.", "pyspark.", "org.", "java.", "scala.")
+_MAX_LENGTH: Final = 500
 
 
 class PipelineFailed(LaneError):
-    """A pipeline ended with an error; `trace` has everything that Spark said about it.
+    """A pipeline ended with an error. `trace` has everything that Spark said about it.
 
-    The error itself is `__cause__`, where it was raised in this process.
+    The error itself is `__cause__` if it was raised in this process.
     """
 
     def __init__(self, name: str, error: BaseException, during: str = "") -> None:
@@ -32,7 +27,11 @@ class PipelineFailed(LaneError):
 
 
 def sentence_of(error: BaseException) -> str:
-    """The part of an error that says what happened."""
+    """The part of an error that says what happened.
+
+    Spark wraps an error in several Java traces. The sentence is the error itself if it was raised in this process,
+    else the last line of the innermost Python traceback, else the first line of Spark's text.
+    """
     if isinstance(error, LaneError):
         return str(error)
     text = str(error)
@@ -42,16 +41,16 @@ def sentence_of(error: BaseException) -> str:
             return found
     kind = type(error).__name__
     first = _STATE.sub("", text.strip().split("\n\n")[0].split("\nJVM stacktrace")[0]).strip().splitlines()
-    return f"{kind}: {first[0][:_KEPT]}" if first else kind
+    return f"{kind}: {first[0][:_MAX_LENGTH]}" if first else kind
 
 
 def _innermost(text: str) -> str | None:
-    """The error at the end of the last Python traceback inside a text of Spark's."""
+    """The error at the end of the last Python traceback in Spark's text."""
     tail = text[text.rindex("Traceback (most recent call last)") :]
     for found in _RAISED.finditer(tail):
         kind, message = found["kind"], _STATE.sub("", found["message"]).strip()
-        if kind.startswith(_WRAPPED):
+        if kind.startswith(_WRAPPERS):
             continue
-        plain = " ".join(message.split())[:_KEPT]
+        plain = " ".join(message.split())[:_MAX_LENGTH]
         return plain if kind.startswith("lanemq.") else f"{kind.rpartition('.')[2]}: {plain}"
     return None

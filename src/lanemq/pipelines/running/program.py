@@ -1,37 +1,41 @@
-"""Running a pipeline as a program: a session of its own, signals, and an end that repeats nothing.
+"""Runs a pipeline as a program: checks before Spark starts, a session of its own, signals.
 
-The rule guarded here: the first SIGTERM or SIGINT lets the running batch finish; the second ends the process at once,
-which costs a repetition of the batch and nothing else.
+The first SIGTERM or SIGINT lets the running batch finish; the second ends the process at once, which costs a repetition
+of the batch and nothing else.
 """
 
 import _thread
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lanemq.model.errors import UsageError
+from lanemq.model.errors import TopicNotFound, UsageError
+from lanemq.pipelines.checkpoint.checkpoint import SparkLog, holder_of, in_use, own_identity
 from lanemq.pipelines.pipeline import Pipeline
-from lanemq.pipelines.running.preflight import need_checkpoint, need_java, need_topic
-from lanemq.pipelines.running.process_group import children_in_own_group
-from lanemq.pipelines.running.reporting import Report
+from lanemq.pipelines.running.progress import Report
 from lanemq.pipelines.running.runner import start
-from lanemq.pipelines.running.spark_output import inherited_stderr, overheard
-from lanemq.spark import recommended
+from lanemq.pipelines.running.session import (
+    IN_FILE,
+    ON_TERMINAL,
+    inherited_stderr,
+    open_session,
+    repeat_warnings,
+    stop_session,
+)
+from lanemq.spark.read.brokers import Brokers
+from lanemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
 LOCAL = "local[*]"
-ON_TERMINAL, IN_FILE = "FATAL", "ERROR"
-"""Levels of Spark's log. It writes every error with its Java trace, of which a terminal needs none: ours are one
-sentence, and what was raised is in `PipelineFailed.trace`."""
 
 
 def run(
@@ -42,29 +46,33 @@ def run(
     report: Report | None = None,
     master: str = LOCAL,
     conf: Mapping[str, str] | None = None,
-    spark_words: Path | None = None,
+    spark_output: Path | None = None,
     new_sink: bool = False,
 ) -> None:
-    """Runs until it ends, fails (`PipelineFailed`), or a signal asks it to stop.
+    """Run a pipeline until it ends, fails (`PipelineFailed`), or a signal stops it.
 
-    Without a session one is made from `master`, the pipeline's own settings and `conf`, and stopped at the end.
-    `spark_words`: a file for what Spark and its workers write to standard error; None: they write it there.
-    `new_sink`: as for `start`.
+    Args:
+        spark: The session. Without one, a session is made from `master`, the pipeline's settings and `conf`, and
+            stopped at the end.
+        once: End after everything that is in the topic now.
+        report: Called with the progress of each batch and retry pass.
+        spark_output: A file for what Spark and its workers write to standard error. Default: standard error.
+        new_sink: As for `start`.
     """
-    need_checkpoint(pipeline)
+    check_checkpoint(pipeline)
     if spark is not None:
         _run_in(spark, pipeline, once, report, new_sink)
         return
-    need_java()
-    need_topic(pipeline)
+    check_java()
+    check_topic(pipeline)
     with contextlib.ExitStack() as ends:
-        if spark_words is None:
+        if spark_output is None:
             own = open_session(pipeline, master, conf or {}, ON_TERMINAL)
         else:
-            with inherited_stderr(spark_words):
+            with inherited_stderr(spark_output):
                 own = open_session(pipeline, master, conf or {}, IN_FILE)
-            ends.enter_context(overheard(spark_words))
-        ends.callback(_stop, own)
+            ends.enter_context(repeat_warnings(spark_output))
+        ends.callback(stop_session, own)
         _run_in(own, pipeline, once, report, new_sink)
 
 
@@ -78,34 +86,56 @@ def _run_in(spark: SparkSession, pipeline: Pipeline, once: bool, report: Report 
         running.await_end(0)
 
 
-def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level: str = ON_TERMINAL) -> SparkSession:
-    """A session with the recommended settings, then the pipeline's, then `conf`: the last one counts."""
-    builder = recommended().master(master).appName(pipeline.name)
-    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": level}
-    for name, value in {**quiet, **pipeline.spark, **conf}.items():
-        builder = builder.config(name, value)
-    try:
-        with children_in_own_group():
-            return builder.getOrCreate()
-    except PySparkException as error:
-        raise UsageError(
-            f"Spark did not start: {str(error).splitlines()[0]}; is JAVA_HOME a Java 17 or newer?"
-        ) from error
+# These checks only report the usual mistakes early, before the user waits for Spark. Everything is checked again where
+# it matters: a lock or a topic may come and go in between.
 
 
-def _stop(session: SparkSession) -> None:
-    try:
-        session.stop()
-    except Exception as error:  # noqa: BLE001
-        # The JVM was killed, or died first; what it was asked for is told already, and nothing of it is left to stop.
-        log.debug("Spark could not be stopped: %s", error)
+def check_checkpoint(pipeline: Pipeline) -> None:
+    """Refuse a checkpoint that another run uses, or that belongs to another pipeline."""
+    holder = holder_of(pipeline.folder)
+    if holder is not None:
+        raise in_use(pipeline.folder, holder)
+    own_identity(pipeline.folder, pipeline.name)
+
+
+def check_java() -> None:
+    """`UsageError` without Java; Spark's own error is a page about a gateway."""
+    home = os.environ.get("JAVA_HOME")
+    if (home and (Path(home) / "bin" / "java").exists()) or shutil.which("java"):
+        return
+    raise UsageError("Spark needs Java 17 or newer, and there is none: install it, or set JAVA_HOME to its folder")
+
+
+def check_topic(pipeline: Pipeline) -> None:
+    """Wait for the broker as the query would; for a first start the topic must exist.
+
+    Later a missing topic is a loss of data, about which `failOnDataLoss` decides.
+    """
+    options = pipeline.source.parsed
+    with Brokers(options) as brokers:
+        there = {queue.topic for queue in brokers.bounds()}
+    if SparkLog(pipeline.folder).planned() is not None:
+        return
+    missing = [name for name in options.topics if name not in there]
+    if missing:
+        raise TopicNotFound(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {missing[0]!r} does not exist at {options.servers}: create it with `lanemq topic create "
+            f"{missing[0]} --queues 8 --ordered --server '{options.servers}'`, or correct the source's topic",
+        )
+    if not there:
+        raise TopicNotFound(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"no topic at {options.servers} matches topicPattern {options.topic_pattern!r}; "
+            f"`lanemq topic list --server '{options.servers}'` shows the topics",
+        )
 
 
 @contextlib.contextmanager
 def stop_on_signals(asked: threading.Event) -> Iterator[None]:
-    """Only the main thread may listen; elsewhere the caller stops the pipeline itself.
+    """Set the event at the first SIGINT or SIGTERM. Does nothing outside the main thread, which gets all signals.
 
-    Set after the session exists, since Spark puts a handler of its own on SIGINT that cancels the running batch.
+    Must be entered after the session exists, since Spark installs a SIGINT handler that cancels the running batch.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -121,7 +151,7 @@ def stop_on_signals(asked: threading.Event) -> Iterator[None]:
             os.kill(os.getpid(), number)
         log.warning("%s: finishing the running batch, then stopping; once more to stop at once", name)
         came.append(number)
-        # On a thread: the signal may have come while this one holds the event's own lock.
+        # In a thread, because the interrupted code may hold the event's own lock.
         _thread.start_new_thread(asked.set, ())
 
     before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.pipelines.stages.transitions import pipeline_fixture
 
-from lanemq.pipelines import DeadMessages, ParquetSink, dead
+from lanemq.pipelines import DeadLetters, ParquetSink, dead_letters
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint.checkpoint import stage_place
+from lanemq.pipelines.checkpoint.checkpoint import stage_folder
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 
@@ -18,7 +18,7 @@ class Kept(pipeline_fixture.Pipeline):
 
     def __init__(self, checkpoint: Path, **options: Any) -> None:
         self.checkpoint = checkpoint
-        place = stage_place(checkpoint)
+        place = stage_folder(checkpoint)
         place.mkdir(parents=True)
         known = {
             "query": pipeline_fixture.QUERY,
@@ -31,8 +31,8 @@ class Kept(pipeline_fixture.Pipeline):
         super().__init__(place, **options)
 
     @property
-    def letters(self) -> DeadMessages:
-        return dead(self.checkpoint)
+    def letters(self) -> DeadLetters:
+        return dead_letters(self.checkpoint)
 
     def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
         if results.dead_letters is not None:

@@ -21,7 +21,7 @@ from lanemq.pipelines import (
     Project,
     StateLimits,
     Topic,
-    dead,
+    dead_letters,
     parked,
 )
 from lanemq.pipelines.batch import batch_number
@@ -78,8 +78,8 @@ def test_a_letter_is_redriven_once_however_often_it_is_asked_for(tmp_path: Path)
         pipeline.letters.redrive(key="a")
     assert pipeline.run_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1]
-    assert pipeline.letters.letters() == []
-    assert [each.state for each in pipeline.letters.letters(redriven=True)] == ["redriven"]
+    assert pipeline.letters.records() == []
+    assert [each.state for each in pipeline.letters.records(redriven=True)] == ["redriven"]
     assert pipeline.letters.counts() == {"redriven": 1}
 
 
@@ -105,9 +105,9 @@ def test_of_persons_who_ask_at_once_one_is_taken(tmp_path: Path) -> None:
 
 def redrives_of(pipeline: Kept) -> list[redrives.RedrivenLetter]:
     """The open letters as they are asked for, without asking."""
-    from lanemq.pipelines.operate.dead_letters import _letter
+    from lanemq.pipelines.operate.dead_letters import _redriven
 
-    return [_letter(each) for each in pipeline.letters.show(LETTER)]
+    return [_redriven(each) for each in pipeline.letters.show(LETTER)]
 
 
 def in_the_tasks(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
@@ -216,15 +216,15 @@ def test_a_message_that_its_key_kept_is_not_redriven_as_a_letter(tmp_path: Path)
     """It would be applied twice: from the key, and from the letter."""
     pipeline = Kept(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
-    assert [each.state for each in pipeline.letters.letters()] == ["notice"]
+    assert [each.state for each in pipeline.letters.records()] == ["notice"]
     assert pipeline.letters.redrive(everything=True) == []
-    with pytest.raises(UsageError, match="left in its key 'a': redrive the key"):
+    with pytest.raises(UsageError, match="still waits in its key 'a'; redrive the key"):
         pipeline.letters.redrive(LETTER)
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
     parked(tmp_path).redrive("a")
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
-    with pytest.raises(UsageError, match="left in its key"):
+    with pytest.raises(UsageError, match="waits in its key"):
         pipeline.letters.redrive(LETTER)
 
 
@@ -320,7 +320,7 @@ def test_a_number_that_a_late_letter_brought_is_a_repeat_from_then_on(tmp_path: 
     pipeline.letters.redrive(everything=True)
     pipeline.run_retry_pass()
     assert pipeline.run(Sent(0, 5, "a", {"n": 3}))["repeats"] == 1
-    assert (pipeline.outputs("a"), pipeline.letters.letters()) == ([1, 2, 5, 3, 4], [])
+    assert (pipeline.outputs("a"), pipeline.letters.records()) == ([1, 2, 5, 3, 4], [])
 
 
 def test_a_letter_that_told_no_number_has_its_turn_once_it_does(tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ def test_a_repeat_among_too_many_missed_numbers_is_redriven_only_by_its_name(
     pipeline.run(*(Sent(0, at, "a", {"n": 2 * at + 1}) for at in range(39)))
     pipeline.run(Sent(0, 39, "b", {"n": 1}, stored=1_800_000_000_000))
     pipeline.run(Sent(0, 40, "a", {"n": 5}), Sent(0, 41, "a", {"n": 76}))
-    assert [each.state for each in pipeline.letters.letters()] == ["doubtful", "open"]
+    assert [each.state for each in pipeline.letters.records()] == ["doubtful", "open"]
     assert [each.offset for each in pipeline.letters.redrive(everything=True)] == [41]
-    with pytest.raises(UsageError, match=r"perhaps a repeat .*number 5 came late or again.*, orders/broker-a/0/40"):
+    with pytest.raises(UsageError, match=r"may be a repeat .*number 5 came late or again.*, orders/broker-a/0/40"):
         pipeline.letters.redrive(key="a")
     pipeline.run_retry_pass()
     assert (pipeline.outputs("a").count(5), pipeline.outputs("a")[-1]) == (1, 76)
@@ -370,7 +370,7 @@ def test_a_letter_whose_turn_is_to_come_stops_nothing_either(tmp_path: Path) -> 
     pipeline.run(Sent(0, 4, "a", {"n": 5}))
     pipeline.letters.redrive("orders/broker-a/0/3")
     pipeline.run_retry_pass()
-    assert [each.offset for each in pipeline.letters.letters()] == [2, 3]
+    assert [each.offset for each in pipeline.letters.records()] == [2, 3]
 
 
 def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: P
     pipeline.run(Sent(0, 4, "a", 7))
     pipeline.letters.redrive(LETTER)
     pipeline.run_retry_pass()
-    assert [each.reason for each in pipeline.letters.letters()] == ["its lane is full (1 messages wait in it)"]
+    assert [each.reason for each in pipeline.letters.records()] == ["its lane is full (1 messages wait in it)"]
 
 
 def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +410,7 @@ def test_letters_come_in_the_order_of_their_offsets_whenever_they_were_set_aside
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
     parked(tmp_path).discard("a")
     pipeline.run_retry_pass()
-    assert [each.offset for each in pipeline.letters.letters()] == [1, 0]
+    assert [each.offset for each in pipeline.letters.records()] == [1, 0]
     pipeline.restart(step=late_or_counting)
     pipeline.letters.redrive(key="a")
     pipeline.run_retry_pass()
@@ -442,15 +442,15 @@ def test_a_letter_has_everything_of_its_message(tmp_path: Path) -> None:
 
 def test_what_cannot_be_redriven_is_told(tmp_path: Path) -> None:
     pipeline = with_a_letter(tmp_path)
-    with pytest.raises(UsageError, match="name one letter"):
+    with pytest.raises(UsageError, match="give one id"):
         pipeline.letters.redrive()
     with pytest.raises(UsageError, match="there is no dead letter of key 'zzz'"):
         pipeline.letters.redrive(key="zzz")
     (pipeline.place / "stage.json").unlink()
-    with pytest.raises(UsageError, match="has no step to give dead letters to"):
+    with pytest.raises(UsageError, match="has no step: only dead letters"):
         pipeline.letters.redrive(LETTER)
     with pytest.raises(UsageError, match="is no checkpoint"):
-        dead(tmp_path / "elsewhere")
+        dead_letters(tmp_path / "elsewhere")
 
 
 def test_a_declared_sink_is_asked_if_its_letters_are_parquet_files(tmp_path: Path) -> None:
@@ -461,8 +461,8 @@ def test_a_declared_sink_is_asked_if_its_letters_are_parquet_files(tmp_path: Pat
         return Pipeline("orders", source, Project(["key"]), ParquetSink("out"), tmp_path, dead_letters=sink)
 
     (tmp_path / "dead_letters").rename(tmp_path / "moved")
-    assert len(dead(declared(ParquetSink(tmp_path / "moved"))).letters()) == 1
-    with pytest.raises(UsageError, match=r"declares for them \(DeltaSink\): look at them there"):
-        dead(declared(DeltaSink(tmp_path / "delta")))
+    assert len(dead_letters(declared(ParquetSink(tmp_path / "moved"))).records()) == 1
+    with pytest.raises(UsageError, match=r"declares for them \(DeltaSink\): query that"):
+        dead_letters(declared(DeltaSink(tmp_path / "delta")))
     with pytest.raises(UsageError, match="give the file that declares it"):
-        dead(tmp_path)
+        dead_letters(tmp_path)

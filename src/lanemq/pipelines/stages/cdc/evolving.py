@@ -23,7 +23,7 @@ from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, Strin
 
 from lanemq.pipelines.atomic_files import read_json
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint.run_folder import write_as
+from lanemq.pipelines.checkpoint.checkpoint import write_as
 from lanemq.pipelines.ports import DELETED, KEPT, SEQUENCE
 from lanemq.pipelines.stages.cdc.changes import belongs
 from lanemq.pipelines.stages.cdc.documents import UNREADABLE, listed

@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 from lanemq.model.errors import CodecError, InvalidOption, OrderError
 from lanemq.pipelines.atomic_files import read_json
 from lanemq.pipelines.batch import Batch
+from lanemq.pipelines.checkpoint.checkpoint import write_as
 from lanemq.pipelines.checkpoint.queue_set import check_choice
-from lanemq.pipelines.checkpoint.run_folder import write_as
 from lanemq.pipelines.ports import DELETED, Append, Merge, OnQueueChange, Results, Stage
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, TableRows
 from lanemq.pipelines.running.progress import counted

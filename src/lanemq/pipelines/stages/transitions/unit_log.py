@@ -22,7 +22,7 @@ import msgspec
 
 from lanemq.model.errors import InvalidOption, StateLost
 from lanemq.pipelines.atomic_files import read_json, write_json
-from lanemq.pipelines.checkpoint.run_folder import write_as
+from lanemq.pipelines.checkpoint.checkpoint import write_as
 from lanemq.pipelines.stages.transitions.operator_requests import OperatorRequest
 from lanemq.pipelines.stages.transitions.shard import START, Version
 

@@ -1,0 +1,135 @@
+"""The Spark session of a program: its settings, its process group, and where its output goes.
+
+`timeout`, shells and supervisors signal whole process groups. Spark's JVM gets a group of its own, because the first
+SIGTERM lets the running batch finish, which needs a living JVM. The JVM still ends with this process, whose end closes
+its standard input.
+
+The JVM and its Python workers write to the standard error that they inherit: a file beside the checkpoint, so that the
+terminal shows only one line per batch. LaneMQ's own warnings from those processes are logged here again.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from lanemq.model.errors import UsageError
+from lanemq.pipelines.checkpoint.checkpoint import OWN_FOLDER
+from lanemq.pipelines.pipeline import Pipeline
+from lanemq.spark import recommended
+from lanemq.spark.worker_process import relog
+
+log = logging.getLogger(__name__)
+
+READ_SECONDS = 0.25
+ON_TERMINAL, IN_FILE = "FATAL", "ERROR"
+"""Levels of Spark's log. Spark logs every error with its Java trace, which a terminal does not need: the pipeline
+reports it in one sentence, and `PipelineFailed.trace` has the rest."""
+
+_leave_group = False
+_hooked = False
+
+
+def open_session(pipeline: Pipeline, master: str, conf: Mapping[str, str], level: str = ON_TERMINAL) -> SparkSession:
+    """A session with the recommended settings, overridden by the pipeline's, overridden by `conf`."""
+    builder = recommended().master(master).appName(pipeline.name)
+    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": level}
+    for name, value in {**quiet, **pipeline.spark, **conf}.items():
+        builder = builder.config(name, value)
+    try:
+        with children_in_own_group():
+            return builder.getOrCreate()
+    except PySparkException as error:
+        raise UsageError(
+            f"Spark did not start: {str(error).splitlines()[0]}; is JAVA_HOME a Java 17 or newer?"
+        ) from error
+
+
+def stop_session(session: SparkSession) -> None:
+    try:
+        session.stop()
+    except Exception as error:  # noqa: BLE001
+        # The JVM is dead; the error that this caused was raised before.
+        log.debug("Spark could not be stopped: %s", error)
+
+
+@contextlib.contextmanager
+def children_in_own_group() -> Iterator[None]:
+    """Let the JVM that pyspark starts inside this context leave our process group.
+
+    Pyspark has no option for that. It runs Python code between fork and exec, so a fork hook is called there.
+    """
+    global _leave_group, _hooked
+    if not _hooked:
+        os.register_at_fork(after_in_child=_after_fork)
+        _hooked = True
+    _leave_group = True
+    try:
+        yield
+    finally:
+        _leave_group = False
+
+
+def _after_fork() -> None:
+    if _leave_group:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+
+
+def spark_output_file(checkpoint: Path) -> Path:
+    """The file for Spark's output about a pipeline; that of the run before is kept with `.1`."""
+    return checkpoint / OWN_FOLDER / "spark.log"
+
+
+@contextlib.contextmanager
+def inherited_stderr(path: Path) -> Iterator[None]:
+    """Let processes that are started inside this context write their standard error to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{path.name}.1"))
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        os.dup2(file, 2)
+        os.close(file)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def repeat_warnings(path: Path, on_line: Callable[[str], object] = relog) -> Iterator[None]:
+    """Call `on_line` with every line that is added to the file inside this context."""
+    done = threading.Event()
+
+    def read() -> None:
+        with path.open("rb") as file:
+            rest = b""
+            while not done.wait(READ_SECONDS):
+                rest = _read_lines(file, rest, on_line)
+            _read_lines(file, rest, on_line)
+
+    thread = threading.Thread(target=read, name="lanemq-spark-output", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _read_lines(file: BinaryIO, rest: bytes, on_line: Callable[[str], object]) -> bytes:
+    """Call `on_line` with each complete line; returns the incomplete last one."""
+    *lines, rest = (rest + file.read()).split(b"\n")
+    for line in lines:
+        on_line(line.decode("utf-8", "replace"))
+    return rest
