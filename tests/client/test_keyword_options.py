@@ -17,8 +17,9 @@ from lanemq.client.consumer.consumer import Consumer
 from lanemq.client.consumer.options import ConsumerOptions, ConsumerSettings, consumer_options
 from lanemq.client.consumer.push_consumer import PushConsumer
 from lanemq.client.producer.async_producer import AsyncProducer
-from lanemq.client.producer.options import ProducerOptions, ProducerSettings
+from lanemq.client.producer.options import ProducerOptions, ProducerSettings, producer_options
 from lanemq.client.producer.producer import Producer
+from lanemq.clock import SystemClock
 from lanemq.history import NO_HISTORY
 from lanemq.model.errors import InvalidOption
 from lanemq.testing.embedded import EmbeddedBroker
@@ -97,8 +98,9 @@ def test_a_consumer_takes_durations_as_timedelta_and_the_start_as_datetime() -> 
     assert (options.commit_every, options.start_timestamp_ms) == (60, int(when.timestamp() * 1000))
 
 
-def test_seconds_may_be_whole() -> None:
-    assert ProducerOptions(timeout=3).timeout == 3
+def test_a_producer_takes_durations_as_whole_numbers_and_as_timedelta() -> None:
+    options = producer_options(SystemClock(), "me", timeout=3, linger=timedelta(milliseconds=5))
+    assert (options.timeout, options.linger) == (3, 0.005)
 
 
 def test_every_option_of_a_consumer_can_be_passed_as_a_keyword() -> None:

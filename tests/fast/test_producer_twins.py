@@ -148,15 +148,6 @@ def test_futures_are_settled_alike() -> None:
     assert [index for index, _ in rest[0]] == [1, 3]
 
 
-@pytest.mark.parametrize("indexes", [[2, 0], [0, 3], [0]])
-def test_receipts_are_put_in_place_alike(indexes: list[int]) -> None:
-    ended = []
-    for kind in (twins, references):
-        receipts: list[Any] = [None] * 3
-        ended.append((outcome(kind["put_in_place"], receipts, indexes, ["a", "b"]), receipts))
-    assert ended[0] == ended[1]
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", 1, True, None]), st.integers())))
 def test_runs_are_sorted_alike(run: list[Any]) -> None:

@@ -225,7 +225,10 @@ def total_size(messages):
     """Twin of `client.producer.batches.total_size`."""
     cdef Py_ssize_t total = 0
     for message in messages:
-        total += (<QuickMessage>message).size if isinstance(message, QuickMessage) else message.size
+        if isinstance(message, QuickMessage):  # a conditional expression would create an int for each size
+            total += (<QuickMessage>message).size
+        else:
+            total += message.size
     return total
 
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of the futures that `submit` returns, and of putting the receipts of `send_many` in order.
+"""Twin of the future that `submit` returns.
 
-The references are in `client/producer/waiters.py`. A future creates its receipt when it is read. What the references
-guard with a lock needs none here: no Python code runs in between, so no other thread does.
+The reference is in `client/producer/waiters.py`. A future creates its receipt when it is read. What the reference guards
+with a lock needs none here: no Python code runs in between, so no other thread does.
 """
 
 include "guard.pxi"
@@ -99,13 +99,6 @@ cdef object new_future():
     return future
 
 
-def put_in_place(list receipts not None, indexes, some):
-    """Twin of `client.producer.waiters.put_in_place`."""
-    for index, receipt in zip(indexes, some, strict=True):
-        receipts[index] = receipt
-
-
 TWINS = {
     "client.producer.waiters.SubmittedFuture": SubmittedFuture,
-    "client.producer.waiters.put_in_place": put_in_place,
 }

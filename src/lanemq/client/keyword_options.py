@@ -7,14 +7,18 @@ folder; its file is opened last, so that refused options leave no file behind.
 import difflib
 import os
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.history import History, Role, open_history
 from lanemq.model.errors import InvalidOption
 from lanemq.net.security import TlsOptions
 from lanemq.wire.signing import Credentials
+
+Seconds: TypeAlias = float | timedelta
+"""A duration as users may give it."""
 
 _DESCRIPTIONS: dict[object, str] = {
     int: "a whole number",
@@ -37,6 +41,11 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], whose: str) -> No
     near = difflib.get_close_matches(wrong[0], known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
     raise InvalidOption(f"{', '.join(wrong)}: no such option of a {whose}; {hint}")
+
+
+def in_seconds(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with every `timedelta` as a number of seconds."""
+    return {name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in settings.items()}
 
 
 def wrong_kinds(options: object, kinds: Mapping[str, Any]) -> list[str]:

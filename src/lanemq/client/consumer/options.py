@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.identity import new_client_id
-from lanemq.client.keyword_options import opened_history, refuse_unknown, wrong_kinds
+from lanemq.client.keyword_options import Seconds, in_seconds, opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
 from lanemq.clock import Clock, SystemClock
 from lanemq.core.consuming.allocation import Allocate, averagely, averagely_by_circle, consistent_hash
@@ -28,8 +28,6 @@ STRATEGIES: dict[str, Allocate] = {
     "consistent-hash": consistent_hash(),
 }
 """Allocation strategies that need no arguments, by name."""
-
-Seconds: TypeAlias = float | timedelta
 
 LANE_PULL_BATCH = 1_000
 ROCKETMQ_PULL_BATCH = 32
@@ -253,9 +251,7 @@ def consumer_options(servers: str, group: str, /, **settings: Unpack[ConsumerSet
 
 def _normal(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Durations and times as seconds, the offsets folder as a path."""
-    normal = {
-        name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in settings.items()
-    }
+    normal = in_seconds(settings)
     if isinstance(when := normal.get("start_timestamp"), datetime):
         normal["start_timestamp"] = when.timestamp()
     if isinstance(folder := normal.get("offsets_folder"), str):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from lanemq.client.codec import Codec
-from lanemq.client.keyword_options import opened_history, refuse_unknown, wrong_kinds
+from lanemq.client.keyword_options import Seconds, in_seconds, opened_history, refuse_unknown, wrong_kinds
 from lanemq.client.security import security_of
 from lanemq.clock import Clock
 from lanemq.history import NO_HISTORY, History
@@ -108,17 +108,17 @@ _KINDS: dict[str, object] = {
 
 
 class ProducerSettings(TypedDict, total=False):
-    """The fields of `ProducerOptions` as keyword arguments of a producer."""
+    """The keyword arguments of a producer: the fields of `ProducerOptions`. Durations are seconds or a `timedelta`."""
 
     group: str
     codec: str | Codec
-    linger: float
+    linger: Seconds
     window: int
     max_batch_messages: int
     max_batch_bytes: int
     buffer_bytes: int
-    timeout: float
-    request_timeout: float
+    timeout: Seconds
+    request_timeout: Seconds
     compress_above: int
     max_body_bytes: int
     tls: TlsOptions | None
@@ -129,6 +129,7 @@ class ProducerSettings(TypedDict, total=False):
 def producer_options(clock: Clock, client_id: str, /, **settings: Unpack[ProducerSettings]) -> ProducerOptions:
     """Checked options. A history that is given as a folder is opened under the producer's client id."""
     refuse_unknown(settings, tuple(each.name for each in fields(ProducerOptions)), "producer")
-    given = settings.pop("history", NO_HISTORY)
-    options = ProducerOptions(**settings)  # type: ignore[arg-type]  # without history: that may be a path
-    return replace(options, history=opened_history(given, client_id, clock, "producer"))
+    rest = in_seconds(settings)
+    history = rest.pop("history", NO_HISTORY)
+    options = ProducerOptions(**rest)
+    return replace(options, history=opened_history(history, client_id, clock, "producer"))

@@ -8,7 +8,7 @@ does not learn the outcome: its waiter is marked `interrupted`, and if the messa
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -148,13 +148,6 @@ class TaskWaiter(SingleWaiter, LoopFuture):
     """A task waits."""
 
 
-@compiled
-def put_in_place(receipts: list[Any], indexes: Iterable[int], some: Iterable[Receipt]) -> None:
-    """Writes each receipt to its index."""
-    for index, receipt in zip(indexes, some, strict=True):
-        receipts[index] = receipt
-
-
 class BatchWaiter(ABC):
     """The waiter of `send_many`: collects the receipts of many messages, and wakes the caller when all are settled.
 
@@ -203,7 +196,8 @@ class BatchWaiter(ABC):
             raise errors[min(errors)]
         receipts: list[Any] = [None] * self._settled
         for indexes, some in self._batches:
-            put_in_place(receipts, indexes, some)
+            for index, receipt in zip(indexes, some, strict=True):
+                receipts[index] = receipt
         return receipts
 
     def _check_complete(self) -> None:
