@@ -38,8 +38,7 @@ from lanemq.broker.storage.checkpoints import (
     restored_producer,
 )
 from lanemq.broker.storage.delays import DelayDelivery
-from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock, SystemClock, nanoseconds_of
@@ -164,7 +163,7 @@ class Broker:
     def _assemble(self, store: Store) -> Parts:
         options, clock = self.options, self._clock
         members = Membership(expiry_ms=to_millis(options.member_expiry))
-        table = TopicTable(
+        topics = TopicTable(
             auto_create=options.auto_create_topics,
             template_queues=options.default_queues,
             own_names=(options.name, options.cluster),
@@ -179,7 +178,8 @@ class Broker:
             group_commit=group_commit,
             notices=Notices(members),
             advertised=options.listen,
-            topics=TopicKeeper(table, store.state, self._thread, group_commit.stop_writing),
+            topics=topics,
+            topic_keeper=TopicKeeper(topics, store.state, self._thread, group_commit.stop_writing),
             members=members,
             locks=LockTable(to_millis(options.stock_lease), first_serial=clock.wall()),
             offsets=GroupOffsets(),
@@ -196,7 +196,7 @@ class Broker:
             store,
             self._thread,
             group_commit,
-            parts.topics,
+            parts.topic_keeper,
             parts.producers,
             parts.offsets,
             parts.delays,
@@ -260,7 +260,7 @@ class Broker:
         parts = self._parts
         state = parts.state
         self._dropped = state.dropped_topics()
-        parts.topics.load()
+        parts.topic_keeper.load()
         parts.groups.update(
             (name, SubscriptionGroupConfig.decode(text.encode())) for name, text in state.groups().items()
         )

@@ -6,8 +6,7 @@ from typing import Protocol
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.notices import Notices
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.parking import Parking
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
@@ -17,6 +16,7 @@ from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.core.brokering.lock_table import LockTable, Verdict
 from lanemq.core.brokering.long_poll import LongPolls
 from lanemq.core.brokering.membership import ConnectionId, Membership
+from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.state import State
 from lanemq.log.store import Store
 from lanemq.model.queue import MessageQueue
@@ -62,7 +62,8 @@ class Parts:
     group_commit: GroupCommit
     notices: Notices
     advertised: Address
-    topics: TopicKeeper
+    topics: TopicTable
+    topic_keeper: TopicKeeper
     members: Membership
     locks: LockTable
     offsets: GroupOffsets

@@ -91,13 +91,13 @@ def _topic_of(parts: Parts, header: SendHeader, name: str) -> TopicConfig:
         return known
     check_topic(name)
     if not parts.options.auto_create_topics and not name.startswith(RETRY_PREFIX):
-        return parts.topics.existing(name)
+        return parts.topic_keeper.existing(name)
     if not header.default_topic and not name.startswith(RETRY_PREFIX):
         # The sender knew the topic, with its queues and its order: a new one could break both.
-        return parts.topics.existing(name)
+        return parts.topic_keeper.existing(name)
     queues = min(max(header.default_topic_queue_nums, 1), parts.options.default_queues)
     template = header.default_topic or DEFAULT_TOPIC
-    return parts.topics.take(parts.topics.table.auto_create(name, template, queues))
+    return parts.topic_keeper.take(parts.topics.auto_create(name, template, queues))
 
 
 def _route_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> SendRoute:
@@ -113,7 +113,7 @@ def _route_retry(parts: Parts, header: SendHeader, topic: TopicConfig) -> SendRo
     )
     properties = remove_property(remove_property(header.properties, PropertyName.DELAY), LANE_STAMP)
     if isinstance(next_stop, ToDeadLetter):
-        dead = parts.topics.take(parts.topics.table.ensure_dead_letter(group))
+        dead = parts.topic_keeper.take(parts.topics.ensure_dead_letter(group))
         return SendRoute(dead.name, 0, properties, 0)
     delayed = append_properties(properties, {PropertyName.DELAY: str(next_stop.level)})
     return route_delayed(topic.name, 0, delayed)

@@ -71,7 +71,7 @@ class GroupHandler:
         connection = ConnectionId(peer.number)
         for data in beat.consumer_data_set:
             if data.message_model != BROADCASTING:
-                self._parts.topics.take(self._parts.topics.table.ensure_retry(data.group_name))
+                self._parts.topic_keeper.take(self._parts.topics.ensure_retry(data.group_name))
         for name in producers:
             self._producers.setdefault(name, {})[connection] = (beat.client_id, request.language, request.version)
         changes = self._parts.members.heartbeat(connection, beat.client_id, groups, now=self._parts.clock.now())

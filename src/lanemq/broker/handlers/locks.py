@@ -129,17 +129,17 @@ class LockHandler:
 
     def _finished(self, group: str, grant: LockGrant) -> dict[MessageQueue, str]:
         """As much as an answer can carry; the rest is forgotten, and its messages are delivered again."""
-        told: dict[MessageQueue, str] = {}
+        sent: dict[MessageQueue, str] = {}
         left = MAX_FINISHED_CHARS
         for lease in grant.granted:
             queue = lease.queue
             text = self._parts.offsets.finished_ranges(group, queue.topic, queue.queue_id)
             if len(text) <= left:
-                told[queue] = text
+                sent[queue] = text
                 left -= len(text)
             else:
                 self._parts.offsets.forget_finished(group, queue.topic, queue.queue_id)
-        return told
+        return sent
 
     def _lane_reply(self, group: str, grant: LockGrant, finished: Mapping[MessageQueue, str]) -> bytes:
         """The grant, its epoch and the group's committed offset in one answer, which saves two round trips."""

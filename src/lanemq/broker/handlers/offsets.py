@@ -117,7 +117,7 @@ class OffsetHandler:
 
     def _check_queue(self, name: str, queue_id: int) -> None:
         """Refuse a commit for a queue that does not exist: it would outlive a deleted topic."""
-        topic = self._parts.topics.existing(name)
+        topic = self._parts.topic_keeper.existing(name)
         if not 0 <= queue_id < max(topic.read_queues, topic.write_queues):
             raise BrokerRefused(ResponseCode.INVALID_PARAMETER, f"queue {queue_id} of topic {name} does not exist")
 

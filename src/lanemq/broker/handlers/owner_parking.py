@@ -133,7 +133,7 @@ class OwnerParkingHandler:
 
     def _is_owner(self, peer: Peer, request: Command, header: ParkHeader) -> bool:
         check_group(header.consumer_group)
-        topic = self._parts.topics.existing(header.topic)
+        topic = self._parts.topic_keeper.existing(header.topic)
         if not 0 <= header.queue_id < topic.read_queues:
             raise BrokerRefused(
                 ResponseCode.INVALID_PARAMETER, f"queue {header.queue_id} of topic {topic.name} does not exist"

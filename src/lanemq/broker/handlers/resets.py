@@ -50,7 +50,7 @@ class ResetHandler:
     def _reset(self, peer: Peer, request: Command) -> None:
         header = ResetOffsetHeader.from_ext(request.ext)
         group = check_group(header.group)
-        topic = self._parts.topics.existing(header.topic)
+        topic = self._parts.topic_keeper.existing(header.topic)
         wanted = header.queue_id if header.queue_id is not None and header.queue_id >= 0 else None
         if wanted is not None and wanted >= topic.read_queues:
             raise BrokerRefused(

@@ -60,11 +60,11 @@ class RetryHandler:
         return properties
 
     def _target(self, group: str, properties: dict[str, str], level: int | None) -> SendRoute:
-        topics = self._parts.topics
+        topics, keeper = self._parts.topics, self._parts.topic_keeper
         if level is None:
-            dead = topics.take(topics.table.ensure_dead_letter(group))
+            dead = keeper.take(topics.ensure_dead_letter(group))
             return SendRoute(dead.name, 0, encode_properties(properties), 0)
-        retry = topics.take(topics.table.ensure_retry(group))
+        retry = keeper.take(topics.ensure_retry(group))
         properties[PropertyName.DELAY] = str(level)
         return route_delayed(retry.name, 0, encode_properties(properties))
 

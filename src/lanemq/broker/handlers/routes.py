@@ -91,11 +91,11 @@ class RouteHandler:
         answer(peer, request, {}, info.encode())
 
     def _topics(self, peer: Peer, request: Command) -> None:
-        topics = [topic.name for topic in self._parts.topics.table.topics()]
+        topics = [topic.name for topic in self._parts.topics.topics()]
         answer(peer, request, {}, TopicList(topic_list=topics).encode())
 
     def _system_topics(self, peer: Peer, request: Command) -> None:
-        table = self._parts.topics.table
+        table = self._parts.topics
         topics = [topic.name for topic in table.topics() if table.is_system(topic.name)]
         body = TopicList(topic_list=topics, broker_addr=str(self._parts.advertised))
         answer(peer, request, {}, body.encode())

@@ -41,7 +41,7 @@ class StatsHandler:
         }
 
     def _topic(self, peer: Peer, request: Command) -> None:
-        topic = self._parts.topics.existing(TopicHeader.from_ext(request.ext).topic)
+        topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
         table = {}
         for queue in self._queues(topic):
             low, high = self._parts.store.bounds(queue.topic, queue.queue_id)

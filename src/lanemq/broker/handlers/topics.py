@@ -51,23 +51,23 @@ class TopicHandler:
             order,
             header.topic_sys_flag or 0,
         )
-        self._parts.topics.take(self._parts.topics.table.put(wanted))
+        self._parts.topic_keeper.take(self._parts.topics.put(wanted))
         # The log thread handles this after the row just saved, so the answer means that it is on disk.
         self._parts.group_commit.barrier(partial(answer_saved, peer, request))
 
     def _all(self, peer: Peer, request: Command) -> None:
-        table = {topic.name: _describe(topic) for topic in self._parts.topics.table.topics()}
+        table = {topic.name: _describe(topic) for topic in self._parts.topics.topics()}
         answer(peer, request, {}, route_bodies.TopicConfigTable(topic_config_table=table).encode())
 
     def _describe(self, peer: Peer, request: Command) -> None:
-        topic = self._parts.topics.existing(TopicHeader.from_ext(request.ext).topic)
+        topic = self._parts.topic_keeper.existing(TopicHeader.from_ext(request.ext).topic)
         answer(peer, request, {}, _describe(topic).encode())
 
     def _delete(self, peer: Peer, request: Command) -> None:
         name = DeleteTopicHeader.from_ext(request.ext).topic
         parts = self._parts
         parts.group_commit.refuse_if_failed()
-        parts.topics.delete(name)
+        parts.topic_keeper.delete(name)
         position = parts.store.drop_topic(name)
         parts.producers.forget_topic(name)
         parts.offsets.forget(topic=name)
@@ -88,7 +88,7 @@ class TopicHandler:
                 parts.recording.deleted(name)  # not earlier: a crash would bring the topic back, with its messages
             answer_saved(peer, request, error)
 
-        parts.topics.forget(name, forget, forgotten)
+        parts.topic_keeper.forget(name, forget, forgotten)
         self._deleted(name)
 
     def _delete_route(self, peer: Peer, request: Command) -> None:

@@ -12,8 +12,7 @@ import logging
 import msgspec
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.group_commit import GroupCommit, LogThread
 from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
 from lanemq.core.brokering.dedup import ProducerRow, ProducerTable, Run, Unsaved
@@ -48,7 +47,7 @@ class Checkpoints:
         store: Store,
         thread: LogThread,
         group_commit: GroupCommit,
-        topics: TopicKeeper,
+        topic_keeper: TopicKeeper,
         producers: ProducerTable,
         offsets: GroupOffsets,
         delays: DelayQueueCursors,
@@ -57,7 +56,7 @@ class Checkpoints:
         self._store = store
         self._thread = thread
         self._group_commit = group_commit
-        self._topics = topics
+        self._topic_keeper = topic_keeper
         self._producers = producers
         self._offsets = offsets
         self._delays = delays
@@ -82,7 +81,7 @@ class Checkpoints:
             self._last_index = now
             self._take_mark()
         if self._mark is not None:
-            if self._mark_deletions != self._topics.deletions:
+            if self._mark_deletions != self._topic_keeper.deletions:
                 self._take_mark()  # the old rows contain producers of a topic that was deleted since
             self._save_index(*self._mark)
         if self._has_time_for_keys(now):
@@ -117,7 +116,7 @@ class Checkpoints:
 
     def _take_mark(self) -> None:
         self._mark = (self._store.appender.staged, self._producers.dirty())
-        self._mark_deletions = self._topics.deletions
+        self._mark_deletions = self._topic_keeper.deletions
 
     def _save_index(self, mark: int, unsaved: Unsaved) -> None:
         if self._group_commit.failure is not None:

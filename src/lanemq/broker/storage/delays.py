@@ -9,9 +9,9 @@ import logging
 from functools import partial
 
 from lanemq.broker.storage.group_commit import Done, GroupCommit
-from lanemq.broker.storage.topic_keeper import TopicKeeper
 from lanemq.clock import Clock
 from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors, due, due_at
+from lanemq.core.brokering.topic_table import TopicTable
 from lanemq.log.appender import NewRecord
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
@@ -31,7 +31,7 @@ class DelayDelivery:
     """Called by the housekeeping several times a second."""
 
     def __init__(
-        self, cursors: DelayQueueCursors, store: Store, clock: Clock, topics: TopicKeeper, group_commit: GroupCommit
+        self, cursors: DelayQueueCursors, store: Store, clock: Clock, topics: TopicTable, group_commit: GroupCommit
     ) -> None:
         self._cursors = cursors
         self._store = store

@@ -1,4 +1,4 @@
-"""Group commit: appends of many requests share one write and one fdatasync.
+"""How a broker writes: the log thread, and group commit, in which many appends share one write and one fdatasync.
 
 Handlers append on the event loop and know positions and offsets immediately. At the end of the loop iteration
 everything staged goes to the log thread as one group; while that is written, the next group gathers. If only one peer
@@ -10,18 +10,22 @@ before an earlier one, and nothing is acknowledged that was not flushed.
 
 import asyncio
 import logging
+import queue
+import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from lanemq.broker.storage.log_thread import LogThread
 from lanemq.clock import Clock
 from lanemq.log.appender import Arrival, NewRecords, Pending, Staged
 from lanemq.log.store import Store
-from lanemq.model.errors import BrokerBusy, StorageError
+from lanemq.model.errors import BrokerBusy, StorageError, WriteFailed
 from lanemq.model.units import Millis
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.record import NO_HOST
 
 log = logging.getLogger(__name__)
+
+G = TypeVar("G")
 
 BARRIER_BYTES = 512
 """What a barrier counts as, so that callers that store nothing are bounded too."""
@@ -29,6 +33,71 @@ BARRIER_BYTES = 512
 Done = Callable[[StorageError | None], None]
 """Called with None when the group is on disk, or with the error that prevented it."""
 OnArrivals = Callable[[Sequence[Arrival]], None]
+
+
+class LogThread:
+    """One thread for all disk writes: a slow disk does not block the event loop, and writes keep their order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._in_progress = 0
+        self._thread = threading.Thread(target=self._run, name="lanemq-log", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], G], done: Callable[[G | None, StorageError | None], None]) -> None:
+        """Run `job` on the log thread, then `done` on the loop with its result or its storage error."""
+
+        def run() -> None:
+            result, error = outcome_of(job)
+            self._loop.call_soon_threadsafe(finished, result, error)
+
+        def finished(result: G | None, error: StorageError | None) -> None:
+            self._in_progress -= 1
+            done(result, error)
+
+        self._in_progress += 1
+        self._jobs.put(run)
+
+    @property
+    def idle(self) -> bool:
+        """On the loop: whether every submitted job has run and its `done` was called."""
+        return self._in_progress == 0
+
+    async def call(self, job: Callable[[], G]) -> G:
+        """Run `job` on the log thread and return its result."""
+        future: asyncio.Future[G] = self._loop.create_future()
+
+        def done(result: G | None, error: StorageError | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        self.submit(job, done)
+        return await future
+
+    def stop(self) -> None:
+        """End the thread after every submitted job has run."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def outcome_of(job: Callable[[], G]) -> tuple[G | None, StorageError | None]:
+    """The result of a job, or its error; an unexpected exception counts as a failed write."""
+    try:
+        return job(), None
+    except StorageError as error:
+        return None, error
+    except Exception as error:  # must stop the writes, not the thread
+        log.exception("the log thread failed")
+        return None, WriteFailed(f"the log thread failed: {error!r}")
 
 
 class GroupCommit:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.group_commit import LogThread
 from lanemq.core.brokering.parked_lanes import LaneName, Limits, ParkedLane, ParkedLanes
 from lanemq.core.parked_lane import Failure, LaneStatus
 from lanemq.log.parked_rows import LaneId, LaneRow, ParkedChange, ParkedRows

@@ -1,4 +1,4 @@
-"""Topics: the table of topics together with its rows on disk.
+"""Topics on disk.
 
 A new topic is usable immediately. The log thread saves its row before any message that was sent to it, so no
 acknowledged message can outlive its topic. If the row cannot be saved, the broker stops writing for the same reason.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lanemq.broker.storage.log_thread import LogThread
+from lanemq.broker.storage.group_commit import LogThread
 from lanemq.core.brokering.topic_table import (
     Changed,
     Created,
@@ -33,22 +33,19 @@ OnForgotten = Callable[[StorageError | None], None]
 
 
 class TopicKeeper:
-    """Creates, finds and deletes topics, in memory and on disk."""
+    """Saves and deletes topics together with the table, in which handlers look them up."""
 
     def __init__(self, table: TopicTable, state: State, thread: LogThread, on_failure: OnFailure) -> None:
-        self.table = table
+        self._table = table
         self.deletions = 0
         """The number of deletions; data copied before a deletion may contain the deleted topic."""
         self._state = state
         self._thread = thread
         self._on_failure = on_failure
 
-    def get(self, name: str) -> TopicConfig | None:
-        return self.table.get(name)
-
     def existing(self, name: str) -> TopicConfig:
         """The topic; raises `TopicNotFound` if there is none."""
-        topic = self.table.get(name)
+        topic = self._table.get(name)
         if topic is None:
             raise TopicNotFound(ResponseCode.TOPIC_NOT_EXIST, f"topic {name} does not exist; create it first")
         return topic
@@ -72,11 +69,11 @@ class TopicKeeper:
 
     def load(self) -> None:
         """Restore the saved topics; called once, before the broker listens."""
-        self.table.restore(_decode(settings) for settings in self._state.topics().values())
+        self._table.restore(_decode(settings) for settings in self._state.topics().values())
 
     def delete(self, name: str) -> None:
         """Delete a topic from memory; `forget` deletes it from disk."""
-        outcome = self.table.delete(name)
+        outcome = self._table.delete(name)
         if isinstance(outcome, TopicRefused):
             raise _refusal(name, outcome.why)
         self.deletions += 1
@@ -101,7 +98,7 @@ class TopicKeeper:
     def _save(self, topic: TopicConfig) -> None:
         settings = _encode(topic)
         self._thread.submit(lambda: self._state.save_topic(topic.name, settings), self._saved)
-        self.table.saved([topic])
+        self._table.saved([topic])
 
     def _saved(self, _: object, error: StorageError | None) -> None:
         if error is not None:

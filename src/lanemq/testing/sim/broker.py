@@ -14,7 +14,7 @@ from typing import TypeVar
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
 from lanemq.broker.recording import Recording
-from lanemq.broker.storage.log_thread import LogThread, outcome_of
+from lanemq.broker.storage.group_commit import LogThread, outcome_of
 from lanemq.core.finished_ranges import FinishedRanges
 from lanemq.log.options import StoreOptions
 from lanemq.log.store import Store
