@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Finds a Java runtime that Spark can use (17 or newer), or installs one where that is possible without asking.
-# Prints one line, or with --home only the folder to use as JAVA_HOME; exit code 1 means that there is none: Spark tests say so and are left out, `make run` ends with the sentence below.
+# Finds a Java runtime for Spark (17 or newer), or installs one with apt-get when run as root.
+# Prints one line, or with --home only the folder for JAVA_HOME. Exit code 1: there is none. Spark tests are then skipped,
+# and `make run` ends with the message below.
 set -uo pipefail
 
 new_enough() {

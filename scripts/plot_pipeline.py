@@ -1,10 +1,10 @@
-"""Draws how a pipeline went: lag, batch times, and what was repeated, parked or set aside, over time.
+"""Plots the progress of a pipeline over time: lag, batch times, repeats, parked keys and dead letters.
 
     lanemq pipeline run orders.toml --json > progress.jsonl
     python scripts/plot_pipeline.py progress.jsonl -o orders.png
 
-The rule guarded here: a plot shows every batch and pass of the file, and says so when a line of it was none: logs have
-other lines in them, and a run that was killed leaves half of one. Needs matplotlib: `pip install "lanemq[plots]"`.
+Every batch and retry pass of the file is drawn. Other lines are counted and reported: a log has other lines, and a run
+that was killed may leave half of one. Needs matplotlib: `pip install "lanemq[plots]"`.
 """
 
 import argparse
@@ -17,29 +17,29 @@ from pathlib import Path
 from typing import Any
 
 COUNTS = ("repeats", "held", "parked", "dead", "poison", "gaps")
-"""Of the stage's counts, those that a person should look at."""
+"""The counts of the stage that are drawn."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A batch or a pass, as far as it is drawn."""
+    """A batch or a retry pass."""
 
     at: float
-    """Seconds since the first one began."""
-    is_pass: bool
+    """End, in seconds since the first one began."""
+    is_retry_pass: bool
     epoch: int
     messages: int
     seconds: float
     rate: float
     lag: int
     lag_seconds: float | None
-    stopped: int
-    """Lanes that stand still behind it."""
+    waiting: int
+    """Lanes that are held or parked after it."""
     counts: dict[str, int] = field(default_factory=dict)
 
 
 def read_progress(path: Path) -> tuple[list[Unit], int]:
-    """Batches and passes in the order they were told, and how many lines were something else."""
+    """Batches and retry passes in the order of the file, and the number of other lines."""
     documents, other = [], 0
     for line in path.read_text("utf-8", errors="replace").splitlines():
         try:
@@ -54,15 +54,15 @@ def read_progress(path: Path) -> tuple[list[Unit], int]:
 
 
 def _units(documents: list[dict[str, Any]]) -> list[Unit]:
-    """On the clock where lines have a time; else one after the other, as if nobody had ever waited."""
+    """Placed by the time of their lines; without times, one directly after the other."""
     units, passed, first = [], 0.0, None
     for each in documents:
         passed += each["seconds"]
         at = passed
         if each.get("time"):
-            told = datetime.fromisoformat(each["time"]).timestamp()
-            first = told - each["seconds"] if first is None else first
-            at = told - first
+            ended = datetime.fromisoformat(each["time"]).timestamp()
+            first = ended - each["seconds"] if first is None else first
+            at = ended - first
         units.append(_unit(each, at))
     return units
 
@@ -79,7 +79,7 @@ def _unit(each: dict[str, Any], at: float) -> Unit:
 
 
 def draw(units: list[Unit], title: str, out: Path) -> None:
-    """Three charts with one time axis; starts of the pipeline are vertical lines through all of them."""
+    """Draws three charts over one time axis. A vertical line marks each start of the pipeline."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -114,8 +114,8 @@ def _draw_lag(axes: Any, units: list[Unit]) -> None:
 
 
 def _draw_batches(axes: Any, units: list[Unit]) -> None:
-    for is_pass, colour, label in ((False, "tab:blue", "batches"), (True, "tab:orange", "passes")):
-        some = [u for u in units if u.is_pass == is_pass]
+    for is_retry_pass, colour, label in ((False, "tab:blue", "batches"), (True, "tab:orange", "retry passes")):
+        some = [u for u in units if u.is_retry_pass == is_retry_pass]
         if some:
             axes.scatter([u.at for u in some], [u.seconds for u in some], s=14, color=colour, label=label)
     axes.set_ylabel("seconds a batch")
@@ -128,7 +128,7 @@ def _draw_batches(axes: Any, units: list[Unit]) -> None:
 
 
 def _draw_counts(axes: Any, units: list[Unit]) -> None:
-    axes.step([u.at for u in units], [u.stopped for u in units], where="post", color="black", label="keys stopped")
+    axes.step([u.at for u in units], [u.waiting for u in units], where="post", color="black", label="keys waiting")
     for name in sorted({name for unit in units for name in unit.counts}):
         total, sums = 0, []
         for unit in units:
@@ -151,14 +151,20 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    batches = sum(not unit.is_pass for unit in units)
+    batches = sum(not unit.is_retry_pass for unit in units)
     passes, messages = len(units) - batches, sum(unit.messages for unit in units)
     try:
-        draw(units, f"{given.progress.name}: {messages:,} messages in {batches} batches and {passes} passes", given.out)
+        draw(
+            units,
+            f"{given.progress.name}: {messages:,} messages in {batches} batches and {passes} retry passes",
+            given.out,
+        )
     except ModuleNotFoundError as missing:
         print(f"plots need {missing.name}: pip install 'lanemq[plots]'", file=sys.stderr)
         return 1
-    print(f"{given.out}: {batches} batches, {passes} passes" + (f"; {other} other lines left out" if other else ""))
+    print(
+        f"{given.out}: {batches} batches, {passes} retry passes" + (f"; {other} other lines left out" if other else "")
+    )
     return 0
 
 

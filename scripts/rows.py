@@ -1,7 +1,6 @@
 """Fills the test column of docs/rocketmq-order.md from the `@pytest.mark.row("A57")` marks in tests/.
 
-The rule guarded here: what the document says about tests is never typed by hand. Marks are read from the syntax
-tree, so no test module is imported and nothing runs.
+The marks are read from the syntax tree: no test module is imported, and nothing runs.
 
     python scripts/rows.py           rewrite the column
     python scripts/rows.py --check   exit with 1 if the column is out of date or a row has no test
@@ -19,14 +18,14 @@ DOCUMENT = ROOT / "docs" / "rocketmq-order.md"
 TESTS = ROOT / "tests"
 ROWS = tuple(f"A{number}" for number in range(1, 118))
 SHOWN = 3
-"""Tests named per row; the rest is counted, or the table could not be read any more."""
+"""Tests named per row; the others are only counted, to keep the table readable."""
 NO_TEST = "–"
 
 _LINE = re.compile(r"^\| (A\d+) \|(.*)\|([^|]*)\|$", re.MULTILINE)
 
 
 def marked_tests(folder: Path = TESTS) -> dict[str, list[str]]:
-    """Row → `file::name` of every test that carries its mark, sorted."""
+    """Row → `file::name` of every test with its mark, sorted."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in sorted(folder.rglob("test_*.py")):
         name = path.relative_to(folder).as_posix()
@@ -36,12 +35,12 @@ def marked_tests(folder: Path = TESTS) -> dict[str, list[str]]:
 
 
 def rewritten(text: str, marks: dict[str, list[str]]) -> str:
-    """The document with its test column as `marks` say."""
+    """The document with the test column filled from `marks`."""
     return _LINE.sub(lambda line: f"| {line[1]} |{line[2]}| {_cell(marks.get(line[1], []))} |", text)
 
 
 def rows_in(text: str) -> list[str]:
-    """The row ids of the document, in its order."""
+    """The row ids of the document, in order."""
     return [line[1] for line in _LINE.finditer(text)]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the virtual environment that every make target runs in, with a line for each stage. Called by the Makefile only.
+# Builds the virtual environment of the make targets and prints a line for each stage. Called by the Makefile.
 set -euo pipefail
 python="$1" venv="$2"
 
@@ -16,7 +16,7 @@ if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
     exit 1
 fi
 
-# What takes the time is named as it begins: large downloads, then unpacking.
+# Prints what takes long when it begins: large downloads, then unpacking.
 tell_steps() {
     while IFS= read -r line; do
         case "$line" in
@@ -34,8 +34,8 @@ log=var/setup.log
 echo "setup 1 of 3: a virtual environment in $venv, with $("$python" -V 2>&1)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 
-echo "setup 2 of 3: packages into it, Spark among them: about 900 MB once installed, some minutes the first time"
-echo "              (everything that is said meanwhile is in $log)"
+echo "setup 2 of 3: packages, Spark among them: about 900 MB once installed, a few minutes the first time"
+echo "              (the whole output is in $log)"
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt \
     --editable ".[dev,fast,spark,postgres,plots]" 2>&1 | tee "$log" | tell_steps; then
     echo "setup failed; the end of $log:" >&2

@@ -1,4 +1,4 @@
-"""The examples run as shipped, and show what they claim."""
+"""The examples run as shipped and show what they claim."""
 
 import importlib.util
 import runpy
@@ -35,8 +35,8 @@ def example(name: str) -> ModuleType:
 
 
 @pytest.mark.row("A16")
-def test_hundred_orders_puts_each_order_into_one_queue_in_order(broker: EmbeddedBroker) -> None:
-    """10 keys with 10 messages each; a receipt names the queue, and offsets grow with the calls."""
+def test_hundred_orders_stores_each_order_in_one_queue_in_order(broker: EmbeddedBroker) -> None:
+    """10 keys with 10 messages each. Receipts name one queue per key, and offsets grow with the calls."""
     with Admin(broker.address) as admin:
         admin.create_topic("TopicTest", queues=4, ordered=True)
     places = defaultdict(list)
@@ -51,7 +51,7 @@ def test_hundred_orders_puts_each_order_into_one_queue_in_order(broker: Embedded
 
 @pytest.mark.row("A16")
 @pytest.mark.row("A17")
-def test_hundred_orders_receives_the_wanted_tags_in_order(broker: EmbeddedBroker) -> None:
+def test_hundred_orders_receives_the_tags_it_asked_for_in_order(broker: EmbeddedBroker) -> None:
     seen = example("hundred_orders").main(broker.address)
     wanted = defaultdict(list)
     for i in range(100):
@@ -61,15 +61,15 @@ def test_hundred_orders_receives_the_wanted_tags_in_order(broker: EmbeddedBroker
 
 
 @pytest.mark.row("A17")
-def test_committed_offsets_pass_messages_that_nobody_wants(broker: EmbeddedBroker) -> None:
-    """A group that wants some tags only would otherwise look behind for ever."""
+def test_committed_offsets_pass_messages_with_other_tags(broker: EmbeddedBroker) -> None:
+    """Otherwise the lag of a group that filters by tag would never be 0."""
     example("hundred_orders").main(broker.address)
     with Admin(broker.address) as admin:
         lags = {each.queue.queue_id: each.lag for each in admin.describe_group("hundred-orders").queues}
     assert lags == dict.fromkeys(range(4), 0)
 
 
-def test_hundred_orders_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hundred_orders_has_a_help_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["hundred_orders.py", "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(EXAMPLES / "hundred_orders.py"), run_name="__main__")
@@ -82,7 +82,7 @@ def test_no_order_is_shipped_before_it_was_created_and_paid(broker: EmbeddedBrok
     orders = example("order_life_cycle").main(broker.address)
     assert len(orders.lives) == 5
     assert all(life == ["created", "paid", "shipped"] for life in orders.lives.values())
-    assert orders.early > 0, "the warehouse must have been too early, or nothing was shown"
+    assert orders.early > 0, "the warehouse was never early, so the example shows nothing"
 
 
 def test_listener_statuses_mean_what_they_mean_in_rocketmq(broker: EmbeddedBroker) -> None:
@@ -92,32 +92,32 @@ def test_listener_statuses_mean_what_they_mean_in_rocketmq(broker: EmbeddedBroke
     assert committing.committed == [1, 2, 3, 4, 5]
 
 
-def test_pipelined_send_keeps_keys_in_order(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipelined_send_stores_keys_in_order_in_three_ways(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> None:
     example("pipelined_send").main(broker.address)
     assert capsys.readouterr().out.count("messages in order") == 3
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_order_pipeline_parks_one_order_and_ends_with_the_truth(spark: Any) -> None:
+def test_order_pipeline_parks_one_order_and_ends_with_the_right_table(spark: Any) -> None:
     end = example("order_pipeline").main(spark, orders=120)
     assert end["right"]
     assert end["parked"] == ["order-7"]
     assert end["repeats"] > 0
-    assert end["rows"] == end["messages"] - end["repeats"] - 1, "each event once, the unreadable one not at all"
+    assert end["rows"] == end["messages"] - end["repeats"] - 1, "each event once, and the one that cannot be decoded not at all"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_ledger_adds_up_after_every_entry(spark: Any) -> None:
+def test_every_balance_of_the_ledger_is_the_sum_of_its_entries(spark: Any) -> None:
     end = example("ledger_balances").main(spark, transfers=800)
     assert end["right"]
-    assert end["entries"] < end["messages"], "some came twice, or nothing was shown"
+    assert end["entries"] < end["messages"], "no message was sent twice, so the example shows nothing"
     assert end["refused"] > 0
 
 
-def test_the_auditor_of_the_ledger_finds_a_wrong_balance(tmp_path: Path) -> None:
-    """A verdict that nothing could make fail would be none."""
+def test_the_audit_of_the_ledger_finds_a_wrong_or_missing_entry(tmp_path: Path) -> None:
+    """Negative control for the example's own check."""
     ledger = example("ledger_balances")
     messages = [("account-1", ledger.Entry(1, "opening", 100)), ("account-1", ledger.Entry(2, "t0", -30))]
     with closing(sqlite3.connect(tmp_path / "bank.db")) as bank:
@@ -135,7 +135,7 @@ def test_the_auditor_of_the_ledger_finds_a_wrong_balance(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_pipeline_from_a_file_counts_as_python_does(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visits_counts_the_same_as_plain_python(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
     for name in ("VISITS_SERVERS", "VISITS_FOLDER"):
         monkeypatch.setenv(name, "")

@@ -1,4 +1,4 @@
-"""The plot of a pipeline's progress is drawn from what `lanemq pipeline run --json` prints."""
+"""scripts/plot_pipeline.py draws what `lanemq pipeline run --json` prints."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "plot_pipeline.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "plot_pipeline.py"
 PNG = b"\x89PNG"
 
 
@@ -38,8 +38,8 @@ def line(batch: int, **more: Any) -> str:
     return json.dumps({**given, "lag": 900 - batch, "lag_seconds": 1.5, "repeated": False, "counts": {}, **more})
 
 
-def test_a_run_becomes_a_picture(script: ModuleType, tmp_path: Path) -> None:
-    """With all that a run may have: a pass, a restart, repeats, parked keys, a lag that nobody knows the age of."""
+def test_a_progress_file_becomes_a_png(script: ModuleType, tmp_path: Path) -> None:
+    """With a retry pass, a restart, repeats, parked keys, and a lag of unknown age."""
     lines = [
         line(0, counts={"repeats": 3, "lanes_held": 1, "parked": 1}),
         line(1, **{"retry_pass": 1, "messages": 0, "lag_seconds": None}),
@@ -50,19 +50,19 @@ def test_a_run_becomes_a_picture(script: ModuleType, tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
 
 
-def test_units_are_on_the_clock_and_other_lines_are_counted(script: ModuleType, tmp_path: Path) -> None:
+def test_batches_are_placed_by_their_time_and_other_lines_are_counted(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join([line(0), "12:00 WARNING something", line(1)[:40], line(3)]))
     units, other = script.read_progress(tmp_path / "log")
     assert [unit.at for unit in units] == [0.5, 6.5]
     assert other == 2
 
 
-def test_without_times_batches_follow_each_other(script: ModuleType, tmp_path: Path) -> None:
+def test_without_times_batches_follow_each_other_directly(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join([line(0, time=None), line(3, time=None)]))
     assert [unit.at for unit in script.read_progress(tmp_path / "log")[0]] == [0.5, 1.0]
 
 
-def test_a_file_without_batches_is_told(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_batches_is_an_error_and_draws_nothing(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log").write_text("nothing\n")
     assert script.main([str(tmp_path / "log"), "-o", str(tmp_path / "out.png")]) == 1
     assert "has no line about a batch" in capsys.readouterr().err

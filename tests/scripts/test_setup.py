@@ -1,4 +1,4 @@
-"""`make setup` says what it does while it does it; a silence of minutes looks like a hang."""
+"""`make setup` reports each stage as it begins, because minutes of silence look like a hang."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 PYTHON = """#!/bin/sh
 case "$*" in
@@ -30,7 +30,7 @@ Installing collected packages: click, pyspark
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a Python that only says what pip would say."""
+    """A folder with a fake Python that prints what pip would print."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "pip.txt").write_text(PIP)
@@ -43,18 +43,18 @@ def setup(place: Path, code: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=place, capture_output=True, text=True, check=False, env=dict(os.environ))
 
 
-def test_every_stage_and_every_large_download_has_a_line(place: Path) -> None:
+def test_every_stage_and_every_large_download_is_printed(place: Path) -> None:
     said = [line.strip() for line in setup(place, 0).stdout.splitlines()]
     assert [line[:12] for line in said if line.startswith("setup")] == ["setup 1 of 3", "setup 2 of 3", "setup 3 of 3"]
     assert "pyspark-4.3.0.tar.gz (455.3 MB)" in said
     assert "pyarrow-26-cp311.whl (47.8 MB)" in said
     assert "building lanemq and its compiled module" in said
-    assert "click" not in "".join(said), "small ones are only noise"
+    assert "click" not in "".join(said), "small downloads are not printed"
     assert (place / "var" / "setup.log").read_text() == PIP
     assert said[-1].endswith("lanemq 1.0")
 
 
-def test_a_failure_shows_what_was_said_last(place: Path) -> None:
+def test_a_failure_shows_the_end_of_the_log(place: Path) -> None:
     (place / "pip.txt").write_text("ERROR: No matching distribution found for pyspark\n")
     failed = setup(place, 1)
     assert failed.returncode == 1

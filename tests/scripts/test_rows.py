@@ -1,11 +1,11 @@
-"""docs/rocketmq-order.md against code and tests: every mechanism has a place and a test, and the table says so."""
+"""docs/rocketmq-order.md: every mechanism has a place in the code and a test, and the table is up to date."""
 
 import importlib.util
 import textwrap
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_rows() -> ModuleType:
@@ -23,7 +23,7 @@ MARKS = rows.marked_tests()
 
 
 def test_every_row_has_a_test() -> None:
-    """A row without one is defended by `@pytest.mark.row("A57")` on a test."""
+    """Mark a test with `@pytest.mark.row("A57")` to give the row one."""
     assert [row for row in rows.ROWS if row not in MARKS] == []
 
 
@@ -31,7 +31,7 @@ def test_the_table_holds_every_row_once_and_in_order() -> None:
     assert rows.rows_in(TEXT) == list(rows.ROWS)
 
 
-def test_no_test_defends_a_row_that_does_not_exist() -> None:
+def test_no_test_is_marked_with_an_unknown_row() -> None:
     assert set(MARKS) <= set(rows.ROWS)
 
 
@@ -39,14 +39,14 @@ def test_the_test_column_is_up_to_date() -> None:
     assert rows.rewritten(TEXT, MARKS) == TEXT, "run: python scripts/rows.py"
 
 
-def test_every_place_named_in_the_table_exists() -> None:
+def test_every_module_in_the_table_exists() -> None:
     named = rows.code_in(TEXT)
     assert named
     missing = [path for path in named if not ((ROOT / "src/lanemq" / path).exists() or (ROOT / path).exists())]
     assert missing == []
 
 
-def test_marks_are_found_wherever_pytest_finds_them(tmp_path: Path) -> None:
+def test_marks_are_found_wherever_pytest_accepts_them(tmp_path: Path) -> None:
     """On functions, classes, methods, parameters, whole modules, and classes made by a call."""
     (tmp_path / "test_it.py").write_text(
         textwrap.dedent(
@@ -78,7 +78,7 @@ def test_marks_are_found_wherever_pytest_finds_them(tmp_path: Path) -> None:
     }
 
 
-def test_rewriting_touches_the_last_column_only() -> None:
+def test_rewriting_changes_only_the_last_column() -> None:
     line = "| A57 | what | here | `core/turns.py` | old |"
     assert rows.rewritten(line, {"A57": ["a.py::test_x"]}) == line.replace("old", "`a.py::test_x`")
     assert rows.rewritten(line, {}) == line.replace("old", "–")
