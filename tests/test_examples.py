@@ -92,7 +92,9 @@ def test_listener_statuses_mean_what_they_mean_in_rocketmq(broker: EmbeddedBroke
     assert committing.committed == [1, 2, 3, 4, 5]
 
 
-def test_pipelined_send_stores_keys_in_order_in_three_ways(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipelined_send_stores_keys_in_order_in_three_ways(
+    broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
     example("pipelined_send").main(broker.address)
     assert capsys.readouterr().out.count("messages in order") == 3
 
@@ -104,7 +106,9 @@ def test_order_pipeline_parks_one_order_and_ends_with_the_right_table(spark: Any
     assert end["right"]
     assert end["parked"] == ["order-7"]
     assert end["repeats"] > 0
-    assert end["rows"] == end["messages"] - end["repeats"] - 1, "each event once, and the one that cannot be decoded not at all"
+    assert end["rows"] == end["messages"] - end["repeats"] - 1, (
+        "each event once, and the one that cannot be decoded not at all"
+    )
 
 
 @pytest.mark.slow

@@ -62,7 +62,9 @@ def test_without_times_batches_follow_each_other_directly(script: ModuleType, tm
     assert [unit.at for unit in script.read_progress(tmp_path / "log")[0]] == [0.5, 1.0]
 
 
-def test_a_file_without_batches_is_an_error_and_draws_nothing(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_batches_is_an_error_and_draws_nothing(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "log").write_text("nothing\n")
     assert script.main([str(tmp_path / "log"), "-o", str(tmp_path / "out.png")]) == 1
     assert "has no line about a batch" in capsys.readouterr().err
