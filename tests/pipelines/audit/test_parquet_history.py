@@ -44,7 +44,7 @@ def test_what_was_flushed_survives_without_a_close(tmp_path: Path) -> None:
 
 
 def test_parts_are_one_history_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_history, "MOST_ROWS", 4)
+    monkeypatch.setattr(parquet_history, "MAX_ROWS", 4)
     history = ParquetHistory(tmp_path / "sink.parquet", "sink", count(1).__next__)
     effects(history, 0, 30)
     history.close()

@@ -19,8 +19,8 @@ from lanemq.checker.reading import find_files
 from lanemq.checker.verdict import Report
 from lanemq.pipelines.audit import judging
 from lanemq.pipelines.audit.job import add_results, report_of
-from lanemq.pipelines.audit.routing import NOWHERE, WHOLE_TOPIC, Topics
-from lanemq.pipelines.audit.scanning import FileFacts, Files, files_of, name_of, scan_pieces, scan_places
+from lanemq.pipelines.audit.routing import UNKNOWN_QUEUE, WHOLE_TOPIC, Topics
+from lanemq.pipelines.audit.scanning import FileFacts, Files, files_of, name_of, scan_messages, scan_pieces
 
 STRICT = Options(slack_ns=0)
 
@@ -51,12 +51,12 @@ class Routes:
             return WHOLE_TOPIC
         if piece["queue"] is not None:
             return int(piece["queue"])
-        return min(self.queues.get((piece["topic"], piece["name"])) or {NOWHERE})
+        return min(self.queues.get((piece["topic"], piece["name"])) or {UNKNOWN_QUEUE})
 
 
 def judged_in_shards(run: Path) -> Report:
     files = files_of([find_files([run])])
-    routes = Routes([row for batch in scan_places(files, _all_of(files)) for row in batch.to_pylist()])
+    routes = Routes([row for batch in scan_messages(files, _all_of(files)) for row in batch.to_pylist()])
     pieces = [row for batch in scan_pieces(files, _all_of(files)) for row in batch.to_pylist()]
     for piece in pieces:
         piece["shard"] = routes.shard(piece)
@@ -72,10 +72,10 @@ def _all_of(files: Files) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch([list(range(len(files)))], ["id"])
 
 
-@pytest.mark.parametrize("enough", [1, 20, judging.ENOUGH])
+@pytest.mark.parametrize("enough", [1, 20, judging.EVENTS_PER_SORT])
 def test_shards_add_up_to_the_plain_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
     """However many events are put in order at once."""
-    monkeypatch.setattr(judging, "ENOUGH", enough)
+    monkeypatch.setattr(judging, "EVENTS_PER_SORT", enough)
     for number in range(enough, enough + 60):
         run = write_history(tmp_path / str(number), garbage(number, regular=number % 2 == 0), lives=1 + number % 3)
         assert judged_in_shards(run) == replace(check([run], STRICT), around=()), number

@@ -99,7 +99,7 @@ def test_the_session_is_left_as_it_was(before: str) -> None:
     seen: list[str] = []
 
     def fail() -> None:
-        with row_attempts.each_by_itself(session):
+        with row_attempts.without_shared_expressions(session):
             seen.append(session[name])
             raise OSError("gone")
 
@@ -117,8 +117,8 @@ def test_the_session_is_left_as_it_was(before: str) -> None:
         ("the broker is away", False),
     ],
 )
-def test_only_what_is_about_a_value_is_a_message_s_fault(said: str, is_it: bool) -> None:
-    assert row_attempts.is_about_a_value(ValueError(said)) is is_it
+def test_only_what_is_caused_by_value_is_a_message_s_fault(said: str, is_it: bool) -> None:
+    assert row_attempts.is_caused_by_value(ValueError(said)) is is_it
 
 
 def test_what_is_done_with_poison_is_one_of_two() -> None:

@@ -1,7 +1,7 @@
-"""What a task does with a shard: put its pieces in order and feed them to the checker.
+"""What a task does with a shard: orders its pieces and gives them to the checker.
 
-Pieces come sorted by their first event, so nothing that is still to come is earlier than the piece just read: what is
-earlier than that can be judged. Memory is what overlaps, beside what the checker itself remembers.
+Pieces arrive sorted by their first event, so events before the first event of the newest piece can be checked: nothing
+earlier is still to come. Besides what the checker remembers, only overlapping pieces are in memory.
 """
 
 import gc
@@ -19,17 +19,17 @@ from lanemq.pipelines.audit.routing import Order, Topics
 from lanemq.pipelines.audit.scanning import ENCODE
 
 RESULTS = pa.schema({"run": pa.int32(), "payload": pa.binary()})
-"""What was found in a shard of a run; without a run, the facts of a file."""
+"""The findings of a shard of a run; without a run, the facts of a file."""
 
-ENOUGH = 4096
-"""Events that are put in order at once: fewer is slower, more is memory."""
+EVENTS_PER_SORT = 4096
+"""Events that are sorted at once. Fewer is slower, more takes memory."""
 
 _COLUMNS = ("topic", "shard", "t", "file", "pos", "process", "role", "payload")
 _DECODE = msgspec.msgpack.Decoder(tuple[list[int], list[AnyEvent]]).decode
 
 
-class Shard:
-    """One shard on its way through the checker; pieces must be added in the order of their first events."""
+class AuditShard:
+    """Gives one shard to the checker. Pieces must be added in the order of their first events."""
 
     def __init__(self, label: str, options: Options, first_send: Order | None) -> None:
         run, _, self._topic = label.partition(" ")
@@ -41,7 +41,8 @@ class Shard:
         self._fresh = 0
 
     def add(self, first: Order, process: str, role: str, payload: bytes) -> None:
-        if self._fresh >= ENOUGH:
+        """Adds a piece."""
+        if self._fresh >= EVENTS_PER_SORT:
             self._judge(first)
         lines, events = _DECODE(payload)
         known = self._processes.get(process)
@@ -53,6 +54,7 @@ class Shard:
         self._fresh += len(events)
 
     def finish(self) -> bytes:
+        """Checks the rest and returns the findings."""
         self._waiting.sort()
         self._feed(self._waiting)
         return ENCODE(self._checker.close())
@@ -65,7 +67,7 @@ class Shard:
         self._fresh = 0
 
     def _feed(self, ready: list[tuple[int, int, int, Event]]) -> None:
-        """The topic's first send may be in another shard; from that moment on this one knows of it."""
+        """Gives events to the checker, and at its time the topic's first send, which may be in another shard."""
         if self._first_send is not None and ready and ready[-1][:3] >= self._first_send:
             at = bisect_left(ready, self._first_send)
             self._checker.feed([item[3] for item in ready[:at]])
@@ -76,7 +78,7 @@ class Shard:
 
 
 def judge(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `RESULTS` from pieces in the order of `routing.into_shards`."""
+    """Checks pieces in the order of `routing.into_shards`. Returns rows of `RESULTS`."""
     was_enabled = gc.isenabled()
     gc.disable()  # as in the plain checker: what it remembers has no cycles
     try:
@@ -88,7 +90,7 @@ def judge(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]) -
 
 
 def _results(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int | None, bytes]]:
-    shard: Shard | None = None
+    shard: AuditShard | None = None
     here: tuple[str, int] | None = None
     for label, number, t, file, pos, process, role, payload in _pieces(batches):
         if label is None:
@@ -98,7 +100,7 @@ def _results(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]
             if shard is not None:
                 yield shard.run, shard.finish()
             here = (label, number)
-            shard = Shard(label, options, topics.first_sends.get(label))
+            shard = AuditShard(label, options, topics.first_sends.get(label))
         shard.add((t, file, pos), process, role, payload)
     if shard is not None:
         yield shard.run, shard.finish()

@@ -1,8 +1,8 @@
-"""A history that goes straight into Parquet, for writers with many events at a time, such as a pipeline's sink.
+"""A history that is written as Parquet, for programs that record many events at a time, such as a pipeline's sink.
 
-A Parquet file can only be read when it is complete, so the promise is smaller than that of the lines: what was
-recorded since the last `flush` dies with the process. Flush wherever the thing recorded becomes final, once a batch.
-Each flush is a file of its own, complete when it appears; together they are one history.
+A Parquet file can only be read when it is complete, so this keeps less than a history of lines: what was recorded since
+the last `flush` is lost with the process. Call `flush` wherever the recorded effect becomes final, once per batch. Each
+flush makes one file, complete when it appears; together they are one history.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import Any
 from lanemq.checker.parquet_writing import table
 from lanemq.history import NO_HISTORY, History, Role, file_name
 
-MOST_ROWS = 64 * 1024
-"""Rows kept in memory at most: more of them are flushed unasked."""
+MAX_ROWS = 64 * 1024
+"""Rows kept in memory; with more, the history is flushed."""
 
 
 class ParquetHistory(History):
-    """As `History`, but `folder` becomes a folder of Parquet files."""
+    """A `History` that writes Parquet files to `folder`."""
 
     def __init__(
         self, folder: Path, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
@@ -33,11 +33,12 @@ class ParquetHistory(History):
         self._write("begin", {"name": process, "role": role, "run": run})
 
     def flush(self) -> None:
-        """What was recorded so far survives a kill of the process; a power cut as well."""
+        """Writes what was recorded so far to disk; it then survives a kill and a power cut."""
         with self._lock:
             self._flush()
 
     def close(self) -> None:
+        """Flushes; later events are not recorded."""
         with self._lock:
             self._flush()
             self._folder = None
@@ -48,11 +49,11 @@ class ParquetHistory(History):
                 return
             self._rows.append({"e": event, "n": self._n, "t": self.now(), **fields})
             self._n += 1
-            if len(self._rows) >= MOST_ROWS:
+            if len(self._rows) >= MAX_ROWS:
                 self._flush()
 
     def _flush(self) -> None:
-        """Parts are named after their first event, so that their names are in the order of the events."""
+        """Writes a file, named after its first event, so that names are in the order of events."""
         if self._folder is None or not self._rows:
             return
         from pyarrow import parquet
@@ -71,7 +72,7 @@ class ParquetHistory(History):
 def open_parquet_history(
     folder: Path | None, process: str, now_ns: Callable[[], int], role: Role = "other", run: str = ""
 ) -> History:
-    """As `open_history`: a history of its own for this process, or nothing at all without a folder."""
+    """A Parquet history for this process; records nothing without a folder. Otherwise like `open_history`."""
     if folder is None:
         return NO_HISTORY
     return ParquetHistory(folder / f"{file_name(process)}.parquet", process, now_ns, role, run)

@@ -1,7 +1,7 @@
-"""Which shard a send belongs to.
+"""Finds the shard that a send belongs to.
 
-Regular is a topic in which every message has one key and one queue, and every key one queue. There a send follows its
-key, or, without a key, its message. A topic that is not regular is judged in one piece, and so is one that was deleted.
+A topic is regular if every message has one key and one queue, and every key one queue. There a send belongs to the
+queue of its key or, without a key, of its message. A topic that is not regular, or was deleted, is one shard.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 WHOLE_TOPIC = -1
-NOWHERE = -2
-"""The shard of messages of which nothing but their sends is known."""
+UNKNOWN_QUEUE = -2
+"""The shard of messages of which only their sends are known."""
 
 Order = tuple[int, int, int]
 """Time, file, line."""
@@ -19,15 +19,15 @@ Order = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What is true of a topic as a whole: not regular, and when somebody first sent to it. By `RunFile.label`."""
+    """The topics that are not regular, and the first send to each topic. By `RunFile.label`."""
 
     irregular: frozenset[str]
     first_sends: dict[str, Order]
 
 
-def find_routes(places: DataFrame) -> DataFrame:
-    """topic, name → queue; rows without a name say when the topic was first sent to. Meant to be persisted."""
-    messages = places.groupBy("topic", "id").agg(
+def find_routes(messages: DataFrame) -> DataFrame:
+    """The queue of each topic and name; rows without a name have the topic's first send. The caller persists it."""
+    merged = messages.groupBy("topic", "id").agg(
         f.min("key").alias("key"),
         f.max("key").alias("other_key"),
         f.min("queue").alias("queue"),
@@ -35,7 +35,7 @@ def find_routes(places: DataFrame) -> DataFrame:
         f.min(f.when(f.col("t").isNotNull(), f.struct("t", "file", "pos"))).alias("first"),
         f.max("whole").alias("whole"),
     )
-    sent = messages.where("key IS NOT NULL OR id IS NULL").select(
+    sent = merged.where("key IS NOT NULL OR id IS NULL").select(
         "topic",
         f.when(f.col("id").isNotNull(), _name()).alias("name"),
         "queue",
@@ -54,20 +54,21 @@ def find_routes(places: DataFrame) -> DataFrame:
 
 
 def find_topics(routes: DataFrame) -> Topics:
+    """Collects what is true of whole topics."""
     rows = routes.groupBy("topic").agg(f.max("odd").alias("odd"), f.min("first").alias("first")).collect()
     first_sends = {row.topic: (row.first.t, row.first.file, row.first.pos) for row in rows if row.first}
     return Topics(frozenset(row.topic for row in rows if row.odd), first_sends)
 
 
 def into_shards(pieces: DataFrame, routes: DataFrame, topics: Topics) -> DataFrame:
-    """Every piece in the task of its shard, in time order. Without a topic: about a file, and a shard of its own."""
+    """Brings every piece to the task of its shard, in time order. Pieces without a topic have a shard of their own."""
     known = routes.where("queue IS NOT NULL AND name IS NOT NULL").select(
         "topic", "name", f.col("queue").alias("found")
     )
-    # Pieces that know their queue match nothing, but would all meet in one task if their name were empty.
+    # Pieces with a queue match no name. They get one, because null names would all be joined in one task.
     by = f.coalesce(f.col("name"), f.concat(f.lit("q"), f.col("queue").cast("string")))
     routed = pieces.withColumn("name", by).join(known, ["topic", "name"], "left")
-    shard = f.coalesce("queue", "found", f.lit(NOWHERE))
+    shard = f.coalesce("queue", "found", f.lit(UNKNOWN_QUEUE))
     if topics.irregular:
         shard = f.when(f.col("topic").isin(*topics.irregular), f.lit(WHOLE_TOPIC)).otherwise(shard)
     return (

@@ -1,8 +1,8 @@
-"""What a task does with one file of a history: read it with the checker's own reader and hand it on in pieces.
+"""What a task does with one file of a history: reads it with the checker's own reader and passes it on in pieces.
 
-Two passes. The first finds out where messages are, the second carries the events. A piece holds events of one block,
-one process and one destination, with the line number of each, so that a shard can be put in order again whatever way
-the pieces come; pieces instead of single events make everything between the two Pythons cheap.
+The first pass finds the queue of each message, the second passes the events on. A piece holds events of one block, one
+process and one destination, with the line number of each, so that a shard can be ordered in whatever order pieces
+arrive. Pieces are used because single events would be expensive to pass between Python and Spark.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from lanemq.checker.checking import UNJUDGED, kind_name
 from lanemq.checker.events import NOBODY, AnyEvent, Event, Process, Send, TopicDeleted
 from lanemq.checker.history_file import HistoryFile, claim_names
 
-PLACES = pa.schema(
+MESSAGES = pa.schema(
     {
         "topic": pa.string(),
         "id": pa.string(),
@@ -29,9 +29,9 @@ PLACES = pa.schema(
         "whole": pa.bool_(),
     }
 )
-"""A message's key, as sent, and its queue, as seen.
+"""The key that a message was sent with, and the queue it was seen in.
 
-Without an id: the first send to a topic in this file, or `whole`, that the topic cannot be cut.
+A row without an id is the first send to a topic in this file, or says (`whole`) that the topic must be one shard.
 """
 
 PIECES = pa.schema(
@@ -47,22 +47,24 @@ PIECES = pa.schema(
         "payload": pa.binary(),
     }
 )
-"""`queue` or, for sends, `name` says where a piece belongs; without a topic it is about the file as a whole."""
+"""`queue` or, for sends, `name` says where a piece belongs. A row without a topic is about the whole file."""
 
-ROWS_TOGETHER = 1000
-"""A piece has a few kilobytes at most, so this is megabytes, not gigabytes."""
+ROWS_PER_BATCH = 1000
+"""A piece has at most a few kilobytes, so a batch has a few megabytes."""
 
 Rows = list[tuple[Any, ...]]
 
 ENCODE = msgspec.msgpack.Encoder().encode
 
-_Place = tuple[str, int | None, str | None, Process]
-"""Topic, queue or name, and who wrote it."""
+_Destination = tuple[str, int | None, str | None, Process]
+"""Topic, queue or name, and the process that recorded it."""
 
 _KINDS: tuple[type[Event], ...] = AnyEvent.__args__
-_PLACED = frozenset(kind for kind in _KINDS if {"queue", "id"} <= set(kind.__struct_fields__))
+_WITH_QUEUE_AND_ID = frozenset(kind for kind in _KINDS if {"queue", "id"} <= set(kind.__struct_fields__))
 _SENT = frozenset(
-    kind for kind in _KINDS if "id" in kind.__struct_fields__ and kind not in _PLACED and kind not in UNJUDGED
+    kind
+    for kind in _KINDS
+    if "id" in kind.__struct_fields__ and kind not in _WITH_QUEUE_AND_ID and kind not in UNJUDGED
 )
 _IN_QUEUE = frozenset(kind for kind in _KINDS if "queue" in kind.__struct_fields__)
 _NO_SEND = (None, None, None, False)
@@ -80,10 +82,11 @@ class RunFile:
     claims: dict[str, int] = field(compare=False)
 
     def open(self) -> HistoryFile:
+        """The checker's reader for it."""
         return HistoryFile(Path(self.path), self.number, self.claims)
 
     def label(self, topic: str) -> str:
-        """A topic of this run, not to be mixed up with its namesake in another."""
+        """The name of a topic of this run; topics of other runs have other labels."""
         return f"{self.run} {topic}"
 
 
@@ -91,7 +94,7 @@ Files = tuple[RunFile, ...]
 
 
 def files_of(runs: Sequence[Sequence[Path]]) -> Files:
-    """Everything the tasks need to know of the files; reads the beginning of each."""
+    """What tasks need to know of the files; reads the beginning of each."""
     return tuple(
         RunFile(run, number, str(path), claims)
         for run, paths in enumerate(runs)
@@ -101,14 +104,14 @@ def files_of(runs: Sequence[Sequence[Path]]) -> Files:
 
 
 def assigned(files: Files, batches: Iterator[pa.RecordBatch]) -> Iterator[RunFile]:
-    """Which files this task is to read."""
+    """The files that this task reads."""
     for batch in batches:
         yield from (files[number] for number in batch.column(0).to_pylist())
 
 
 @dataclass(slots=True)
 class FileFacts:
-    """What is known of a file when all of it was read. `seen` counts only what no rule looks at."""
+    """What is known of a file after reading it. `seen` counts only events that no rule checks."""
 
     run: int
     file: int
@@ -121,26 +124,26 @@ class FileFacts:
 
 
 def name_of(key: str, id: str) -> str:
-    """What sends are routed by: messages of a key stay together, a message without one goes alone."""
+    """The name that sends are routed by: the key, or the id of a message without one."""
     return f"k{key}" if key else f"i{id}"
 
 
-def scan_places(files: Files, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """First pass: rows of `PLACES`."""
-    return _gathered(PLACES, (rows for file in assigned(files, batches) for rows in _file_places(file)))
+def scan_messages(files: Files, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """First pass: rows of `MESSAGES`."""
+    return _gathered(MESSAGES, (rows for file in assigned(files, batches) for rows in _file_messages(file)))
 
 
-def _file_places(file: RunFile) -> Iterator[Rows]:
+def _file_messages(file: RunFile) -> Iterator[Rows]:
     first_sends: dict[str, tuple[int, int]] = {}
     pos = 0
     for block in file.open().blocks():
-        yield _places(file, block, pos, first_sends)
+        yield _messages(file, block, pos, first_sends)
         pos += len(block)
     yield [(file.label(topic), None, None, None, t, file.number, at, False) for topic, (t, at) in first_sends.items()]
 
 
-def _places(file: RunFile, block: list[Event], pos: int, first_sends: dict[str, tuple[int, int]]) -> Rows:
-    """One row for each message of the block, and another one wherever the block contradicts itself."""
+def _messages(file: RunFile, block: list[Event], pos: int, first_sends: dict[str, tuple[int, int]]) -> Rows:
+    """One row for each message of the block, and one more for each second key or queue of a message."""
     keys: dict[tuple[str, str], str] = {}
     queues: dict[tuple[str, str], int] = {}
     rows: Rows = []
@@ -152,7 +155,11 @@ def _places(file: RunFile, block: list[Event], pos: int, first_sends: dict[str, 
                 rows.append((file.label(event.topic), event.id, event.key, *_NO_QUEUE))
             if kind is Send and event.topic not in first_sends:
                 first_sends[event.topic] = (event.t, at)
-        elif kind in _PLACED and event.id and queues.setdefault((event.topic, event.id), event.queue) != event.queue:
+        elif (
+            kind in _WITH_QUEUE_AND_ID
+            and event.id
+            and queues.setdefault((event.topic, event.id), event.queue) != event.queue
+        ):
             rows.append((file.label(event.topic), event.id, None, event.queue, *_NO_SEND))
         elif kind is TopicDeleted:
             rows.append((file.label(event.topic), *_WHOLE))
@@ -177,7 +184,7 @@ def _file_pieces(file: RunFile) -> Iterator[Rows]:
 
 
 def _pieces(file: RunFile, block: list[Event], facts: FileFacts) -> Rows:
-    pieces: dict[_Place, tuple[list[int], list[Event]]] = {}
+    pieces: dict[_Destination, tuple[list[int], list[Event]]] = {}
     event: Any
     for at, event in enumerate(block, facts.events):
         kind = event.__class__
@@ -185,37 +192,37 @@ def _pieces(file: RunFile, block: list[Event], facts: FileFacts) -> Rows:
             tag = kind_name(kind)
             facts.seen[tag] = facts.seen.get(tag, 0) + 1
             continue
-        place: _Place
+        destination: _Destination
         if kind in _IN_QUEUE:
-            place = (event.topic, event.queue, None, event.process)
+            destination = (event.topic, event.queue, None, event.process)
         else:
             name = "" if kind is TopicDeleted else name_of(event.key, event.id)
-            place = (event.topic, None, name, event.process)
-        piece = pieces.get(place)
+            destination = (event.topic, None, name, event.process)
+        piece = pieces.get(destination)
         if piece is None:
-            piece = pieces[place] = ([], [])
+            piece = pieces[destination] = ([], [])
         piece[0].append(at)
         piece[1].append(event)
     if block:
         facts.events += len(block)
         facts.last_t, facts.last_process = block[-1].t, block[-1].process.name
-    return [_piece(file, place, *piece) for place, piece in pieces.items()]
+    return [_piece(file, destination, *piece) for destination, piece in pieces.items()]
 
 
-def _piece(file: RunFile, place: _Place, at: list[int], events: list[Event]) -> tuple[Any, ...]:
-    topic, queue, name, process = place
+def _piece(file: RunFile, destination: _Destination, at: list[int], events: list[Event]) -> tuple[Any, ...]:
+    topic, queue, name, process = destination
     for event in events:
-        event.process = NOBODY  # told once for the whole piece
+        event.process = NOBODY  # given once for the whole piece
     first = (events[0].t, file.number, at[0])
     return file.label(topic), queue, name, *first, process.name, process.role.value, ENCODE((at, events))
 
 
 def _gathered(schema: pa.Schema, parts: Iterator[Rows]) -> Iterator[pa.RecordBatch]:
-    """Small files and small blocks share a batch: each batch is a trip to the other side."""
+    """Gathers rows of small files and blocks into one batch, because each batch has a fixed cost."""
     rows: Rows = []
     for part in parts:
         rows += part
-        if len(rows) >= ROWS_TOGETHER:
+        if len(rows) >= ROWS_PER_BATCH:
             yield _batch(schema, rows)
             rows = []
     if rows:

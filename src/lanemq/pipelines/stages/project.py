@@ -1,10 +1,10 @@
-"""`Project`: rows as they are, through expressions of Spark SQL. For landing topics in files and tables.
+"""`Project`: rows as they are, through Spark SQL expressions. For landing topics in files and tables.
 
     Project(["key", "cast(value as string) as event", "queue_id", "queue_offset"])
 
-The rule guarded here: the rows of a queue stay in the order of their offsets, and are written to files once, so that
-a sink may read them as often as it likes; a message that an expression cannot be computed of is set aside, and keeps
-no other message back. No state, nothing waits.
+The stage has no state. Invariants: the rows of a queue stay in the order of their offsets and are written to files
+once, so that a sink may read them repeatedly; a message for which an expression fails becomes a dead letter and does
+not affect other messages.
 """
 
 import logging
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 QUEUE: Final = ("topic", "broker", "queue_id")
 _HIDDEN: Final = tuple(f"__lanemq_{name}" for name in QUEUE)
-_REACHED: Final = {"__lanemq_next": "queue_offset + 1", "__lanemq_stored": "unix_millis(store_timestamp)"}
-"""How far a queue was read, where the messages say it."""
+_POSITION: Final = {"__lanemq_next": "queue_offset + 1", "__lanemq_stored": "unix_millis(store_timestamp)"}
+"""Expressions for how far a queue was read, if the messages have these columns."""
 _KINDS: Final = [
     ("shard", pa.string()), ("task", pa.int32()), ("path", pa.string()), ("rows", pa.int64()),
     ("next", pa.int64()), ("stored", pa.int64()),
@@ -46,10 +46,10 @@ class Project(Stage):
     """A stage that appends expressions over the columns of a message.
 
     Args:
-        select: Expressions, or one text with expressions separated by line breaks; default is every column.
-        where: A condition; rows that do not fulfil it are left out.
-        on_poison: `dead_letter`: messages that an expression fails for are set aside and the query lives; `fail`: it
-            ends, at every start, until the expression is another one.
+        select: Expressions, or one text with one expression per each; the default is every column.
+        where: A condition; other rows are left out.
+        on_poison: `dead_letter`: messages for which an expression fails become dead letters. `fail`: they end the
+            query, at every start, until the expression is changed.
     """
 
     how: Append | Merge = Append()
@@ -70,12 +70,12 @@ class Project(Stage):
         self._fails = on_poison == "fail"
         self.columns: tuple[str, ...] = ()
         self.schema = StructType()
-        self._place = Path()
+        self._folder = Path()
 
-    def open(self, spark: SparkSession, place: Path) -> None:
-        """Only Spark knows what an expression gives, and which columns it needs."""
-        self._place = place
-        shutil.rmtree(place / "work", ignore_errors=True)  # rows of batches that will be made again
+    def open(self, spark: SparkSession, folder: Path) -> None:
+        """Asks Spark for the types of the expressions and the columns that they need."""
+        self._folder = folder
+        shutil.rmtree(folder / "work", ignore_errors=True)  # rows of batches that will be repeated
         try:
             frame = self._projected(spark.createDataFrame([], COLUMNS))
         except Exception as error:
@@ -87,57 +87,61 @@ class Project(Stage):
         self.columns = tuple(name for name in COLUMNS.names if name in needed)
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
-        folder = self._place / "work" / str(batch.number)
+        """Writes the rows of a batch to files."""
+        folder = self._folder / "work" / str(batch.number)
         folder.mkdir(parents=True, exist_ok=True)
         hidden = [f"{name} as {alias}" for name, alias in zip(QUEUE, _HIDDEN, strict=True)]
         if all(name in messages.columns for name in NEEDED):
-            hidden += [f"{text} as {alias}" for alias, text in _REACHED.items()]
+            hidden += [f"{text} as {alias}" for alias, text in _POSITION.items()]
         try:
-            lines = _written(self._projected(messages, *hidden), self.schema, folder)
+            files = _written(self._projected(messages, *hidden), self.schema, folder)
         except Exception as error:
-            if self._fails or not row_attempts.is_about_a_value(error):
+            if self._fails or not row_attempts.is_caused_by_value(error):
                 raise
-            log.warning("%s: %s; each message is computed by itself", batch, str(error).splitlines()[0])
+            log.warning("%s: %s; computing each message separately", batch, str(error).splitlines()[0])
             return self._run_by_message(messages, batch, hidden, folder, error)
-        files = FileRows(self.schema, _files(lines))
-        return Results(files, counts={"events": files.count()}, positions=_positions(lines))
+        rows = FileRows(self.schema, _row_files(files))
+        return Results(rows, counts={"events": rows.count()}, positions=_positions(files))
 
     def _run_by_message(
         self, messages: DataFrame, batch: Batch, hidden: Sequence[str], folder: Path, reason: Exception
     ) -> Results:
-        """For a batch in which a message fails: takes longer, and reads the messages again."""
+        """Computes each message separately, for a batch in which one fails. Slower, and reads the messages again."""
         try:
-            with row_attempts.each_by_itself(messages.sparkSession):
-                tried = row_attempts.attempted(messages, self._select, self._where)
-                good = row_attempts.computed(tried, self.schema.names, hidden)
-                lines = _written(good, self.schema, folder)
-                poison = row_attempts.set_aside(tried, self._select, self._where, batch, hidden)
-                dead_lines = _written(poison, DEAD_LETTER_SCHEMA, folder)
+            with row_attempts.without_shared_expressions(messages.sparkSession):
+                tried = row_attempts.attempt_rows(messages, self._select, self._where)
+                good = row_attempts.successful_rows(tried, self.schema.names, hidden)
+                files = _written(good, self.schema, folder)
+                poison = row_attempts.dead_letter_rows(tried, self._select, self._where, batch, hidden)
+                dead_files = _written(poison, DEAD_LETTER_SCHEMA, folder)
         except Exception as error:
-            log.warning("%s: messages cannot be computed one by one: %s", batch, str(error).splitlines()[0])
+            log.warning("%s: messages cannot be computed separately: %s", batch, str(error).splitlines()[0])
             raise reason from error
-        rows, dead = FileRows(self.schema, _files(lines)), FileRows(DEAD_LETTER_SCHEMA, _files(dead_lines))
+        rows, dead = FileRows(self.schema, _row_files(files)), FileRows(DEAD_LETTER_SCHEMA, _row_files(dead_files))
         counts = {"events": rows.count() + dead.count(), "poison": dead.count()}
-        return Results(rows, dead, counts, positions=_positions([*lines, *dead_lines]))
+        return Results(rows, dead, counts, positions=_positions([*files, *dead_files]))
 
     def finished(self, batch: Batch) -> None:
-        shutil.rmtree(self._place / "work" / str(batch.number), ignore_errors=True)
+        """Removes the files: the sinks have the batch."""
+        shutil.rmtree(self._folder / "work" / str(batch.number), ignore_errors=True)
 
     def _projected(self, messages: DataFrame, *more: str) -> DataFrame:
         missing = [name for name in QUEUE if name not in messages.columns]
         if missing:
-            raise UsageError(f"messages have no column {', '.join(missing)}: prepare must keep what names the queue")
+            raise UsageError(
+                f"messages have no column {', '.join(missing)}: prepare must keep the columns that name the queue"
+            )
         chosen = messages if self._where is None else messages.where(self._where)
         return chosen.selectExpr(*self._select, *more)
 
 
-def _written(frame: DataFrame, schema: StructType, folder: Path) -> list["_Line"]:
+def _written(frame: DataFrame, schema: StructType, folder: Path) -> list["_QueueFile"]:
     writer = _Writer(folder, to_arrow_schema(schema, timezone="UTC"))
-    return [_Line(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
+    return [_QueueFile(*row) for row in frame.mapInArrow(writer, _SUMMARY).collect()]
 
 
-class _Line(NamedTuple):
-    """What a task says about one queue."""
+class _QueueFile(NamedTuple):
+    """What a task reports about one queue."""
 
     shard: str
     task: int
@@ -146,16 +150,16 @@ class _Line(NamedTuple):
     next: int | None
     stored: int | None
 
-    def with_more(self, part: pa.Table) -> "_Line":
-        if not set(_REACHED) <= set(part.column_names):
+    def with_more(self, part: pa.Table) -> "_QueueFile":
+        if not set(_POSITION) <= set(part.column_names):
             return self._replace(rows=self.rows + part.num_rows)
-        ends = [pc.max(part[name]).as_py() for name in _REACHED]
+        ends = [pc.max(part[name]).as_py() for name in _POSITION]
         known = (self.next or 0, self.stored or 0)
         return self._replace(rows=self.rows + part.num_rows, next=max(ends[0], known[0]), stored=max(ends[1], known[1]))
 
 
 class _Writer:
-    """In a task: the rows of each queue into a file of its own, and one line about it."""
+    """What a task does: writes the rows of each queue to a file, and returns one row about each file."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._folder = folder
@@ -167,24 +171,24 @@ class _Writer:
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         writers: dict[str, tuple[pq.ParquetWriter, Path]] = {}
-        lines: dict[str, _Line] = {}
+        files: dict[str, _QueueFile] = {}
         for batch in batches:
             for shard, part in _by_queue(pa.table(batch)):
                 if shard not in writers:
                     path = self._folder / f"{len(writers)}-{task}-{context.taskAttemptId() if context else 0}.part"
                     writers[shard] = (pq.ParquetWriter(path, self._schema), path)
                 writers[shard][0].write_table(part.select(self._schema.names).cast(self._schema))
-                known = lines.get(shard) or _Line(shard, task, str(writers[shard][1]), 0, None, None)
-                lines[shard] = known.with_more(part)
+                known = files.get(shard) or _QueueFile(shard, task, str(writers[shard][1]), 0, None, None)
+                files[shard] = known.with_more(part)
         for writer, _ in writers.values():
             writer.close()
-        columns = [[line[at] for line in lines.values()] for at in range(len(_KINDS))]
+        columns = [[each[at] for each in files.values()] for at in range(len(_KINDS))]
         arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, _KINDS, strict=True)]
         yield pa.record_batch(arrays, schema=pa.schema(_KINDS))
 
 
 def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Runs of rows of one queue; nearly always there is one."""
+    """Consecutive rows of one queue; nearly always all rows are of one queue."""
     if table.num_rows and all(pc.all(pc.equal(table[name], table[name][0])).as_py() for name in _HIDDEN):
         yield "/".join(str(table[name][0].as_py()) for name in _HIDDEN), table
         return
@@ -199,19 +203,19 @@ def _by_queue(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         start = end
 
 
-def _positions(lines: list[_Line]) -> dict[str, SinkPosition]:
+def _positions(files: list[_QueueFile]) -> dict[str, SinkPosition]:
     found: dict[str, SinkPosition] = {}
-    for line in lines:
-        if line.next is not None and line.stored is not None:
-            found[line.shard] = SinkPosition(line.next, line.stored).with_more(found.get(line.shard))
+    for each in files:
+        if each.next is not None and each.stored is not None:
+            found[each.shard] = SinkPosition(each.next, each.stored).with_more(found.get(each.shard))
     return found
 
 
-def _files(lines: list[_Line]) -> list[RowFile]:
-    """One file per queue. A queue that several tasks read (`ordered=false`) is several shards, numbered."""
+def _row_files(files: list[_QueueFile]) -> list[RowFile]:
+    """The files of each queue. A queue that several tasks read (`ordered=false`) is several numbered shards."""
     found: list[RowFile] = []
     seen: dict[str, int] = {}
-    for shard, _, path, rows, _, _ in sorted(lines, key=lambda line: line[:3]):
+    for shard, _, path, rows, _, _ in sorted(files, key=lambda each: each[:3]):
         share = seen.get(shard, 0)
         seen[shard] = share + 1
         found.append(RowFile(shard if share == 0 else f"{shard}#{share}", Path(path), rows))
@@ -219,7 +223,7 @@ def _files(lines: list[_Line]) -> list[RowFile]:
 
 
 def _references(plan: Any) -> set[str]:
-    """Names of all attributes that a plan's nodes use, without the numbers Spark gives them."""
+    """Names of all columns that a plan uses, without the numbers that Spark appends."""
     found = re.findall(r"([^,]+)#\d+L?", plan.references().toSeq().mkString(","))
     children = plan.children()
     for at in range(children.size()):

@@ -1,11 +1,11 @@
-"""Expressions of Spark SQL over messages of which some cannot be computed: `cast(value as int)` of "abc".
+"""Spark SQL expressions over messages of which some cannot be computed: `cast(value as int)` of "abc".
 
-Spark 4 ends the job at the first such row, and would at every start. The rule guarded here: one message never keeps
-the others from being computed. Nothing is computed otherwise for that: the old ways of Spark (`ansi.enabled=false`)
-would turn "abc" into null and 5000000000 into 705032704, and nobody would know.
+Spark 4 ends the job at the first such row, at every start. Here each row is one attempt, by Spark's own `TryEval`,
+which is null if what it contains fails. Values are computed exactly as before: Spark's older rules
+(`ansi.enabled=false`) would silently turn "abc" into null and 5000000000 into 705032704. Spark must not share parts of
+expressions during this: it would compute them before the attempt begins, and fail there.
 
-Each row is one attempt, by Spark's own `TryEval`, which is null where what is in it fails. Spark must not share parts
-of expressions meanwhile: it would compute them before the attempt begins, and fail there.
+Invariant: one message never keeps others from being computed.
 """
 
 import re
@@ -24,17 +24,18 @@ from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 ROW: Final = "__lanemq_row"
 _SHARING: Final = "spark.sql.subexpressionElimination.enabled"
 _DATA: Final = re.compile(r"SQLSTATE: 22\w{3}")
-"""The class of errors that a value is the reason of. `raise_error` is none: there somebody asked for the end, and gets
-it unless another message's value failed first: an attempt does not tell why it failed."""
+"""The class of errors that a value causes. `raise_error` is not among them: it ends the query on purpose, unless the
+value of another message failed first, because an attempt does not say why it failed."""
 
 
-def is_about_a_value(error: BaseException) -> bool:
+def is_caused_by_value(error: BaseException) -> bool:
+    """Whether a job failed because of the value of a message."""
     return _DATA.search(str(error)) is not None
 
 
 @contextmanager
-def each_by_itself(spark: SparkSession) -> Iterator[None]:
-    """Expressions are computed where they stand, as long as it lasts."""
+def without_shared_expressions(spark: SparkSession) -> Iterator[None]:
+    """Turns off the sharing of common parts of expressions."""
     before = spark.conf.get(_SHARING, "true")
     spark.conf.set(_SHARING, "false")
     try:
@@ -43,27 +44,27 @@ def each_by_itself(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_SHARING, before or "true")
 
 
-def attempted(messages: DataFrame, select: Sequence[str], where: str | None) -> DataFrame:
-    """The messages, and for each the expressions: ROW is null if they fail, `ROW.it` if `where` leaves it out."""
+def attempt_rows(messages: DataFrame, select: Sequence[str], where: str | None) -> DataFrame:
+    """The messages with the expressions as ROW: null if they fail; `ROW.it` is null if `where` leaves a message out."""
     it = f"struct(CASE WHEN {where or 'true'} THEN struct({', '.join(select)}) END AS it)"
     return messages.select("*", _attempt(messages, it).alias(ROW))
 
 
-def computed(frame: DataFrame, names: Sequence[str], hidden: Sequence[str]) -> DataFrame:
-    """Of what was attempted, the rows that came of it."""
+def successful_rows(frame: DataFrame, names: Sequence[str], hidden: Sequence[str]) -> DataFrame:
+    """The rows of the attempts that succeeded."""
     row: Any = frame.schema[ROW].dataType
     found = zip(row["it"].dataType.names, names, strict=True)
     chosen = [f"{ROW}.it.{_quoted(own)} AS {_quoted(name)}" for own, name in found]
     return frame.where(f"{ROW}.it IS NOT NULL").selectExpr(*chosen, *hidden)
 
 
-def set_aside(
+def dead_letter_rows(
     frame: DataFrame, select: Sequence[str], where: str | None, batch: Batch, hidden: Sequence[str]
 ) -> DataFrame:
-    """Of what was attempted, the messages that nothing came of, as dead letters."""
+    """The messages of the attempts that failed, as dead letters."""
     conditions = [] if where is None else [(f"struct({where})", f"where {where}")]
     parts = [*conditions, *((f"struct({text})", text) for text in select)]
-    failed = [f.when(_attempt(frame, text).isNull(), f.lit(said)) for text, said in parts]
+    failed = [f.when(_attempt(frame, text).isNull(), f.lit(source)) for text, source in parts]
     own: dict[str, Column] = {
         "reason": f.concat(f.lit("cannot be computed: "), f.concat_ws("; ", *failed)),
         "attempts": f.lit(1),
@@ -79,7 +80,7 @@ def set_aside(
 
 
 def _origin(schema: StructType, name: str) -> Column:
-    """A column of the message, as far as the stage reads it: what the expressions failed for is among those."""
+    """A column of the message; null if the stage does not read it. The columns that expressions use are always read."""
     if name not in schema.names:
         return f.lit(None)
     kinds = {schema[name].dataType, DEAD_LETTER_SCHEMA[name].dataType}

@@ -157,12 +157,12 @@ class LastState(Stage):
         """
         return before(self._options.parts, position)
 
-    def open(self, spark: SparkSession, place: Path) -> None:
+    def open(self, spark: SparkSession, folder: Path) -> None:
         """Opens the stage's folder; refuses one whose rows were made with other keys or another sequence."""
-        FrozenTable.of(self._options).check(place)
-        self._work = place / "work"
-        self._ends, self._fields = QueueEnds(place / "ends.json"), SkippedFields()
-        self._evolution = Evolution(place / "columns.json" if self.evolves else None)
+        FrozenTable.of(self._options).check(folder)
+        self._work = folder / "work"
+        self._ends, self._fields = QueueEnds(folder / "ends.json"), SkippedFields()
+        self._evolution = Evolution(folder / "columns.json" if self.evolves else None)
         shutil.rmtree(self._work, ignore_errors=True)  # left by a run that was killed
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:

@@ -141,11 +141,11 @@ class Transitions(Stage):
         self._unit_log: UnitLog | None = None
         self._cleaned: dict[str, int] = {}
 
-    def open(self, spark: SparkSession, place: Path) -> None:
+    def open(self, spark: SparkSession, folder: Path) -> None:
         """Opens the stage's folder; refuses one whose state was made with other shards or numbers."""
         carry_types()
-        self._spark, self._unit_log, self._cleaned = spark, UnitLog(place.absolute()), {}
-        FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number).freeze(place)
+        self._spark, self._unit_log, self._cleaned = spark, UnitLog(folder.absolute()), {}
+        FrozenOptions.of(self._shards, self._options.sequence, self._options.first_number).freeze(folder)
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
         """Returns the rows of a batch, the same ones if the batch is repeated."""
@@ -180,7 +180,7 @@ class Transitions(Stage):
                 self.finished(batch)
             unit_log.remove("intents", batch.number)
             return None
-        intent = unit_log.intent(batch.number) or self._planned_pass(batch)
+        intent = unit_log.intent(batch.number) or self._planned_retry_pass(batch)
         if intent is None:
             return None
         shards = spark.createDataFrame([(name,) for name in intent.shards], "shard string")
@@ -204,7 +204,7 @@ class Transitions(Stage):
         remove_old(unit_log, batch, self._cleaned)
         unit_log.remove("intents", batch.number)
         if carried_out:
-            sync(folder / "intents")  # if a power cut brought the intent back, its pass would need the bodies
+            sync(folder / "intents")  # if a power cut brought the intent back, its retry pass would need the bodies
         for ident in carried_out:
             redrives.forget_bodies(ident)
 
@@ -227,7 +227,7 @@ class Transitions(Stage):
         unit_log.begin(intent)
         return intent
 
-    def _planned_pass(self, batch: Batch) -> Intent | None:
+    def _planned_retry_pass(self, batch: Batch) -> Intent | None:
         """The intent of a retry pass; None if nothing is due. Requests about lanes that are not held are dropped."""
         unit_log = self._opened()
         requests, wall = pending_requests(unit_log.folder), self._clock.wall()
