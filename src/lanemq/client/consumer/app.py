@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
 from lanemq.client.consumer.attempts import async_batch_handler, batch_handler
-from lanemq.client.consumer.engine import ConsumerEngine
-from lanemq.client.consumer.engine_thread import EngineThread
+from lanemq.client.consumer.engine import ConsumerEngine, EngineThread
 from lanemq.client.consumer.handler import handler_call
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options

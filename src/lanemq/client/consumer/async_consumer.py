@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Unpack
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.engine import ConsumerEngine
-from lanemq.client.consumer.engine_thread import ended_by
+from lanemq.client.consumer.engine import ConsumerEngine, ended_by, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.open_turns import Undecided, subscriptions_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
-from lanemq.client.consumer.termination import TERMINATION
+from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import FailurePolicy
 from lanemq.core.consuming.runs import Why
@@ -55,9 +54,7 @@ class AsyncConsumer:
             raise Closed("this consumer was started before: make a new one")
         self._engine = engine = ConsumerEngine(self.options, self._subscriptions, self._board)
         self._running = asyncio.create_task(engine.run())
-        started = asyncio.create_task(_started(engine))
-        await asyncio.wait({self._running, started}, return_when=asyncio.FIRST_COMPLETED)
-        started.cancel()
+        await until_started(engine, self._running)
         if self._running.done():
             await self._running
 
@@ -128,7 +125,3 @@ class AsyncConsumer:
         if self._engine.failure is not None:
             raise ended_by(self._engine.failure)
         return self._engine
-
-
-async def _started(engine: ConsumerEngine) -> None:
-    await engine.started.wait()

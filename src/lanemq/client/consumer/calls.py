@@ -1,7 +1,6 @@
-"""Every question a consumer asks a broker: values in, values or errors out.
+"""The requests of a consumer to its brokers, as calls that take and return values.
 
-The only place of the consumer that knows commands. What it adds for LaneMQ brokers (lease length, epoch, client
-id) travels in extra fields that others ignore.
+What LaneMQ brokers get in addition (lease length, epoch, client id) travels in extra fields that other brokers ignore.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +33,7 @@ from lanemq.wire.headers import (
 from lanemq.wire.lane_fields import LANE_CLIENT, LANE_EPOCH, LANE_IGNORED
 
 PULL_MARGIN_MS = 15_000
-"""A held pull may be answered this much later than asked (RocketMQ: suspend 15 s, time-out 30 s)."""
+"""How much longer than its suspend time a pull may take (RocketMQ: suspend 15 s, timeout 30 s)."""
 
 _PULL_ANSWERS = frozenset(
     {
@@ -47,17 +46,17 @@ _PULL_ANSWERS = frozenset(
 
 
 class Granted(NamedTuple):
-    """One queue that the broker gave us."""
+    """One queue that the broker granted."""
 
     epoch: Epoch
     offset: QueueOffset | None
-    """Where the group stands, read under the lease; None if the broker did not say."""
+    """The group's committed offset, read under the lease; None if the broker did not send it."""
     finished: FinishedRanges = NOTHING_FINISHED
-    """What former owners finished above that; told only when asked."""
+    """What former owners finished above the offset; sent only on request."""
     parked: int = 0
-    """Changes when people change parked lanes of the queue; 0: there are none."""
+    """Version of the queue's parked lanes, which changes when an operator changes them; 0: there are none."""
     serial: int = 0
-    """Names the grant in keep-alives; 0: the broker does not wait for keep-alives."""
+    """Names the grant in keep-alives; 0: the broker does not wait for them."""
 
 
 class Pulled(NamedTuple):
@@ -71,7 +70,7 @@ class Pulled(NamedTuple):
 
 
 class ConsumerCalls:
-    """Asks the master of a queue's broker."""
+    """Requests to the master of a queue's broker."""
 
     def __init__(self, options: ConsumerOptions, client_id: str, pool: ConnectionPool, routes: AsyncRoutes) -> None:
         self.client_id = client_id
@@ -82,14 +81,14 @@ class ConsumerCalls:
         self._routes = routes
 
     def address(self, topic: str, broker: str) -> Address:
-        """Where the broker's master is, as far as known; locks and offsets live nowhere else."""
+        """The address of the broker's master, which alone has locks and offsets."""
         route = self._routes.known(topic)
         if route is None:
-            raise ConnectFailed(f"where broker {broker!r} of topic {topic!r} is, is not known yet")
+            raise ConnectFailed(f"the address of broker {broker!r} of topic {topic!r} is not known yet")
         return route.master(broker)
 
     async def members(self, topic: str, broker: str) -> list[str]:
-        """The group's members, each once; an error if the broker knows none."""
+        """The client ids of the group's members; an error if the broker knows none."""
         header = ConsumerListHeader(consumer_group=self._group)
         reply = await self._ask(topic, broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         return sorted(set(ConsumerIdList.decode(reply.body).consumer_id_list))
@@ -122,19 +121,19 @@ class ConsumerCalls:
         return {each.queue: _granted(leases.get(each.queue), serial) for each in answer.lock_ok_mq_set}
 
     async def keep_alive(self, topic: str, broker: str, serial: int) -> bool:
-        """A keep-alive for all leases that were granted under the serial; whether the broker goes by it."""
+        """Keeps all leases alive that were granted under the serial; false if the broker has cut some of them."""
         ext = LockHeader(lane_keep_alive=serial).to_ext()
         command = Command(RequestCode.LOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request(()).encode())
         return _serial(await self._request(self.address(topic, broker), command, self._lock_timeout)) == serial
 
     async def unlock(self, queue: MessageQueue, epoch: Epoch) -> None:
-        """Gives a queue back, naming the lease: a late unlock must not free a newer one."""
+        """Gives a queue back. Names the lease, so that a late unlock does not end a newer one."""
         ext = {LANE_EPOCH: str(epoch)} if epoch else {}
         command = Command(RequestCode.UNLOCK_BATCH_MQ, 0, ext=ext, body=self._lock_request([queue]).encode())
         await self._request(self.address(queue.topic, queue.broker), command, self._lock_timeout)
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Where the group stands; None if it has never been there. Any other trouble is an error (A51)."""
+        """The group's committed offset; None if it has none. Anything else raises (A51)."""
         header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         ext = header.to_ext() | {LANE_CLIENT: self.client_id}
         command = Command(RequestCode.QUERY_CONSUMER_OFFSET, 0, ext=ext)
@@ -148,20 +147,20 @@ class ConsumerCalls:
         return await self._offset(queue, RequestCode.GET_MIN_OFFSET, _queue_header(queue))
 
     async def last_offset(self, queue: MessageQueue) -> QueueOffset:
-        """Where the next message will be stored."""
+        """The offset of the next message that will be stored."""
         return await self._offset(queue, RequestCode.GET_MAX_OFFSET, _queue_header(queue))
 
     async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
-        """The first message stored at that wall time or later."""
+        """The offset of the first message stored at this time or later."""
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
         return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def commit(
         self, queue: MessageQueue, offset: QueueOffset, epoch: Epoch, finished: FinishedRanges = NOTHING_FINISHED
     ) -> bool:
-        """Reports progress and waits for the answer; `LeaseLost` if the queue is not ours any more.
+        """Reports progress and waits for the answer; raises `LeaseLost` if another member owns the queue.
 
-        False if the broker took no notice, because a person has sent the group elsewhere: the next pull will say where.
+        False if the broker ignored it because an operator has reset the group; the next pull returns the new offset.
         Finished ranges go only to brokers that grant epochs: no other broker stores them.
         """
         header = UpdateOffsetHeader(
@@ -178,7 +177,7 @@ class ConsumerCalls:
         return LANE_IGNORED not in reply.ext
 
     async def pull(self, header: PullHeader, broker: str) -> Pulled:
-        """Messages, or why there are none; the broker may hold the request as the header allows."""
+        """Pulls messages; the broker may hold the request for as long as the header allows."""
         address = self.address(header.topic, broker)
         timeout = (header.suspend_timeout_millis + PULL_MARGIN_MS) / 1000
         command = Command(RequestCode.PULL_MESSAGE, 0, ext=header.to_ext())
@@ -203,11 +202,11 @@ class ConsumerCalls:
         await self._request(address, command, self._timeout)
 
     async def ask(self, address: Address, command: Command, timeout: float | None = None) -> Command:
-        """Any other question; an answer that is no success is raised."""
+        """Sends any other request; raises if the answer is not a success."""
         return await self._request(address, command, timeout or self._timeout)
 
     async def post(self, address: Address, command: Command, timeout: float) -> Command:
-        """The same, but every answer is returned, whatever its code."""
+        """Sends a request and returns the answer, whatever its code."""
         return await (await self._pool.get(address)).request(command, timeout)
 
     async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> QueueOffset:

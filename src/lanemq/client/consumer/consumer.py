@@ -15,12 +15,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-from lanemq.client.consumer.engine_thread import EngineThread
+from lanemq.client.consumer.engine import EngineThread
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.open_turns import Undecided, subscriptions_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
+from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.subscription import make_scheduler
-from lanemq.client.consumer.termination import TERMINATION
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import FailurePolicy
 from lanemq.core.consuming.runs import Why

@@ -7,6 +7,9 @@ handler runs longer keeps its lease until that ends by itself.
 """
 
 import asyncio
+import contextlib
+import logging
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +29,7 @@ from lanemq.client.consumer.pull import Puller
 from lanemq.client.consumer.rebalance import Rebalancer, RebalanceTrigger
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.send_back import DeadLetters
+from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.subscription import ActiveSubscription, Subscription, retry_subscription
 from lanemq.client.consumer.workers import RunReporter, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
@@ -34,6 +38,8 @@ from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.model.units import QueueOffset
 from lanemq.net.connection import Connection, ConnectionPool
+
+log = logging.getLogger(__name__)
 
 
 class BrokerLink(NamedTuple):
@@ -257,3 +263,120 @@ class ConsumerEngine:
     def _close_schedulers(self) -> None:
         for active in self.subscriptions.values():
             active.scheduler.close()
+
+
+async def until_started(engine: ConsumerEngine, running: asyncio.Task[None]) -> None:
+    """Waits for the first rebalance round, or until `running`, the task of `engine.run`, has failed."""
+    started = asyncio.create_task(engine.started.wait())
+    await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+
+
+def ended_by(error: BaseException) -> LaneError:
+    """The error for calls to a consumer that ended without being stopped."""
+    failure = LaneError(f"this consumer ended by an error and consumes nothing any more: {error!r}; make a new one")
+    failure.__cause__ = error
+    return failure
+
+
+class EngineThread:
+    """Runs a consumer's event loop on a thread of its own, for programs without a loop. Starts and stops once."""
+
+    def __init__(
+        self, options: ConsumerOptions, subscriptions: Sequence[Subscription], shared: Scheduler | None = None
+    ) -> None:
+        self._options = options
+        self._subscriptions = subscriptions
+        self._shared = shared
+        self._ready = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: ConsumerEngine | None = None
+        self._error: BaseException | None = None
+        self._term: object | None = None
+        self._finishing = False
+
+    @property
+    def engine(self) -> ConsumerEngine:
+        if self._engine is None:
+            raise Closed("this consumer is not running: start it first")
+        self.check()
+        return self._engine
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise Closed("this consumer is not running: start it first")
+        return self._loop
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raises the error that ended the consumer, if it was not stopped."""
+        error = self._error or (self._engine.failure if self._engine is not None else None)
+        if error is not None:
+            raise ended_by(error)
+
+    def start(self, *, finish_on_sigterm: bool = False) -> None:
+        """Returns after the first rebalance round, or raises the error that prevented it.
+
+        A second start is refused: a member that ran twice would compete with itself (A20). With `finish_on_sigterm`
+        the signal hands all queues over before the process ends (`signals.Termination`).
+        """
+        if self._thread is not None:
+            raise Closed("this consumer was started before: make a new one")
+        self._thread = threading.Thread(target=self._run, name=f"lanemq-{self._options.group}", daemon=True)
+        if finish_on_sigterm:
+            self._term = TERMINATION.listen(self._finish, again=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+
+    def stop(self, *, now: bool = False) -> None:
+        """Hands all queues over and waits for the end; raises the error of a worker that broke."""
+        thread, loop, engine = self._thread, self._loop, self._engine
+        if thread is None or loop is None or engine is None:
+            return
+        try:
+            loop.call_soon_threadsafe(engine.stop_now if now else engine.stop)
+        except RuntimeError:
+            log.debug("the consumer's loop ended before it was asked to")
+        thread.join()
+        self._engine = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _finish(self) -> None:
+        """Stops the consumer from a signal handler."""
+        self._finishing = True
+        loop, engine = self._loop, self._engine
+        if loop is not None and engine is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(engine.stop)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # raised again in the thread that starts or stops the consumer
+            self._error = error
+            if self._ready.is_set():  # the program may not look for days, so the log must show it
+                log.critical("the consumer of group %s ended by an error", self._options.group, exc_info=error)
+        finally:
+            self._ready.set()
+            TERMINATION.forget(self._term)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine = engine = ConsumerEngine(self._options, self._subscriptions, self._shared)
+        if self._finishing:  # the signal came before the engine existed
+            engine.stop()
+        running = asyncio.create_task(engine.run())
+        await until_started(engine, running)
+        if not running.done():
+            self._ready.set()
+        await running

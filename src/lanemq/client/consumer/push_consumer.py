@@ -9,7 +9,7 @@ consumer.start()
 from typing import Unpack
 
 from lanemq.client.consumer.attempts import BatchHandler, ConcurrentHandler, OrderlyHandler
-from lanemq.client.consumer.engine_thread import EngineThread
+from lanemq.client.consumer.engine import EngineThread
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.listener import ConcurrentListener, OrderlyListener
 from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options

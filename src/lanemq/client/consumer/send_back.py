@@ -1,8 +1,7 @@
-"""Handing a message back to the broker: for another attempt later, or to the group's dead letters.
+"""Sends messages back to the broker: for another attempt later, or to the group's dead letters.
 
-A message handed back must not be lost on the way: only the broker's "stored" counts, anything else is a no, and
-the caller keeps the message. The copy holds all that the original held; what was between the original producer
-and its broker (the stamp) stays behind, or the copy would be taken for a repeat.
+The message must not be lost on the way: unless the broker confirms that it is stored, the caller keeps it. The copy has
+everything of the original except the producer stamp, by which the broker would take it for a repeat.
 """
 
 import logging
@@ -22,10 +21,10 @@ from lanemq.wire.record import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 log = logging.getLogger(__name__)
 
 SEND_BACK_SECONDS = 5.0
-"""RocketMQ's time-out for CONSUMER_SEND_MSG_BACK (DefaultMQPushConsumerImpl)."""
+"""RocketMQ's timeout for CONSUMER_SEND_MSG_BACK (DefaultMQPushConsumerImpl)."""
 
 STRAIGHT_TO_DEAD_LETTERS = -1
-"""As a delay level of CONSUMER_SEND_MSG_BACK."""
+"""A delay level of CONSUMER_SEND_MSG_BACK."""
 
 MAX_RECONSUME = 16
 """RocketMQ's default number of attempts (SubscriptionGroupConfig.retryMaxTimes)."""
@@ -46,7 +45,7 @@ _NOT_COPIED_BITS = BORN_HOST_V6 | STORE_HOST_V6 | TRANSACTION_MASK
 
 
 class DeadLetters:
-    """Sends messages back; every method answers whether the broker has the message now."""
+    """Sends messages back. Each call returns whether the broker has stored the message."""
 
     def __init__(self, options: ConsumerOptions, calls: ConsumerCalls) -> None:
         self._group = options.group
@@ -55,10 +54,13 @@ class DeadLetters:
         self._calls = calls
 
     async def bury(self, message: Message, why: str) -> bool:
-        """To the dead letters. Sent through the retry topic with its attempts used up, as RocketMQ's orderly
-        consumer does (ConsumeMessageOrderlyService.sendMessageBack); every broker version then diverts it."""
+        """Makes a message a dead letter.
+
+        It goes through the retry topic with its attempts used up, as RocketMQ's orderly consumer sends it
+        (ConsumeMessageOrderlyService.sendMessageBack); every broker version then diverts it to the dead letters.
+        """
         times = message.reconsume_times
-        # A delay would only make the dead letter appear late; RocketMQ's own client sets one nevertheless.
+        # A delay only makes the dead letter appear late, but RocketMQ's own client sets one.
         level = delay_level(times) if self._delayed else 0
         command = self._copy(message, times=times + 1, most=times, level=level, why=why)
         if not await self._sent(message, command):
@@ -67,9 +69,9 @@ class DeadLetters:
         return True
 
     async def send_back(self, message: Message, level: int = 0, most: int = MAX_RECONSUME) -> bool:
-        """For another attempt later; the broker chooses when (0) or is told a delay level.
+        """Sends a message back for another attempt, at a delay level or when the broker chooses (0).
 
-        A broker that cannot find the original gets a copy instead, as RocketMQ's client does.
+        If the broker cannot find the original, sends a copy, as RocketMQ's client does.
         """
         header = SendBackHeader(
             offset=message.record.position,
@@ -102,7 +104,7 @@ class DeadLetters:
                 return True
             raise error_for(reply.code, reply.remark)
         except LaneError as error:
-            log.warning("%s could not be handed to the broker and stays here: %s", message, error)
+            log.warning("%s could not be sent to the broker and stays here: %s", message, error)
             return False
 
     def _copy(self, message: Message, *, times: int, most: int, level: int, why: str) -> Command:
@@ -132,5 +134,5 @@ class DeadLetters:
 
 
 def _one_line(why: str) -> str:
-    """The reason as a property can hold it: short, and without the separators."""
+    """The reason as a property value: short, and without separators."""
     return " ".join(why.replace("\x01", " ").replace("\x02", " ").split())[:_LONGEST_WHY] or "?"

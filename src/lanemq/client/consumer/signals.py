@@ -1,10 +1,17 @@
-"""What Ctrl-C and SIGTERM mean: the first asks to finish, the second to stop at once."""
+"""Signals: a consumer finishes, commits and unlocks before its process ends.
+
+`stop_on_signals` is for a consumer on the main thread's event loop (`App.run`), `TERMINATION` for consumers in
+the background. In both cases a second signal stops at once.
+"""
 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 log = logging.getLogger(__name__)
 
@@ -13,9 +20,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def stop_on_signals(stop: Callable[[], None], stop_now: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` on the first signal and `stop_now` on the next; restores what was there before.
+    """Calls `stop` on the first SIGINT or SIGTERM and `stop_now` on the next; restores the handlers at the end.
 
-    Only the main thread may listen for signals; elsewhere this does nothing and the owner calls stop itself.
+    Only the main thread can handle signals; on another thread this does nothing.
     """
     loop = asyncio.get_running_loop()
     seen = 0
@@ -25,7 +32,7 @@ def stop_on_signals(stop: Callable[[], None], stop_now: Callable[[], None]) -> I
         seen += 1
         name = signal.Signals(number).name
         if seen == 1:
-            log.info("%s: finishing what runs, then stopping; once more to stop at once", name)
+            log.info("%s: finishing running handlers, then stopping; send it again to stop at once", name)
             stop()
         else:
             log.warning("%s again: stopping at once", name)
@@ -37,9 +44,66 @@ def stop_on_signals(stop: Callable[[], None], stop_now: Callable[[], None]) -> I
             loop.add_signal_handler(number, received, number)
             added.append(number)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        log.debug("signals are not listened for here: %s", error)
+        log.debug("signals are not handled here: %s", error)
     try:
         yield
     finally:
         for number in added:
             loop.remove_signal_handler(number)
+
+
+class Termination:
+    """Delays SIGTERM until all consumers of the process have finished.
+
+    The handler is installed only on the main thread, and only if SIGTERM has its default handler: a program with its
+    own handler decides when to close. Ctrl-C raises as usual, and the `with` block closes the consumer.
+    """
+
+    def __init__(self) -> None:
+        self._finishers: dict[object, Callable[[], None]] = {}
+        self._received_once = False
+        self._send_again = False
+
+    def listen(self, finish: Callable[[], None], *, again: bool) -> object | None:
+        """Calls `finish` on SIGTERM; returns None if this process handles the signal itself.
+
+        `finish` interrupts the main thread at any point, so it must not take a lock: it hands the work to an event
+        loop. With `again` the signal is sent again when all have finished, for a program that would not end otherwise.
+        """
+        if not self._finishers and not self._install():
+            return None
+        token = object()
+        self._finishers[token] = finish
+        self._send_again = self._send_again or again
+        return token
+
+    def forget(self, token: object | None) -> None:
+        """Removes a listener that has finished or no longer needs the signal."""
+        if self._finishers.pop(token, None) is None or self._finishers:
+            return
+        if self._received_once and self._send_again:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif not self._received_once:
+            with contextlib.suppress(ValueError):  # not the main thread: `_received` restores the default instead
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _install(self) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, self._received):
+            return False
+        self._received_once = self._send_again = False
+        signal.signal(signal.SIGTERM, self._received)
+        return True
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if not self._finishers:
+            os.kill(os.getpid(), number)
+            return
+        self._received_once = True
+        for finish in tuple(self._finishers.values()):
+            finish()
+
+
+TERMINATION = Termination()
