@@ -22,7 +22,7 @@ from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.turn_run import run_worker
 from lanemq.client.consumer.visits import Worker
-from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -99,7 +99,7 @@ def _board() -> tuple[Scheduler, TimedLock]:
 def _pulled(queue: MessageQueue) -> list[Message]:
     """What one pull brings: messages that share its buffer."""
     records = [_record(queue.queue_id, number) for number in range(KEYS_EACH)]
-    return list(read_messages(Source(queue, BytesCodec(), Epoch(1)), b"".join(records)))
+    return list(read_messages(MessageSource(queue, BytesCodec(), Epoch(1)), b"".join(records)))
 
 
 def _record(queue: int, number: int) -> bytes:

@@ -3,7 +3,7 @@
 import pytest
 
 from lanemq.cli.topic_reader import PAGE, TopicReader
-from lanemq.client.message import Message, Source
+from lanemq.client.message import Message, MessageSource
 from lanemq.client.producer.producer import Producer
 from lanemq.testing.embedded import EmbeddedBroker
 
@@ -33,7 +33,7 @@ def test_answer_that_goes_too_far_is_cut_at_the_end(reader: TopicReader, monkeyp
 
 
 def test_broker_that_does_not_move_on_ends_the_reading(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stuck(_: Source, offset: int, __: int) -> tuple[list[Message], int]:
+    def stuck(_: MessageSource, offset: int, __: int) -> tuple[list[Message], int]:
         return [], offset
 
     monkeypatch.setattr(reader, "_pull", stuck)

@@ -17,7 +17,7 @@ from lanemq.client.consumer.engine import BrokerLink, ConsumerEngine
 from lanemq.client.consumer.handler import HandlerCall
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import Subscription
-from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.brokering.lock_table import LockTable
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
@@ -47,7 +47,7 @@ def record(offset: int, *, key: str = "k", tag: str = "", body: bytes = b"{}", *
 
 
 def message(offset: int, *, of: MessageQueue | None = None, **fields: Any) -> Message:
-    source = Source(of or queue(0), JsonCodec(), Epoch(1))
+    source = MessageSource(of or queue(0), JsonCodec(), Epoch(1))
     return read_messages(source, record(offset, **fields))[0]
 
 
@@ -254,7 +254,9 @@ def assigned_queue(
     """An assigned queue at its start, without a subscription."""
     active: Any = SimpleNamespace(subscription=None, scheduler=scheduler or FakeScheduler())
     start = StartPosition(QueueOffset(0))
-    assigned = AssignedQueue(which, active, Source(which, JsonCodec(), Epoch(1)), lease, times, lane=lane, start=start)
+    assigned = AssignedQueue(
+        which, active, MessageSource(which, JsonCodec(), Epoch(1)), lease, times, lane=lane, start=start
+    )
     for event in (Event.GRANTED, Event.LOCATED) if lease else (Event.LOCATED,):
         assigned.lifecycle.happened(event, now=Millis(0))
     return assigned

@@ -18,7 +18,7 @@ from lanemq.client.consumer.offsets import FileOffsets
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.tag_filter import tag_filter
-from lanemq.client.message import Message, Source, find_key, read_messages
+from lanemq.client.message import Message, MessageSource, find_key, read_messages
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError
 from lanemq.model.units import Epoch, QueueOffset
@@ -256,7 +256,7 @@ def test_a_copy_keeps_all_but_what_belonged_to_the_way_of_the_original() -> None
         flag=5,
         sys_flag=0x1 | TRANSACTION_COMMIT,
     )
-    (found,) = read_messages(Source(queue(0), JsonCodec(), Epoch(1)), stored)
+    (found,) = read_messages(MessageSource(queue(0), JsonCodec(), Epoch(1)), stored)
     asyncio.run(letters(wire).bury(found, ""))
     header = SendHeader.from_ext_v2(wire.sent[0].ext)
     assert (header.flag, header.sys_flag) == (5, 0x1)

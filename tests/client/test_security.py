@@ -297,7 +297,7 @@ def test_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
     [
         ({"LANEMQ_ACCESS_KEY": "user"}, "LANEMQ_ACCESS_KEY is set and LANEMQ_SECRET_KEY is not"),
         ({"LANEMQ_SECRET_KEY": "hush"}, "LANEMQ_SECRET_KEY is set and LANEMQ_ACCESS_KEY is not"),
-        ({"LANEMQ_SECRET_KEY": "hush", "LANEMQ_SECRET_KEY_FILE": "f"}, "which one is meant"),
+        ({"LANEMQ_SECRET_KEY": "hush", "LANEMQ_SECRET_KEY_FILE": "f"}, "unset one of them"),
         ({"LANEMQ_SECRET_KEY_FILE": "missing"}, "missing: cannot be read"),
         ({"LANEMQ_TLS": "perhaps"}, "write on or off"),
         ({"LANEMQ_TLS_VERIFY": "some"}, "write full, ca or none"),

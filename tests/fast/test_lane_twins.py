@@ -19,7 +19,7 @@ from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 from lanemq.client.codec import BytesCodec
 from lanemq.client.consumer.attempts import Stop
 from lanemq.client.consumer.visits import Worker
-from lanemq.client.message import Message, Source
+from lanemq.client.message import Message, MessageSource
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.lane_turns import grow
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, LaneRun, Order
@@ -28,7 +28,7 @@ from lanemq.model.units import Epoch, Millis, QueueOffset
 
 pytestmark = needs_twins
 
-SOURCE = Source(MessageQueue("T", "b", 0), BytesCodec(), Epoch(1))
+SOURCE = MessageSource(MessageQueue("T", "b", 0), BytesCodec(), Epoch(1))
 STOPPED_BY_GATE = Stop(STOPPED)
 
 
@@ -49,23 +49,23 @@ def laid(way: Any, kind: Any, body: bytes, *names: str) -> Any:
 @settings(deadline=None, max_examples=150)
 @given(LOGS | damaged(LOGS))
 def test_messages_are_laid_alike(body: bytes) -> None:
-    ours = laid(twins["lay_messages"], Message, body, *FIELDS)
-    assert ours == laid(references["lay_messages"], references["Laid"], body, *FIELDS)
+    ours = laid(twins["make_messages"], Message, body, *FIELDS)
+    assert ours == laid(references["make_messages"], references["MessageBase"], body, *FIELDS)
 
 
 @settings(deadline=None, max_examples=150)
 @given(LOGS)
 def test_messages_have_the_same_keys(body: bytes) -> None:
     """Asked for twice: the second answer comes from memory."""
-    ours = laid(twins["lay_messages"], Message, body, "key", "key")
-    assert ours == laid(references["lay_messages"], references["Laid"], body, "key", "key")
+    ours = laid(twins["make_messages"], Message, body, "key", "key")
+    assert ours == laid(references["make_messages"], references["MessageBase"], body, "key", "key")
 
 
 @settings(deadline=None, max_examples=150)
 @given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(-5, 150))
 def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
     """OnDamaged records reach no consumer; the twin must only end, one way or the other."""
-    made = outcome(twins["Laid"], SOURCE, log, start)
+    made = outcome(twins["MessageBase"], SOURCE, log, start)
     found = made if isinstance(made, tuple) else outcome(lambda: made.key)
     assert found is None or isinstance(found, str | tuple)
 
@@ -73,8 +73,8 @@ def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
 def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
     """A codec that knows its consumer, and a message that was kept, are a circle."""
     codec = BytesCodec()
-    source = Source(SOURCE.queue, codec, Epoch(1))
-    kept = twins["lay_messages"](Message, source, log_of([("T", b"", "")]))
+    source = MessageSource(SOURCE.queue, codec, Epoch(1))
+    kept = twins["make_messages"](Message, source, log_of([("T", b"", "")]))
     codec.kept = kept  # type: ignore[attr-defined]
     gone = weakref.ref(codec)
     del codec, source, kept
@@ -227,7 +227,7 @@ def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, u
 
 
 def _message(offset: int) -> Message:
-    (made,) = twins["lay_messages"](Message, SOURCE, log_of([("T", b"", "")]))
+    (made,) = twins["make_messages"](Message, SOURCE, log_of([("T", b"", "")]))
     made.queue_offset = offset
     return made  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t
 
-from lanemq._fast.messages cimport Laid, key_of
+from lanemq._fast.messages cimport MessageBase, key_of
 
 
 cdef extern from *:
@@ -121,7 +121,7 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
     cdef Lane lane
     join = ready.append
     for message in messages:
-        key = key_of(<Laid>message) if isinstance(message, Laid) else message.key
+        key = key_of(<MessageBase>message) if isinstance(message, MessageBase) else message.key
         found = PyDict_GetItemWithError(lanes, key)
         if found == NULL:
             run = LaneRun.__new__(LaneRun)
@@ -229,9 +229,9 @@ def pass_finished(offsets, set finished not None, done):
     cdef Py_ssize_t left = len(offsets)
     pop = offsets.popleft
     for message in done:
-        if isinstance(message, Laid):
-            size += (<Laid>message).size
-            offset = (<Laid>message).queue_offset
+        if isinstance(message, MessageBase):
+            size += (<MessageBase>message).size
+            offset = (<MessageBase>message).queue_offset
         else:
             size += message.size
             offset = message.queue_offset
@@ -320,9 +320,9 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, closed):
 
 
 cdef inline int mark(message, int retried) except -1:
-    if isinstance(message, Laid):
-        if retried or (<Laid>message).retried_here != 0:
-            (<Laid>message).retried_here = retried
+    if isinstance(message, MessageBase):
+        if retried or (<MessageBase>message).retried_here != 0:
+            (<MessageBase>message).retried_here = retried
     else:
         message.retried_here = retried
     return 0

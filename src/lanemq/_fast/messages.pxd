@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 
-cdef class Laid:
+cdef class MessageBase:
     cdef public object _source
     cdef public object _buffer
     cdef public object _view
@@ -13,4 +13,4 @@ cdef class Laid:
     cdef object _key
 
 
-cdef object key_of(Laid message)
+cdef object key_of(MessageBase message)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins of messages as they lie in the bytes of a pull. The references are in `client/message.py`.
+"""Twins of messages in the bytes of a pull. The references are in `client/message.py`.
 
 Every length is compared with what is left before a byte is read.
 """
@@ -31,8 +31,8 @@ cdef enum:
     KEY_NAME = 14
 
 
-cdef class Laid:
-    """Twin of `client.message.Laid`."""
+cdef class MessageBase:
+    """Twin of `client.message.MessageBase`."""
 
     def __init__(self, source, buffer, Py_ssize_t start):
         self.size, self.queue_offset = SIZE_AND_OFFSET(buffer, start)
@@ -41,11 +41,11 @@ cdef class Laid:
 
     @property
     def key(self):
-        """What decides its lane; None if it was sent without."""
+        """The key, which decides its lane; None if it was sent without one."""
         return key_of(self)
 
 
-cdef object key_of(Laid message):
+cdef object key_of(MessageBase message):
     cdef Part topic, properties, value
     cdef Bytes record
     if message._known:
@@ -64,21 +64,21 @@ cdef object key_of(Laid message):
     return message._key
 
 
-def lay_messages(kind, source, body):
-    """Twin of `client.message.lay_messages`."""
-    if type(body) is not bytes or not issubclass(kind, Laid):
-        return references["lay_messages"](kind, source, body)
+def make_messages(kind, source, body):
+    """Twin of `client.message.make_messages`."""
+    if type(body) is not bytes or not issubclass(kind, MessageBase):
+        return references["make_messages"](kind, source, body)
     cdef Bytes data = <Bytes>PyBytes_AS_STRING(body)
     cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(body)
     cdef int32_t size
     cdef uint32_t magic
     cdef list messages = []
-    cdef Laid message
+    cdef MessageBase message
     while position + SMALLEST <= end:
         size = <int32_t>lane_get32(data + position)
         magic = lane_get32(data + position + 4)
         if size < SMALLEST or (magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2):
-            return references["lay_messages"](kind, source, body)
+            return references["make_messages"](kind, source, body)
         message = (<PyTypeObject *>kind).tp_new(kind, NOTHING, NULL)
         message.size = size
         message.queue_offset = <int64_t>lane_get64(data + position + 20)
@@ -86,10 +86,10 @@ def lay_messages(kind, source, body):
         message._source, message._buffer, message._start = source, body, position
         messages.append(message)
         position += size
-    return messages if position == end else references["lay_messages"](kind, source, body)
+    return messages if position == end else references["make_messages"](kind, source, body)
 
 
 TWINS = {
-    "client.message.Laid": Laid,
-    "client.message.lay_messages": lay_messages,
+    "client.message.MessageBase": MessageBase,
+    "client.message.make_messages": make_messages,
 }

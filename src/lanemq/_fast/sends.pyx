@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
-"""Twins for single sends that arrive together: reading a run of them, and its answers.
+"""Twins for single sends that arrive together: reading a run of them, and encoding its replies.
 
-The references are in `wire/send_runs.py`, with what everything means. The first send is read by the reference; the
-others must be the same bytes except for three values, which is why no JSON has to be understood here.
+The references are in `wire/send_runs.py`, with what everything means. The reference reads the first send. The headers of
+the others must be equal to the first except for three values, so no JSON has to be parsed here.
 """
 
 include "guard.pxi"
@@ -37,7 +37,7 @@ cdef struct Span:
 
 
 cdef struct Shape:
-    # Where the three values lie in a header that differ from send to send, in the order in which they come.
+    # The positions of the three values that differ from send to send, in the order in which they come.
     Span spans[3]
     int names[3]
 
@@ -49,7 +49,7 @@ cdef enum:
 
 
 cdef unsigned char _scratch[MAX_HEADER]
-# The properties of one send, for the moment between reading and copying them; the interpreter's lock guards it.
+# The properties of one send between reading and copying them; guarded by the interpreter's lock.
 
 
 def read_sends(list frames not None, Py_ssize_t start):
@@ -62,7 +62,7 @@ def read_sends(list frames not None, Py_ssize_t start):
 
 
 cdef object _read_alike(list frames, Py_ssize_t start, object first, unsigned char *scratch):
-    """The run, or None where the first header is not written in the plainest way."""
+    """The run, or None if the first header has an unusual form."""
     cdef Shape shape
     cdef bytes model = frames[start][1], header
     cdef Bytes text
@@ -114,7 +114,7 @@ cdef Py_ssize_t _compare(bytes model, bytes header, Shape *shape, unsigned char 
 
 
 cdef Py_ssize_t _number(Bytes text, Py_ssize_t at, Py_ssize_t end, int64_t *number) noexcept:
-    """Where the number that begins here ends; -1 for anything but digits written the usual way."""
+    """The end of the number that begins here; -1 for anything but plain digits."""
     cdef Py_ssize_t start = at
     number[0] = 0
     while at < end and DIGIT <= text[at] <= DIGIT + 9:
@@ -128,7 +128,7 @@ cdef Py_ssize_t _number(Bytes text, Py_ssize_t at, Py_ssize_t end, int64_t *numb
 
 
 cdef Py_ssize_t _unescape(Bytes text, Py_ssize_t at, Py_ssize_t end, unsigned char *to, Py_ssize_t *length) noexcept:
-    """Where the text that begins here ends (at its quote), its plain bytes in `to`; -1 for all but ASCII."""
+    """Writes the unescaped text to `to` and returns its end (the quote); -1 for anything but ASCII."""
     cdef Py_ssize_t put = 0
     cdef unsigned char byte
     cdef int code
@@ -190,7 +190,7 @@ cdef int _hex4(Bytes text, Py_ssize_t at, Py_ssize_t end) noexcept:
 
 
 cdef bint _find_shape(bytes header, Shape *shape) noexcept:
-    """Walks the members of a header that `read_sends` understood; false unless each of the three is there once."""
+    """Finds the three values in a header that `read_sends` has parsed; false unless each occurs once."""
     cdef Bytes text = <Bytes>PyBytes_AS_STRING(header)
     cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(header), key, key_end
     cdef int found = 0, depth = 0, name
@@ -252,7 +252,7 @@ cdef int _name_of(Bytes text, Py_ssize_t key, Py_ssize_t size, int depth) noexce
 
 
 cdef Py_ssize_t _string_end(Bytes text, Py_ssize_t at, Py_ssize_t end) noexcept:
-    """The quote that ends a text; -1 unless it is all ASCII and without escapes, except for pairs."""
+    """The quote that ends a text; -1 unless it is all ASCII. Skips escaped characters."""
     while at < end:
         if text[at] == QUOTE:
             return at
@@ -263,7 +263,7 @@ cdef Py_ssize_t _string_end(Bytes text, Py_ssize_t at, Py_ssize_t end) noexcept:
 
 
 cdef Py_ssize_t _skip_value(Bytes text, Py_ssize_t at, Py_ssize_t end, int name, Span *span) noexcept:
-    """Behind the value; the span is that of its inside. The opaque is a number, the two others are texts."""
+    """The end of the value; `span` is its content. The opaque is a number, the two others are strings."""
     cdef Py_ssize_t start = at
     if text[at] == QUOTE:
         if name == OPAQUE:
@@ -283,7 +283,7 @@ cdef Py_ssize_t _skip_value(Bytes text, Py_ssize_t at, Py_ssize_t end, int name,
     return at
 
 
-# answers
+# replies
 
 
 def encode_send_answers(opaques, prefix, positions, queue_id, first_offset, stored):

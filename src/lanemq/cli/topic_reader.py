@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from lanemq.client.codec import BytesCodec
-from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BlockingRoutes, TopicRoute
 from lanemq.client.security import security_of
 from lanemq.model.names import check_topic
@@ -68,7 +68,7 @@ class TopicReader:
 
     def read(self, queue: MessageQueue, start: int, end: int) -> Iterator[Message]:
         """Messages from `start` up to, but not including, `end`; messages deleted by retention are skipped."""
-        source = Source(queue, BytesCodec(), Epoch(0))
+        source = MessageSource(queue, BytesCodec(), Epoch(0))
         while start < end:
             messages, following = self._pull(source, start, min(PAGE, end - start))
             yield from (message for message in messages if message.queue_offset < end)
@@ -104,7 +104,7 @@ class TopicReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _pull(self, source: Source, offset: int, limit: int) -> tuple[list[Message], int]:
+    def _pull(self, source: MessageSource, offset: int, limit: int) -> tuple[list[Message], int]:
         header = PullHeader(
             consumer_group=READER_GROUP,
             topic=source.queue.topic,
@@ -122,7 +122,7 @@ class TopicReader:
 
     def _found(self, broker: str, body: bytes, start: int) -> Message:
         queue = MessageQueue(self.route.topic, broker, RecordView(body, start).queue_id)
-        return Message(Source(queue, BytesCodec(), Epoch(0)), body, start)
+        return Message(MessageSource(queue, BytesCodec(), Epoch(0)), body, start)
 
     def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
         reply = self._request(queue.broker, code, header)

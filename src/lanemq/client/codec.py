@@ -1,7 +1,7 @@
-"""Values to bytes and back.
+"""Codecs turn values into bytes and back.
 
-JSON by default; bytes and text pass through. A handler's annotation decides what it is given: `bytes` the raw
-body, a msgspec Struct, dataclass or TypedDict the decoded and checked value, anything else plain JSON.
+The default is JSON; bytes are sent as they are. The annotation of a handler's argument decides what it gets: `bytes`
+the raw body; a msgspec Struct, dataclass or TypedDict the decoded and validated value; anything else plain JSON.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Codec(Protocol):
-    """Bring your own for Avro, Protobuf, MessagePack and the like."""
+    """What a codec offers. Write your own for Avro, Protobuf, MessagePack and the like."""
 
     def encode(self, value: object) -> bytes: ...
 
@@ -22,7 +22,7 @@ class Codec(Protocol):
 
 
 class JsonCodec:
-    """JSON by msgspec: typed decoding, no arbitrary code, dates and decimals included."""
+    """JSON by msgspec: decodes into types, runs no arbitrary code, knows dates and decimals."""
 
     def encode(self, value: object) -> bytes:
         if isinstance(value, bytes):
@@ -44,7 +44,7 @@ class JsonCodec:
 
 
 class BytesCodec:
-    """Nothing is converted: bytes in, bytes out."""
+    """Converts nothing: bytes in, bytes out."""
 
     def encode(self, value: object) -> bytes:
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -56,7 +56,7 @@ class BytesCodec:
 
 
 def codec_named(codec: "str | Codec") -> Codec:
-    """`"json"`, `"bytes"`, or the codec itself."""
+    """The codec for `"json"` or `"bytes"`, or the given codec itself."""
     if codec == "json":
         return JsonCodec()
     if codec == "bytes":

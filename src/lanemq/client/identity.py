@@ -1,7 +1,7 @@
-"""Who this process is: client ids that no two members share, and message ids that no two messages share.
+"""Unique ids of clients, producers and messages.
 
-Two members with one client id would both be told that they own a queue, and the broker's lock would agree:
-order would break silently. So an id holds host, process and a random part, never host and process alone.
+If two members had the same client id, the broker would grant both the same queue, and order would break silently. So a
+client id holds host, process and a random part.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from lanemq._fast import compiled
 
 
 def new_client_id() -> str:
-    """`host@process#random`, the shape RocketMQ's tools expect."""
+    """`host@process#random`, the form that RocketMQ's tools expect."""
     return f"{origin.address()}@{origin.process()}#{origin.random(6).hex()}"
 
 
@@ -24,7 +24,7 @@ def new_producer_id() -> str:
 
 
 def local_ip() -> str:
-    """This machine's address towards others, or loopback when it has none. Sends nothing."""
+    """This machine's outward address, or the loopback address if it has none. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -34,7 +34,7 @@ def local_ip() -> str:
 
 
 class Origin:
-    """What makes this process unlike all others; a simulation brings its own, so that a run can be repeated."""
+    """What makes this process unique. A simulation replaces it, so that a run can be repeated."""
 
     def address(self) -> str:
         return local_ip()
@@ -43,7 +43,7 @@ class Origin:
         return os.getpid()
 
     def random(self, count: int) -> bytes:
-        """So many bytes that nobody can guess."""
+        """`count` bytes that cannot be guessed."""
         return secrets.token_bytes(count)
 
 
@@ -55,11 +55,11 @@ _TAILS = tuple(f"{number:0{_BLOCK_DIGITS}X}" for number in range(16**_BLOCK_DIGI
 
 @compiled
 class MessageIds:
-    """Unique message ids (RocketMQ's UNIQ_KEY): 32 upper-case hex digits, of which 24 are one producer's.
+    """Unique message ids (RocketMQ's UNIQ_KEY): 32 upper-case hex digits, of which the first 24 are the producer's.
 
-    Made in blocks, since writing a number takes longer than joining two texts. Safe for threads without a lock:
-    an id comes out of an iterator that never runs Python code, and two threads that meet at the end of a block
-    get a new block each.
+    Ids are made in blocks, because formatting a number takes longer than joining two strings. Safe for threads without
+    a lock: an id comes from an iterator that runs no Python code, and two threads that reach the end of a block get a
+    new block each.
     """
 
     def __init__(self, prefix: str, first_block: int) -> None:
@@ -79,6 +79,6 @@ class MessageIds:
 
 
 def new_message_ids() -> MessageIds:
-    """Ids that nobody else makes."""
+    """Ids that no other process makes."""
     prefix = socket.inet_aton(origin.address()) + origin.random(8)
     return MessageIds(prefix.hex().upper(), origin.random(1)[0])

@@ -1,8 +1,8 @@
-"""What a handler is given: one message, read on demand.
+"""The message that a handler gets, parsed on demand.
 
-A consumer creates hundreds of thousands of these a second and looks at few fields of each, so a message is a
-place in the bytes of a pull and nothing more. Only what the scheduler asks for (`queue_offset`, `size`) is read
-at once; everything else is parsed when somebody looks, and kept where that pays.
+A consumer creates hundreds of thousands of messages a second and reads few fields of each, so a message is only a
+position in the bytes of a pull. The fields that the scheduler needs (`queue_offset`, `size`) are read at once, the
+others when they are accessed.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from lanemq.wire.record import (
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""A compressed body that unfolds to more than this is refused: it is no message but an attack."""
+"""A compressed body that expands to more than this is refused as an attack."""
 
 _SIZE_AND_OFFSET = Struct(">i16xq").unpack_from
 _INT = Struct(">i").unpack_from
@@ -45,8 +45,8 @@ _V6_HOSTS = BORN_HOST_V6 | STORE_HOST_V6
 _UNREAD: Any = object()
 
 
-class Source:
-    """What all messages of one holding of a queue share."""
+class MessageSource:
+    """What all messages share that were read from one queue under one lease."""
 
     __slots__ = ("codec", "epoch", "is_retry", "queue")
 
@@ -58,12 +58,12 @@ class Source:
 
 
 @compiled
-class Laid:
-    """Where a message lies in the bytes of a pull, and what lanes ask of it."""
+class MessageBase:
+    """A position in the bytes of a pull, and the fields that lanes need."""
 
     __slots__ = ("_buffer", "_key", "_source", "_start", "_view", "queue_offset", "retried_here", "size")
 
-    def __init__(self, source: Source, buffer: bytes, start: int) -> None:
+    def __init__(self, source: MessageSource, buffer: bytes, start: int) -> None:
         self.size, self.queue_offset = _SIZE_AND_OFFSET(buffer, start)
         self.retried_here = 0
         self._source = source
@@ -74,20 +74,20 @@ class Laid:
 
     @property
     def key(self) -> str | None:
-        """What decides its lane; None if it was sent without."""
+        """The key, which decides its lane; None if it was sent without one."""
         if self._key is _UNREAD:
             self._key = find_key(self._buffer, self._start)
         return self._key
 
 
-class Message(Laid):
-    """One message of one queue. Reading it never changes it."""
+class Message(MessageBase):
+    """One message of one queue."""
 
     __slots__ = ()
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, also when it comes back through the group's retry topic."""
+        """The topic it was sent to, also if it is redelivered through the group's retry topic."""
         if self._source.is_retry:
             return find_property(self.record.properties_text, PropertyName.RETRY_TOPIC) or self._source.queue.topic
         return self._source.queue.topic
@@ -98,21 +98,21 @@ class Message(Laid):
 
     @property
     def offset(self) -> QueueOffset:
-        """Its place in the queue."""
+        """Its offset in the queue."""
         return QueueOffset(self.queue_offset)
 
     @property
     def body(self) -> bytes:
-        """The bytes as the producer gave them."""
+        """The bytes as the producer sent them, decompressed."""
         return decompress(self.record.sys_flag, self.record.body, MAX_BODY_BYTES)
 
     @property
     def stored_body(self) -> bytes:
-        """The bytes as the broker keeps them, compressed or not."""
+        """The bytes as the broker stores them, compressed or not."""
         return self.record.body
 
     def value(self, wanted: type[T] | Any = Any) -> Any:
-        """The body decoded by the consumer's codec; `Undecodable` says which message could not be."""
+        """The body decoded by the consumer's codec. Raises `Undecodable`, which names the message."""
         try:
             return self._source.codec.decode(self.body, wanted)
         except CodecError as error:
@@ -137,28 +137,28 @@ class Message(Laid):
 
     @property
     def message_id(self) -> str:
-        """The producer's id of it; the broker's, where an old producer gave none."""
+        """The id that the producer gave it; the broker's id if an old producer gave none."""
         return find_property(self.record.properties_text, PropertyName.UNIQUE_ID) or self.stored_id
 
     @property
     def stored_id(self) -> str:
-        """Where the broker keeps it, as RocketMQ's tools write it."""
+        """The broker's id, which says where it is stored, as RocketMQ's tools write it."""
         host, _, port = self.record.store_host.rpartition(":")
         return encode_offset_id(host.strip("[]"), int(port), self.record.position)
 
     @property
     def stamp(self) -> Stamp | None:
-        """The producer's mark on it, by which repeats and gaps are recognised."""
+        """The producer stamp, by which repeats and gaps are recognised."""
         return find_stamp(self.record.properties_text)
 
     @property
     def epoch(self) -> Epoch:
-        """The lease under which it was read. A sink that remembers the highest one can refuse a stale owner."""
+        """The epoch of the lease under which it was read. A sink that keeps the highest can refuse a stale owner."""
         return self._source.epoch
 
     @property
     def reconsume_times(self) -> int:
-        """Failed attempts so far: those the broker knows of and those of this process."""
+        """Failed attempts so far: those that the broker counted, and those of this process."""
         return self.record.reconsume_times + self.retried_here
 
     @property
@@ -176,7 +176,7 @@ class Message(Laid):
 
     @property
     def record(self) -> RecordView:
-        """The stored record itself, for what has no name here."""
+        """The stored record itself, for fields that have no property here."""
         view = self._view
         if view is None:
             view = self._view = RecordView(self._buffer, self._start)
@@ -191,10 +191,10 @@ class Message(Laid):
 
 @compiled
 def find_key(buffer: bytes, start: int) -> str | None:
-    """The key of the record at `start`, straight from the bytes: lanes ask it of every message.
+    """The key of the record at `start`, read from the bytes, because lanes need it of every message.
 
-    The same as `find_property` on the record's properties, which also serves records that are laid out otherwise
-    (RocketMQ's V2 magic, IPv6 hosts) and keys that do not begin an entry.
+    Equal to `find_property` on the record's properties, which handles records with another layout (RocketMQ's V2 magic,
+    IPv6 hosts) and keys that do not begin an entry.
     """
     if buffer[start + 7] == _PLAIN_MAGIC and not buffer[start + 39] & _V6_HOSTS:
         topic = start + HEAD_BYTES + 4 + _INT(buffer, start + HEAD_BYTES)[0]
@@ -209,12 +209,12 @@ def find_key(buffer: bytes, start: int) -> str | None:
     return find_property(RecordView(buffer, start).properties_text, PropertyName.KEY)
 
 
-def read_messages(source: Source, body: bytes) -> list[Message]:
+def read_messages(source: MessageSource, body: bytes) -> list[Message]:
     """The messages of a pull's body, in the order of their offsets."""
-    return lay_messages(Message, source, body)
+    return make_messages(Message, source, body)
 
 
 @compiled
-def lay_messages(kind: type[Message], source: Source, body: bytes) -> list[Message]:
-    """One of `kind` per record."""
+def make_messages(kind: type[Message], source: MessageSource, body: bytes) -> list[Message]:
+    """One message of class `kind` per record."""
     return [kind(source, body, start) for start in record_starts(body)]

@@ -1,4 +1,4 @@
-"""What a send returns: where the message is now, and how safe it is there."""
+"""What a send returns: where the message is stored, and how durably."""
 
 from enum import Enum
 
@@ -9,21 +9,20 @@ from lanemq.model.units import QueueOffset
 
 
 class StoredAs(Enum):
-    """The broker's word on durability."""
+    """How durably the broker has stored a message."""
 
     DURABLE = "durable"
     """On disk: acknowledged after fdatasync."""
     RELAXED = "relaxed"
-    """Written, not yet synced; also what an Apache broker with asynchronous flush gives."""
+    """Written, not yet synced."""
     UNKNOWN = "unknown"
     """The broker did not say (Apache brokers do not)."""
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """One stored message. Receipts of one key name one queue, with growing offsets.
+    """One stored message. Receipts of one key have the same queue and growing offsets.
 
-    A struct and not a dataclass: a producer makes one per message, and a frozen dataclass costs
-    five times more.
+    A struct, because a producer creates one per message, and a frozen dataclass costs five times as much.
     """
 
     queue: MessageQueue
@@ -32,7 +31,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     key: str | None = None
     stored: StoredAs = StoredAs.UNKNOWN
     repeat: bool = False
-    """The broker had it already: an earlier attempt arrived, only its answer was lost."""
+    """The broker already had the message: an earlier attempt arrived, but its reply was lost."""
 
     @property
     def topic(self) -> str:

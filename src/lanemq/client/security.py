@@ -1,8 +1,8 @@
-"""How a client's connections are protected: what the program says, and else what the environment says.
+"""How a client's connections are protected: as the program says, otherwise as the environment says.
 
-The environment is asked by every client and by the command line, as database drivers do it: the same program runs
-against an open broker on a desk and a protected one in production, and a secret need not stand in any file of the
-program, nor in a command line that everybody on the machine can read.
+Every client and the command line read the environment, as database drivers do: the same program runs against an open
+broker on a laptop and a protected one in production, and a secret need not be in the program's files or in a command
+line that other users of the machine can read.
 """
 
 import os
@@ -30,7 +30,7 @@ _YES, _NO = frozenset({"1", "true", "on", "yes"}), frozenset({"", "0", "false", 
 
 
 class SecuritySettings(TypedDict, total=False):
-    """What every client takes as keyword arguments."""
+    """The keyword arguments of every client that protect its connections."""
 
     tls: TlsOptions | None
     credentials: Credentials | None
@@ -42,7 +42,7 @@ def security_of(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Security:
-    """What is given wins; what is not given is looked for in the environment."""
+    """The given values; those that are None come from the environment."""
     names = os.environ if environment is None else environment
     return Security(
         tls if tls is not None else tls_of_environment(names),
@@ -51,7 +51,7 @@ def security_of(
 
 
 def tls_of_environment(names: Mapping[str, str]) -> TlsOptions | None:
-    """None if nothing there speaks of TLS."""
+    """The TLS options of the environment; None if it sets none."""
     switch = names.get(TLS, "").strip().lower()
     if switch not in _YES | _NO:
         raise InvalidOption(f"{TLS}={switch!r}: write on or off")
@@ -61,42 +61,42 @@ def tls_of_environment(names: Mapping[str, str]) -> TlsOptions | None:
 
 
 def tls_options(ca: str | None, cert: str | None, key: str | None, verify: str, name: str) -> TlsOptions:
-    """The options from text, as environments, command lines and Spark have it."""
+    """TLS options from text, as environments, command lines and Spark give them."""
     if verify not in VERIFY:
         raise InvalidOption(f"{name}={verify!r}: write {', '.join(VERIFY[:-1])} or {VERIFY[-1]}")
     return TlsOptions(ca, cert, key, verify_host=verify == "full", insecure_skip_verify=verify == "none")
 
 
 def credentials_of_environment(names: Mapping[str, str]) -> Credentials | None:
-    """None if nothing there speaks of credentials; half of them is a mistake."""
+    """The credentials of the environment; None if it sets none. Only half of them is an error."""
     user, secret = names.get(ACCESS_KEY) or None, secret_of_environment(names)
     return credentials_of(user, secret, names.get(SECURITY_TOKEN) or None, (ACCESS_KEY, SECRET_KEY))
 
 
 def secret_of_environment(names: Mapping[str, str]) -> str | None:
-    """The secret itself, or that of the file that is named; not both."""
+    """The secret, or the content of the secret file; setting both is an error."""
     secret = names.get(SECRET_KEY) or None
     if not names.get(SECRET_KEY_FILE):
         return secret
     if secret is not None:
-        raise InvalidOption(f"{SECRET_KEY} and {SECRET_KEY_FILE} are both set; which one is meant?")
+        raise InvalidOption(f"{SECRET_KEY} and {SECRET_KEY_FILE} are both set: unset one of them")
     return secret_in(names[SECRET_KEY_FILE], SECRET_KEY_FILE)
 
 
 def credentials_of(
     user: str | None, secret: str | None, token: str | None, names: tuple[str, str]
 ) -> Credentials | None:
-    """Both or neither; `names` says what the missing half is called where it should have been given."""
+    """Credentials if both user and secret are given, None if neither is. `names` are the two names for the error."""
     if user is None and secret is None:
         return None
     if user is None or secret is None:
         given, missing = names if secret is None else names[::-1]
-        raise InvalidOption(f"{given} is set and {missing} is not; both belong together")
+        raise InvalidOption(f"{given} is set and {missing} is not: set both, or neither")
     return Credentials(user, secret, token)
 
 
 def secret_in(file: str, name: str) -> str:
-    """The secret of a file that holds nothing else."""
+    """The secret in a file that holds nothing else."""
     try:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import ActiveSubscription
-from lanemq.client.message import Source
+from lanemq.client.message import MessageSource
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.parked_lanes import ParkedAtBroker
 from lanemq.core.consuming.queue_lease import LeaseTimes, QueueLease
@@ -47,7 +47,7 @@ class AssignedQueue:
         self,
         queue: MessageQueue,
         active: ActiveSubscription,
-        source: Source,
+        source: MessageSource,
         lease: QueueLease | None,
         times: LeaseTimes,
         *,

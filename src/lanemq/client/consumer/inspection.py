@@ -19,7 +19,7 @@ from lanemq.client.consumer.metrics import ConsumerCounts, TopicCount
 from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import ActiveSubscription
-from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.core.consuming.lane_queue import QueueView
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, Gate, LaneRun, Plain, Suspend
 from lanemq.model.errors import LaneError, ProtocolError
@@ -251,7 +251,7 @@ async def consume_directly(member: Member, body: bytes) -> ConsumeDirectlyResult
     """
     record = RecordView(body)
     queue = MessageQueue(record.topic, "", record.queue_id)
-    (message,) = read_messages(Source(queue, codec_named(member.options.codec), Epoch(0)), body)
+    (message,) = read_messages(MessageSource(queue, codec_named(member.options.codec), Epoch(0)), body)
     active = member.subscriptions.get(message.topic)
     if active is None:
         raise LaneError(f"no handler for topic {message.topic!r} in group {member.options.group!r}")

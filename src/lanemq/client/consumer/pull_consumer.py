@@ -17,7 +17,7 @@ from typing import Unpack
 
 from lanemq.client.codec import Codec, codec_named
 from lanemq.client.consumer.tag_filter import tag_filter
-from lanemq.client.message import Message, Source, read_messages
+from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BlockingRoutes
 from lanemq.client.security import SecuritySettings, security_of
 from lanemq.clock import Clock, SystemClock
@@ -183,7 +183,7 @@ class PullConsumer:
         if reply.code not in _NOT_NEW:
             raise error_for(reply.code, reply.remark)
         self._positions[queue] = QueueOffset(PullResponse.from_ext(reply.ext).next_begin_offset)
-        messages = read_messages(Source(queue, self._codec, Epoch(0)), reply.body)
+        messages = read_messages(MessageSource(queue, self._codec, Epoch(0)), reply.body)
         return [message for message in messages if self._tags.accepts(message.tag)]
 
     def _known(self, queue: MessageQueue) -> QueueOffset:

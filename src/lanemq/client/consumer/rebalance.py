@@ -21,7 +21,7 @@ from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.parking import LaneParker
 from lanemq.client.consumer.pull import Puller
 from lanemq.client.consumer.subscription import ActiveSubscription
-from lanemq.client.message import Source
+from lanemq.client.message import MessageSource
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease
 from lanemq.core.consuming.rebalance import Event, Stage, queue_changes
@@ -261,7 +261,7 @@ class Rebalancer:
 
     def _assign(self, queue: MessageQueue, lease: QueueLease | None, start: StartPosition, lane: bool) -> None:
         active, options = self._subscriptions[queue.topic], self._options
-        source = Source(queue, self._codec, lease.epoch if lease is not None else Epoch(0))
+        source = MessageSource(queue, self._codec, lease.epoch if lease is not None else Epoch(0))
         assigned = AssignedQueue(queue, active, source, lease, options.times(lane), lane=lane, start=start)
         now = options.clock.now()
         if lease is not None:
