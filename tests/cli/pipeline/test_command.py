@@ -1,4 +1,4 @@
-"""`lanemq pipeline`: declared in a file, run from a shell, looked after by people."""
+"""`lanemq pipeline run`, `check` and `status`, with a pipeline that a file declares."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def prepare(messages):
 
 
 class Place:
-    """A topic, a file that declares a pipeline over it, and what the pipeline made."""
+    """A topic, a file that declares a pipeline over it, and the pipeline's table."""
 
     def __init__(self, folder: Path, servers: str) -> None:
         self.folder = folder
@@ -107,7 +107,7 @@ class SharedSession:
 
 @pytest.fixture
 def in_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands use the session that is there already; starting one has a test of its own below."""
+    """Commands use the session of the tests; one test below starts its own."""
     monkeypatch.setattr("lanemq.pipelines.running.program.open_session", lambda *_: SharedSession(spark))
 
 
@@ -124,14 +124,14 @@ def test_a_declaration_is_checked_without_spark(run: Run, place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [("status",), ("parked", "list"), ("parked", "redrive", "--all")])
-def test_a_pipeline_that_never_ran_is_told_so(run: Run, place: Place, words: tuple[str, ...]) -> None:
+def test_a_pipeline_that_never_ran_is_reported(run: Run, place: Place, words: tuple[str, ...]) -> None:
     told = run("pipeline", *words, str(place.file))
     assert told.exit_code == 1
     assert "was never started" in told.stderr
 
 
-def test_without_the_broker_nothing_is_claimed_about_lag(run: Run, place: Place) -> None:
-    """A lag of 0 beside "not known" reads as good news."""
+def test_without_the_broker_the_lag_is_unknown(run: Run, place: Place) -> None:
+    """A lag of 0 would look like good news."""
     folder = place.folder / "checkpoint"
     Checkpoint(folder, "totals", {"servers": "127.0.0.1:1", "topic": place.topic}).close()
     for name in ("offsets", "commits"):
@@ -140,9 +140,9 @@ def test_without_the_broker_nothing_is_claimed_about_lag(run: Run, place: Place)
     shown = run("pipeline", "status", str(place.file))
     assert shown.exit_code == 0, shown.output
     (row,) = [line for line in shown.stdout.splitlines() if line.startswith(place.topic)]
-    assert row.split() == [place.topic, "0", "7", *["not", "known"] * 3]
-    assert "\nlag not known\n" in shown.stdout
-    assert "the lag is not known: no name server answered" in shown.stdout
+    assert row.split() == [place.topic, "0", "7", *["unknown"] * 3]
+    assert "\nlag unknown\n" in shown.stdout
+    assert "the lag is unknown: no name server answered" in shown.stdout
     told = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
     assert (told["lag"], told["lag_seconds"]) == (None, None)
     (queue,) = told["queues"]
@@ -172,16 +172,16 @@ def test_what_can_never_work_is_refused_without_spark(run: Run, place: Place, co
     assert "ParquetSink only adds rows, and LastState replaces them: use DeltaSink" in refused.stderr
 
 
-def test_a_broker_that_is_away_is_told_in_one_line_without_spark(run: Run, place: Place) -> None:
+def test_an_absent_broker_is_reported_in_one_line_without_spark(run: Run, place: Place) -> None:
     away = run("pipeline", "run", str(place.file), "--servers", "127.0.0.1:1", "--quiet")
     assert away.exit_code == 1
     (line,) = away.stderr.strip().splitlines()
     assert line.startswith("Error: no name server answered (tried 127.0.0.1:1)")
     assert "? Start a broker with" in line
-    assert "or correct servers (--servers); brokerWait of the source is how long it is waited for" in line
+    assert "or correct servers (--servers); the source's option brokerWait sets how long" in line
 
 
-def test_a_missing_topic_is_told_in_one_line_without_spark(run: Run, place: Place) -> None:
+def test_a_missing_topic_is_reported_in_one_line_without_spark(run: Run, place: Place) -> None:
     place.file.write_text(place.file.read_text().replace(f'topic = "{place.topic}"', 'topic = "oders"'))
     missing = run("pipeline", "run", str(place.file), "--quiet")
     assert missing.exit_code == 1
@@ -199,7 +199,7 @@ def test_help_says_what_exit_codes_mean(run: Run) -> None:
     assert "Exit codes: 0" in run("pipeline", "run", "--help").stdout
 
 
-def test_settings_of_spark_have_a_form(run: Run, place: Place) -> None:
+def test_a_spark_setting_must_have_the_form_name_value(run: Run, place: Place) -> None:
     told = run("pipeline", "run", str(place.file), "--conf", "executor.memory=4g")
     assert told.exit_code == 2
     assert "should look like spark.executor.memory=4g" in told.stderr
@@ -214,7 +214,7 @@ def test_without_spark_the_extra_is_named(place: Place, package: str) -> None:
     assert told.stderr == f"Error: pipelines need {package}: pip install 'lanemq[spark]', and Java 17 or newer\n"
 
 
-def test_without_java_that_is_said(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", "")
     told = run("pipeline", "run", str(place.file), "--quiet")
@@ -232,17 +232,17 @@ def test_help_does_not_wait_for_spark() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("in_spark")
-def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer: Producer, tmp_path: Path) -> None:
+def test_a_parked_key_is_listed_shown_and_discarded(run: Run, place: Place, producer: Producer, tmp_path: Path) -> None:
     for value in (1, 13, 2, 3):
         producer.send(place.topic, value, key="bad" if value in (13, 2) else "good")
     first = run("pipeline", "run", str(place.file), "--once", "--json", "--history", str(tmp_path / "history"))
     assert first.exit_code == 0, first.output
-    assert "1 key parked (waits for a person); see lanemq pipeline parked list" in first.stderr
+    assert "1 key parked (waits for an operator); see lanemq pipeline parked list" in first.stderr
     (line,) = map(json.loads, first.stdout.splitlines())
     assert (line["batch"], line["messages"], line["outputs"], line["lag"]) == (0, 4, 2, 0)
     status = json.loads(run("pipeline", "status", str(place.file), "--json").stdout)
     assert (status["batch"], status["unfinished_batch"], status["epoch"], status["running"]) == (0, None, 1, None)
-    assert (status["stopped_lanes"], status["lag"]) == ({"parked": 1}, 0)
+    assert (status["waiting_lanes"], status["lag"]) == ({"parked": 1}, 0)
     assert "1 key parked\n" in run("pipeline", "status", str(place.file)).stdout
     again = run("pipeline", "run", str(place.file), "--once", "--quiet", "--fail-on-parked")
     assert again.exit_code == 1
@@ -256,24 +256,24 @@ def test_a_parked_key_is_seen_and_decided_about(run: Run, place: Place, producer
     assert "13" in run("pipeline", "parked", "show", checkpoint, "bad").stdout
     assert run("pipeline", "parked", "show", checkpoint, "other").exit_code == 1
     assert run("pipeline", "parked", "discard", checkpoint).exit_code == 2, "one key, or all"
-    assert run("pipeline", "parked", "discard", checkpoint, "good").exit_code == 1, "it does not stand still"
+    assert run("pipeline", "parked", "discard", checkpoint, "good").exit_code == 1, "it is not parked"
     dry = run("pipeline", "parked", "redrive", checkpoint, "bad", "--dry-run")
-    assert "2 messages of 1 key would be tried again" in dry.stdout
+    assert "2 messages of 1 key would be retried" in dry.stdout
     discarded = run("pipeline", "parked", "discard", checkpoint, "bad", "--first-only").stdout
-    assert discarded.startswith("1 message of 1 key will be made a dead letter, 1 behind tried again, by the running")
+    assert discarded.startswith("1 message of 1 key will be turned into a dead letter (and 1 later message retried)")
     assert "no key waits" not in run("pipeline", "parked", "list", checkpoint).stdout, "only asked for so far"
     again = run("pipeline", "run", str(place.file), "--once", "--history", str(tmp_path / "history"))
     assert again.exit_code == 0, again.output
     assert "totals retry pass 1 after batch 0" in again.stdout
-    assert again.stderr == f"totals: start 3, checkpoint {checkpoint}, Spark on local[*]\n", "nothing stands still now"
-    assert "no key waits for a person" in run("pipeline", "parked", "list", checkpoint).stdout
+    assert again.stderr == f"totals: start 3, checkpoint {checkpoint}, Spark on local[*]\n", "no key is parked now"
+    assert "no key waits for an operator" in run("pipeline", "parked", "list", checkpoint).stdout
     assert f"\n1 dead letter in {checkpoint}/dead_letters\n" in run("pipeline", "status", checkpoint).stdout
     assert sorted(place.ask("select key, total from totals")) == [("bad", 1), ("good", 1), ("good", 2)]
-    assert run("pipeline", "dead", "redrive", str(place.file), "--key", "bad").exit_code == 0
+    assert run("pipeline", "dead-letters", "redrive", str(place.file), "--key", "bad").exit_code == 0
     late = run("pipeline", "run", str(place.file), "--once", "--json", "--history", str(tmp_path / "history"))
     assert [json.loads(line)["counts"]["redriven_letters"] for line in late.stdout.splitlines()] == [1], late.output
     assert place.ask("select max(total), count(*) from totals where key = 'bad'") == [(2, 2)], "the step took it, late"
-    assert "no dead letters" in run("pipeline", "dead", "list", checkpoint).stdout
+    assert "no dead letters" in run("pipeline", "dead-letters", "list", checkpoint).stdout
     verdict = run("check", str(tmp_path / "history"), "--require", "effects=3", "--json")
     assert json.loads(verdict.stdout)["violations"] == []
 
@@ -291,7 +291,7 @@ def test_a_failing_pipeline_is_one_line(run: Run, place: Place, producer: Produc
     assert isinstance(failed.exception, SystemExit), failed.exception
     (line,) = failed.stderr.strip().splitlines()
     assert line.startswith("Error: pipeline 'totals' failed in batch 0: ValueError: no such column: colour (")
-    assert line.endswith(f"(--traceback shows all; Spark's own words: {words})")
+    assert line.endswith(f"(--traceback shows all; Spark's output: {words})")
     assert failed.stdout == ""
     whole = run("pipeline", "run", str(place.file), "--traceback")
     assert "no such column: colour\n" in whole.stderr
@@ -321,7 +321,7 @@ def in_the_background(place: Place) -> Iterator[Callable[[], subprocess.Popen[st
 def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
     run: Run, place: Place, broker: EmbeddedBroker, in_the_background: Callable[[], subprocess.Popen[str]]
 ) -> None:
-    """The program as it is run: its own session, modules beside the file, `kill -9`, a second start, SIGTERM."""
+    """A real process: its own session, modules beside the file, `kill -9`, a second start, SIGTERM."""
     send(broker.address, place.topic, [n for n in range(200) if n != 13])
     first = in_the_background()
     until(lambda: place.count() > 0 or first.poll() is not None, 600)
@@ -349,7 +349,7 @@ def test_a_kill_repeats_at_most_one_batch_and_a_stop_none(
     assert all(json.loads(line)["repeated"] is False for line in rest.splitlines())
     said = (place.folder / "stderr").read_text().splitlines()
     assert [line for line in said if not line.startswith(("totals: ", "20"))] == [], (
-        "Spark's words are not on a terminal"
+        "Spark's output is not on the terminal"
     )
     words = (place.folder / "checkpoint" / "lanemq" / "spark.log").read_text()
     assert "log4j" in words, "they are in a file"

@@ -1,4 +1,4 @@
-"""`lanemq pipeline dead`: messages that were set aside, seen and redriven from a shell."""
+"""`lanemq pipeline dead-letters`: dead letters are listed, shown and redriven."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.pipelines import DeadLetter
 
-LETTER = "orders/broker-a/0/0"
+DEAD_LETTER = "orders/broker-a/0/0"
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """A checkpoint with two letters of a key and one of another."""
+    """A checkpoint with two dead letters of a key and one of another."""
     monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
     pipeline = Kept(tmp_path, on_failure=DeadLetter(skip=True))
     pipeline.run(*(Sent(0, at, key, {"n": at, "fails": 1}) for at, key in enumerate(["a", "a", "b"])))
@@ -23,42 +23,47 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 
 @pytest.mark.usefixtures("kept")
-def test_letters_are_listed_and_shown(run: Run, tmp_path: Path) -> None:
-    listed = run("pipeline", "dead", "list", str(tmp_path))
+def test_dead_letters_are_listed_and_shown(run: Run, tmp_path: Path) -> None:
+    listed = run("pipeline", "dead-letters", "list", str(tmp_path))
     assert listed.exit_code == 0, listed.output
     assert listed.stdout.count("ValueError: attempt 1 failed") == 3
-    (only,) = json.loads(run("pipeline", "dead", "list", str(tmp_path), "--key", "b", "--json").stdout)
+    (only,) = json.loads(run("pipeline", "dead-letters", "list", str(tmp_path), "--key", "b", "--json").stdout)
     assert (only["topic"], only["queue"], only["offset"], only["key"]) == ("orders", 0, 2, "b")
     assert (only["state"], only["stored"][:4]) == ("open", "2023")
-    shown = run("pipeline", "dead", "show", str(tmp_path), LETTER).stdout
+    shown = run("pipeline", "dead-letters", "show", str(tmp_path), DEAD_LETTER).stdout
     assert '{"n": 0, "fails": 1}' in shown
-    (found,) = json.loads(run("pipeline", "dead", "show", str(tmp_path), LETTER, "--json").stdout)
+    (found,) = json.loads(run("pipeline", "dead-letters", "show", str(tmp_path), DEAD_LETTER, "--json").stdout)
     assert found["value"] == {"n": 0, "fails": 1}
-    missing = run("pipeline", "dead", "show", str(tmp_path), "x")
+    missing = run("pipeline", "dead-letters", "show", str(tmp_path), "x")
     assert (missing.exit_code, len(missing.stderr.splitlines())) == (1, 1)
 
 
-def test_a_redrive_says_that_it_comes_late_and_is_seen_until_it_is_done(run: Run, tmp_path: Path, kept: Kept) -> None:
+def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(run: Run, tmp_path: Path, kept: Kept) -> None:
     place = str(tmp_path)
-    dry = run("pipeline", "dead", "redrive", place, "--key", "a", "--dry-run").stdout
-    assert dry.startswith("2 dead letters of 1 key would be given to the step again\nlate: behind everything")
-    assert kept.run_retry_pass() is None, "only asked what would be done"
-    said = run("pipeline", "dead", "redrive", place, LETTER)
-    assert said.stdout.startswith("1 dead letter of 1 key will be given to the step again by the running pipeline, or")
-    assert "late: behind everything that their keys have by then" in said.stdout
-    assert "carried out by the running pipeline within a second" in run("pipeline", "dead", "list", place).stdout
-    assert "1 dead letter decided about" in run("pipeline", "status", place).stdout
-    again = run("pipeline", "dead", "redrive", place, LETTER)
+    dry = run("pipeline", "dead-letters", "redrive", place, "--key", "a", "--dry-run").stdout
+    assert dry.startswith("2 dead letters of 1 key would be passed to the step again\nthey come late: after everything")
+    assert kept.run_retry_pass() is None, "a dry run changes nothing"
+    said = run("pipeline", "dead-letters", "redrive", place, DEAD_LETTER)
+    assert said.stdout.startswith("1 dead letter of 1 key will be passed to the step again by the running pipeline, or")
+    assert "they come late: after everything that their keys have by then" in said.stdout
+    assert (
+        "the running pipeline applies decisions within a second"
+        in run("pipeline", "dead-letters", "list", place).stdout
+    )
+    assert "1 dead letter with a decision" in run("pipeline", "status", place).stdout
+    again = run("pipeline", "dead-letters", "redrive", place, DEAD_LETTER)
     assert (again.exit_code, "redriven already" in again.stderr) == (1, True)
-    rest = json.loads(run("pipeline", "dead", "redrive", place, "--all", "--json").stdout)
-    assert rest == {"letters": ["orders/broker-a/0/1", "orders/broker-a/0/2"], "asked": True}
+    rest = json.loads(run("pipeline", "dead-letters", "redrive", place, "--all", "--json").stdout)
+    assert rest == {"dead_letters": ["orders/broker-a/0/1", "orders/broker-a/0/2"], "asked": True}
     kept.run_retry_pass()
-    states = [each["state"] for each in json.loads(run("pipeline", "dead", "list", place, "--all", "--json").stdout)]
-    assert states == ["redriven"] * 3 + ["open"] * 3, "they failed once more"
-    assert json.loads(run("pipeline", "status", place, "--json").stdout)["decided_letters"] == 0
+    states = [
+        each["state"] for each in json.loads(run("pipeline", "dead-letters", "list", place, "--all", "--json").stdout)
+    ]
+    assert states == ["redriven"] * 3 + ["open"] * 3, "they failed again"
+    assert json.loads(run("pipeline", "status", place, "--json").stdout)["decided_dead_letters"] == 0
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("words", [(), (LETTER, "--all"), (LETTER, "--key", "a"), ("--key", "a", "--all")])
-def test_one_choice_is_wanted(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert run("pipeline", "dead", "redrive", str(tmp_path), *words).exit_code == 2
+@pytest.mark.parametrize("words", [(), (DEAD_LETTER, "--all"), (DEAD_LETTER, "--key", "a"), ("--key", "a", "--all")])
+def test_redrive_needs_exactly_one_choice(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert run("pipeline", "dead-letters", "redrive", str(tmp_path), *words).exit_code == 2

@@ -1,4 +1,4 @@
-"""`lanemq pipeline` at a broker that encrypts and asks who is there: flags over what the file says."""
+"""`lanemq pipeline` with TLS and credentials: flags override the file."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
-    """A run that asks for its topic, as every run does before Spark starts, and ends."""
+    """Replaces a run by the request for its topic, which every run makes before Spark starts."""
     ran: list[Pipeline] = []
 
     def asks_for_its_topic(pipeline: Pipeline, **_: Any) -> None:
@@ -45,7 +45,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
 
 
 class Place:
-    """A file that declares a pipeline, and the flags that its broker wants."""
+    """A file that declares a pipeline, and the flags that its broker needs."""
 
     def __init__(self, folder: Path, server: str, authority: Authority) -> None:
         self.folder, self.file = folder, folder / "orders.toml"
@@ -72,16 +72,16 @@ def place(tmp_path: Path, guarded: EmbeddedBroker, authority: Authority) -> Plac
 
 
 @pytest.mark.parametrize("more", ["", OTHERS, 'tls = "false"\n', f'tls.ca = "missing.pem"\n{OTHERS}'])
-def test_flags_win_over_the_file(place: Place, without_spark: list[Pipeline], more: str) -> None:
+def test_flags_override_the_file(place: Place, without_spark: list[Pipeline], more: str) -> None:
     place.declare(more)
-    assert place.run("run", "--quiet").exit_code > 0, "refused: no TLS, nobody's secret, or no such file"
+    assert place.run("run", "--quiet").exit_code > 0, "refused: no TLS, wrong secret, or no such file"
     ran = place.run("run", "--quiet", *place.tls, *place.user)
     assert ran.exit_code == 0, ran.stderr
     security = without_spark[0].source.parsed.security
     assert security.credentials == Credentials("root", SECRET), "no token of another user either"
 
 
-def test_flags_win_over_a_python_file(place: Place, without_spark: list[Pipeline]) -> None:
+def test_flags_override_a_python_file(place: Place, without_spark: list[Pipeline]) -> None:
     file = place.folder / "orders.py"
     file.write_text(
         "from lanemq.pipelines import ParquetSink, Pipeline, Project, Topic\n"
@@ -93,7 +93,7 @@ def test_flags_win_over_a_python_file(place: Place, without_spark: list[Pipeline
     assert without_spark[0].source.parsed.security.credentials == Credentials("root", SECRET)
 
 
-def test_a_flag_changes_what_it_names_and_nothing_else(place: Place, without_spark: list[Pipeline]) -> None:
+def test_a_flag_changes_only_its_own_option(place: Place, without_spark: list[Pipeline]) -> None:
     place.declare(f'tls.ca = "{place.tls[1]}"\ntls.verify = "ca"\naccessKey = "root"\nsecretKey = "{SECRET}"\n')
     assert place.run("run", "--quiet", "--tls-verify", "none").exit_code == 0
     options = without_spark[0].source.options
@@ -101,7 +101,7 @@ def test_a_flag_changes_what_it_names_and_nothing_else(place: Place, without_spa
     assert options["secretKey"] == SECRET
 
 
-def test_the_environment_fills_what_flags_leave_open(
+def test_the_environment_supplies_what_flags_leave_out(
     place: Place, without_spark: list[Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANEMQ_TLS_CA", place.tls[1])
@@ -110,8 +110,8 @@ def test_the_environment_fills_what_flags_leave_open(
     assert without_spark[0].source.options["tls.ca"] == place.tls[1]
 
 
-def test_a_status_asks_with_flags_or_with_the_secret_of_the_file(place: Place) -> None:
-    """The checkpoint has no secret, so a folder alone needs flags."""
+def test_status_uses_flags_or_the_secret_of_the_file(place: Place) -> None:
+    """The checkpoint has no secret, so a checkpoint folder needs flags."""
     place.declare(f'tls.ca = "{place.tls[1]}"\naccessKey = "root"\nsecretKey = "{SECRET}"\n')
     assert place.run("run", "--quiet").exit_code == 0
     checkpoint = place.folder / "checkpoint"
@@ -124,14 +124,14 @@ def test_a_status_asks_with_flags_or_with_the_secret_of_the_file(place: Place) -
     assert SECRET not in (checkpoint / "lanemq" / "pipeline.json").read_text()
 
 
-def test_flags_win_over_the_user_of_the_last_start(place: Place) -> None:
+def test_flags_override_the_user_of_the_last_start(place: Place) -> None:
     used = {"servers": place.server, "topic": "orders", "accessKey": "nobody", "tls": "true"}
     Checkpoint(place.folder / "checkpoint", "orders", used).close()
-    told = place.run("status", "--json", *place.tls, *place.user, where=place.folder / "checkpoint")
-    assert json.loads(told.stdout)["lag"] == 0
+    shown = place.run("status", "--json", *place.tls, *place.user, where=place.folder / "checkpoint")
+    assert json.loads(shown.stdout)["lag"] == 0
 
 
-def test_a_check_uses_the_flags(place: Place) -> None:
+def test_check_uses_the_flags(place: Place) -> None:
     assert place.run("check", *place.tls, *place.user).exit_code == 0
     wrong = place.run("check", "--access-key", "root", "--secret-key-file", "missing")
     assert wrong.exit_code == 2
@@ -139,13 +139,13 @@ def test_a_check_uses_the_flags(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [("run",), ("check",), ("status",), ("parked", "list"), ("parked", "discard")])
-def test_half_a_user_is_refused(place: Place, words: tuple[str, ...]) -> None:
+def test_a_user_without_a_secret_is_refused(place: Place, words: tuple[str, ...]) -> None:
     refused = place.run(*words, "--access-key", "root")
     assert refused.exit_code == 2
     assert "give --secret-key-file" in refused.stderr
 
 
-def test_a_broker_that_cannot_be_trusted_is_told_by_flags(place: Place) -> None:
+def test_an_untrusted_certificate_is_reported_with_the_flag_to_set(place: Place) -> None:
     refused = place.run("run", "--quiet", "--tls", *place.user)
     assert refused.exit_code == 1
     assert "--tls-ca must name the file" in refused.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lanemq.cli.pipeline.view import view
+from lanemq.cli.pipeline.run_output import progress_output
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.running.progress import AppliedBatch, Progress, ProgressReporter, counted
@@ -95,7 +95,7 @@ def test_a_terminal_shows_one_picture_that_lives(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     lag = (QueueLag(QUEUE, 30, 75, 12.34),)
     counts = {"events": 20, "parked": 1, "keys": 7, "lanes_parked": 1}
-    with view("orders", as_json=False, quiet=False) as report:
+    with progress_output("orders", as_json=False, quiet=False) as report:
         for batch in (4, 5):
             report(Progress("orders", done(batch, counts=counts), 20, 0.5, lag))
     shown = capsys.readouterr().out
@@ -122,8 +122,8 @@ def test_one_is_not_many(count: int, name: str, said: str) -> None:
 def test_a_reader_that_goes_away_ends_the_telling_and_not_the_pipeline() -> None:
     """`lanemq pipeline run --json | head -1`: no traceback, neither then nor at the end of the program."""
     code = (
-        "from lanemq.cli.pipeline.view import _line\nimport logging\nlogging.basicConfig()\n"
-        "input()\nfor _ in range(3): _line('x' * 100_000)\n"
+        "from lanemq.cli.pipeline.run_output import _print\nimport logging\nlogging.basicConfig()\n"
+        "input()\nfor _ in range(3): _print('x' * 100_000)\n"
     )
     told = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -133,12 +133,12 @@ def test_a_reader_that_goes_away_ends_the_telling_and_not_the_pipeline() -> None
     _, errors = told.communicate("\n", timeout=60)
     assert told.returncode == 0, errors
     assert len(errors.splitlines()) == 1
-    assert "nobody reads the progress any more" in errors
+    assert "the reader of the progress output is gone" in errors
 
 
 def test_quiet_says_nothing_and_programs_get_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     for as_json in (False, True):
-        with view("orders", as_json=as_json, quiet=True) as report:
+        with progress_output("orders", as_json=as_json, quiet=True) as report:
             report(Progress("orders", done(4)))
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["batch"] == 4

@@ -1,6 +1,6 @@
-"""`lanemq pipeline`: runs what a file declares, checks it, tells how far it is, and decides about parked keys.
+"""`lanemq pipeline`: runs and checks pipelines; status, parked keys and dead letters have their own modules.
 
-Spark is imported by the commands that need it: help must not wait for it, and a missing one is told in a sentence.
+Spark is imported by the commands that need it, so that help is fast and a missing package is reported in one line.
 """
 
 from dataclasses import replace
@@ -11,12 +11,17 @@ import click
 
 from lanemq.cli.options import Failed, WrongUsage, json_option
 from lanemq.cli.output import Grid, show
-from lanemq.cli.pipeline.dead import Tally, counted_by
-from lanemq.cli.pipeline.ends import failures_told, log_to_stderr, standing_still, starting
-from lanemq.cli.pipeline.letters import dead
+from lanemq.cli.pipeline.dead_letters import dead_letters
+from lanemq.cli.pipeline.loading import pipeline_security_options, refused, secured, with_flags
 from lanemq.cli.pipeline.parked import parked
-from lanemq.cli.pipeline.place import refused
-from lanemq.cli.pipeline.security import overridden, runs_securely, secured
+from lanemq.cli.pipeline.run_output import (
+    RunTotals,
+    failures_in_one_line,
+    log_to_stderr,
+    progress_output,
+    start_line,
+    unfinished_keys,
+)
 from lanemq.cli.pipeline.status import status
 
 if TYPE_CHECKING:
@@ -26,7 +31,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class NeedsSpark(click.Group):
-    """Commands that need Spark's packages, and what to do if they are not there."""
+    """A group of commands that reports a missing package of Spark in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -40,45 +45,45 @@ class NeedsSpark(click.Group):
 
 @click.group(cls=NeedsSpark)
 def pipeline() -> None:
-    """Run pipelines that a .toml or .py file declares, and look after them.
+    """Run and inspect pipelines, which a .toml or .py file declares.
 
-    Relative paths in a file (checkpoint, sinks, history) are relative to the working directory, not to the file;
-    modules that it names are looked for beside it.
+    Relative paths in the file (checkpoint, sinks, history) are relative to the working directory, not to the file.
+    Modules that the file imports are searched in the file's folder.
     """
 
 
 pipeline.add_command(status)
 pipeline.add_command(parked)
-pipeline.add_command(dead)
+pipeline.add_command(dead_letters)
 
 
 @pipeline.command()
 @click.argument("file", type=FILE)
-@click.option("--name", help="Which one, if the file declares several.")
-@click.option("--once", is_flag=True, help="End after everything that is there now.")
+@click.option("--name", help="Name of the pipeline, if FILE declares several.")
+@click.option("--once", is_flag=True, help="Process what is in the topic now, then exit.")
 @click.option(
     "--master",
     default="local[*]",
     show_default=True,
     metavar="URL",
-    help="Spark's master. Workers of a cluster need lanemq installed: --conf spark.pyspark.python=/where/it/is/python.",
+    help="Spark master. Workers of a cluster need a Python with lanemq: --conf spark.pyspark.python=/path/to/python.",
 )
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's; may be repeated.")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Instead of the file's.")
-@click.option("--servers", metavar="HOST:PORT", help="Instead of the file's.")
-@click.option("--history", type=click.Path(path_type=Path), help="Folder for what happened, for lanemq check.")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; may be repeated.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="Checkpoint folder, instead of that in FILE.")
+@click.option("--servers", metavar="HOST:PORT", help="Broker or name servers, instead of those in FILE.")
+@click.option("--history", type=click.Path(path_type=Path), help="Folder for a history of events, for lanemq check.")
 @click.option(
     "--fail-on-parked",
     is_flag=True,
-    help="Exit code 1 if keys stand still at the end (parked, held, waiting), or if all that was read was set aside.",
+    help="Exit with 1 if keys are held or parked at the end, or if all messages became dead letters.",
 )
-@click.option("--new-sink", is_flag=True, help="Go on with a sink that lacks what was done so far.")
-@click.option("--fail-on-dead-letters", is_flag=True, help="Exit code 1 if the run set any message aside.")
-@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
-@click.option("--traceback", is_flag=True, help="Show everything that Spark says about an error.")
-@click.option("--verbose", is_flag=True, help="Show everything that Spark and its workers say, as they say it.")
+@click.option("--new-sink", is_flag=True, help="Continue with a sink that does not contain the results so far.")
+@click.option("--fail-on-dead-letters", is_flag=True, help="Exit with 1 if the run made any dead letters.")
+@click.option("--quiet", is_flag=True, help="Print only errors.")
+@click.option("--traceback", is_flag=True, help="Show Spark's full error.")
+@click.option("--verbose", is_flag=True, help="Show all output of Spark and its workers.")
 @json_option
-@runs_securely
+@pipeline_security_options
 def run(
     file: Path,
     name: str | None,
@@ -98,51 +103,54 @@ def run(
 ) -> None:
     """Run the pipeline that FILE declares.
 
-    Stops on SIGTERM or Ctrl-C when the running batch is finished; a second one ends it at once. --json prints one
-    line per batch. What Spark itself says is in lanemq/spark.log of the checkpoint, unless --verbose is given.
+    SIGTERM or Ctrl-C stops it after the current batch; a second signal ends it at once. --json prints one line per
+    batch. Spark's own output goes to lanemq/spark.log in the checkpoint, unless --verbose is given.
 
     Relative paths in FILE are relative to the working directory, not to FILE.
 
-    Exit codes: 0 done or stopped; 1 failed or refused (also: the checkpoint is in use, or another pipeline's), or
-    what --fail-on-parked and --fail-on-dead-letters are about; 2 the command line or FILE is wrong.
+    Exit codes: 0 finished or stopped; 1 failed or refused (also if the checkpoint is in use or belongs to another
+    pipeline), or a condition of --fail-on-parked or --fail-on-dead-letters; 2 wrong command line or FILE.
     """
     log_to_stderr(verbose)
-    from lanemq.cli.pipeline.view import view
     from lanemq.pipelines.running.program import check_checkpoint
     from lanemq.pipelines.running.program import run as run_pipeline
     from lanemq.pipelines.running.session import spark_output_file
 
     chosen = _changed(_load(file, name), checkpoint, servers, history)
     settings = _settings(conf, verbose)
-    words = None if verbose else spark_output_file(chosen.folder)
+    spark_log = None if verbose else spark_output_file(chosen.folder)
     with refused():
         check_checkpoint(chosen)
     if not quiet:
-        click.echo(starting(chosen, master), err=True)
-    tally = Tally()
-    with failures_told(words, traceback or verbose), view(chosen.name, as_json=as_json, quiet=quiet) as report:
-        tell = counted_by(tally, report)
+        click.echo(start_line(chosen, master), err=True)
+    totals = RunTotals()
+    with (
+        failures_in_one_line(spark_log, traceback or verbose),
+        progress_output(chosen.name, as_json=as_json, quiet=quiet) as report,
+    ):
         run_pipeline(
-            chosen, once=once, report=tell, master=master, conf=settings, spark_output=words, new_sink=new_sink
-        )
-    still = standing_still(chosen, file if checkpoint is None else chosen.folder, name, tally.yield_words)
-    stuck, dead = bool(still) or tally.nothing_else, tally.dead > 0
-    unwanted = (fail_on_parked and stuck) or (fail_on_dead_letters and dead)
-    _close([each for each in (tally.told(chosen), still) if each], unwanted, quiet)
+            chosen, once=once, report=totals.counting(report), master=master, conf=settings, spark_output=spark_log,
+            new_sink=new_sink,
+        )  # fmt: skip
+    place = file if checkpoint is None else chosen.folder
+    unfinished = unfinished_keys(chosen, place, name, totals.no_rows_note)
+    failed = fail_on_parked and (unfinished is not None or totals.all_dead)
+    failed = failed or (fail_on_dead_letters and totals.dead_letters > 0)
+    _end([each for each in (totals.report(chosen), unfinished) if each], failed, quiet)
 
 
 @pipeline.command()
 @click.argument("file", type=FILE)
 @json_option
-@runs_securely
+@pipeline_security_options
 def check(file: Path, as_json: bool) -> None:
     """Check what FILE declares, without starting anything.
 
-    Relative paths are shown as they would be used: relative to the working directory.
+    Relative paths are shown as a run would use them: relative to the working directory.
     """
     from lanemq.pipelines.declare.files import load_all
 
-    found = [replace(each, source=secured(each.source)) for each in load_all(file, overridden).values()]
+    found = [replace(each, source=secured(each.source)) for each in load_all(file, with_flags).values()]
     rows = [
         (each.name, each.source.options.get("topic") or each.source.options.get("topicPattern"), _kind(each.stage),
          _kind(each.sink), each.folder) for each in found
@@ -152,22 +160,22 @@ def check(file: Path, as_json: bool) -> None:
         as_json,
         lambda: [dict(zip(columns, map(str, row), strict=True)) for row in rows],
         Grid(columns, rows),
-        "nothing is wrong with it, as far as can be told without Spark and the broker",
+        "no errors found (Spark and the broker were not used)",
     )
 
 
-def _close(words: list[str], unwanted: bool, quiet: bool) -> None:
-    """The last words of a run: what it did not do."""
-    if unwanted:
-        raise Failed("; ".join(words))
-    for each in words if not quiet else ():
+def _end(reports: list[str], failed: bool, quiet: bool) -> None:
+    """Prints what the run did not process, as an error if it counts as a failure."""
+    if failed:
+        raise Failed("; ".join(reports))
+    for each in reports if not quiet else ():
         click.echo(each, err=True)
 
 
 def _load(file: Path, name: str | None) -> "Pipeline":
     from lanemq.pipelines.declare.files import load
 
-    return load(file, name, overridden)
+    return load(file, name, with_flags)
 
 
 def _changed(declared: "Pipeline", checkpoint: Path | None, servers: str | None, history: Path | None) -> "Pipeline":

@@ -1,6 +1,6 @@
-"""`lanemq pipeline parked`: `lanemq.pipelines.parked` on the command line.
+"""`lanemq pipeline parked`: lists, shows, redrives and discards held and parked keys.
 
-What people see and decide here is the same that programs do; only words and exit codes are added.
+The commands do what `lanemq.pipelines.parked` does in Python.
 """
 
 from pathlib import Path
@@ -10,8 +10,14 @@ import click
 
 from lanemq.cli.options import json_option
 from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
-from lanemq.cli.pipeline.place import NAME, PLACE, parked_of, refused
-from lanemq.cli.pipeline.security import runs_securely
+from lanemq.cli.pipeline.loading import (
+    APPLIED_LATER,
+    FILE_OR_CHECKPOINT,
+    NAME,
+    parked_lanes_at,
+    pipeline_security_options,
+    refused,
+)
 
 if TYPE_CHECKING:
     from lanemq.pipelines.operate.parked import ParkedLanes
@@ -19,23 +25,25 @@ if TYPE_CHECKING:
 
 
 _DECIDED = {"redrive": "redrive", "discard": "discard", "discard_first": "discard --first-only"}
-CARRIED_OUT = "what is decided is carried out by the running pipeline within a second, or by its next start"
 
 
 @click.group()
 def parked() -> None:
-    """List keys that stand still, try them again, or give them up."""
+    """List and show held and parked keys, and redrive or discard their messages.
+
+    A key is held while it waits for its next retry or a missing message, and parked when its retries are used up.
+    """
 
 
 @parked.command("list")
-@PLACE
+@FILE_OR_CHECKPOINT
 @NAME
-@click.option("--held", is_flag=True, help="Also those that are tried again by themselves.")
+@click.option("--held", is_flag=True, help="Include keys that are retried automatically.")
 @json_option
-@runs_securely
+@pipeline_security_options
 def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None:
-    """List keys that wait for a person."""
-    lanes = parked_of(place, name)
+    """List keys that wait for an operator."""
+    lanes = parked_lanes_at(place, name)
     found, decided = lanes.waiting(held=held), lanes.requested()
     rows = [
         (each.lane, each.why.value, len(each.messages), each.failures, wall_time(each.since), each.reason)
@@ -46,21 +54,21 @@ def list_lanes(place: Path, name: str | None, held: bool, as_json: bool) -> None
     show(
         as_json,
         lambda: [_document(each) | {"decided": decided.get(each.lane)} for each in found],
-        Grid(columns, rows, "no key waits for a person"),
-        *([CARRIED_OUT] if any(each.lane in decided for each in found) else []),
+        Grid(columns, rows, "no key waits for an operator"),
+        *([APPLIED_LATER] if any(each.lane in decided for each in found) else []),
     )
 
 
 @parked.command("show")
-@PLACE
+@FILE_OR_CHECKPOINT
 @click.argument("key")
 @NAME
 @json_option
-@runs_securely
+@pipeline_security_options
 def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
-    """Show KEY: its state, why it stands still, and the messages that wait."""
+    """Show the state of KEY, the reason, and the messages that wait."""
     with refused():
-        lane = parked_of(place, name).show(key)
+        lane = parked_lanes_at(place, name).show(key)
     waiting = lane.held.messages if lane.held is not None else ()
     rows = [(each.queue_id, each.offset, each.message_id, each.value) for each in waiting]
     show(
@@ -82,53 +90,59 @@ def show_lane(place: Path, key: str, name: str | None, as_json: bool) -> None:
 
 
 _KEY = click.argument("key", required=False)
-_ALL = click.option("--all", "everything", is_flag=True, help="Every key that stands still.")
-_DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+_ALL = click.option("--all", "everything", is_flag=True, help="Every held or parked key.")
+_DRY = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
 @parked.command()
-@PLACE
+@FILE_OR_CHECKPOINT
 @_KEY
 @_ALL
 @_DRY
 @NAME
 @json_option
-@runs_securely
+@pipeline_security_options
 def redrive(place: Path, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool) -> None:
-    """Try KEY's messages again, in order, before newer ones of the key."""
-    lanes = parked_of(place, name)
+    """Process the waiting messages of KEY again, in order, before newer messages of the key."""
+    lanes = parked_lanes_at(place, name)
     chosen = _chosen(lanes, key, everything)
     if not dry_run:
         lanes.redrive(key, everything=everything)
-    _say("tried again", chosen, _waiting(chosen), dry_run, as_json)
+    _report("retried", chosen, _waiting(chosen), dry_run, as_json)
 
 
 @parked.command()
-@PLACE
+@FILE_OR_CHECKPOINT
 @_KEY
 @_ALL
-@click.option("--first-only", is_flag=True, help="Only the message that failed; those behind it are tried again.")
+@click.option("--first-only", is_flag=True, help="Only the message that failed; those after it are retried.")
 @_DRY
 @NAME
 @json_option
-@runs_securely
+@pipeline_security_options
 def discard(
     place: Path, key: str | None, everything: bool, first_only: bool, dry_run: bool, name: str | None, as_json: bool
 ) -> None:
-    """Give up KEY's waiting messages: they become dead letters, and the key goes on."""
-    lanes = parked_of(place, name)
+    """Discard the waiting messages of KEY: they become dead letters, and the key continues."""
+    lanes = parked_lanes_at(place, name)
     chosen = _chosen(lanes, key, everything)
     if not dry_run:
         lanes.discard(key, everything=everything, first_only=first_only)
     messages = len(chosen) if first_only else _waiting(chosen)
     behind = _waiting(chosen) - messages
-    what = "made a dead letter" if messages == 1 else "made dead letters"
-    _say(f"{what}, {behind} behind tried again," if behind else what, chosen, messages, dry_run, as_json)
+    what = "turned into a dead letter" if messages == 1 else "turned into dead letters"
+    _report(
+        f"{what} (and {plural(behind, 'later message')} retried)" if behind else what,
+        chosen,
+        messages,
+        dry_run,
+        as_json,
+    )
 
 
 def _chosen(lanes: "ParkedLanes", key: str | None, everything: bool) -> "list[HeldLane]":
     if (key is None) != everything:
-        raise click.UsageError("name one KEY, or say --all")
+        raise click.UsageError("give either KEY or --all")
     with refused():
         return lanes.chosen(key, everything=everything)
 
@@ -137,13 +151,13 @@ def _waiting(lanes: "list[HeldLane]") -> int:
     return sum(len(each.messages) for each in lanes)
 
 
-def _say(what: str, lanes: "list[HeldLane]", messages: int, dry_run: bool, as_json: bool) -> None:
+def _report(what: str, lanes: "list[HeldLane]", messages: int, dry_run: bool, as_json: bool) -> None:
     would = "would be" if dry_run else "will be"
     show(
         as_json,
         lambda: {"keys": [each.lane for each in lanes], "messages": messages, "asked": not dry_run},
         f"{plural(messages, 'message')} of {plural(len(lanes), 'key')} {would} "
-        + (what.rstrip(",") if dry_run else f"{what} by the running pipeline, or by its next start"),
+        + (what if dry_run else f"{what} by the running pipeline, or by its next start"),
     )
 
 

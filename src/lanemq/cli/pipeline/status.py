@@ -1,4 +1,4 @@
-"""`lanemq pipeline status`: how far a pipeline is, from its checkpoint and the broker, whether or not it runs."""
+"""`lanemq pipeline status`: the progress of a pipeline, from its checkpoint and the broker, running or not."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 import click
 
 from lanemq.cli.options import json_option
-from lanemq.cli.output import Grid, plural, show, without_log
-from lanemq.cli.pipeline.dead import kept_in, kept_words
-from lanemq.cli.pipeline.parked import CARRIED_OUT
-from lanemq.cli.pipeline.place import NAME, PLACE, declared_at, refused
-from lanemq.cli.pipeline.security import overridden, runs_securely
-from lanemq.cli.pipeline.view import LAG_COLUMNS, lag_row
+from lanemq.cli.output import Grid, duration_text, plural, show, without_log
+from lanemq.cli.pipeline.dead_letters import kept_in
+from lanemq.cli.pipeline.loading import (
+    APPLIED_LATER,
+    FILE_OR_CHECKPOINT,
+    NAME,
+    declared_at,
+    pipeline_security_options,
+    refused,
+    with_flags,
+)
+from lanemq.cli.pipeline.run_output import LAG_COLUMNS, lag_row
 from lanemq.model.errors import LaneError
 
 if TYPE_CHECKING:
@@ -21,21 +27,21 @@ if TYPE_CHECKING:
     from lanemq.spark.lag import QueueLag
 
 BROKER_WAIT = "1s"
-"""A status that waits a minute for a broker is none."""
+"""The command must answer quickly, so it does not wait for the broker for a minute."""
 
-UNKNOWN = "not known"
-"""Instead of a number that only the broker has: 0 would look like good news."""
+UNKNOWN = "unknown"
+"""Shown instead of a number that only the broker has; 0 would look like no lag."""
 
 
 @click.command()
-@PLACE
+@FILE_OR_CHECKPOINT
 @NAME
 @json_option
-@runs_securely
+@pipeline_security_options
 def status(place: Path, name: str | None, as_json: bool) -> None:
-    """Show batches, starts, parked keys, dead letters and lag of a pipeline.
+    """Show batches, starts, held and parked keys, dead letters and lag of a pipeline.
 
-    The lag is what the last finished batch left over. Offsets come from the checkpoint, ends from the broker.
+    The lag is counted from the last finished batch: offsets come from the checkpoint, ends from the broker.
     """
     from lanemq.pipelines.checkpoint.checkpoint import SparkLog, epoch_of, holder_of, identity_of, stage_folder
     from lanemq.pipelines.operate.parked import parked
@@ -48,10 +54,10 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
     folder = lanes.checkpoint
     known, holder, log = identity_of(folder), holder_of(folder), SparkLog(folder)
     assert known is not None
-    done, planned, stopped = log.done(), log.planned(), lanes.counts()
+    done, planned, waiting = log.done(), log.planned(), lanes.counts()
     decided, dead = lanes.requested(), kept_in(folder)
     redriven = len(Redrives(stage_folder(folder)).pending_letters())
-    queues, trouble = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
+    queues, lag_error = _lag(_source(known.source, declared), log.end_of(done) if done is not None else {})
     document = {
         "pipeline": known.name,
         "checkpoint": str(folder),
@@ -60,14 +66,14 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         "epoch": epoch_of(folder),
         "batch": done,
         "unfinished_batch": planned if planned != done else None,
-        "stopped_lanes": stopped,
+        "waiting_lanes": waiting,
         "decided_lanes": decided,
-        "decided_letters": redriven,
+        "decided_dead_letters": redriven,
         "dead_letters": {"count": dead[0], "folder": str(dead[1]) if dead[1] is not None else None},
-        "lag": sum(each.messages for each in queues) if trouble is None else None,
+        "lag": sum(each.messages for each in queues) if lag_error is None else None,
         "lag_seconds": oldest_age(queues),
-        "queues": [_document(each, trouble is None) for each in queues],
-        "note": trouble,
+        "queues": [_document(each, lag_error is None) for each in queues],
+        "note": lag_error,
     }
     show(
         as_json,
@@ -77,26 +83,32 @@ def status(place: Path, name: str | None, as_json: bool) -> None:
         f"checkpoint {folder}",
         f"last batch {'none' if done is None else done}"
         + (f", batch {planned} is unfinished" if planned != done else ""),
-        ", ".join(f"{plural(count, 'key')} {why}" for why, count in stopped.items()) or "no key stands still",
-        *([f"{plural(len(decided), 'key')} decided about: {CARRIED_OUT}"] if decided else []),
-        kept_words(*dead),
-        *([f"{plural(redriven, 'dead letter')} decided about: {CARRIED_OUT}"] if redriven else []),
-        f"lag {_total(queues) if trouble is None else UNKNOWN}",
-        Grid(LAG_COLUMNS, [_row(each, trouble is None) for each in queues], "no message was read yet"),
-        *([trouble] if trouble else []),
+        ", ".join(f"{plural(count, 'key')} {why}" for why, count in waiting.items()) or "no key is held or parked",
+        *([f"{plural(len(decided), 'key')} with a decision: {APPLIED_LATER}"] if decided else []),
+        _dead_letters(*dead),
+        *([f"{plural(redriven, 'dead letter')} with a decision: {APPLIED_LATER}"] if redriven else []),
+        f"lag {_total(queues) if lag_error is None else UNKNOWN}",
+        Grid(LAG_COLUMNS, [_row(each, lag_error is None) for each in queues], "no messages were read yet"),
+        *([lag_error] if lag_error else []),
     )
 
 
+def _dead_letters(count: int | None, folder: Path | None) -> str:
+    if count is None:
+        return "dead letters go to the sink that the pipeline declares for them; they are not counted here"
+    return f"{plural(count, 'dead letter') if count else 'no dead letters'} in {folder}"
+
+
 def _source(used: Mapping[str, str], declared: "Pipeline | None") -> dict[str, str]:
-    """As the last start had it; TLS and the user are the file's, if there is one that names them: a checkpoint keeps
-    no secrets."""
+    """The source's options at the last start. TLS and credentials come from the file, if it has them, because a
+    checkpoint keeps no secrets."""
     from lanemq.spark.options import SECURITY_OPTIONS
 
     known = {name.lower() for name in SECURITY_OPTIONS}
     own = declared.source.options if declared is not None else {}
     secure = {name: value for name, value in own.items() if name.lower() in known}
     rest = {name: value for name, value in used.items() if not secure or name.lower() not in known}
-    return overridden({**rest, **secure})
+    return with_flags({**rest, **secure})
 
 
 def _row(each: "QueueLag", known: bool) -> tuple[object, ...]:
@@ -113,12 +125,12 @@ def _total(queues: "Sequence[QueueLag]") -> str:
     from lanemq.spark.lag import oldest_age
 
     behind = oldest_age(queues)
-    age = "" if behind is None else f", the oldest {behind:.1f} s old"
+    age = "" if behind is None else f", the oldest is {duration_text(behind * 1000)} old"
     return plural(sum(each.messages for each in queues), "message") + age
 
 
 def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[tuple[QueueLag, ...], str | None]":
-    """Offsets against what the broker holds now; without the broker, offsets alone and a word about it."""
+    """The lag of each queue; if the broker does not answer, only the offsets, and the reason."""
     from lanemq.spark.lag import LagAges, lag_between
     from lanemq.spark.options import parse_read_options
     from lanemq.spark.read.brokers import Brokers
@@ -134,4 +146,4 @@ def _lag(source: Mapping[str, str], at: "Mapping[MessageQueue, int]") -> "tuple[
         finally:
             times.close()
     except LaneError as error:
-        return lag_between(at, {}), f"the lag is not known: {error}"
+        return lag_between(at, {}), f"the lag is unknown: {error}"

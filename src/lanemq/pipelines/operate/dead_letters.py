@@ -1,4 +1,4 @@
-"""Dead letters of a pipeline, for Python programs; `lanemq pipeline dead` does the same.
+"""Dead letters of a pipeline, for Python programs; `lanemq pipeline dead-letters` does the same.
 
     letters = dead_letters("/data/checkpoints/orders")
     for each in letters.records():
@@ -106,7 +106,7 @@ class DeadLetters:
         """One message with its body; one record for each time it was given up, the last one last."""
         found = list(self._found(bodies=True, only=id))
         if not found:
-            raise UsageError(f"there is no dead letter {id!r}: `lanemq pipeline dead list`, or records(), lists them")
+            raise UsageError(f"there is no dead letter {id!r}: see `lanemq pipeline dead-letters list` or records()")
         return found
 
     def redrive(
@@ -255,7 +255,7 @@ def _redriven(each: DeadLetterRecord) -> RedrivenLetter:
 def _refusal(what: str, found: list[DeadLetterRecord]) -> str:
     """The error text for a redrive that is about nothing."""
     if not found:
-        return f"there is no dead letter {what}: `lanemq pipeline dead list`, or records(), lists them"
+        return f"there is no dead letter {what}: see `lanemq pipeline dead-letters list` or records()"
     last = found[-1]
     if last.state is DeadLetterState.NOTICE:
         return (

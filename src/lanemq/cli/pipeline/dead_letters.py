@@ -1,0 +1,153 @@
+"""`lanemq pipeline dead-letters`: lists, shows and redrives dead letters.
+
+The commands do what `lanemq.pipelines.dead_letters` does in Python. A redrive says that the message comes late, before
+it does.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lanemq.cli.options import json_option
+from lanemq.cli.output import Grid, body_for_json, plural, show, wall_time
+from lanemq.cli.pipeline.loading import (
+    APPLIED_LATER,
+    FILE_OR_CHECKPOINT,
+    NAME,
+    dead_letters_at,
+    pipeline_security_options,
+    refused,
+)
+
+if TYPE_CHECKING:
+    from lanemq.pipelines.operate.dead_letters import DeadLetterRecord
+
+LATE = "they come late: after everything that their keys have by then, and once each"
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """List and show dead letters, and redrive them.
+
+    A dead letter is a message that the pipeline gave up; its key continued without it.
+    """
+
+
+@dead_letters.command("list")
+@FILE_OR_CHECKPOINT
+@NAME
+@click.option("--key", help="Only dead letters of this key.")
+@click.option("--all", "everything", is_flag=True, help="Include dead letters that were redriven.")
+@json_option
+@pipeline_security_options
+def list_dead_letters(place: Path, name: str | None, key: str | None, everything: bool, as_json: bool) -> None:
+    """List dead letters, oldest first.
+
+    \b
+    States:
+      open       given up; can be redriven
+      discarded  by an operator; redriven only by ID or --key
+      doubtful   late or a repeat, which its key cannot tell; redriven only by ID
+      notice     cannot be decoded and waits in its key: see lanemq pipeline parked
+      asked      will be redriven
+      redriven   was redriven
+    """
+    letters = dead_letters_at(place, name).records(redriven=everything)
+    found = [each for each in letters if key is None or each.key == key]
+    rows = [(each.id, each.key, each.state.value, each.attempts, wall_time(each.stored), each.reason) for each in found]
+    show(
+        as_json,
+        lambda: [_document(each) for each in found],
+        Grid(("dead letter", "key", "state", "attempts", "stored", "reason"), rows, "no dead letters"),
+        *([APPLIED_LATER] if any(each.state == "asked" for each in found) else []),
+    )
+
+
+@dead_letters.command("show")
+@FILE_OR_CHECKPOINT
+@click.argument("id")
+@NAME
+@json_option
+@pipeline_security_options
+def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> None:
+    """Show the dead letter ID (topic/broker/queue/offset) with its body.
+
+    A message that was given up several times is listed once for each.
+    """
+    with refused():
+        found = dead_letters_at(place, name).show(id)
+    last = found[-1]
+    rows = [(each.state.value, each.batch, each.attempts, each.reason) for each in found]
+    show(
+        as_json,
+        lambda: [_document(each) | {"value": body_for_json(each.value or b"")} for each in found],
+        f"{id}: key {last.key}, message id {last.message_id}, stored {wall_time(last.stored)}",
+        Grid(("state", "batch", "attempts", "reason"), rows),
+        Grid(("value",), [(last.value,)]),
+    )
+
+
+@dead_letters.command()
+@FILE_OR_CHECKPOINT
+@click.argument("id", required=False)
+@click.option("--key", help="Every open or discarded dead letter of this key.")
+@click.option("--all", "everything", is_flag=True, help="Every open dead letter.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@NAME
+@json_option
+@pipeline_security_options
+def redrive(
+    place: Path, id: str | None, key: str | None, everything: bool, dry_run: bool, name: str | None, as_json: bool
+) -> None:
+    """Pass the dead letter ID to the step again, once.
+
+    Its key has continued without it, so the message comes late: after everything that the key has by then, with
+    `event.late` set. If it fails again, the key follows its failure policy.
+    """
+    if (id is not None) + (key is not None) + everything != 1:
+        raise click.UsageError("give exactly one of ID, --key KEY and --all")
+    letters = dead_letters_at(place, name)
+    with refused():
+        take = letters.chosen if dry_run else letters.redrive
+        chosen = take(id, key=key, everything=everything)
+    keys = {each.key for each in chosen}
+    would = "would be" if dry_run else "will be"
+    when = "" if dry_run else " by the running pipeline, or by its next start"
+    show(
+        as_json,
+        lambda: {"dead_letters": [each.id for each in chosen], "asked": not dry_run},
+        f"{plural(len(chosen), 'dead letter')} of {plural(len(keys), 'key')} {would} passed to the step again{when}",
+        *([LATE] if chosen else []),
+    )
+
+
+def kept_in(checkpoint: Path) -> tuple[int | None, Path | None]:
+    """The number of dead letters in the checkpoint, and their folder; None if they go to a sink of their own."""
+    import pyarrow.parquet as pq
+
+    from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder
+
+    folder = dead_letters_folder(checkpoint)
+    if not folder.is_dir():
+        return None, None
+    files = sorted(folder.glob("lanemq_query=*/**/*.parquet"))
+    return sum(pq.read_metadata(each).num_rows for each in files), folder
+
+
+def _document(letter: "DeadLetterRecord") -> dict[str, object]:
+    return {
+        "dead_letter": letter.id,
+        "topic": letter.topic,
+        "broker": letter.broker,
+        "queue": letter.queue_id,
+        "offset": letter.offset,
+        "key": letter.key,
+        "id": letter.message_id,
+        "tags": letter.tags,
+        "stored": wall_time(letter.stored),
+        "state": letter.state.value,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "batch": letter.batch,
+    }

@@ -1,0 +1,217 @@
+"""What `lanemq pipeline run` prints: the start, progress per batch, and at the end what was not processed.
+
+A run always reports keys that are held or parked, and dead letters. A failure is one line that names the file with the
+details. If the reader of the output goes away (`| head`), the pipeline continues without output.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import click
+
+from lanemq.cli.options import Failed, with_advice
+from lanemq.cli.output import Grid, duration_text, plural, table_of, to_json, wall_time
+from lanemq.clock import SystemClock
+from lanemq.model.errors import ConnectFailed, TlsFailed
+
+if TYPE_CHECKING:
+    from lanemq.pipelines.pipeline import Pipeline
+    from lanemq.pipelines.running.progress import Progress
+    from lanemq.spark.lag import QueueLag
+
+log = logging.getLogger(__name__)
+
+Report: TypeAlias = Callable[["Progress"], object]
+
+LAG_COLUMNS = ("topic", "queue", "offset", "end", "lag", "lag time")
+
+_STATES = {
+    "parked": ("waits for an operator", "wait for an operator"),
+    "held": ("is retried by the next run", "are retried by the next run"),
+    "gap": ("waits for a missing message", "wait for a missing message"),
+}
+"""By state: what is said about one key, and about several."""
+
+
+def log_to_stderr(verbose: bool) -> None:
+    """Logs warnings to stderr. py4j and pyspark repeat Spark's errors with traces, so they need `verbose`."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    for noisy in ("py4j", "pyspark"):
+        logging.getLogger(noisy).setLevel(logging.ERROR if verbose else logging.CRITICAL)
+
+
+def start_line(pipeline: "Pipeline", master: str) -> str:
+    """The first line of a run. It has the absolute path of the checkpoint, because a relative one depends on the folder
+    in which the run is started."""
+    from lanemq.pipelines.checkpoint.checkpoint import epoch_of
+
+    starts = epoch_of(pipeline.folder)
+    which = f"start {starts + 1}" if starts else "first start"
+    return f"{pipeline.name}: {which}, checkpoint {pipeline.folder}, Spark on {master}"
+
+
+@contextlib.contextmanager
+def progress_output(name: str, *, as_json: bool, quiet: bool) -> Iterator[Report]:
+    """A callback that prints each batch and retry pass: a live table on a terminal, else a line.
+
+    JSON is for programs, so `quiet` does not suppress it.
+    """
+    if as_json:
+        clock = SystemClock()
+        yield lambda progress: _print(to_json({"time": wall_time(clock.wall()), **progress.document()}))
+    elif quiet:
+        yield lambda progress: None
+    elif sys.stdout.isatty():
+        with _live_table(name) as report:
+            yield report
+    else:
+        yield lambda progress: _print(progress.line())
+
+
+@contextlib.contextmanager
+def _live_table(name: str) -> Iterator[Report]:
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from lanemq.pipelines.running.progress import counted
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    totals: dict[str, int] = {}
+
+    def report(progress: "Progress") -> None:
+        _add(totals, progress)
+        summed = ", ".join(counted(number, count) for count, number in totals.items() if number)
+        live.update(Group(Text(progress.line()), Text(f"since the start: {summed}"), table_of(lag_grid(progress))))
+
+    with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4) as live:
+        yield report
+
+
+def _add(totals: dict[str, int], progress: "Progress") -> None:
+    from lanemq.pipelines.running.progress import LEVELS
+
+    for count, number in {"messages": progress.messages, **progress.applied.counts}.items():
+        totals[count] = number if count in LEVELS else totals.get(count, 0) + number
+
+
+def lag_grid(progress: "Progress") -> Grid:
+    """The lag of each queue."""
+    return Grid(LAG_COLUMNS, list(map(lag_row, progress.lag)))
+
+
+def lag_row(each: "QueueLag") -> tuple[object, ...]:
+    """The lag of one queue, in the order of `LAG_COLUMNS`."""
+    age = None if each.seconds is None else duration_text(each.seconds * 1000)
+    return each.queue.topic, each.queue.queue_id, each.offset, each.end, each.messages, age
+
+
+def _print(text: str) -> None:
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Redirect stdout to /dev/null, or every later line and the interpreter's exit would fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        log.warning("the reader of the progress output is gone; the pipeline continues without output")
+
+
+@contextlib.contextmanager
+def failures_in_one_line(spark_log: Path | None, traceback: bool) -> Iterator[None]:
+    """Shows a failed pipeline as one line; with `traceback`, everything that led to it comes first."""
+    from lanemq.pipelines.running.failure import PipelineFailed
+
+    try:
+        yield
+    except PipelineFailed as error:
+        if traceback:
+            click.echo(error.trace, err=True)
+        hints = [] if traceback else ["--traceback shows all"]
+        hints += [f"Spark's output: {spark_log}"] if spark_log is not None and spark_log.exists() else []
+        raise Failed(f"{error}" + (f" ({'; '.join(hints)})" if hints else "")) from error
+    except TlsFailed:
+        raise
+    except ConnectFailed as error:
+        advice = (
+            " Start a broker with `lanemq broker --data DIR`, or correct servers (--servers); the source's option "
+            "brokerWait sets how long the pipeline waits for the broker (default 60s)"
+        )
+        raise Failed(with_advice(error, advice)) from error
+
+
+@dataclass(slots=True)
+class RunTotals:
+    """What a run has read, written and dead-lettered, summed up from its progress."""
+
+    read: int = 0
+    rows: int = 0
+    dead_letters: int = 0
+
+    def counting(self, report: Report) -> Report:
+        """A callback that adds each progress to these totals, then calls `report`."""
+
+        def count_and_report(progress: "Progress") -> None:
+            self.add(progress)
+            report(progress)
+
+        return count_and_report
+
+    def add(self, progress: "Progress") -> None:
+        """Adds one batch or retry pass.
+
+        Events are counted by the stage where it does so, because offsets also advance over filtered messages. Messages
+        that an operator discarded become dead letters too, but are not reported again.
+        """
+        applied = progress.applied
+        self.read += applied.counts.get("events", progress.messages) if not applied.batch.is_retry_pass else 0
+        self.rows += applied.outputs
+        self.dead_letters += applied.dead_letters - applied.counts.get("discarded", 0)
+
+    @property
+    def all_dead(self) -> bool:
+        """Whether every message that was read became a dead letter."""
+        return self.dead_letters >= self.read > 0
+
+    @property
+    def no_rows_note(self) -> str:
+        """A note for the report on held and parked keys: a bug in a step that stops all keys writes no row."""
+        if self.rows or not self.read:
+            return ""
+        return f"; the {plural(self.read, 'message')} read produced no row"
+
+    def report(self, pipeline: "Pipeline") -> str | None:
+        """A sentence about dead letters and where they are; None if there are none."""
+        if not self.dead_letters:
+            return None
+        read = f"all {self.read} that were read" if self.all_dead else f"{self.read} read"
+        return f"{pipeline.name}: {plural(self.dead_letters, 'dead letter')} ({read}): {_dead_letters_in(pipeline)}"
+
+
+def _dead_letters_in(pipeline: "Pipeline") -> str:
+    from lanemq.pipelines.checkpoint.checkpoint import dead_letters_folder
+
+    if pipeline.dead_letters is None:
+        return f"they are in {dead_letters_folder(pipeline.folder)} (Parquet)"
+    return f"they are in the sink that the pipeline declares for them ({type(pipeline.dead_letters).__name__})"
+
+
+def unfinished_keys(pipeline: "Pipeline", place: Path, name: str | None, note: str = "") -> str | None:
+    """A sentence about the keys that are held or parked, and how to list them; None if there are none."""
+    from lanemq.pipelines.operate.parked import parked
+
+    counts = parked(pipeline).counts()
+    if not counts:
+        return None
+    keys = ", ".join(f"{plural(count, 'key')} {why} ({_STATES[why][count > 1]})" for why, count in counts.items())
+    which = f" --name {name}" if name is not None else ""
+    held = " --held" if "held" in counts else ""
+    return f"{pipeline.name}: {keys}{note}; see lanemq pipeline parked list {place}{which}{held}"
