@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.app import App
     from lanemq.client.consumer.async_consumer import AsyncConsumer
     from lanemq.client.consumer.consumer import Consumer
-    from lanemq.client.consumer.listener import (
+    from lanemq.client.consumer.handler import (
         ConcurrentlyContext,
         ConcurrentlyStatus,
         OrderlyContext,
@@ -69,7 +69,7 @@ _HOMES = {
     "lanemq.client.producer.async_producer": ("AsyncProducer",),
     "lanemq.client.consumer.consumer": ("Consumer",),
     "lanemq.client.consumer.options": ("Sharing", "StartFrom"),
-    "lanemq.client.consumer.listener": (
+    "lanemq.client.consumer.handler": (
         "ConcurrentlyContext",
         "ConcurrentlyStatus",
         "OrderlyContext",

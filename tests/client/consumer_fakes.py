@@ -11,10 +11,9 @@ from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
 from lanemq.client.consumer.assigned_queue import AssignedQueue, StartPosition
-from lanemq.client.consumer.attempts import async_batch_handler
 from lanemq.client.consumer.calls import Granted, Pulled
 from lanemq.client.consumer.engine import BrokerLink, ConsumerEngine
-from lanemq.client.consumer.handler import HandlerCall
+from lanemq.client.consumer.handler import HandlerCall, async_batch_handler
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import Subscription
 from lanemq.client.message import Message, MessageSource, read_messages

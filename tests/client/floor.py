@@ -7,8 +7,7 @@ from typing import Any
 
 from tests.client.consumer_fakes import message, queue
 
-from lanemq.client.consumer.attempts import batch_handler
-from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.handler import batch_handler, handler_call
 from lanemq.client.consumer.metrics import ConsumerCounts
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import ActiveSubscription, Subscription
@@ -17,8 +16,8 @@ from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import (
     NO_LEASE_NEEDED,
-    Gate,
     LaneRun,
+    RunPermit,
 )
 from lanemq.history import NO_HISTORY
 from lanemq.model.queue import MessageQueue
@@ -28,7 +27,7 @@ WAIT = 30.0
 
 
 def turn_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> LaneRun[Message]:
-    return LaneRun(queue(0), "k", messages, attempt, 1, Gate(Millis(until)), NO_LEASE_NEEDED)
+    return LaneRun(queue(0), "k", messages, attempt, 1, RunPermit(Millis(until)), NO_LEASE_NEEDED)
 
 
 class Buried:

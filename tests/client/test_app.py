@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lanemq.client.consumer.app import App
-from lanemq.client.consumer.listener import Retry, Skip, ToDeadLetter
+from lanemq.client.consumer.handler import Retry, Skip, ToDeadLetter
 from lanemq.client.consumer.options import Sharing, StartFrom
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.client.test_app import Inbox, send, wait_for
 
-from lanemq.client.consumer.listener import ConcurrentlyStatus
+from lanemq.client.consumer.handler import ConcurrentlyStatus
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.consumer.push_consumer import PushConsumer

@@ -8,7 +8,7 @@ from tests.client.consumer_fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.inspection import BrokerRequests
-from lanemq.client.consumer.overdue import OverdueRuns
+from lanemq.client.consumer.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.core.consuming.runs import Order
@@ -154,10 +154,10 @@ def test_a_concurrent_handler_that_hangs_for_fifteen_minutes_has_its_message_sen
         async with member(broker, "me", hang, plan=plan) as engine:
             watch = OverdueRuns(engine.options, engine.subscriptions, letters)  # type: ignore[arg-type]
             await asyncio.sleep(60)
-            await watch.look()
+            await watch.check()
             early = list(letters.sent)
             await asyncio.sleep(15 * 60)
-            await watch.look()
+            await watch.check()
             await until(lambda: broker.offsets.get(queue(0)) == 2)
             stuck.set()
             await asyncio.sleep(1)

@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer_fakes import queue
 from tests.client.floor import Floor
 
-from lanemq.client.consumer.listener import (
+from lanemq.client.consumer.handler import (
     Retry,
 )
 from lanemq.client.message import Message

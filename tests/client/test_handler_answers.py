@@ -6,14 +6,18 @@ import pytest
 from tests.client.consumer_fakes import message
 from tests.client.floor import turn_of
 
-from lanemq.client.consumer.attempts import ConcurrentHandler, OrderlyHandler, Stop, batch_handler, stop_after
-from lanemq.client.consumer.handler import handler_call
-from lanemq.client.consumer.listener import (
+from lanemq.client.consumer.handler import (
+    ConcurrentHandler,
     ConcurrentlyStatus,
+    OrderlyHandler,
     OrderlyStatus,
     Retry,
     Skip,
+    Stop,
     ToDeadLetter,
+    batch_handler,
+    handler_call,
+    stop_after,
 )
 from lanemq.core.consuming.runs import (
     COMMIT,
@@ -38,7 +42,7 @@ def test_control_flow_exceptions_mean_what_they_say() -> None:
     later, whenever, dead = Retry(after=2.5), Retry(), ToDeadLetter("bad")
     assert stop_after(later, batch) == Stop(Suspend(Millis(2500)), error=later)
     assert stop_after(whenever, batch) == Stop(Suspend(None), error=whenever)
-    assert stop_after(dead, batch) == Stop(Suspend(None), error=dead, bury="bad")
+    assert stop_after(dead, batch) == Stop(Suspend(None), error=dead, dead_letter="bad")
 
 
 def test_a_body_that_cannot_be_decoded_is_a_failure_that_names_its_place() -> None:

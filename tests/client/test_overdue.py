@@ -7,9 +7,9 @@ from tests.client.consumer_fakes import message, options, queue
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.in_progress import MessageRun
-from lanemq.client.consumer.overdue import OverdueRuns
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import ActiveSubscription, Subscription
+from lanemq.client.consumer.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order, Why
@@ -56,7 +56,7 @@ class Hall:
         return run
 
     def look(self) -> list[int]:
-        asyncio.run(self._watch.look())
+        asyncio.run(self._watch.check())
         return self.letters.sent
 
 

@@ -12,7 +12,7 @@ from tests.client.yard import GROUP, QUICK, TOPIC, Yard
 from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.consumer.listener import ToDeadLetter
+from lanemq.client.consumer.handler import ToDeadLetter
 from lanemq.client.consumer.parking import LaneParker
 from lanemq.client.message import Message
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes

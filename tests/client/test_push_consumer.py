@@ -10,7 +10,7 @@ from tests.client.test_app import Inbox, send
 
 from lanemq.client.consumer.async_consumer import AsyncConsumer
 from lanemq.client.consumer.consumer import Consumer
-from lanemq.client.consumer.listener import ConcurrentlyStatus, OrderlyContext, OrderlyStatus
+from lanemq.client.consumer.handler import ConcurrentlyStatus, OrderlyContext, OrderlyStatus
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.consumer.push_consumer import PushConsumer

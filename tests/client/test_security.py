@@ -26,7 +26,7 @@ from lanemq import (
     TlsOptions,
 )
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.consumer.listener import OrderlyStatus, ToDeadLetter
+from lanemq.client.consumer.handler import OrderlyStatus, ToDeadLetter
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.security import security_of
 from lanemq.core.consuming.retry_policy import DeadLetter

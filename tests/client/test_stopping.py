@@ -196,7 +196,7 @@ def test_a_program_that_listens_itself_is_left_alone(real: EmbeddedBroker) -> No
 PUSH = """
 import sys, threading
 from lanemq.client.consumer.options import StartFrom
-from lanemq.client.consumer.listener import OrderlyStatus
+from lanemq.client.consumer.handler import OrderlyStatus
 from lanemq.client.consumer.push_consumer import PushConsumer
 
 def listener(messages, context):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.handler import Stop
 from lanemq.client.consumer.history import TurnRecorder, group_in_history
-from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, Gate
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, RunPermit
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis
@@ -25,9 +25,9 @@ class Clock:
 
 
 def run(usable_until: int, *, dropped: bool = False) -> Any:
-    gate = Gate(Millis(usable_until))
-    gate.closed = gate.dropped = dropped  # type: ignore[attr-defined]
-    return SimpleNamespace(gate=gate, usable_until=gate.usable_until)
+    permit = RunPermit(Millis(usable_until))
+    permit.withdrawn = permit.dropped = dropped  # type: ignore[attr-defined]
+    return SimpleNamespace(permit=permit, usable_until=permit.usable_until)
 
 
 def told(folder: Path, *runs: tuple[Any, Stop | None], **options: Any) -> list[dict[str, Any]]:

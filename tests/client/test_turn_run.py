@@ -1,4 +1,4 @@
-"""One turn, batch by batch: the gate is looked at before each call, and what went well is told."""
+"""One turn, batch by batch: the permit is looked at before each call, and what went well is told."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from tests.client.consumer_fakes import message
 from tests.client.floor import turn_of
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.turn_run import TurnEnd, run_worker
-from lanemq.client.consumer.visits import Worker
+from lanemq.client.consumer.handler import Stop
+from lanemq.client.consumer.in_progress import Worker
+from lanemq.client.consumer.workers import RunEnd, run_worker
 from lanemq.client.message import Message
 from lanemq.core.consuming.runs import FAILED, STOPPED, LaneRun
 
 
-def ended(run: LaneRun[Message], handler: Any, clock: ManualClock | None = None) -> TurnEnd | None:
+def ended(run: LaneRun[Message], handler: Any, clock: ManualClock | None = None) -> RunEnd | None:
     worker = Worker()
     worker.waiting.append(run)
     return run_worker(worker, handler, 1, clock or ManualClock()).end
@@ -39,7 +39,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
 @pytest.mark.row("A78")
 def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
     run = turn_of(message(0))
-    run.gate.closed = True
+    run.permit.withdrawn = True
     end = ended(run, lambda *_: pytest.fail("called"))
     assert end is not None
     assert (end.stop.outcome, end.done) == (STOPPED, 0)

@@ -11,11 +11,10 @@ from tests.client.consumer_fakes import message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.in_progress import MessageRun
+from lanemq.client.consumer.handler import Stop
+from lanemq.client.consumer.in_progress import LATE_MS, MAX_MESSAGES, MessageRun, Worker
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.turn_run import run_worker_async
-from lanemq.client.consumer.visits import LATE_MS, MAX_MESSAGES, Worker
+from lanemq.client.consumer.workers import run_worker_async
 from lanemq.client.message import Message
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
@@ -81,7 +80,7 @@ class Steps(Bed):
         self.condition = Scripted(scheduler._mutex, asleep)
         scheduler._changed = self.condition
         scheduler._sleeping = 1
-        self.condition.arrived = lambda: setattr(scheduler, "_called", 0)  # and sleeps again
+        self.condition.arrived = lambda: setattr(scheduler, "_woken", 0)  # and sleeps again
         super().__init__(scheduler)
 
     def begun(self, *keys: str) -> Worker:

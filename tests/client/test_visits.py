@@ -9,13 +9,11 @@ from tests.client.consumer_fakes import message, queue
 from tests.client.floor import WAIT, Floor
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.attempts import async_batch_handler
-from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.handler import async_batch_handler, handler_call
+from lanemq.client.consumer.in_progress import LATE_MS, MAX_MESSAGES, QUICK_MESSAGES, TARGET_NS, BusyWorkers, Worker
 from lanemq.client.consumer.metrics import ConsumerCounts
 from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.turn_run import run_worker
-from lanemq.client.consumer.visits import LATE_MS, MAX_MESSAGES, QUICK_MESSAGES, TARGET_NS, BusyWorkers, Worker
-from lanemq.client.consumer.workers import RunReporter, TaskWorkers
+from lanemq.client.consumer.workers import RunReporter, TaskWorkers, run_worker
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
@@ -97,7 +95,7 @@ def test_what_was_taken_back_does_not_make_a_slow_visit_look_fast() -> None:
     busy.share = 64
     busy.begin(worker, runs(KEYS), 0)
     worker.run = worker.waiting.popleft()
-    assert len(list(worker.taken_back())) == KEYS - 1
+    assert len(list(worker.take_back())) == KEYS - 1
     busy.end(worker, 2 * TARGET_NS)
     assert busy.share == 1
 
@@ -114,12 +112,12 @@ def test_quick_handlers_are_one_workers_work_until_it_is_late() -> None:
     """Two would only take the interpreter from each other; but nobody counts on one that does not come back."""
     busy, worker = BusyWorkers(), Worker()
     busy.share = QUICK_MESSAGES
-    assert not busy.keeps_up(0)
+    assert not busy.one_is_enough(0)
     assert busy.workers_for(1_000) == 1
     busy.begin(worker, runs(KEYS), 0)
     assert busy.workers_for(1_000) == 0
-    assert busy.keeps_up(LATE_MS * 1_000_000 - 1)
-    assert not busy.keeps_up(LATE_MS * 1_000_000)
+    assert busy.one_is_enough(LATE_MS * 1_000_000 - 1)
+    assert not busy.one_is_enough(LATE_MS * 1_000_000)
 
 
 def test_handlers_that_are_not_quick_are_everybodys_work() -> None:
@@ -127,7 +125,7 @@ def test_handlers_that_are_not_quick_are_everybodys_work() -> None:
     busy.share = QUICK_MESSAGES - 1
     busy.begin(worker, runs(KEYS), 0)
     assert busy.workers_for(1_000) > 1
-    assert not busy.keeps_up(0)
+    assert not busy.one_is_enough(0)
 
 
 # --- what a visit does

@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer_fakes import message, queue
 from tests.client.floor import WAIT, Floor
 
-from lanemq.client.consumer.listener import (
+from lanemq.client.consumer.handler import (
     ToDeadLetter,
 )
 from lanemq.client.message import Message

@@ -149,7 +149,7 @@ class Promises(RuleBasedStateMachine):
         gone = {queue for queue, why in told if why is Why.QUEUE_GONE}
         for run in runs:
             self.running.remove(run)
-            if run.queue in self.leased and not getattr(run.gate, "dropped", False):
+            if run.queue in self.leased and not run.permit.dropped:
                 self.ended[run.queue].update(m.queue_offset for m in run.messages)
             else:
                 assert run.queue in gone

@@ -322,7 +322,7 @@ def test_done_must_fit_the_turn(outcome: Outcome, done: int) -> None:
 def test_held_queue_cannot_be_added_twice() -> None:
     bench = Bench()
     bench.hold(Q)
-    with pytest.raises(UsageError, match="held already"):
+    with pytest.raises(UsageError, match="assigned already"):
         bench.hold(Q)
 
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.bench import Bench, Msg, Q, offsets
 
-from lanemq.core.consuming.lane_turns import pass_finished
-from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.retry_policy import HoldKey
-from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why
+from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why, pass_finished
+from lanemq.core.consuming.views import LaneState
 from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 

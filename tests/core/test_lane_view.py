@@ -5,10 +5,10 @@ from tests.core.bench import Msg, Q
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.keyed_queue import FOLD_AT
-from lanemq.core.consuming.lane_view import LaneState, LaneView
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, NOT_LEASED, LaneOptions, LaneRun, Order
 from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.views import LaneState, LaneView
 from lanemq.model.units import Millis, QueueOffset
 
 NOW = Millis(1_000)

@@ -74,12 +74,6 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         self.ready = [m for part in self.flying for m in part] + self.ready
         self.flying = []
 
-    @rule()
-    def put_back_the_last_batch(self) -> None:
-        last = self.flying.pop() if self.flying else []
-        self.queue.put_back(last)
-        self.ready = last + self.ready
-
     @rule(data=st.data())
     def put_back_from_the_middle(self, data: st.DataObject) -> None:
         flat = [m for part in self.flying for m in part]
@@ -141,23 +135,12 @@ def test_roll_back_returns_every_uncommitted_batch_in_order() -> None:
 
 
 @pytest.mark.row("A114")
-def test_put_back_returns_only_the_last_batch() -> None:
+def test_a_batch_that_is_put_back_leaves_those_before_it_in_flight() -> None:
     queue = filled(0, 1, 2, 3)
     queue.take(2)
-    queue.put_back(queue.take(1))
+    queue.put_back_from(queue.take(1)[0].queue_offset)
     assert queue.in_flight == 2
     assert offsets(queue.take(9)) == [2, 3]
-
-
-@pytest.mark.row("A114")
-@pytest.mark.parametrize("wrong", [msgs(0), msgs(1, 2), msgs(0, 1, 2)])
-def test_put_back_of_anything_but_the_last_is_misuse_and_changes_nothing(wrong: list[Msg]) -> None:
-    queue = filled(0, 1, 2)
-    queue.take(2)
-    with pytest.raises(UsageError, match="taken last"):
-        queue.put_back(wrong)
-    assert queue.in_flight == 2
-    assert offsets(queue.take(9)) == [2]
 
 
 @pytest.mark.row("A17")

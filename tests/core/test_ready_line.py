@@ -3,9 +3,9 @@
 from tests.core.bench import Msg, Q, R
 
 from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
-from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import Again
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, NOT_LEASED, Lane
+from lanemq.core.consuming.scheduler import ReadyLine
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
@@ -64,10 +64,10 @@ def test_a_queue_without_a_lease_leaves_the_line_and_holds_up_nobody() -> None:
 def test_a_queue_waits_for_the_turns_of_its_former_holding() -> None:
     only = home()
     line = line_of(only)
-    line.ghosts[Q] = 2
+    line.stale[Q] = 2
     assert line.next(NOW) is None
-    assert not line.ghost_ended(Q)
-    assert line.ghost_ended(Q), "the last one"
+    assert not line.stale_ended(Q)
+    assert line.stale_ended(Q), "the last one"
     line.enlist(only)
     assert line.next(NOW) is only
 

@@ -17,19 +17,18 @@ from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 
 from lanemq.client.codec import BytesCodec
-from lanemq.client.consumer.attempts import Stop
-from lanemq.client.consumer.visits import Worker
+from lanemq.client.consumer.handler import Stop
+from lanemq.client.consumer.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
 from lanemq.core.consuming.keyed_queue import KeyedQueue
-from lanemq.core.consuming.lane_turns import grow
-from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Gate, Lane, LaneRun, Order
+from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Lane, LaneRun, Order, RunPermit, grow
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, Millis, QueueOffset
 
 pytestmark = needs_twins
 
 SOURCE = MessageSource(MessageQueue("T", "b", 0), BytesCodec(), Epoch(1))
-STOPPED_BY_GATE = Stop(STOPPED)
+WITHDRAWN = Stop(STOPPED)
 
 
 # --- messages
@@ -87,24 +86,24 @@ def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
 
 @given(st.booleans(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
 def test_turns_of_both_kinds_ask_their_gate_alike(closed: bool, until: int, slice_end: int, now: int) -> None:
-    def asked(kind: Any, gate: Any) -> tuple[bool, int]:
-        gate.closed = closed
-        run = kind(Q, "k", (Msg(0, "k"),), 1, 1, gate, slice_end)
+    def asked(kind: Any, permit: Any) -> tuple[bool, int]:
+        permit.withdrawn = closed
+        run = kind(Q, "k", (Msg(0, "k"),), 1, 1, permit, slice_end)
         return run.may_go_on(now=now), run.usable_until
 
-    there = asked(references["LaneRun"], references["Gate"](Millis(until)))
-    assert asked(LaneRun, Gate(Millis(until))) == there
+    there = asked(references["LaneRun"], references["RunPermit"](Millis(until)))
+    assert asked(LaneRun, RunPermit(Millis(until))) == there
 
 
-@pytest.mark.parametrize("name", ["Gate", "LaneRun", "Lane"])
+@pytest.mark.parametrize("name", ["RunPermit", "LaneRun", "Lane"])
 def test_both_kinds_begin_alike(name: str) -> None:
     arguments = {
-        "Gate": (5,),
-        "LaneRun": (Q, "k", (Msg(0, "k"),), 2, 7, Gate(Millis(9)), 4),
+        "RunPermit": (5,),
+        "LaneRun": (Q, "k", (Msg(0, "k"),), 2, 7, RunPermit(Millis(9)), 4),
         "Lane": ("k", [Msg(0, "k")]),
     }
     made, reference = twins[name](*arguments[name]), references[name](*arguments[name])
-    fields = getattr(references[name], "__slots__", ("usable_until", "closed"))
+    fields = getattr(references[name], "__slots__", ("usable_until", "withdrawn", "dropped"))
     assert [getattr(made, field) for field in fields] == [getattr(reference, field) for field in fields]
 
 
@@ -192,7 +191,7 @@ def test_every_step_leaves_the_same(steps: list[tuple[str, Any]]) -> None:
 @given(st.lists(st.sampled_from("ab"), max_size=9), st.integers(1, 4))
 def test_messages_without_order_are_cut_alike(keys: list[str], size: int) -> None:
     messages = [Msg(n, key) for n, key in enumerate(keys)]
-    cut = [chosen["cut_runs"](messages, size, Q, Gate(Millis(9))) for chosen in (twins, references)]
+    cut = [chosen["cut_runs"](messages, size, Q, RunPermit(Millis(9))) for chosen in (twins, references)]
     assert [seen(run) for run in cut[0]] == [seen(run) for run in cut[1]]
 
 
@@ -203,9 +202,9 @@ def test_messages_without_order_are_cut_alike(keys: list[str], size: int) -> Non
 @given(st.lists(st.integers(1, 5), max_size=5), st.integers(1, 3), st.integers(1, 12), st.integers(0, 12))
 def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, until: int) -> None:
     def told(run: Any, plain: Any) -> Any:
-        worker, gate, now, calls = Worker(), Gate(Millis(until)), count(), count(1)
+        worker, permit, now, calls = Worker(), RunPermit(Millis(until)), count(), count(1)
         made = [[_message(10 * n + at) for at in range(size)] for n, size in enumerate(sizes)]
-        runs = [LaneRun(Q, "k", tuple(each), n + 1, n, gate, 100) for n, each in enumerate(made)]
+        runs = [LaneRun(Q, "k", tuple(each), n + 1, n, permit, 100) for n, each in enumerate(made)]
         worker.waiting.extend(runs)
         handed: list[list[int]] = []
 
@@ -215,7 +214,7 @@ def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, u
                 raise ValueError("broken")
 
         handler = plain(call, True, lambda error, batch: Stop(FAILED, error=None))
-        ran = run(worker, handler, batch_size, lambda: next(now), STOPPED_BY_GATE)
+        ran = run(worker, handler, batch_size, lambda: next(now), WITHDRAWN)
         began = [(run.token, run.began) for run in runs]
         retried = [each.retried_here for messages in made for each in messages]
         in_hand = worker.run.token if worker.run else None
@@ -238,10 +237,10 @@ def test_what_is_no_ordinary_error_leaves_the_turn_in_hand(chosen: dict[str, Any
         raise SystemExit(3)
 
     worker = Worker()
-    worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, Gate(Millis(9)), 9))
+    worker.waiting.append(LaneRun(Q, "k", (_message(0),), 1, 1, RunPermit(Millis(9)), 9))
     handler = chosen["plain_handler"](call, False, lambda *_: pytest.fail("not asked"))
     with pytest.raises(SystemExit):
-        chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), STOPPED_BY_GATE)
+        chosen["run_waiting"](worker, handler, 1, lambda: Millis(0), WITHDRAWN)
     assert worker.run is not None
     assert not worker.ended
 

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins of runs and lanes, and of the steps that every message takes from a pull to the handler and back.
 
-The references are in `core/runs.py` (`Gate`, `LaneRun`, `Lane`), `core/lane_turns.py`, `client/attempts.py`
-(`plain_handler`), `client/turn_run.py` (`run_waiting`) and `clock.py`, with what everything means. The gain is that of
-the classes: their fields are read and written without asking for them by name. Messages may be of any class; those of
+The references are in `core/consuming/runs.py`, `client/consumer/handler.py` (`plain_handler`),
+`client/consumer/workers.py` (`run_waiting`) and `clock.py`; they say what everything means. The classes are what makes
+this faster: their fields are read and written without a lookup by name. Messages may be of any class; those of
 `messages.pyx` are read in the same way.
 """
 
@@ -34,14 +34,15 @@ cdef extern from *:
     int64_t lane_running_ms() nogil
 
 
-# --- runs
+# --- runs and lanes
 
 
-cdef class Gate:
-    """Twin of `core.consuming.runs.Gate`."""
+cdef class RunPermit:
+    """Twin of `core.consuming.runs.RunPermit`."""
 
     cdef public int64_t usable_until
-    cdef public bint closed
+    cdef public bint withdrawn
+    cdef public bint dropped
     cdef dict __dict__
 
     def __init__(self, usable_until):
@@ -56,16 +57,16 @@ cdef class LaneRun:
     cdef public tuple messages
     cdef public object began
     cdef public object given
-    cdef public Gate gate
+    cdef public RunPermit permit
     cdef public Lane lane
     cdef public int64_t token
     cdef public int64_t slice_end
     cdef public int32_t attempt
     cdef public bint running
 
-    def __init__(self, queue, key, messages, attempt, token, gate, slice_end, lane=None):
+    def __init__(self, queue, key, messages, attempt, token, permit, slice_end, lane=None):
         self.queue, self.key, self.messages, self.attempt = queue, key, messages, attempt
-        self.token, self.gate, self.slice_end, self.lane = token, gate, slice_end, lane
+        self.token, self.permit, self.slice_end, self.lane = token, permit, slice_end, lane
 
     @classmethod
     def __class_getitem__(cls, item):
@@ -73,15 +74,15 @@ cdef class LaneRun:
 
     @property
     def usable_until(self):
-        return self.gate.usable_until
+        return self.permit.usable_until
 
     def may_go_on(self, *, now):
         return may_go_on(self, now)
 
 
 cdef inline bint may_go_on(LaneRun run, int64_t now) noexcept:
-    cdef Gate gate = run.gate
-    return not gate.closed and now < gate.usable_until and now <= run.slice_end
+    cdef RunPermit permit = run.permit
+    return not permit.withdrawn and now < permit.usable_until and now <= run.slice_end
 
 
 cdef class Lane:
@@ -102,7 +103,7 @@ cdef class Lane:
 
 
 cdef Lane grow(LaneRun run):
-    """As `core.lane_turns.grow`."""
+    """As `core.consuming.runs.grow`."""
     cdef Lane lane = Lane.__new__(Lane)
     lane.key, lane.pending = run.key, [] if run.running else list(run.messages)
     if run.running:
@@ -114,8 +115,8 @@ cdef Lane grow(LaneRun run):
 # --- from a pull to runs, and back
 
 
-def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
-    """Twin of `core.consuming.lane_turns.lay_in_lanes`."""
+def lay_in_lanes(dict lanes not None, ready, messages, queue, RunPermit permit):
+    """Twin of `core.consuming.runs.lay_in_lanes`."""
     cdef PyObject *found
     cdef LaneRun run
     cdef Lane lane
@@ -125,7 +126,7 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
         found = PyDict_GetItemWithError(lanes, key)
         if found == NULL:
             run = LaneRun.__new__(LaneRun)
-            run.queue, run.key, run.messages, run.attempt, run.gate = queue, key, (message,), 1, gate
+            run.queue, run.key, run.messages, run.attempt, run.permit = queue, key, (message,), 1, permit
             lanes[key] = run
             join(run)
             continue
@@ -137,53 +138,53 @@ def lay_in_lanes(dict lanes not None, ready, messages, queue, Gate gate):
         lane.pending.append(message)
 
 
-def cut_runs(messages, Py_ssize_t size, queue, Gate gate):
-    """Twin of `core.consuming.lane_turns.cut_runs`."""
+def cut_runs(messages, Py_ssize_t size, queue, RunPermit permit):
+    """Twin of `core.consuming.runs.cut_runs`."""
     cdef list runs = []
     cdef LaneRun run
     cdef Py_ssize_t at
     if size < 1:
-        return references["cut_runs"](messages, size, queue, gate)
+        return references["cut_runs"](messages, size, queue, permit)
     for at in range(0, len(messages), size):
         run = LaneRun.__new__(LaneRun)
         run.messages = (messages[at],) if size == 1 else tuple(messages[at:at + size])
-        run.queue, run.attempt, run.gate = queue, 1, gate
+        run.queue, run.attempt, run.permit = queue, 1, permit
         runs.append(run)
     return runs
 
 
-def take_runs(home, Py_ssize_t most, limit, int64_t slice_end, tokens):
-    """Twin of `core.consuming.lane_turns.take_runs`."""
+def take_runs(source, Py_ssize_t most, limit, int64_t slice_end, tokens):
+    """Twin of `core.consuming.runs.take_runs`."""
     cdef list runs = [], taken
     cdef LaneRun run
     cdef Lane lane
-    ready = home.ready
+    ready = source.ready
     first = ready.popleft
     while most > 0 and ready:
         place = first()
         run = <LaneRun>place if type(place) is LaneRun else None
         if run is None or run.lane is not None:
             lane = place if run is None else run.lane
-            taken = home.take(lane, limit)
+            taken = source.take(lane, limit)
             if not taken:
                 continue
-            run = run_of(home, lane, taken, slice_end)
+            run = run_of(source, lane, taken, slice_end)
         else:
             run.slice_end = slice_end
         run.token = next(tokens)
         run.running = True
         runs.append(run)
         most -= len(run.messages)
-    home.running += len(runs)
+    source.running += len(runs)
     return runs
 
 
-cdef LaneRun run_of(home, Lane lane, list taken, int64_t slice_end):
+cdef LaneRun run_of(source, Lane lane, list taken, int64_t slice_end):
     cdef LaneRun run = LaneRun.__new__(LaneRun)
     if lane.slice_end is None:
         lane.slice_end = slice_end
-    failures = home.failures
-    run.queue, run.key, run.messages, run.gate = home.queue, lane.key, tuple(taken), home
+    failures = source.failures
+    run.queue, run.key, run.messages, run.permit = source.queue, lane.key, tuple(taken), source
     run.attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
     run.slice_end, run.lane = lane.slice_end, lane
     lane.run = run
@@ -191,7 +192,7 @@ cdef LaneRun run_of(home, Lane lane, list taken, int64_t slice_end):
 
 
 def count_messages(list runs not None):
-    """Twin of `core.consuming.lane_turns.count_messages`."""
+    """Twin of `core.consuming.runs.count_messages`."""
     cdef Py_ssize_t count = 0
     cdef LaneRun run
     for run in runs:
@@ -200,7 +201,7 @@ def count_messages(list runs not None):
 
 
 def end_runs(runs, dict lanes):
-    """Twin of `core.consuming.lane_turns.end_runs`."""
+    """Twin of `core.consuming.runs.end_runs`."""
     cdef list done = [], more = [], redriven = []
     cdef LaneRun run
     cdef Lane lane
@@ -223,7 +224,7 @@ def end_runs(runs, dict lanes):
 
 
 def pass_finished(offsets, set finished not None, done):
-    """Twin of `core.consuming.lane_turns.pass_finished`."""
+    """Twin of `core.consuming.runs.pass_finished`."""
     cdef int64_t size = 0, offset, head = 0
     cdef bint known = False
     cdef Py_ssize_t left = len(offsets)
@@ -276,14 +277,14 @@ cdef class PlainHandler:
 
 
 def plain_handler(call, bint batched, stop_after):
-    """Twin of `client.consumer.attempts.plain_handler`."""
+    """Twin of `client.consumer.handler.plain_handler`."""
     cdef PlainHandler handler = PlainHandler.__new__(PlainHandler)
     handler.call, handler.batched, handler.stop_after = call, batched, stop_after
     return handler
 
 
-def run_waiting(worker, handler, Py_ssize_t batch_size, now, closed):
-    """Twin of `client.consumer.turn_run.run_waiting`."""
+def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
+    """Twin of `client.consumer.workers.run_waiting`."""
     cdef Py_ssize_t runs = 0, messages = 0, done, count
     cdef LaneRun run
     cdef tuple batch
@@ -303,7 +304,7 @@ def run_waiting(worker, handler, Py_ssize_t batch_size, now, closed):
         while done < count:
             time = lane_running_ms() if own_clock else now()
             if not may_go_on(run, time):
-                return runs, messages, closed, done
+                return runs, messages, withdrawn, done
             if not done:
                 run.began = time
             if batch_size < count:
@@ -329,7 +330,7 @@ cdef inline int mark(message, int retried) except -1:
 
 
 cdef inline object handled(handler, tuple batch, LaneRun run):
-    """A handler that takes messages is called without a detour."""
+    """Calls the handler; a plain function is called directly."""
     cdef PlainHandler plain
     if type(handler) is not PlainHandler:
         return handler(batch, run)
@@ -342,16 +343,16 @@ cdef inline object handled(handler, tuple batch, LaneRun run):
 
 
 TWINS = {
-    "core.consuming.runs.Gate": Gate,
+    "core.consuming.runs.RunPermit": RunPermit,
     "core.consuming.runs.LaneRun": LaneRun,
     "core.consuming.runs.Lane": Lane,
-    "core.consuming.lane_turns.lay_in_lanes": lay_in_lanes,
-    "core.consuming.lane_turns.cut_runs": cut_runs,
-    "core.consuming.lane_turns.take_runs": take_runs,
-    "core.consuming.lane_turns.count_messages": count_messages,
-    "core.consuming.lane_turns.end_runs": end_runs,
-    "core.consuming.lane_turns.pass_finished": pass_finished,
+    "core.consuming.runs.lay_in_lanes": lay_in_lanes,
+    "core.consuming.runs.cut_runs": cut_runs,
+    "core.consuming.runs.take_runs": take_runs,
+    "core.consuming.runs.count_messages": count_messages,
+    "core.consuming.runs.end_runs": end_runs,
+    "core.consuming.runs.pass_finished": pass_finished,
     "clock.running_ms": running_ms,
-    "client.consumer.attempts.plain_handler": plain_handler,
-    "client.consumer.turn_run.run_waiting": run_waiting,
+    "client.consumer.handler.plain_handler": plain_handler,
+    "client.consumer.workers.run_waiting": run_waiting,
 }

@@ -19,8 +19,8 @@ from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff
-from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue, Park
+from lanemq.core.consuming.views import LaneState
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import QueueOffset
 from lanemq.net.address import Address

@@ -11,8 +11,8 @@ from lanemq.cli.commands.group import QueueProgress
 from lanemq.cli.output import cell, duration_text, plural, wall_time
 from lanemq.client.admin.parked import ParkedLaneView
 from lanemq.client.admin.views import NoAnswer
-from lanemq.core.consuming.lane_view import LaneState
 from lanemq.core.consuming.runs import Order
+from lanemq.core.consuming.views import LaneState
 from lanemq.core.parked_lane import LaneStatus
 from lanemq.wire.lane_bodies import LaneStateAnswer
 

@@ -16,9 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
-from lanemq.client.consumer.attempts import async_batch_handler, batch_handler
 from lanemq.client.consumer.engine import ConsumerEngine, EngineThread
-from lanemq.client.consumer.handler import handler_call
+from lanemq.client.consumer.handler import async_batch_handler, batch_handler, handler_call
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import stop_on_signals

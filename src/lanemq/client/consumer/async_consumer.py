@@ -88,9 +88,9 @@ class AsyncConsumer:
 
     async def dead(self, message: Message, why: str = "") -> bool:
         """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
-        run, end = self._runs.buried(message, why)
+        run, end = self._runs.dead_letter(message, why)
         engine = self._require_engine()
-        finished = await engine.reporter.settle(engine.subscriptions[run.queue.topic], run, end)
+        finished = await engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
         return finished.why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:

@@ -1,10 +1,9 @@
-"""The board for workers that are tasks of the event loop; all calls then come from the loop."""
+"""The scheduler for workers that are tasks of the event loop. All calls come from the loop."""
 
 import asyncio
 
-from lanemq.client.consumer.in_progress import MessageRun
+from lanemq.client.consumer.in_progress import MessageRun, Worker
 from lanemq.client.consumer.scheduler import Scheduler, pause_of, watching
-from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import LaneRun, Order
@@ -12,14 +11,14 @@ from lanemq.core.consuming.scheduler import LaneScheduler
 
 
 class AsyncScheduler(Scheduler):
-    """As `LaneBoard`, and nobody who waits blocks the loop."""
+    """A `Scheduler` whose waiting workers do not block the loop."""
 
-    def __init__(self, scheduler: LaneScheduler[Message], order: Order, clock: Clock) -> None:
-        super().__init__(scheduler, order, clock)
+    def __init__(self, lanes: LaneScheduler[Message], order: Order, clock: Clock) -> None:
+        super().__init__(lanes, order, clock)
         self._sleepers: list[asyncio.Future[None]] = []
 
     async def take_runs_async(self, worker: Worker) -> bool:
-        """As `visit`, without blocking the loop."""
+        """`take_runs` without blocking the loop."""
         with self._effects:
             self._in_progress.end(worker, self._clock.now())
         while not self._closed:
@@ -32,7 +31,7 @@ class AsyncScheduler(Scheduler):
         return False
 
     async def take_run_async(self, timeout: float | None = None) -> MessageRun | None:
-        """As `take`, without blocking the loop."""
+        """`take_run` without blocking the loop."""
         slept = False
         deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
         while not self._closed:
@@ -50,7 +49,7 @@ class AsyncScheduler(Scheduler):
         return None
 
     async def _rest(self, pause: float | None) -> None:
-        """A sleep, with an eye on the visits of the others if nobody else has one."""
+        """Sleeps, and watches the busy workers if no other worker does."""
         if not self._must_watch():
             await self._sleep(pause)
             return
@@ -58,7 +57,7 @@ class AsyncScheduler(Scheduler):
         try:
             await self._sleep(watching(pause))
         except asyncio.CancelledError:
-            self._wake(1)  # somebody else must look after the visits
+            self._wake(1)  # another worker must watch
             raise
         finally:
             self._watched = False
@@ -67,13 +66,13 @@ class AsyncScheduler(Scheduler):
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append(sleeper)
         try:
-            # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the call.
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives together with the result.
             async with asyncio.timeout(pause):
                 await sleeper
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            if sleeper not in self._sleepers:  # called already: somebody else must look (A115)
+            if sleeper not in self._sleepers:  # woken already: another worker must look (A115)
                 self._wake(1)
             raise
         finally:

@@ -80,9 +80,9 @@ class Consumer:
 
     def dead(self, message: Message, why: str = "") -> bool:
         """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
-        run, end = self._runs.buried(message, why)
+        run, end = self._runs.dead_letter(message, why)
         engine = self._thread.engine
-        settling = engine.reporter.settle(engine.subscriptions[run.queue.topic], run, end)
+        settling = engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
         return asyncio.run_coroutine_threadsafe(settling, self._thread.loop).result().why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:

@@ -23,7 +23,6 @@ from lanemq.client.consumer.leases import LeaseKeeper
 from lanemq.client.consumer.metrics import ConsumerCounts
 from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.overdue import OverdueRuns
 from lanemq.client.consumer.parking import LaneParker
 from lanemq.client.consumer.pull import Puller
 from lanemq.client.consumer.rebalance import Rebalancer, RebalanceTrigger
@@ -31,7 +30,7 @@ from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.consumer.subscription import ActiveSubscription, Subscription, retry_subscription
-from lanemq.client.consumer.workers import RunReporter, TaskWorkers, ThreadWorkers
+from lanemq.client.consumer.workers import OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
 from lanemq.client.routing import AsyncRoutes
 from lanemq.core.consuming.offset_table import OffsetTable

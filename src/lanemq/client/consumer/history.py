@@ -1,13 +1,13 @@
-"""Attempts that write down when a handler was called and how it ended, for the checker.
+"""Records each turn, one call of the handler, in a history for the checker.
 
-Only wrapped around when a history is asked for; without one, turns cost nothing more.
+Handlers are wrapped only if there is a history, so that turns cost nothing without one.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from lanemq.client.consumer.attempts import AsyncBatchHandler, Batch, BatchHandler, Stop
+from lanemq.client.consumer.handler import AsyncBatchHandler, Batch, BatchHandler, Stop
 from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import Subscription
@@ -18,22 +18,22 @@ from lanemq.history import History, Outcome, Place
 
 
 def group_in_history(options: ConsumerOptions, client_id: str) -> str:
-    """The group's name in a history. Members that share nothing are groups of their own to whoever judges."""
+    """The group's name in a history. To the checker, every broadcasting member is a group of its own."""
     return f"{options.group} of {client_id}" if options.broadcasting else options.group
 
 
-def recorded(plan: Subscription, group: str, history: History, clock: Clock) -> Subscription:
-    """The same plan, recorded. Where no order was asked for, turns are written down without their keys."""
-    recorder = TurnRecorder(group, history, clock, keyed=plan.order is not Order.NONE)
+def recorded(subscription: Subscription, group: str, history: History, clock: Clock) -> Subscription:
+    """The subscription with recorded handlers. Without order, turns are recorded without their keys."""
+    recorder = TurnRecorder(group, history, clock, keyed=subscription.order is not Order.NONE)
     return replace(
-        plan,
-        handler=None if plan.handler is None else recorder.around(plan.handler),
-        async_handler=None if plan.async_handler is None else recorder.around_async(plan.async_handler),
+        subscription,
+        handler=None if subscription.handler is None else recorder.around(subscription.handler),
+        async_handler=None if subscription.async_handler is None else recorder.around_async(subscription.async_handler),
     )
 
 
 class TurnRecorder:
-    """Writes begins and ends of one group's turns; `clock` is the one by which the member judges its leases."""
+    """Records when turns of one group begin and end; `clock` is the one by which the member judges its leases."""
 
     def __init__(self, group: str, history: History, clock: Clock, *, keyed: bool = True) -> None:
         self._keyed = keyed
@@ -87,8 +87,8 @@ class TurnRecorder:
 
 
 def _outcome(at: int, run: MessageRun, stop: Stop | None, *, late: bool) -> Outcome:
-    """A handler that was frozen beyond its lease ends before anybody tells the member that the queue is lost."""
-    if run.gate.closed and getattr(run.gate, "dropped", False):
+    """A turn that outlived its lease is late, even before the member learns that the queue is lost."""
+    if run.permit.dropped:
         return "abandoned"
     good = stop is None or at < stop.succeeded or stop.outcome is COMMIT or stop.outcome is STOPPED
     if late:

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 from lanemq.client.codec import codec_named
 from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
-from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.handler import Stop
 from lanemq.client.consumer.heartbeat import PUSH, Heartbeat
-from lanemq.client.consumer.lane_trouble import LaneStatus
+from lanemq.client.consumer.in_progress import LaneReport
 from lanemq.client.consumer.metrics import ConsumerCounts, TopicCount
 from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.subscription import ActiveSubscription
 from lanemq.client.message import Message, MessageSource, read_messages
-from lanemq.core.consuming.lane_queue import QueueView
-from lanemq.core.consuming.runs import NO_LEASE_NEEDED, Gate, LaneRun, Plain, Suspend
+from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, Plain, RunPermit, Suspend
+from lanemq.core.consuming.views import QueueView
 from lanemq.model.errors import LaneError, ProtocolError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Epoch, QueueOffset
@@ -191,7 +191,7 @@ def running_info(member: Member) -> ConsumerRunningInfo:
         mq_table={assigned.queue: _queue_info(assigned, options.clock.now()) for assigned in member.assignment},
         status_table={
             topic: ConsumeStatus(
-                consume_failed_msgs=count.failed, consume_rt=count.turn_ms / count.runs if count.runs else 0.0
+                consume_failed_msgs=count.failed, consume_rt=count.run_ms / count.runs if count.runs else 0.0
             )
             for topic, count in member.counts.total().items()
         },
@@ -219,15 +219,15 @@ def lane_state(member: Member, body: bytes) -> LaneStateAnswer:
     asked = LaneStateBody.decode(body)
     queue = MessageQueue(asked.topic, asked.broker, asked.queue_id)
     assigned = member.assignment.get(queue)
-    status = None if assigned is None else assigned.scheduler.look(queue, asked.key)
+    status = None if assigned is None else assigned.scheduler.lane_report(queue, asked.key)
     if assigned is None or status is None:
         raise LaneError(f"{queue} is not assigned to {member.client_id}")
     until = assigned.usable_until
     return _lane_answer(status, UNKNOWN if until == NO_LEASE_NEEDED else max(0, until - status.now))
 
 
-def _lane_answer(status: LaneStatus, lease: int) -> LaneStateAnswer:
-    view, now, trouble = status.view, status.now, status.trouble
+def _lane_answer(status: LaneReport, lease: int) -> LaneStateAnswer:
+    view, now, failing = status.view, status.now, status.failing
     return LaneStateAnswer(
         state=view.state.value,
         order=view.order.value,
@@ -235,8 +235,8 @@ def _lane_answer(status: LaneStatus, lease: int) -> LaneStateAnswer:
         attempts=view.attempts,
         retry_in=UNKNOWN if view.until is None else max(0, view.until - now),
         running_for=UNKNOWN if status.began is None else max(0, now - status.began),
-        blocked_for=UNKNOWN if trouble is None else max(0, now - trouble.since),
-        reason="" if trouble is None else trouble.reason,
+        blocked_for=UNKNOWN if failing is None else max(0, now - failing.since),
+        reason="" if failing is None else failing.reason,
         waiting=view.waiting,
         committable=view.committable,
         next_offset=view.next_offset,
@@ -256,7 +256,7 @@ async def consume_directly(member: Member, body: bytes) -> ConsumeDirectlyResult
     if active is None:
         raise LaneError(f"no handler for topic {message.topic!r} in group {member.options.group!r}")
     subscription = active.subscription
-    run = LaneRun(queue, message.key, (message,), 1, 0, Gate(NO_LEASE_NEEDED), NO_LEASE_NEEDED)
+    run = LaneRun(queue, message.key, (message,), 1, 0, RunPermit(NO_LEASE_NEEDED), NO_LEASE_NEEDED)
     began = member.options.clock.now()
     if subscription.async_handler is not None:
         stop = await subscription.async_handler((message,), run)

@@ -1,23 +1,23 @@
-"""What a consumer counts about its handlers, per topic: how many went well, how many did not, how long turns took.
+"""Counts what handlers did, per topic: messages that succeeded and failed, runs, and their duration.
 
-Workers on many threads count here; each has its own line of the book, so counting takes no lock.
+Every worker counts for itself, so that counting takes no lock.
 """
 
 from typing import NamedTuple
 
 
 class TopicCount(NamedTuple):
-    """One topic's numbers since the start."""
+    """The numbers of one topic since the start."""
 
     ok: int
     failed: int
     runs: int
-    turn_ms: int
+    run_ms: int
 
     def __add__(self, other: tuple[object, ...]) -> "TopicCount":
         assert isinstance(other, TopicCount)
         return TopicCount(
-            self.ok + other.ok, self.failed + other.failed, self.runs + other.runs, self.turn_ms + other.turn_ms
+            self.ok + other.ok, self.failed + other.failed, self.runs + other.runs, self.run_ms + other.run_ms
         )
 
 
@@ -25,25 +25,26 @@ NOTHING = TopicCount(0, 0, 0, 0)
 
 
 class WorkerCounts:
-    """One worker's counts. Written by that worker alone."""
+    """The counts of one worker. Only that worker writes them."""
 
     def __init__(self) -> None:
         self._topics: dict[str, TopicCount] = {}
 
-    def run(self, topic: str, *, ok: int, failed: int, took_ms: int) -> None:
-        self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(ok, failed, 1, took_ms)
-
-    def went_well(self, topic: str, runs: int, messages: int, took_ms: int) -> None:
-        """Many turns at once."""
+    def succeeded(self, topic: str, runs: int, messages: int, took_ms: int) -> None:
+        """Counts runs that fully succeeded."""
         if runs:
             self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(messages, 0, runs, took_ms)
+
+    def run(self, topic: str, *, ok: int, failed: int, took_ms: int) -> None:
+        """Counts one run."""
+        self._topics[topic] = self._topics.get(topic, NOTHING) + TopicCount(ok, failed, 1, took_ms)
 
     def read(self) -> dict[str, TopicCount]:
         return dict(self._topics)
 
 
 class ConsumerCounts:
-    """All workers' counts together."""
+    """The counts of all workers."""
 
     def __init__(self) -> None:
         self._all: list[WorkerCounts] = []
@@ -54,7 +55,7 @@ class ConsumerCounts:
         return counts
 
     def total(self) -> dict[str, TopicCount]:
-        """Sums of this moment; a turn that ends meanwhile is counted here or next time."""
+        """The sums per topic. A run that ends during the call is counted now or next time."""
         sums: dict[str, TopicCount] = {}
         for counts in tuple(self._all):
             for topic, count in counts.read().items():

@@ -7,19 +7,19 @@ end goes back to its lane, uncommitted, and will be delivered again.
 import contextlib
 from collections.abc import Sequence
 
-from lanemq.client.consumer.attempts import Stop
+from lanemq.client.consumer.handler import Stop
 from lanemq.client.consumer.history import TurnRecorder
 from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.subscription import Subscription
-from lanemq.client.consumer.turn_run import TurnEnd
+from lanemq.client.consumer.workers import RunEnd
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
 from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Order, Suspend, Why
 from lanemq.history import History
 from lanemq.model.errors import InvalidOption, UsageError
-from lanemq.model.units import Millis
+from lanemq.model.units import to_millis
 
 
 class Undecided:
@@ -43,13 +43,13 @@ class Undecided:
         return self._finish(message, None).why is not Why.QUEUE_GONE
 
     def retry(self, message: Message, after: float | None) -> MessageFinished:
-        delay = None if after is None else Millis(int(after * 1000))
+        delay = None if after is None else to_millis(after)
         return self._finish(message, Stop(FAILED if delay is None else Suspend(delay)))
 
-    def buried(self, message: Message, why: str) -> tuple[MessageRun, TurnEnd]:
+    def dead_letter(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:
         """The turn, and the end that sends its message to the dead letters; the caller settles it."""
-        stop = Stop(Suspend(None), bury=why)
-        return self._take_back(message, stop), TurnEnd(stop, 0)
+        stop = Stop(Suspend(None), dead_letter=why)
+        return self._take_back(message, stop), RunEnd(stop, 0)
 
     def abandon(self) -> None:
         """Everything undecided goes back to its lane; other threads may be deciding meanwhile, each turn ends once."""

@@ -8,10 +8,15 @@ consumer.start()
 
 from typing import Unpack
 
-from lanemq.client.consumer.attempts import BatchHandler, ConcurrentHandler, OrderlyHandler
 from lanemq.client.consumer.engine import EngineThread
+from lanemq.client.consumer.handler import (
+    BatchHandler,
+    ConcurrentHandler,
+    ConcurrentListener,
+    OrderlyHandler,
+    OrderlyListener,
+)
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.listener import ConcurrentListener, OrderlyListener
 from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
 from lanemq.client.consumer.subscription import DEFAULT_WORKERS, Subscription
 from lanemq.core.consuming.retry_policy import (

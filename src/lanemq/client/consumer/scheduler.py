@@ -1,12 +1,12 @@
-"""The lane scheduler as many threads may use it: one mutex, held for microseconds, and somebody to wake.
+"""The lane scheduler for many threads: one mutex, held for microseconds, and workers that sleep until there is work.
 
-Workers wait here for turns and nowhere else; no thread ever waits for a lane or a queue (A69). What may run is
-`core/consuming/scheduler`'s rule alone.
+Workers wait here and nowhere else; no thread ever waits for a lane or a queue (A69). `core/consuming/scheduler` alone
+decides what may run.
 
-Who is woken: a put wakes as many workers as its messages want, and a worker that found work wakes one more while there
-is more of it, because one event can free several lanes; a worker that ends a turn asks for the next itself. While
-turns wait behind others in a visit, one of the sleepers looks again after a few milliseconds (`visits`); if that one
-finds work or is interrupted, it wakes another in its place.
+Which workers are woken: a put wakes as many as its messages need. A worker that found work wakes one more while there
+is more, because one event can free several lanes; a worker that ends a run asks for the next itself. While runs wait
+behind others of a busy worker, one sleeping worker watches: it looks again after a few milliseconds (`in_progress`). If
+the watcher finds work or is interrupted, it wakes another in its place.
 """
 
 import asyncio
@@ -15,16 +15,22 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from lanemq.client.consumer.in_progress import Call, InProgress, MessageFinished, MessageRun
-from lanemq.client.consumer.lane_trouble import LaneStatus
-from lanemq.client.consumer.visits import LATE_MS, Worker
+from lanemq.client.consumer.in_progress import (
+    LATE_MS,
+    Callback,
+    InProgress,
+    LaneReport,
+    MessageFinished,
+    MessageRun,
+    Worker,
+)
 from lanemq.client.message import Message
 from lanemq.clock import Clock, nanoseconds_of
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.lane_queue import QueueView
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
 from lanemq.core.consuming.runs import LaneRun, Order, Outcome, Wait
 from lanemq.core.consuming.scheduler import LaneScheduler
+from lanemq.core.consuming.views import QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
@@ -32,56 +38,37 @@ from lanemq.model.units import Millis, QueueOffset
 R = TypeVar("R")
 
 
-class _Effects:
-    """The mutex, and when it is free again the calls that follow from what was done under it."""
-
-    def __init__(self, mutex: threading.Lock, outcome: Callable[[], Sequence[Call]]) -> None:
-        self._mutex = mutex
-        self._outcome = outcome
-
-    def __enter__(self) -> None:
-        self._mutex.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            calls = self._outcome()
-        finally:
-            self._mutex.release()
-        for call in calls:
-            call()
-
-
 class Scheduler:
-    """A scheduler shared by the event loop and the worker threads of one handler."""
+    """A lane scheduler that the event loop and the worker threads of one handler share."""
 
-    def __init__(self, scheduler: LaneScheduler[Message], order: Order, clock: Clock) -> None:
-        self._lanes = scheduler
+    def __init__(self, lanes: LaneScheduler[Message], order: Order, clock: Clock) -> None:
+        self._lanes = lanes
         self._order = order
         self._clock = clock
-        self._in_progress = InProgress(scheduler, nanoseconds_of(clock))
+        self._in_progress = InProgress(lanes, nanoseconds_of(clock))
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
-        self._effects = _Effects(self._mutex, self._outcome)
+        self._effects = _Effects(self._mutex, self._take_effects)
         self._sleeping = 0
-        # Those among them that were called and did not get here yet: each of them will look.
-        self._called = 0
-        # Whether one of those that sleep looks after the visits of the others.
+        # How many of the sleeping workers were woken and do not run yet: each of them will look for work.
+        self._woken = 0
+        # Whether one of the sleeping workers watches the busy ones.
         self._watched = False
         self._closed = False
 
     @property
-    def on_parked(self) -> Call:
-        """Called, from any thread, when parked lanes have something for the broker."""
+    def on_parked(self) -> Callback:
+        """Called, from any thread, when parked lanes have something to send to the broker."""
         return self._in_progress.on_parked
 
     @on_parked.setter
-    def on_parked(self, call: Call) -> None:
-        self._in_progress.on_parked = call
+    def on_parked(self, callback: Callback) -> None:
+        self._in_progress.on_parked = callback
 
     # for workers
 
     def take_runs(self, worker: Worker) -> bool:
-        """Reports what went well in a visit and fills it again; waits for turns. False when the board is closed."""
+        """Ends the worker's successful runs and gives it the next; waits for them. False if the scheduler is closed."""
         with self._effects:
             now = self._clock.now()
             self._in_progress.end(worker, now)
@@ -89,14 +76,14 @@ class Scheduler:
         return filled or self._wait_to_fill(worker)
 
     def leave(self, worker: Worker) -> None:
-        """A worker ends in the middle of a visit: what it did not begin is for others."""
+        """Called by a worker that ends early: returns the runs that it has not begun."""
         with self._effects:
             now = self._clock.now()
             self._in_progress.take_back(worker, now)
             self._in_progress.end(worker, now)
 
     def take_run(self, timeout: float | None = None) -> MessageRun | None:
-        """The next turn by itself; waits for one. None when the board is closed, or nothing came in time."""
+        """Waits for a single run. None if the scheduler is closed, or nothing came within `timeout` seconds."""
         slept = False
         deadline = None if timeout is None else self._clock.now() + int(timeout * 1000)
         with self._mutex:
@@ -115,17 +102,17 @@ class Scheduler:
         return None
 
     def finish(self, run: MessageRun, outcome: Outcome, done: int = 0, reason: str = "") -> MessageFinished:
-        """Reports a turn. What it answers is to be done by the caller; a turn taken away meanwhile is ignored."""
+        """Ends a run. The caller must do what the result asks for; a run that was taken over is ignored."""
         with self._effects:
             return self._in_progress.finish(run, outcome, done, reason, self._clock.now())
 
     def sent_back(self, run: MessageRun, ok: Sequence[bool]) -> MessageFinished:
-        """Reports which of `Finished.send_back` the broker has now."""
+        """Reports which messages of `Finished.send_back` the broker has now."""
         with self._effects:
             return self._in_progress.sent_back(run, ok, self._clock.now())
 
     def close(self) -> None:
-        """Sends every waiting worker home."""
+        """Makes every waiting worker return."""
         with self._mutex:
             self._closed = True
             self._wake_all()
@@ -147,11 +134,11 @@ class Scheduler:
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset
     ) -> bool:
         with self._effects:
-            wanted = self._lanes.put(queue, messages, next_offset, pulled_from=pulled_from)
+            accepted = self._lanes.put(queue, messages, next_offset, pulled_from=pulled_from)
             if messages:
-                self._call_workers(1 if self._order is Order.QUEUE else len(messages))
-            self._in_progress.look_at_parked(queue)
-        return wanted
+                self._wake_for(1 if self._order is Order.QUEUE else len(messages))
+            self._in_progress.announce_parked(queue)
+        return accepted
 
     def set_usable_until(self, queue: MessageQueue, until: Millis) -> None:
         with self._mutex:
@@ -162,11 +149,11 @@ class Scheduler:
         with self._effects:
             resumed = self._lanes.resume(queue, key)
             self._wake(1)
-            self._in_progress.look_at_parked(queue)
+            self._in_progress.announce_parked(queue)
         return resumed
 
     def with_parked_lanes(self, queue: MessageQueue, act: Callable[[LocalParkedLanes[Message]], R]) -> R | None:
-        """Does something with the queue's parked lanes; None where it is not held, or has no lanes by key."""
+        """Calls `act` with the queue's parked lanes; None if the queue is not assigned or has no lanes by key."""
         with self._effects:
             lanes = self._lanes.parked_lanes(queue)
             if lanes is None:
@@ -174,7 +161,7 @@ class Scheduler:
             result = act(lanes)
             self._lanes.offer(queue)
             self._wake(1)
-            self._in_progress.feed(queue)
+            self._in_progress.announce_room(queue)
         return result
 
     def drain(self, queue: MessageQueue) -> None:
@@ -187,23 +174,23 @@ class Scheduler:
             self._wake(1)
 
     async def drained(self, queue: MessageQueue, timeout_ms: int) -> bool:
-        """Waits until no handler of a draining queue runs, at most so long; whether that came true."""
+        """Waits until no handler of a draining queue runs; returns whether that is so."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self._mutex:
-            self._in_progress.drained[queue] = lambda: _set_from_thread(loop, event)
+            self._in_progress.on_run_end[queue] = lambda: _set_from_thread(loop, event)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._is_drained(queue):
-                    await event.wait()  # every turn that ends calls, not only the last one
+                    await event.wait()  # set by every run that ends, not only by the last one
                     event.clear()
         except TimeoutError:
             pass
         with self._mutex:
-            self._in_progress.drained.pop(queue, None)
+            self._in_progress.on_run_end.pop(queue, None)
         return self._is_drained(queue)
 
     def _is_drained(self, queue: MessageQueue) -> bool:
-        """A queue that was lost meanwhile has nothing left to wait for."""
+        """True for a queue that was lost: there is nothing left to wait for."""
         with self._mutex:
             return self._lanes.committable(queue) is None or self._lanes.is_drained(queue)
 
@@ -217,7 +204,7 @@ class Scheduler:
             return self._lanes.committable(queue)
 
     def progress(self, queue: MessageQueue) -> tuple[QueueOffset, FinishedRanges] | None:
-        """The committable offset and what is finished above it, as of one moment; None if it is not held."""
+        """The committable offset and the finished ranges above it, at one moment; None if the queue is not assigned."""
         with self._effects:
             self._in_progress.catch_up(self._clock.now())
             offset = self._lanes.committable(queue)
@@ -231,18 +218,18 @@ class Scheduler:
         with self._mutex:
             return self._lanes.cached(queue)
 
-    def call_below(self, queue: MessageQueue, count: int, call: Call) -> None:
-        """Once: calls back, from a worker's thread, when no more than `count` messages are cached."""
+    def call_below(self, queue: MessageQueue, count: int, callback: Callback) -> None:
+        """Calls back once, from a worker's thread, when no more than `count` messages are cached."""
         with self._mutex:
-            self._in_progress.hungry[queue] = count, call
+            self._in_progress.waiting_for_room[queue] = count, callback
 
     def overdue(self, before: Millis) -> list[MessageRun]:
-        """Turns that began earlier, still run, and may be taken over."""
+        """Runs that began before that time, are still in progress, and may be taken over."""
         with self._mutex:
             return self._in_progress.overdue(before)
 
     def take_over(self, run: MessageRun) -> bool:
-        """Ends an overdue turn whose messages the broker has; False if its handler came back meanwhile."""
+        """Ends an overdue run whose messages the broker has; False if its handler has returned."""
         with self._effects:
             return self._in_progress.take_over(run, self._clock.now())
 
@@ -250,29 +237,29 @@ class Scheduler:
         with self._mutex:
             return self._lanes.snapshot()
 
-    def look(self, queue: MessageQueue, key: str | None) -> LaneStatus | None:
-        """What a lane is doing now; None for a queue that is not held."""
+    def lane_report(self, queue: MessageQueue, key: str | None) -> LaneReport | None:
+        """What a lane is doing now; None if the queue is not assigned."""
         with self._mutex:
-            return self._in_progress.look(queue, key, self._clock.now())
+            return self._in_progress.lane_report(queue, key, self._clock.now())
 
     # under the mutex
 
-    def _outcome(self) -> Sequence[Call]:
-        """Wakes whom the desk wants; what it wants called when the mutex is free."""
-        if self._in_progress.wanted:
-            self._wake(self._in_progress.wanted)
-            self._in_progress.wanted = 0
-        return self._in_progress.take_calls()
+    def _take_effects(self) -> Sequence[Callback]:
+        """Wakes workers as needed; returns the callbacks to call once the mutex is released."""
+        if self._in_progress.to_wake:
+            self._wake(self._in_progress.to_wake)
+            self._in_progress.to_wake = 0
+        return self._in_progress.take_callbacks()
 
     def _fill(self, worker: Worker, now: Millis) -> bool:
         filled = self._in_progress.fill(worker, now)
-        if filled and not (self._watched or self._called) and (filled > 1 or self._is_more_for_others(worker)):
+        if filled and not (self._watched or self._woken) and (filled > 1 or self._is_more_for_others(worker)):
             self._wake(1)
         return filled > 0
 
     def _is_more_for_others(self, worker: Worker) -> bool:
-        """Whoever begins a visit may have been the one who looked after the others': somebody must follow."""
-        return self._lanes.has_ready or self._in_progress.busy.something_waits(besides=worker)
+        """Whether another worker is needed; this one may have been the watcher."""
+        return self._lanes.has_ready or self._in_progress.busy.have_work_for_others(besides=worker)
 
     def _wait_to_fill(self, worker: Worker) -> bool:
         filled = False
@@ -280,17 +267,17 @@ class Scheduler:
             with self._effects:
                 now = self._clock.now()
                 filled = self._fill(worker, now)
-                if not (filled or self._closed or self._in_progress.calls):
+                if not (filled or self._closed or self._in_progress.callbacks):
                     self._sleep_on_it(pause_of(self._lanes.wait(), None, now))
         return filled
 
-    def _call_workers(self, messages: int) -> None:
-        """New messages: call those they want, and at least one if no sleeper looks again soon anyway."""
+    def _wake_for(self, messages: int) -> None:
+        """Wakes the workers that new messages need, and at least one if no watcher looks again soon."""
         self._wake(max(self._in_progress.busy.workers_for(messages), 0 if self._watched else 1))
 
     def _must_watch(self) -> bool:
-        """Whether somebody who goes to sleep must look again soon, because turns wait behind others, or for them."""
-        return not self._watched and (self._lanes.has_ready or self._in_progress.busy.something_waits())
+        """Whether a worker that goes to sleep must watch, because runs wait behind others, or for a worker."""
+        return not self._watched and (self._lanes.has_ready or self._in_progress.busy.have_work_for_others())
 
     def _sleep_on_it(self, pause: float | None) -> None:
         watch = self._must_watch()
@@ -299,36 +286,55 @@ class Scheduler:
         try:
             self._changed.wait(watching(pause) if watch else pause)
         except BaseException:
-            self._wake(1)  # an interrupted worker may have been called already: somebody else must look (A115)
+            self._wake(1)  # an interrupted worker may have been woken already: another one must look (A115)
             raise
         finally:
             self._sleeping -= 1
-            self._called = max(self._called - 1, 0)
+            self._woken = max(self._woken - 1, 0)
             if watch:
                 self._watched = False
 
     def _wake(self, most: int) -> None:
-        calls = min(most, self._sleeping - self._called)
-        if calls:
-            self._called += calls
-            self._changed.notify(calls)
+        count = min(most, self._sleeping - self._woken)
+        if count:
+            self._woken += count
+            self._changed.notify(count)
 
     def _wake_all(self) -> None:
         self._changed.notify_all()
 
 
+class _Effects:
+    """Holds the mutex, and afterwards calls the callbacks that follow from what was done under it."""
+
+    def __init__(self, mutex: threading.Lock, take_effects: Callable[[], Sequence[Callback]]) -> None:
+        self._mutex = mutex
+        self._take_effects = take_effects
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            callbacks = self._take_effects()
+        finally:
+            self._mutex.release()
+        for callback in callbacks:
+            callback()
+
+
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and its waiters are gone
         loop.call_soon_threadsafe(event.set)
 
 
 def pause_of(wait: Wait, deadline: int | None, now: Millis) -> float | None:
-    """Seconds until there is something to look at; None: until woken."""
+    """Seconds until there may be work; None: until woken."""
     ends = [end for end in (wait.until, deadline) if end is not None]
     return max(0, min(ends) - now) / 1000 if ends else None
 
 
 def watching(pause: float | None) -> float:
-    """A sleep from which one looks again soon."""
+    """Seconds that a watcher sleeps."""
     soon = LATE_MS / 1000
     return soon if pause is None else min(pause, soon)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.attempts import AsyncBatchHandler, BatchHandler, async_by_topic, blocking, by_topic
+from lanemq.client.consumer.handler import AsyncBatchHandler, BatchHandler, async_by_topic, blocking, by_topic
 from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.tag_filter import ALL_TAGS, TagFilter, tag_filter
 from lanemq.clock import Clock

@@ -1,97 +1,53 @@
-"""Workers: take turns, run them, report them, take the next.
+"""Workers: take runs, call the handler for their messages, report how they ended, take the next.
 
-Threads run plain functions, a few tasks run coroutine functions. Nothing is created per message: a worker gets a
-few runs of messages, each of one lane, and one visit to the board ends them and begins the next.
+Threads call plain functions; tasks of the event loop call coroutine functions. Nothing is created per message: a worker
+takes a few runs at once, and one call of the scheduler ends them and begins the next.
+
+Before each call of the handler the worker checks the run's permit, which shows a lost lease, a hand-over and a used-up
+time slice at once. A run of 32 messages is therefore as safe as 32 runs of one.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
+from lanemq._fast import compiled
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
+from lanemq.client.consumer.handler import AsyncBatchHandler, BatchHandler, HandlerVerdict, Stop
+from lanemq.client.consumer.in_progress import MessageFinished, MessageRun, Worker
 from lanemq.client.consumer.metrics import ConsumerCounts, WorkerCounts
+from lanemq.client.consumer.options import ConsumerOptions
 from lanemq.client.consumer.send_back import DeadLetters
 from lanemq.client.consumer.subscription import ActiveSubscription
-from lanemq.client.consumer.turn_run import TurnEnd, log_end, reason_of, run_worker, run_worker_async, stopped_at
-from lanemq.client.consumer.visits import Worker
 from lanemq.client.message import Message
-from lanemq.clock import Clock
+from lanemq.clock import Clock, milliseconds_of
 from lanemq.core.consuming.retry_policy import SEND_BACK_RETRY, SendBack
 from lanemq.core.consuming.runs import STOPPED, Plain, Suspend, Why
 from lanemq.history import History, Place
+from lanemq.model.errors import LaneError, Undecodable
+from lanemq.model.units import Millis, to_millis
 
 log = logging.getLogger(__name__)
 
-
-class RunReporter:
-    """What follows a turn: the report, and messages that go to the broker. Works on the event loop."""
-
-    def __init__(self, group: str, dead_letters: DeadLetters, history: History) -> None:
-        self._group = group
-        self._dead_letters = dead_letters
-        self._history = history
-
-    async def settle(self, active: ActiveSubscription, run: MessageRun, end: TurnEnd) -> MessageFinished:
-        """Reports a turn's end and does what the scheduler asks for in return."""
-        if end.stop.bury is not None:
-            return await self._bury(active, run, end)
-        finished = active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
-        return await self.follow(active, run, end, finished)
-
-    async def follow(
-        self, active: ActiveSubscription, run: MessageRun, end: TurnEnd, finished: MessageFinished
-    ) -> MessageFinished:
-        """Hands messages over if asked to; their lane waits meanwhile, and goes on only when they are stored."""
-        if finished.why is not Why.GIVE:
-            return finished
-        ok = [await self._give(active, message, end) for message in finished.send_back]
-        return active.scheduler.sent_back(run, ok)
-
-    async def _give(self, active: ActiveSubscription, message: Message, end: TurnEnd) -> bool:
-        if isinstance(policy := active.subscription.policy, SendBack):
-            return await self._sent_back(message, end.stop.delay_level, policy.retries)
-        return await self._buried(message, repr(end.stop.error))
-
-    async def _sent_back(self, message: Message, level: int, most: int) -> bool:
-        if not await self._dead_letters.send_back(message, level, most):
-            return False
-        if self._history.on:
-            self._history.skipped(self._place(message), message.key or "", "sent back, and comes again from elsewhere")
-        return True
-
-    async def _bury(self, active: ActiveSubscription, run: MessageRun, end: TurnEnd) -> MessageFinished:
-        if await self._buried(stopped_at(run, end), end.stop.bury or ""):
-            return active.scheduler.finish(run, STOPPED, end.done + 1)
-        return active.scheduler.finish(run, Suspend(SEND_BACK_RETRY), end.done)
-
-    async def _buried(self, message: Message, why: str) -> bool:
-        if not await self._dead_letters.bury(message, why):
-            return False
-        if self._history.on:
-            place, attempts = self._place(message), message.attempt
-            self._history.dead_lettered(place, message.key or "", message.message_id, attempts)
-        return True
-
-    def _place(self, message: Message) -> Place:
-        return Place(self._group, message.queue.topic, message.queue.queue_id, message.queue_offset)
+OVERDUE_DELAY_LEVEL = 3
+"""Delay level of a message that took too long (RocketMQ's ProcessQueue.cleanExpiredMsg)."""
 
 
 class ThreadWorkers:
-    """The threads of one subscription."""
+    """The worker threads of one subscription."""
 
     def __init__(
         self,
         active: ActiveSubscription,
-        reporter: RunReporter,
+        reporter: "RunReporter",
         clock: Clock,
         counts: ConsumerCounts,
         broken: Callable[[BaseException], None],
     ) -> None:
         self._active = active
-        self._aftermath = reporter
+        self._reporter = reporter
         self._clock = clock
         self._broken = broken
         self._loop = asyncio.get_running_loop()
@@ -106,12 +62,12 @@ class ThreadWorkers:
             thread.start()
 
     async def stop(self, timeout_s: float) -> None:
-        """Sends the workers home; one that hangs in user code is left behind, it cannot be stopped."""
+        """Ends the workers. A thread that hangs in user code cannot be stopped and is left behind."""
         self._active.scheduler.close()
         await asyncio.to_thread(self._join, timeout_s)
 
     def _join(self, timeout_s: float) -> None:
-        """One patience for all of them together."""
+        """Waits for all threads together, not for each of them."""
         until = self._clock.now() + int(timeout_s * 1000)
         for thread in self._threads:
             thread.join(max(0, until - self._clock.now()) / 1000)
@@ -123,17 +79,17 @@ class ThreadWorkers:
                 self._run(worker, counts)
         except BaseException as error:
             scheduler.leave(worker)
-            log.exception("a worker of topic %s broke down", self._active.subscription.topic)
+            log.exception("a worker of topic %s ended unexpectedly", self._active.subscription.topic)
             self._loop.call_soon_threadsafe(self._broken, error)
 
     def _run(self, worker: Worker, counts: WorkerCounts) -> None:
-        """All turns of a visit; what goes well is reported with the next visit, anything else at once."""
+        """Runs what the worker took. Successful runs are reported with the next take, all others at once."""
         plan, began = self._active.subscription, self._clock.now()
         assert plan.handler is not None
         while True:
             ran = run_worker(worker, plan.handler, plan.batch_size, self._clock)
             now = self._clock.now()
-            counts.went_well(plan.topic, ran.runs, ran.messages, now - began)
+            counts.succeeded(plan.topic, ran.runs, ran.messages, now - began)
             run = worker.run
             if ran.end is None or run is None:
                 return
@@ -142,24 +98,26 @@ class ThreadWorkers:
             _count(counts, run, ran.end, began - (run.began or now))
             log_end(run, ran.end, finished)
 
-    def _report(self, run: MessageRun, end: TurnEnd) -> MessageFinished:
-        if end.stop.bury is not None:
-            return self._on_loop(self._aftermath.settle(self._active, run, end))
+    def _report(self, run: MessageRun, end: "RunEnd") -> MessageFinished:
+        if end.stop.dead_letter is not None:
+            return self._on_loop(self._reporter.report(self._active, run, end))
         finished = self._active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
         if finished.why is not Why.GIVE:
             return finished
-        return self._on_loop(self._aftermath.follow(self._active, run, end, finished))
+        return self._on_loop(self._reporter.follow(self._active, run, end, finished))
 
     def _on_loop(self, work: Coroutine[Any, Any, MessageFinished]) -> MessageFinished:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class TaskWorkers:
-    """The tasks of one subscription whose handler is a coroutine function."""
+    """The worker tasks of one subscription whose handler is a coroutine function."""
 
-    def __init__(self, active: ActiveSubscription, reporter: RunReporter, clock: Clock, counts: ConsumerCounts) -> None:
+    def __init__(
+        self, active: ActiveSubscription, reporter: "RunReporter", clock: Clock, counts: ConsumerCounts
+    ) -> None:
         self._active = active
-        self._aftermath = reporter
+        self._reporter = reporter
         self._clock = clock
         self._counts = counts
         self._tasks: list[asyncio.Task[None]] = []
@@ -190,19 +148,261 @@ class TaskWorkers:
         while True:
             ran = await run_worker_async(worker, plan.async_handler, plan.batch_size, self._clock)
             now = self._clock.now()
-            counts.went_well(plan.topic, ran.runs, ran.messages, now - began)
+            counts.succeeded(plan.topic, ran.runs, ran.messages, now - began)
             run = worker.run
             if ran.end is None or run is None:
                 return
-            finished = await self._aftermath.settle(self._active, run, ran.end)
+            finished = await self._reporter.report(self._active, run, ran.end)
             worker.run, began = None, self._clock.now()
             _count(counts, run, ran.end, began - (run.began or now))
             log_end(run, ran.end, finished)
 
 
-def _count(counts: WorkerCounts, run: MessageRun, end: TurnEnd, took_ms: int) -> None:
-    """A turn that did not simply go well."""
+# calling the handler
+
+
+class RunEnd(NamedTuple):
+    """How a run that did not fully succeed ended: `done` messages succeeded before the stop."""
+
+    stop: Stop
+    done: int
+
+
+class Ran(NamedTuple):
+    """How far a worker got: `runs` runs with `messages` messages succeeded, then one ended as `end` says, if any."""
+
+    runs: int
+    messages: int
+    end: RunEnd | None
+
+
+_PERMIT_WITHDRAWN = Stop(STOPPED)
+
+
+def run_worker(worker: Worker, handler: BatchHandler, batch_size: int, clock: Clock) -> Ran:
+    """Runs what waits, until nothing does or a run does not fully succeed; that run is then `worker.run`."""
+    runs, messages, stop, done = run_waiting(worker, handler, batch_size, milliseconds_of(clock), _PERMIT_WITHDRAWN)
+    return Ran(runs, messages, None if stop is None else RunEnd(stop, done))
+
+
+@compiled
+def run_waiting(
+    worker: Worker, handler: BatchHandler, batch_size: int, now: Callable[[], Millis], withdrawn: Stop
+) -> tuple[int, int, Stop | None, int]:
+    """The numbers of runs and messages that succeeded, then what stopped the next run, and after how many messages."""
+    runs = messages = 0
+    waiting, ended = worker.waiting, worker.ended
+    while waiting:
+        try:
+            run = worker.run = waiting.popleft()
+        except IndexError:  # the scheduler took it back just now
+            break
+        end = _run_batches(run, handler, batch_size, now, withdrawn)
+        if end is not None:
+            return runs, messages, end.stop, end.done
+        ended.append(run)
+        runs += 1
+        messages += len(run.messages)
+    worker.run = None
+    return runs, messages, None, 0
+
+
+def _run_batches(
+    run: MessageRun, handler: BatchHandler, batch_size: int, now: Callable[[], Millis], withdrawn: Stop
+) -> RunEnd | None:
+    """Calls the handler batch by batch while the permit allows it (A72, A78); None if the whole run succeeded."""
+    messages = run.messages
+    messages[0].retried_here = run.attempt - 1
+    permit, slice_end = run.permit, run.slice_end
+    for done in range(0, len(messages), batch_size):
+        time = now()
+        if permit.withdrawn or time >= permit.usable_until or time > slice_end:  # `LaneRun.may_go_on`
+            return RunEnd(withdrawn, done)
+        if not done:
+            run.began = time
+        stop = handler(messages[done : done + batch_size], run)
+        if stop is not None:
+            return RunEnd(stop, done + stop.succeeded)
+    return None
+
+
+async def run_worker_async(worker: Worker, handler: AsyncBatchHandler, batch_size: int, clock: Clock) -> Ran:
+    """`run_worker` on the event loop."""
+    runs = messages = 0
+    while worker.waiting:
+        run = worker.run = worker.waiting.popleft()
+        end = await _run_batches_async(run, handler, batch_size, clock.now)
+        if end is not None:
+            return Ran(runs, messages, end)
+        worker.ended.append(run)
+        runs += 1
+        messages += len(run.messages)
+    worker.run = None
+    return Ran(runs, messages, None)
+
+
+async def _run_batches_async(
+    run: MessageRun, handler: AsyncBatchHandler, batch_size: int, now: Callable[[], Millis]
+) -> RunEnd | None:
+    messages = run.messages
+    messages[0].retried_here = run.attempt - 1
+    for done in range(0, len(messages), batch_size):
+        time = now()
+        if not run.may_go_on(now=time):
+            return RunEnd(_PERMIT_WITHDRAWN, done)
+        if not done:
+            run.began = time
+        stop = await handler(messages[done : done + batch_size], run)
+        if stop is not None:
+            return RunEnd(stop, done + stop.succeeded)
+    return None
+
+
+# reporting a run that did not fully succeed
+
+
+class RunReporter:
+    """Reports the end of a run to the scheduler, and hands messages to the broker. Works on the event loop."""
+
+    def __init__(self, group: str, dead_letters: DeadLetters, history: History) -> None:
+        self._group = group
+        self._dead_letters = dead_letters
+        self._history = history
+
+    async def report(self, active: ActiveSubscription, run: MessageRun, end: RunEnd) -> MessageFinished:
+        """Reports a run's end and does what the scheduler asks for in return."""
+        if end.stop.dead_letter is not None:
+            return await self._dead_letter(active, run, end)
+        finished = active.scheduler.finish(run, end.stop.outcome, end.done, reason_of(end))
+        return await self.follow(active, run, end, finished)
+
+    async def follow(
+        self, active: ActiveSubscription, run: MessageRun, end: RunEnd, finished: MessageFinished
+    ) -> MessageFinished:
+        """Hands messages to the broker if the scheduler asks for it; their lane waits until the broker has them."""
+        if finished.why is not Why.GIVE:
+            return finished
+        ok = [await self._give(active, message, end) for message in finished.send_back]
+        return active.scheduler.sent_back(run, ok)
+
+    async def _give(self, active: ActiveSubscription, message: Message, end: RunEnd) -> bool:
+        if isinstance(policy := active.subscription.policy, SendBack):
+            return await self._sent_back(message, end.stop.delay_level, policy.retries)
+        return await self._dead_lettered(message, repr(end.stop.error))
+
+    async def _sent_back(self, message: Message, level: int, most: int) -> bool:
+        if not await self._dead_letters.send_back(message, level, most):
+            return False
+        if self._history.on:
+            self._history.skipped(self._place(message), message.key or "", "sent back, and comes again from elsewhere")
+        return True
+
+    async def _dead_letter(self, active: ActiveSubscription, run: MessageRun, end: RunEnd) -> MessageFinished:
+        if await self._dead_lettered(stopped_at(run, end), end.stop.dead_letter or ""):
+            return active.scheduler.finish(run, STOPPED, end.done + 1)
+        return active.scheduler.finish(run, Suspend(SEND_BACK_RETRY), end.done)
+
+    async def _dead_lettered(self, message: Message, why: str) -> bool:
+        if not await self._dead_letters.bury(message, why):
+            return False
+        if self._history.on:
+            place, attempts = self._place(message), message.attempt
+            self._history.dead_lettered(place, message.key or "", message.message_id, attempts)
+        return True
+
+    def _place(self, message: Message) -> Place:
+        return Place(self._group, message.queue.topic, message.queue.queue_id, message.queue_offset)
+
+
+def reason_of(end: RunEnd) -> str:
+    """Why the run failed; a parked lane keeps it for its operator."""
+    return "" if end.stop.error is None else repr(end.stop.error)
+
+
+def stopped_at(run: MessageRun, end: RunEnd) -> Message:
+    """The message at which the run stopped."""
+    return run.messages[min(end.done, len(run.messages) - 1)]
+
+
+def log_end(run: MessageRun, end: RunEnd, finished: MessageFinished) -> None:
+    """Logs a run that failed; logs nothing about one that succeeded."""
+    if finished.why is Why.ILLEGAL:
+        log.warning("%s: COMMIT and ROLLBACK have no meaning with automatic commit, taken as SUCCESS", run.queue)
+    elif end.stop.error is not None:
+        _log_failure(run, end, finished)
+
+
+def _log_failure(run: MessageRun, end: RunEnd, finished: MessageFinished) -> None:
+    """Logs one line per failure: where, and what follows.
+
+    The first attempt adds the traceback, except for a body that cannot be decoded, where the line says it all. A
+    verdict is no failure: it is logged as information, unless it parks the lane.
+    """
+    message, error = stopped_at(run, end), end.stop.error
+    place = f"topic={message.topic} queue={run.queue} offset={message.queue_offset} key={message.key!r}"
+    verdict = isinstance(error, HandlerVerdict)
+    trace = error if run.attempt == 1 and not isinstance(error, (HandlerVerdict, Undecodable)) else None
+    if verdict and finished.why is not Why.PARKED:
+        log.info("handler decided, attempt %d: %s: %r", run.attempt, place, error)
+    elif finished.why is Why.PARKED:
+        log.error("handler failed, lane parked until resumed: %s: %r", place, error, exc_info=trace)
+    elif finished.why is Why.HELD:
+        log.warning("handler failed, attempt %d, trying again: %s: %r", run.attempt, place, error, exc_info=trace)
+    elif finished.why is Why.SENT_BACK:
+        log.warning("handler failed, message handed to the broker: %s: %r", place, error, exc_info=trace)
+
+
+def _count(counts: WorkerCounts, run: MessageRun, end: RunEnd, took_ms: int) -> None:
+    """Counts a run that did not fully succeed."""
     outcome = end.stop.outcome
     failed = 1 if isinstance(outcome, Suspend) or outcome in (Plain.FAILED, Plain.HOPELESS, Plain.ROLL_BACK) else 0
     ok = end.done + (outcome is Plain.COMMIT)
     counts.run(run.queue.topic, ok=ok, failed=failed, took_ms=took_ms)
+
+
+# concurrent handlers that hang
+
+
+class OverdueRuns:
+    """Sends messages back whose concurrent handler has not returned for `consume_timeout` (15 minutes).
+
+    Without order, one handler that hangs must not hold the group's offset for ever (RocketMQ's consumeTimeout). In
+    ordered mode nothing may pass a message that is being handled: there a handler that hangs is only visible.
+
+    Invariant: a run ends once. If the handler returns while its messages are being sent, the worker's report counts.
+    """
+
+    def __init__(
+        self, options: ConsumerOptions, subscriptions: Mapping[str, ActiveSubscription], dead_letters: DeadLetters
+    ) -> None:
+        self._options = options
+        self._subscriptions = subscriptions
+        self._dead_letters = dead_letters
+
+    async def run(self) -> None:
+        """Checks at every `consume_timeout`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._options.consume_timeout)
+            try:
+                await self.check()
+            except LaneError as error:
+                log.warning("checking for handlers that hang failed, trying again: %s", error)
+
+    async def check(self) -> None:
+        before = Millis(self._options.clock.now() - to_millis(self._options.consume_timeout))
+        for active in self._subscriptions.values():
+            if isinstance(policy := active.subscription.policy, SendBack):
+                await self._check(active, before, policy.retries)
+
+    async def _check(self, active: ActiveSubscription, before: Millis, most: int) -> None:
+        # Sending takes seconds if a broker is slow: check again, for each run, that it is still overdue.
+        for run in active.scheduler.overdue(before):
+            if run in active.scheduler.overdue(before) and await self._sent_back(run, most):
+                if active.scheduler.take_over(run):
+                    log.warning("a handler of %s hangs; its messages were sent back", run.queue)
+                else:
+                    log.warning("a handler of %s returned late; its messages were already sent back", run.queue)
+
+    async def _sent_back(self, run: MessageRun, most: int) -> bool:
+        sent = [await self._dead_letters.send_back(message, OVERDUE_DELAY_LEVEL, most) for message in run.messages]
+        return all(sent)

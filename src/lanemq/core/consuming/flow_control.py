@@ -1,8 +1,7 @@
-"""Whether to pull more of a queue now.
+"""Decides whether to pull more messages of a queue now.
 
-A consumer that is slower than the broker must not fill its memory. Before each pull the queue's cache is
-compared with three limits; over any of them the pull waits a moment. The check is made before the pull,
-so a cache exceeds its limit by at most one pulled batch.
+A consumer that is slower than the broker must not fill its memory. Before each pull, the queue's cache is compared with
+three limits; above any of them the pull waits. The cache exceeds its limit by at most one pulled batch.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ CACHE_FULL_WAIT = Millis(50)
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What a queue has in memory; `span` reaches from its first unfinished to its last known offset."""
+    """The cached messages of a queue; `span` reaches from its first unfinished offset to its last known one."""
 
     count: int
     bytes: int
@@ -26,11 +25,13 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """Per queue. Defaults are those of RocketMQ's DefaultMQPushConsumer."""
+    """Cache limits per queue. The defaults are those of RocketMQ's DefaultMQPushConsumer."""
 
     messages: int = 1_000
+    """Small: workers wait for pulls. Large: memory, and more that is repeated after a crash."""
     bytes: int = 100 * 1024 * 1024
     span: int = 2_000
+    """Distance from the first unfinished offset to the last known one. Small: other keys soon wait for a held key."""
 
     def __post_init__(self) -> None:
         wrong = [name for name in ("messages", "bytes", "span") if getattr(self, name) < 1]
@@ -43,17 +44,17 @@ class Full(Enum):
 
     MESSAGES = "too many messages cached"
     BYTES = "too many bytes cached"
-    SPAN = "one unfinished message lies too far behind the newest"
+    SPAN = "the first unfinished message is too far behind the newest"
 
 
 @dataclass(frozen=True, slots=True)
 class PullNow:
-    """Nothing is over its limit."""
+    """The cache is within its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Ask again after `delay`."""
+    """The cache is full; ask again after `delay`."""
 
     delay: Millis
     reason: Full
@@ -63,10 +64,11 @@ PULL_NOW = PullNow()
 
 
 def verdict(cached: Cached, limits: FlowLimits, *, out_of_order: bool) -> PullNow | WaitFor:
-    """`out_of_order`: messages may finish before their predecessors (key lanes, concurrent): span counts.
+    """Compares a cache with its limits.
 
-    A queue consumed as one lane has no finished messages above an unfinished one; its span is only a count of
-    filtered messages, and waiting for it to shrink would stall the queue.
+    `out_of_order` says that messages may finish before their predecessors (lanes by key, concurrent). Only then does
+    the span count: in a queue that is one lane it only counts filtered messages, and waiting for it would stall the
+    queue.
     """
     if cached.count > limits.messages:
         return WaitFor(CACHE_FULL_WAIT, Full.MESSAGES)

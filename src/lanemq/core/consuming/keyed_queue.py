@@ -1,7 +1,7 @@
-"""A queue with a lane per key, inside the lane scheduler; without order, every batch is a lane of its own.
+"""A queue with a lane per key, inside the lane scheduler. Without order, every batch is a lane of its own.
 
-Its messages finish out of offset order. So it remembers the finished offsets above the first unfinished one,
-singly while they are few and as ranges beyond that; the committable offset is the first unfinished one.
+Messages finish out of offset order. The queue therefore remembers the finished offsets above the first unfinished one:
+one by one while they are few, as ranges beyond that. The committable offset is the first unfinished one.
 """
 
 from collections import deque
@@ -10,9 +10,19 @@ from operator import attrgetter
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.lane_queue import LaneQueue
-from lanemq.core.consuming.lane_turns import Place, cut_runs, end_runs, grow, lay_in_lanes, pass_finished
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
-from lanemq.core.consuming.runs import Lane, LaneRun, M, Order
+from lanemq.core.consuming.runs import (
+    Lane,
+    LaneOrRun,
+    LaneRun,
+    M,
+    Order,
+    cut_runs,
+    end_runs,
+    grow,
+    lay_in_lanes,
+    pass_finished,
+)
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.queue import MessageQueue
@@ -22,11 +32,11 @@ _offset_of = attrgetter("queue_offset")
 _size_of = attrgetter("size")
 
 FOLD_AT = 1_024
-"""Finished offsets above an unfinished one that are kept singly, before they become ranges."""
+"""Number of finished offsets above an unfinished one that are kept one by one, before they become ranges."""
 
 
 class KeyedQueue(LaneQueue[M]):
-    """A lane per key, or none at all: `chunk` messages at a time, each chunk its own lane."""
+    """A lane per key; without order, a lane per `chunk` messages."""
 
     def __init__(
         self,
@@ -40,13 +50,13 @@ class KeyedQueue(LaneQueue[M]):
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
-        # What former owners finished above the first unfinished offset: treated as if a filter left it out. What
-        # this one finished joins it by and by (`_fold`).
+        # What former owners finished above the first unfinished offset, treated like messages that a filter left out.
+        # `_fold` adds what this owner finished.
         self._done = done
-        # Every lane with a message waiting or running, by key, or the turn that stands for it. Unused without order.
-        self._lanes: dict[str | None, Place[M]] = {}
+        # Every lane with a waiting or running message, by key, or the run that stands for it. Unused without order.
+        self._lanes: dict[str | None, LaneOrRun[M]] = {}
         self._next = done.past(start)
-        # Offsets from the first unfinished one on, ascending; and which of them are finished.
+        # All offsets from the first unfinished one on, ascending, and which of them are finished.
         self._offsets: deque[QueueOffset] = deque()
         self._finished: set[int] = set()
         self._bytes = 0
@@ -107,7 +117,7 @@ class KeyedQueue(LaneQueue[M]):
         return False
 
     def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
-        """All their messages at once; only redriven ones, which were passed long ago, go one by one."""
+        """Finishes all their messages at once, except redriven ones, whose offsets were passed long ago."""
         done, more, redriven = end_runs(runs, self._lanes if self.order is Order.KEY else None)
         for lane in redriven:
             self._settle_redriven(lane, 1)
@@ -116,7 +126,7 @@ class KeyedQueue(LaneQueue[M]):
         return more
 
     def _settle_redriven(self, lane: Lane[M], upto: int) -> bool:
-        """A parked message was passed long ago: what becomes of it concerns the broker's list, not the offsets."""
+        """Ends the run of a redriven message. Its offset was passed long ago: only the broker's list changes."""
         assert lane.redriven is not None
         if not upto:
             return True
@@ -187,7 +197,7 @@ class KeyedQueue(LaneQueue[M]):
         return [message for message in messages if not parked_lanes.settled(message)]
 
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
-        """Without what former owners finished; ranges of it right behind the pull need not be pulled at all."""
+        """Leaves out what former owners finished; finished ranges right behind the pull are not pulled at all."""
         done = self._done = self._done.above(self.committable)
         if messages and not (done and messages[0].queue_offset < done.bounds[-1]):
             return messages, done.past(next_offset)
@@ -202,7 +212,7 @@ class KeyedQueue(LaneQueue[M]):
             self._fold()
 
     def _fold(self) -> None:
-        """As ranges: a key that is stuck for hours must not cost memory for every message that passes it."""
+        """Turns finished offsets into ranges, so that a key stuck for hours does not cost memory per message."""
         self._done = self.finished_ranges()
         self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
         self._finished = set()

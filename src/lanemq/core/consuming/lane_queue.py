@@ -1,24 +1,22 @@
-"""One queue inside the lane scheduler: which lanes it has, and what of it is unfinished.
+"""One queue inside the lane scheduler: which lanes it has, and which of its messages are unfinished.
 
-Two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`; `keyed_queue` has a lane per key, or
-one per batch when there is no order to keep.
+There are two kinds behind one interface. `WholeQueue` is one lane over a `ProcessQueue`; `KeyedQueue` (`keyed_queue`)
+has a lane per key, or a lane per batch when there is no order to keep.
 
-A lane is in exactly one place: in `ready`, running (`turn` is set), on a timer, or parked; with order by key the
-parked ones are `parked_lanes`, and may wait there for the broker. In `ready`, and while it runs, a turn may stand for a
-lane that has nothing else (`lane_turns`).
+Invariant: a lane is in exactly one place: in `ready`, running (`run` is set), on a timer, or parked. With order by key,
+parked lanes are in `parked_lanes`. In `ready`, and while it runs, a run may stand for a lane that has nothing else.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic
 
 from lanemq.core.consuming.flow_control import Cached
-from lanemq.core.consuming.lane_turns import Place
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.process_queue import ProcessQueue
-from lanemq.core.consuming.runs import Gate, Lane, LaneRun, M, Order
+from lanemq.core.consuming.runs import Lane, LaneOrRun, LaneRun, M, Order, RunPermit
+from lanemq.core.consuming.views import LaneState, LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import UsageError
@@ -26,40 +24,24 @@ from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """One queue as people see it."""
-
-    order: Order
-    committable: QueueOffset
-    next_offset: QueueOffset
-    cached: Cached
-    running: int
-    usable_until: Millis
-    draining: bool
-    held: tuple[tuple[str | None, Millis], ...]
-    parked: tuple[str | None, ...]
-
-
-class LaneQueue(Gate, ABC, Generic[M]):
+class LaneQueue(RunPermit, ABC, Generic[M]):
     """What both kinds share."""
 
     def __init__(self, queue: MessageQueue, order: Order, usable_until: Millis) -> None:
         super().__init__(usable_until)
         self.queue = queue
         self.order = order
-        self.dropped = False
         self.running = 0
-        self.ready: deque[Place[M]] = deque()
-        # Whether the scheduler has this queue in its own ready line; at most once.
+        self.ready: deque[LaneOrRun[M]] = deque()
+        # Whether the queue is in the scheduler's ready line; it is there at most once.
         self.listed = False
         self.held_until = Millis(-(2**62))
-        # Waiting for a person. With order by key they are in `parked_lanes` instead.
+        # Waiting for an operator. With order by key they are in `parked_lanes` instead.
         self.parked: list[Lane[M]] = []
         self.parked_lanes: LocalParkedLanes[M] | None = None
-        # How often each unfinished message failed; empty while all goes well.
+        # How often each unfinished message failed; empty unless something fails.
         self.failures: dict[int, int] = {}
-        # The last committable offset the shell was told.
+        # The last committable offset that was returned to the caller.
         self.reported = QueueOffset(-1)
 
     @property
@@ -78,13 +60,13 @@ class LaneQueue(Gate, ABC, Generic[M]):
 
     @abstractmethod
     def settle(self, lane: Lane[M], upto: int, *, commit: bool, gone: Collection[int] = ()) -> bool:
-        """End the lane's turn: its first `upto` messages are done, those in `gone` too, the rest returns.
+        """Ends the lane's run: its first `upto` messages and those in `gone` are done, the rest returns to the lane.
 
         Returns whether the lane has, or may have, more to run.
         """
 
     def settle_done(self, runs: Sequence[LaneRun[M]], *, commit: bool) -> list[Lane[M]]:
-        """End turns that went well, all of this queue; the lanes that have, or may have, more to run."""
+        """Ends runs of this queue that succeeded; returns the lanes that have, or may have, more to run."""
         lanes = [run.lane for run in runs if run.lane is not None]
         more = [
             lane for run, lane in zip(runs, lanes, strict=True) if self.settle(lane, len(run.messages), commit=commit)
@@ -95,12 +77,12 @@ class LaneQueue(Gate, ABC, Generic[M]):
         return more
 
     def lane_of(self, run: LaneRun[M]) -> Lane[M]:
-        """The lane of a running turn; made now, if the turn stood for it so far."""
+        """The lane of a running run; made now if the run stood for it so far."""
         assert run.lane is not None
         return run.lane
 
     def roll_back(self, lane: Lane[M]) -> None:
-        """Everything taken and not committed returns; a meaning it has only where a queue is one lane."""
+        """Returns everything that was taken and not committed; only for queues that are one lane."""
         raise UsageError(f"queue {self.queue} is not committed by hand: roll back needs the order of a whole queue")
 
     @abstractmethod
@@ -108,11 +90,11 @@ class LaneQueue(Gate, ABC, Generic[M]):
 
     @abstractmethod
     def lane(self, key: str | None) -> Lane[M] | None:
-        """The key's lane, if it has something here."""
+        """The lane of a key, if it has messages here."""
 
     @abstractmethod
     def waiting_in(self, lane: Lane[M]) -> tuple[QueueOffset | None, int]:
-        """The first unfinished offset of a lane, and how many messages of it are unfinished."""
+        """The first unfinished offset of a lane, and the number of its unfinished messages."""
 
     def is_parked(self, lane: Lane[M]) -> bool:
         return lane in self.parked or (self.parked_lanes is not None and lane.key in self.parked_lanes)
@@ -122,11 +104,11 @@ class LaneQueue(Gate, ABC, Generic[M]):
         return NOTHING_FINISHED
 
     def park(self, lane: Lane[M], failure: Failure, *, at_broker: bool) -> None:
-        """The lane's retries are used up."""
+        """Parks a lane whose retries are used up."""
         self.parked.append(lane)
 
     def resume(self, key: str | None) -> bool:
-        """A person lets a parked lane go on; whether there was one."""
+        """Lets a parked lane go on; returns whether there was one."""
         lane = next((lane for lane in self.parked if lane.key == key), None)
         if lane is None:
             return False
@@ -137,7 +119,14 @@ class LaneQueue(Gate, ABC, Generic[M]):
 
     @abstractmethod
     def reset_failures(self, lane: Lane[M]) -> None:
-        """Count the lane's failures from zero again."""
+        """Counts the lane's failures from zero again."""
+
+    def forget(self) -> None:
+        """Frees the memory of a dropped queue."""
+        self.ready.clear()
+        self.parked.clear()
+        if self.parked_lanes is not None:
+            self.parked_lanes.forget()
 
     def view(self, held: tuple[tuple[str | None, Millis], ...]) -> QueueView:
         return QueueView(
@@ -147,17 +136,42 @@ class LaneQueue(Gate, ABC, Generic[M]):
             cached=self.cached(),
             running=self.running,
             usable_until=self.usable_until,
-            draining=self.closed,
+            draining=self.withdrawn,
             held=held,
             parked=(*(lane.key for lane in self.parked), *(self.parked_lanes or ())),
         )
 
-    def forget(self) -> None:
-        """Free the memory of a dropped queue."""
-        self.ready.clear()
-        self.parked.clear()
-        if self.parked_lanes is not None:
-            self.parked_lanes.forget()
+    def view_lane(self, key: str | None, timers: Iterable[tuple[Millis, Lane[M] | None]], now: Millis) -> LaneView:
+        """What the lane of a key is doing; `timers` are those of this queue."""
+        lane = self.lane(key)
+        if lane is None:
+            return LaneView(LaneState.EMPTY, self.order, self.committable, self.next_offset)
+        head, waiting = self.waiting_in(lane)
+        until = min((when for when, held in timers if held is lane and when > now), default=None)
+        state = self._lane_state(lane, until, now, empty=head is None)
+        return LaneView(
+            state=state,
+            order=self.order,
+            committable=self.committable,
+            next_offset=self.next_offset,
+            head=head,
+            attempts=0 if head is None else self.failures.get(head, 0),
+            until=self.held_until if state is LaneState.QUEUE_HELD else until,
+            waiting=waiting,
+        )
+
+    def _lane_state(self, lane: Lane[M], until: Millis | None, now: Millis, *, empty: bool) -> LaneState:
+        """The first reason that applies explains why the lane waits; a run in progress comes before all of them."""
+        reasons = (
+            (LaneState.RUNNING, lane.run is not None),
+            (LaneState.PARKED, self.is_parked(lane)),
+            (LaneState.EMPTY, empty),
+            (LaneState.LEAVING, self.withdrawn),
+            (LaneState.UNLEASED, now >= self.usable_until),
+            (LaneState.QUEUE_HELD, now < self.held_until),
+            (LaneState.HELD, until is not None),
+        )
+        return next((state for state, applies in reasons if applies), LaneState.READY)
 
 
 class WholeQueue(LaneQueue[M]):
@@ -168,7 +182,7 @@ class WholeQueue(LaneQueue[M]):
         self._messages: ProcessQueue[M] = ProcessQueue(start)
         self._lane: Lane[M] = Lane(None, [])
         self._auto = auto
-        # Handed to the broker already, but still in line because a neighbour of its batch was held.
+        # Handed to the broker, but still in line because another message of the batch is held.
         self._gone: set[int] = set()
 
     @property

@@ -1,13 +1,13 @@
-"""The messages of one queue that were pulled and are not finished, in offset order.
+"""The pulled and unfinished messages of one queue, in offset order.
 
-Two parts: ready (not given to a handler) and in flight (given, not committed). Offsets in flight are always
-below those ready, so a take, a roll-back and a put-back only move the border between them, and a pulled
-batch stays one list that is sliced, not a thousand entries of a sorted map.
+A message is ready (not given to a handler) or in flight (given, not committed). All offsets in flight are below all
+ready ones, so that take, roll-back and put-back only move the border between the two, and a pulled batch stays one list
+that is sliced.
 
-Rules: messages leave in offset order; none is lost or in both parts; the committable offset never passes an
-unfinished message, and does pass offsets that a filter left out.
+Invariant: messages leave in offset order; none is lost or in both parts; the committable offset never passes an
+unfinished message, but does pass offsets that a filter left out.
 
-A new assignment of a queue gets a new object, so nothing of an earlier one can leak into it.
+Every assignment of a queue gets a new object, so that nothing of a former one leaks into it.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 
 
-class Stored(Protocol):
+class OffsetMessage(Protocol):
     """What this module needs to know of a message."""
 
     @property
@@ -29,8 +29,7 @@ class Stored(Protocol):
     def size(self) -> int: ...
 
 
-M = TypeVar("M", bound=Stored)
-_offset_of = attrgetter("queue_offset")
+M = TypeVar("M", bound=OffsetMessage)
 _size_of = attrgetter("size")
 
 
@@ -38,10 +37,10 @@ class ProcessQueue(Generic[M]):
     """One assignment of one queue."""
 
     def __init__(self, start_offset: QueueOffset) -> None:
-        # Lists of ready messages, ascending; the first `_cursor` of the first list are taken already.
+        # Lists of ready messages, ascending; the first `_cursor` messages of the first list are taken.
         self._ready: deque[list[M]] = deque()
         self._cursor = 0
-        # What was taken and not committed, oldest first; every offset below every ready one.
+        # Taken and not committed, oldest first; all offsets are below the ready ones.
         self._in_flight: list[list[M]] = []
         self._next = start_offset
         self._count = 0
@@ -60,7 +59,7 @@ class ProcessQueue(Generic[M]):
 
     @property
     def consuming(self) -> bool:
-        """Whether somebody is in charge of taking: since a `put` answered True, until a take is empty."""
+        """Whether a caller takes messages: from the `put` that returned True until a take finds nothing."""
         return self._consuming
 
     @property
@@ -80,11 +79,10 @@ class ProcessQueue(Generic[M]):
         return Cached(self._count, self._bytes, self._next - self.committable)
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> bool:
-        """Add what a pull brought; True if the caller must now see to it that somebody takes.
+        """Adds the messages of a pull; returns True if the caller must now start taking.
 
-        `next_offset` is where the pull ended. It lies beyond the last message when a filter left out the rest,
-        and an entirely filtered pull brings no message at all. Offsets known already are ignored: a pull that
-        was answered twice changes nothing.
+        `next_offset` is where the pull ended: beyond the last message when a filter left out the rest. Known offsets
+        are ignored, so that a pull that was answered twice changes nothing.
         """
         if self._dropped:
             return False
@@ -99,7 +97,7 @@ class ProcessQueue(Generic[M]):
         return first_to_dispatch
 
     def take(self, limit: int) -> list[M]:
-        """Up to `limit` of the lowest ready messages, now in flight; empty if there is none."""
+        """Moves up to `limit` of the lowest ready messages in flight and returns them; empty if there is none."""
         if not self._ready:
             self._consuming = False
             return []
@@ -115,7 +113,7 @@ class ProcessQueue(Generic[M]):
         return taken
 
     def commit(self) -> QueueOffset | None:
-        """Finish everything in flight: the highest of these offsets plus one, or None if nothing is."""
+        """Finishes everything in flight; returns its highest offset plus one, or None if there was nothing."""
         if not self._in_flight:
             return None
         last = self._in_flight[-1][-1].queue_offset
@@ -126,26 +124,14 @@ class ProcessQueue(Generic[M]):
         return QueueOffset(last + 1)
 
     def roll_back(self) -> None:
-        """Everything in flight is ready again, in its old place; the caller is in charge of taking it."""
+        """Makes everything in flight ready again, in its old place; the caller must take it."""
         self._detach_head()
         while self._in_flight:
             self._ready.appendleft(self._in_flight.pop())
         self._consuming = self._consuming or bool(self._ready)
 
-    def put_back(self, batch: Sequence[M]) -> None:
-        """The newest messages in flight are ready again; what was taken before them stays in flight.
-
-        Raises:
-            UsageError: `batch` is not the end of what is in flight; nothing was changed.
-        """
-        newest = [message for part in self._in_flight for message in part][-len(batch) :] if batch else []
-        if list(map(_offset_of, newest)) != list(map(_offset_of, batch)):
-            raise UsageError("only the messages taken last can be put back; finish or roll back the others")
-        if batch:
-            self.put_back_from(batch[0].queue_offset)
-
     def put_back_from(self, offset: int) -> None:
-        """Everything in flight at `offset` and above is ready again."""
+        """Makes everything in flight at `offset` and above ready again."""
         self._detach_head()
         while self._in_flight and self._in_flight[-1][-1].queue_offset >= offset:
             part = self._in_flight.pop()
@@ -156,7 +142,7 @@ class ProcessQueue(Generic[M]):
         self._consuming = self._consuming or bool(self._ready)
 
     def drop(self) -> None:
-        """The queue was given up: forget everything, ignore whatever still arrives, commit nothing more."""
+        """Forgets everything and ignores later calls, because the queue is no longer assigned."""
         self._next = self.committable
         self._dropped = True
         self._consuming = False
@@ -198,7 +184,7 @@ class ProcessQueue(Generic[M]):
         assert offsets == sorted(set(offsets)), "ascending, and nothing in both parts"
         assert self._count == len(offsets)
         assert not offsets or offsets[-1] < self._next
-        assert not self._ready or self._consuming, "ready messages with nobody in charge of them"
+        assert not self._ready or self._consuming, "ready messages that no caller takes"
 
     def _ready_messages(self) -> list[M]:
         return [message for part in self._ready for message in part][self._cursor :]

@@ -1,11 +1,10 @@
 """What happens to a message whose handler failed.
 
-A policy is data: it says who waits (the key or the whole queue), how long, how often, and what follows
-when the retries are used up. `after` turns policy, count and verdict into one next step and has an answer
-for every count.
+A policy is data: what waits (the key or the whole queue), how long, how often, and what follows when the retries are
+used up. `after` computes the next step from the policy and the number of failures.
 
-Only `DeadLetter` and `SendBack` let successors pass a failed message. A hold that runs out of retries
-parks: the lane is set aside, with everything behind it, until a person resumes, redrives or discards it.
+Only `DeadLetter` and `SendBack` let successors pass a failed message. When `HoldKey` or `HoldQueue` runs out of
+retries, the lane is parked with everything behind it, until an operator resumes, redrives or discards it.
 """
 
 from dataclasses import dataclass, field
@@ -21,11 +20,11 @@ ROCKETMQ_CONCURRENT_RETRIES: Final = 16
 """RocketMQ's default for concurrent listeners (DefaultMQPushConsumerImpl)."""
 SUSPEND_DEFAULT: Final = Millis(1_000)
 """RocketMQ's DefaultMQPushConsumer, suspendCurrentQueueTimeMillis."""
-SUSPEND_LEAST: Final = Millis(10)
-SUSPEND_MOST: Final = Millis(30_000)
-"""RocketMQ's ConsumeMessageOrderlyService clamps every suspension to these."""
+MIN_SUSPEND: Final = Millis(10)
+MAX_SUSPEND: Final = Millis(30_000)
+"""RocketMQ's ConsumeMessageOrderlyService limits every suspension to this range."""
 SEND_BACK_RETRY: Final = Millis(5_000)
-"""RocketMQ's ConsumeMessageConcurrentlyService: the wait after a message could not be sent back."""
+"""RocketMQ's ConsumeMessageConcurrentlyService: the wait after a message could not be sent back to the broker."""
 
 
 def _check_retries(retries: int) -> None:
@@ -35,10 +34,11 @@ def _check_retries(retries: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Retries are used up and nothing may pass: the lane is set aside, in order, until a person decides.
+    """Parks the lane when its retries are used up, with everything behind it, until an operator decides.
 
-    At the broker it is durable and the queue's commit passes it. With `at_broker=False`, and wherever a broker cannot
-    keep it (Apache RocketMQ), it stays in the member's memory: the commit waits for it, and a restart tries again.
+    At the broker a parked lane is durable, and the queue's commit passes it. With `at_broker=False`, and with a broker
+    that cannot keep it (Apache RocketMQ), the lane stays in the member's memory: the commit waits for it, and a restart
+    tries it again.
     """
 
     at_broker: bool = True
@@ -49,9 +49,10 @@ PARK: Final = Park()
 
 @dataclass(frozen=True, slots=True)
 class HoldQueue:
-    """RocketMQ's suspend: the whole queue waits, whatever the key of the failed message."""
+    """Holds the whole queue after a failure, whatever the key of the failed message (RocketMQ's suspend)."""
 
     retries: int = RETRY_FOREVER
+    """Attempts after the first one, before the queue is parked; -1 never parks it."""
     suspend: float = SUSPEND_DEFAULT / 1000
 
     def __post_init__(self) -> None:
@@ -60,9 +61,10 @@ class HoldQueue:
 
 @dataclass(frozen=True, slots=True)
 class HoldKey:
-    """Only the failed message's lane waits; other keys of the queue go on. When its retries are used up: `then`."""
+    """Holds the lane of the failed message; other keys of the queue go on. When the retries are used up: `then`."""
 
     retries: int = 16
+    """Attempts after the first one. Few park what a minute would have mended; -1 never gives up."""
     backoff: Backoff = field(default_factory=Backoff)
     then: Park = PARK
 
@@ -72,10 +74,10 @@ class HoldKey:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Hold as `hold` says; then move the message to the dead-letter topic and let its successors pass.
+    """Retries as `hold` says, then moves the message to the dead letters and lets its successors pass.
 
-    `skip=True` must be written out, because it gives up the order of the key. With `HoldQueue` this is
-    RocketMQ's orderly listener with a maximum of reconsume times.
+    `skip=True` must be written out, because it gives up the order of the key. With `HoldQueue` this is RocketMQ's
+    orderly listener with a maximum of reconsume times.
     """
 
     skip: bool
@@ -91,7 +93,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class SendBack:
-    """RocketMQ's concurrent retry: the broker counts to `retries`, and delivers again later or dead-letters."""
+    """Returns the message to the broker, which delivers it again later; after `retries` it becomes a dead letter."""
 
     retry_locally_after: float = SEND_BACK_RETRY / 1000
     retries: int = ROCKETMQ_CONCURRENT_RETRIES
@@ -102,7 +104,7 @@ FailurePolicy: TypeAlias = HoldQueue | HoldKey | DeadLetter | SendBack
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Run it again after `delay`; `whole_queue` says who waits."""
+    """Next step: run the message again after `delay`; `whole_queue` says what waits until then."""
 
     delay: Millis
     whole_queue: bool
@@ -110,7 +112,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """Hand it to the broker (retry or dead-letter topic)."""
+    """Next step: hand the message to the broker (retry or dead-letter topic)."""
 
 
 NextStep: TypeAlias = Again | Give | Park
@@ -119,11 +121,11 @@ DEFAULT_POLICY: Final = HoldKey()
 
 
 def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hopeless: bool = False) -> NextStep:
-    """The next step for a message that already failed `count` times before this failure.
+    """The next step for a message that had failed `count` times before this failure.
 
-    `asked` is the delay a listener requested with its suspend; it replaces the policy's own, within the
-    clamp. `hopeless` says that another attempt would end the same way: retries count as used up, unless the policy
-    has no end (RETRY_FOREVER), where the message waits for a handler that can take it.
+    `asked` is the delay that the handler requested; within RocketMQ's limits, it replaces the policy's own. `hopeless`
+    means that another attempt would fail the same way: the retries count as used up, except with RETRY_FOREVER, where
+    the message waits for a handler that can process it.
     """
     match policy:
         case SendBack():
@@ -135,7 +137,7 @@ def after(policy: FailurePolicy, count: int, *, asked: Millis | None = None, hop
 
 
 def again(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> Again:
-    """The wait before another attempt, whether or not the policy still grants one."""
+    """The wait before another attempt, even if the policy allows no more."""
     hold = policy.hold if isinstance(policy, DeadLetter) else policy
     match hold:
         case HoldQueue(suspend=suspend):
@@ -148,14 +150,14 @@ def again(policy: FailurePolicy, count: int, *, asked: Millis | None = None) -> 
 
 
 def clamp_suspend(delay: int) -> Millis:
-    """RocketMQ's bounds; -1, its word for "not given", means the default."""
+    """Limits a suspension to RocketMQ's range; -1, its value for "not given", means the default."""
     if delay == -1:
         return SUSPEND_DEFAULT
-    return Millis(max(SUSPEND_LEAST, min(SUSPEND_MOST, delay)))
+    return Millis(max(MIN_SUSPEND, min(MAX_SUSPEND, delay)))
 
 
 def delay_level(count: int) -> int:
-    """The delay level of a message sent back after `count` failures; RocketMQ's SendMessageProcessor."""
+    """The delay level of a message that is sent back after `count` failures (RocketMQ's SendMessageProcessor)."""
     return 3 + count
 
 

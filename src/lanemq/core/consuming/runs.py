@@ -1,34 +1,39 @@
-"""What the lane scheduler and its shell say to each other: turns, outcomes, and what follows from them.
+"""Runs: the messages of a lane that a worker takes at once, and how a run ends.
 
-A turn is a *run*: up to `run_limit` messages of one lane, in order. The worker that got it calls the
-handler for one batch after another (`batch_size` messages each, usually one), and before each asks
-`turn.may_go_on(now=...)`. It ends the turn once, with `finish(turn, outcome, done=n)`: the first n messages
-succeeded, the outcome speaks of the batch after them, and whatever lies behind goes back into the lane in
-order. A run costs one visit to the scheduler instead of one per message, and gives up nothing: the lane
-belongs to this turn until it is finished.
+A run has up to `run_limit` messages of one lane, in order. Its worker calls the handler for one batch after another
+(`batch_size` messages each, usually one) and asks `run.may_go_on(now=...)` before each call. The worker ends the run
+once, with `finish(run, outcome, done=n)`: the first n messages succeeded, the outcome applies to the batch after them,
+and the rest returns to the lane in order. Until then the lane belongs to this run.
+
+The functions at the end run for every message. They are not methods, because each has a compiled twin.
+
+Invariant: the messages of a key are in one place. Either a lane holds them, or one run with its only message stands for
+the lane. When `grow` makes a lane for such a run, the lane takes its place, and the run refers to its lane from then
+on.
 """
 
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lanemq._fast import compiled
-from lanemq.core.consuming.process_queue import Stored
+from lanemq.core.consuming.process_queue import OffsetMessage
 from lanemq.core.consuming.retry_policy import DEFAULT_POLICY, FailurePolicy
 from lanemq.model.errors import InvalidOption
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
 NO_LEASE_NEEDED: Final = Millis(2**62)
-"""As a deadline: broadcasting and concurrent consumption compete with nobody."""
+"""Lease deadline of queues without a single owner: broadcasting and concurrent consumption."""
 NOT_LEASED: Final = Millis(-(2**62))
-"""As a deadline: no turn may start, at whatever time."""
-
+"""Lease deadline that lets no run start."""
 
 MAX_CONTINUOUS = Millis(60_000)
 """RocketMQ's ConsumeMessageOrderlyService, MAX_TIME_CONSUME_CONTINUOUSLY."""
 SLICE_PAUSE = Millis(10)
-"""RocketMQ's ConsumeMessageOrderlyService: the pause of a queue that used up its slice."""
+"""RocketMQ's ConsumeMessageOrderlyService: the pause of a queue that used up its time slice."""
 
 
 class Order(Enum):
@@ -37,12 +42,12 @@ class Order(Enum):
     QUEUE = "queue"
     """The whole queue is one lane; RocketMQ's orderly listener."""
     KEY = "key"
-    """A lane per key; messages without a key share one."""
+    """One lane per key; messages without a key share one."""
     NONE = "none"
-    """No lanes: RocketMQ's concurrent listener."""
+    """No lanes; RocketMQ's concurrent listener."""
 
 
-class LaneMessage(Stored, Protocol):
+class LaneMessage(OffsetMessage, Protocol):
     """What the scheduler needs to know of a message."""
 
     @property
@@ -54,13 +59,13 @@ M = TypeVar("M", bound=LaneMessage)
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """How turns are cut and what follows a failure."""
+    """How lanes are cut into runs, and what follows a failure."""
 
     policy: FailurePolicy = DEFAULT_POLICY
     batch_size: int = 1
-    """Messages per call of the handler (RocketMQ: consumeMessageBatchMaxSize)."""
+    """Maximum number of messages per call of the handler (RocketMQ: consumeMessageBatchMaxSize)."""
     run_limit: int = 32
-    """Messages per turn at most, rounded down to whole batches. Concurrent queues give single batches."""
+    """Maximum number of messages per run, rounded down to whole batches. Without order, a run is one batch."""
     auto_commit: bool = True
     max_continuous: Millis = MAX_CONTINUOUS
 
@@ -73,26 +78,26 @@ class LaneOptions:
 
 
 @compiled
-class Gate:
-    """A queue's permission to start turns. Workers read it without the scheduler's mutex, field by field."""
+class RunPermit:
+    """A queue's permission to call handlers. Workers read it without the scheduler's mutex, field by field."""
 
     def __init__(self, usable_until: Millis) -> None:
         self.usable_until = usable_until
-        # Draining or dropped. Set under the mutex, never unset on a dropped queue.
-        self.closed = False
+        # Draining or dropped. Set under the mutex, never reset for a dropped queue.
+        self.withdrawn = False
+        self.dropped = False
 
 
 @compiled
 class LaneRun(Generic[M]):
-    """The right to run these messages of one lane now. Read-only for everybody but the scheduler.
+    """The right to run these messages of one lane now. Only the scheduler changes it.
 
-    Where keys are many, most lanes have one message and are gone when it has run. So a turn with that message stands
-    for its lane from the moment it arrives (`lane` is None), and a lane is made when there is something for it to
-    keep: a second message, or a failure (`lane_turns`).
+    Where keys are many, most lanes have one message and disappear after it. Such a message waits in a run from its
+    arrival (`lane` is None); a lane is made only once there is more to hold: a second message, or a failure.
     """
 
     __slots__ = (
-        "attempt", "began", "gate", "given", "key", "lane", "messages", "queue", "running", "slice_end", "token"
+        "attempt", "began", "given", "key", "lane", "messages", "permit", "queue", "running", "slice_end", "token"
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +107,7 @@ class LaneRun(Generic[M]):
         messages: tuple[M, ...],
         attempt: int,
         token: int,
-        gate: Gate,
+        permit: RunPermit,
         slice_end: int,
         lane: "Lane[M] | None" = None,
     ) -> None:
@@ -110,32 +115,32 @@ class LaneRun(Generic[M]):
         self.key = key
         self.messages = messages
         self.attempt = attempt
-        """1 for a first try. It speaks of the first message: only the head of a lane can be a repeat."""
+        """1 for a first attempt. Applies to the first message: only the first message of a lane can be a repeat."""
         self.token = token
-        self.gate = gate
+        self.permit = permit
         self.slice_end = slice_end
         self.lane = lane
         self.running = False
-        """Begun and not ended. A turn that ended never runs again."""
+        """Taken and not ended. A run that has ended never runs again."""
         self.began: Millis | None = None
-        """When its first batch was about to run; None while it only waits for its worker."""
-        # Messages handed to the shell for sending back, with the number done before them.
+        """When its first batch was about to be handled; None while it waits for its worker."""
+        # Messages to be sent back by the caller, with the number of messages done before them.
         self.given: tuple[int, tuple[M, ...]] | None = None
 
     @property
     def usable_until(self) -> Millis:
-        """The lease as it is now, not as it was when the turn began: renewals lengthen a running turn."""
-        return self.gate.usable_until
+        """The current end of the lease: a renewal extends a run in progress."""
+        return self.permit.usable_until
 
     def may_go_on(self, *, now: Millis) -> bool:
-        """Whether another batch may start: lease alive, queue not given up, time slice not used up."""
-        gate = self.gate
-        return not gate.closed and now < gate.usable_until and now <= self.slice_end
+        """Whether another batch may start: lease valid, queue not given up, time slice not used up."""
+        permit = self.permit
+        return not permit.withdrawn and now < permit.usable_until and now <= self.slice_end
 
 
 @compiled
 class Lane(Generic[M]):
-    """The messages of one key that wait for their turn."""
+    """The waiting messages of one key."""
 
     __slots__ = ("key", "pending", "redriven", "run", "slice_end")
 
@@ -143,10 +148,14 @@ class Lane(Generic[M]):
         self.key = key
         self.pending = pending
         self.run: LaneRun[M] | None = None
-        # Until when turn may follow turn without a pause; None after a pause.
+        # Until when run may follow run without a pause; None after a pause.
         self.slice_end: int | None = None
-        # A parked message that the broker gave back: it runs before, and without, everything in `pending`.
+        # A parked message that the broker returned: it runs before, and without, everything in `pending`.
         self.redriven: M | None = None
+
+
+LaneOrRun: TypeAlias = Lane[M] | LaneRun[M]
+"""What holds the messages of a key: its lane, or the run that stands for it."""
 
 
 class Wait(NamedTuple):
@@ -156,25 +165,25 @@ class Wait(NamedTuple):
 
 
 class Plain(Enum):
-    """Outcomes that need no figures."""
+    """Outcomes without further data."""
 
     DONE = "done"
     """The whole run succeeded."""
     STOPPED = "stopped"
-    """`done` messages succeeded, the rest was not tried: `may_go_on` said no, or the worker must end."""
+    """`done` messages succeeded and the rest was not tried: `may_go_on` was False, or the worker must end."""
     COMMIT = "commit"
     """Manual commit: this batch succeeded, and everything since the last commit is final."""
     ROLL_BACK = "roll back"
     """Manual commit: everything since the last commit runs again."""
     FAILED = "failed"
-    """The handler raised, or answered nothing. The policy decides."""
+    """The handler raised, or returned no status. The policy decides."""
     HOPELESS = "hopeless"
-    """It failed, and would fail the same way however often it is tried: the policy's end comes at once."""
+    """The handler failed, and would fail the same way every time: the retries count as used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The handler asks for another try later; `delay` None leaves the wait to the policy."""
+    """The handler asks for another attempt after `delay`; None leaves the wait to the policy."""
 
     delay: Millis | None = None
 
@@ -192,21 +201,163 @@ class Why(Enum):
     ROLLED_BACK = "rolled back"
     ILLEGAL = "commit or roll back in auto-commit mode, taken as success"
     HELD = "waits for another attempt"
-    PARKED = "retries used up, waits for a person"
+    PARKED = "retries used up, waits for an operator"
     GIVE = "send these messages back, then call sent_back"
     SENT_BACK = "handed to the broker, successors go on"
-    QUEUE_GONE = "the queue was given up meanwhile: commit nothing"
+    QUEUE_GONE = "the queue is no longer assigned: commit nothing"
 
 
 class Finished(NamedTuple, Generic[M]):
-    """What the shell must do after a turn.
+    """What the caller must do after a run.
 
-    `committable` is set when the queue's committable offset moved. `send_back` is non-empty only with
-    `Why.GIVE`: the turn stays open, its lane waits, until `sent_back` was called. `until` says when a held
-    lane runs again.
+    `committable` is set when the queue's committable offset moved. `send_back` is non-empty only with `Why.GIVE`: the
+    run stays open and its lane waits until `sent_back` is called. `until` says when a held lane runs again.
     """
 
     why: Why
     committable: QueueOffset | None = None
     send_back: tuple[M, ...] = ()
     until: Millis | None = None
+
+
+# from messages to runs
+
+
+@compiled
+def lay_in_lanes(
+    lanes: dict[str | None, LaneOrRun[M]],
+    ready: deque[LaneOrRun[M]],
+    messages: Sequence[M],
+    queue: MessageQueue,
+    permit: RunPermit,
+) -> None:
+    """Puts every message into the lane of its key; a key that is new gets a run and joins `ready`."""
+    for message in messages:
+        key = message.key
+        place = lanes.get(key)
+        if place is None:
+            lanes[key] = place = LaneRun(queue, key, (message,), 1, 0, permit, 0)
+            ready.append(place)
+            continue
+        if isinstance(place, LaneRun):
+            lanes[key] = place = grow(place)
+        place.pending.append(message)
+
+
+def grow(run: LaneRun[M]) -> Lane[M]:
+    """Makes the lane that the run stood for. A waiting run keeps its place in `ready` for the lane."""
+    lane: Lane[M] = Lane(run.key, [] if run.running else list(run.messages))
+    run.lane = lane
+    if run.running:
+        lane.run, lane.slice_end = run, run.slice_end
+    return lane
+
+
+@compiled
+def cut_runs(messages: Sequence[M], size: int, queue: MessageQueue, permit: RunPermit) -> list[LaneRun[M]]:
+    """Without order: runs of `size` messages, each as good as a lane."""
+    starts = range(0, len(messages), size)
+    return [LaneRun(queue, None, tuple(messages[at : at + size]), 1, 0, permit, 0) for at in starts]
+
+
+class RunSource(Protocol[M]):
+    """What `take_runs` needs of a queue."""
+
+    queue: MessageQueue
+    ready: deque[LaneOrRun[M]]
+    failures: dict[int, int]
+    running: int
+
+    def take(self, lane: Lane[M], limit: int) -> list[M]: ...
+
+
+@compiled
+def take_runs(source: RunSource[M], most: int, limit: int, slice_end: int, tokens: Iterator[int]) -> list[LaneRun[M]]:
+    """Takes runs of the ready lanes, of at most `limit` messages each, until they have `most` messages or more.
+
+    `slice_end` applies to lanes that are new or come from a pause.
+    """
+    ready, runs = source.ready, []
+    while most > 0 and ready:
+        place = ready.popleft()
+        if isinstance(place, Lane) or place.lane is not None:
+            lane = place if isinstance(place, Lane) else place.lane
+            assert lane is not None
+            taken = source.take(lane, limit)
+            if not taken:
+                continue
+            run = _run_of(source, lane, taken, slice_end)
+        else:
+            run = place
+            run.slice_end = slice_end
+        run.token = next(tokens)
+        run.running = True
+        runs.append(run)
+        most -= len(run.messages)
+    source.running += len(runs)
+    return runs
+
+
+def _run_of(source: RunSource[M], lane: Lane[M], taken: list[M], slice_end: int) -> LaneRun[M]:
+    if lane.slice_end is None:
+        lane.slice_end = slice_end
+    failures = source.failures
+    attempt = failures.get(taken[0].queue_offset, 0) + 1 if failures else 1
+    assert isinstance(source, RunPermit)
+    run = lane.run = LaneRun(source.queue, lane.key, tuple(taken), attempt, 0, source, lane.slice_end, lane)
+    return run
+
+
+@compiled
+def count_messages(runs: list[LaneRun[M]]) -> int:
+    return sum([len(run.messages) for run in runs])
+
+
+# and back
+
+
+@compiled
+def end_runs(
+    runs: Sequence[LaneRun[M]], lanes: dict[str | None, LaneOrRun[M]] | None
+) -> tuple[list[M], list[Lane[M]], list[Lane[M]]]:
+    """Ends runs that succeeded; returns their messages, the lanes with more, and the lanes with a redriven message.
+
+    Removes empty lanes from `lanes`, where there are any.
+    """
+    done: list[M] = []
+    more: list[Lane[M]] = []
+    redriven: list[Lane[M]] = []
+    for run in runs:
+        run.running = False
+        lane = run.lane
+        if lane is not None:
+            lane.run = None
+            if lane.redriven is not None:
+                redriven.append(lane)
+                continue
+            if lane.pending:
+                more.append(lane)
+                done += run.messages
+                continue
+        if lanes is not None:
+            del lanes[run.key]
+        done += run.messages
+    return done, more, redriven
+
+
+@compiled
+def pass_finished(offsets: deque[QueueOffset], finished: set[int], done: Sequence[OffsetMessage]) -> int:
+    """Removes finished messages from the head of `offsets`, and collects those behind an unfinished one in `finished`.
+
+    Returns the size of the messages in bytes.
+    """
+    size = 0
+    for message in done:
+        size += message.size
+        if offsets and offsets[0] == message.queue_offset:
+            offsets.popleft()
+        else:
+            finished.add(message.queue_offset)
+    while finished and offsets and offsets[0] in finished:
+        finished.remove(offsets.popleft())
+    return size

@@ -1,33 +1,31 @@
-"""Who runs next: all queues of one consumer, and in each of them its lanes.
+"""Decides what runs next: all assigned queues of a consumer, and the lanes in each of them.
 
-This is where order is kept on the consuming side. Workers ask `next_turn` and get a run of messages of one
-lane; until they `finish` it nobody else gets that lane. No worker ever waits for a lane: what may not run
-now (held after a failure, without a lease, being handed over) is simply not offered.
+The consumer's order is kept here. A worker asks for runs and gets messages of lanes; until the worker calls `finish`,
+no other worker gets those lanes. No worker ever waits for a lane: a lane that may not run now (held after a failure,
+without a lease, being handed over) is not offered.
 
-Rules it guards:
+Invariants:
 
-1. One running turn per lane, also across a loss and re-gain of the queue: while a turn of the former
-   holding is still running here, the new holding starts none.
+1. One run in progress per lane, even when a queue is lost and assigned again: while a run of the former assignment is
+   in progress here, the new assignment starts none.
 2. A failed message is decided before any later one of its lane runs.
-3. The committable offset never passes an unfinished message, and nothing is committable for a dropped queue.
-4. No turn starts at or after the end of the queue's lease.
+3. The committable offset never passes an unfinished message, and a dropped queue has none.
+4. No run starts at or after the end of the queue's lease.
 
-Not thread-safe on purpose: the shell holds one mutex around every call. It knows no handlers, sockets or
-clocks.
+Not thread-safe: the caller holds one mutex around every call. Knows no handlers, sockets or clocks.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count, groupby
 from operator import attrgetter
 from typing import Generic
 
 from lanemq.core.consuming.flow_control import Cached
 from lanemq.core.consuming.keyed_queue import KeyedQueue
-from lanemq.core.consuming.lane_queue import LaneQueue, QueueView, WholeQueue
-from lanemq.core.consuming.lane_turns import count_messages, take_runs
-from lanemq.core.consuming.lane_view import LaneView, view_lane
+from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes, ParkedAtBroker
-from lanemq.core.consuming.ready_line import ReadyLine
 from lanemq.core.consuming.retry_policy import Again, Give, HoldKey, after, again
 from lanemq.core.consuming.runs import (
     COMMIT,
@@ -47,19 +45,22 @@ from lanemq.core.consuming.runs import (
     Suspend,
     Wait,
     Why,
+    count_messages,
+    take_runs,
 )
+from lanemq.core.consuming.views import LaneView, QueueView
 from lanemq.core.finished_ranges import NOTHING_FINISHED, FinishedRanges
 from lanemq.core.parked_lane import Failure
 from lanemq.model.errors import InvalidOption, UsageError
 from lanemq.model.queue import MessageQueue
 from lanemq.model.units import Millis, QueueOffset
 
-_gate_of = attrgetter("gate")
+_lane_queue_of = attrgetter("permit")
 _SLICE_USED_UP = Again(SLICE_PAUSE, whole_queue=False)
 
 
 class LaneScheduler(Generic[M]):
-    """All queues a consumer holds."""
+    """All queues that are assigned to a consumer."""
 
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
@@ -71,6 +72,8 @@ class LaneScheduler(Generic[M]):
         self._line: ReadyLine[M] = ReadyLine()
         self._tokens = count(1)
 
+    # an assignment begins
+
     def add(
         self,
         queue: MessageQueue,
@@ -81,15 +84,15 @@ class LaneScheduler(Generic[M]):
         done: FinishedRanges = NOTHING_FINISHED,
         kept: Iterable[ParkedAtBroker] = (),
     ) -> None:
-        """Begin a holding. Without `usable_until` nothing runs before `set_usable_until`.
+        """Begins an assignment. Without `usable_until`, nothing runs before `set_usable_until`.
 
         `done` is what former owners finished above the start; it is not run again, and stays among the finished ranges.
-        With the whole queue in order nothing is ever finished above an unfinished message, and `done` is ignored.
-        `kept` are the lanes that the broker keeps parked; they stay parked.
+        A queue that is one lane has no finished message above an unfinished one, and ignores `done`.
+        `kept` are the lanes that are parked at the broker; they stay parked.
         """
         options = self._options
         if queue in self._queues:
-            raise UsageError(f"{queue} is held already: drop it before adding it again")
+            raise UsageError(f"{queue} is assigned already: drop it before adding it again")
         if not options.auto_commit and order is not Order.QUEUE:
             raise InvalidOption(f"manual commit needs the whole queue in order, not order by {order.value}")
         if order is Order.QUEUE:
@@ -105,91 +108,97 @@ class LaneScheduler(Generic[M]):
         *,
         pulled_from: QueueOffset,
     ) -> bool:
-        """Add what a pull brought; False if it was not wanted any more.
+        """Adds the messages of a pull; returns False if they are stale.
 
-        Only the pull that starts where this holding's last one ended is accepted. A late answer to a pull of
-        an earlier holding, or a repeated one, would leave a hole or run messages twice.
+        Accepts only the pull that starts where the last one of this assignment ended. A late answer to a pull of a
+        former assignment, or a repeated one, would leave a hole or run messages twice.
         """
-        home = self._queues.get(queue)
-        if home is None or pulled_from != home.next_offset:
+        lane_queue = self._queues.get(queue)
+        if lane_queue is None or pulled_from != lane_queue.next_offset:
             return False
         if messages and not pulled_from <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
             raise UsageError(f"pull of {queue} from {pulled_from} to {next_offset} brought other offsets")
-        home.put(messages, next_offset)
-        self._line.enlist(home)
+        lane_queue.put(messages, next_offset)
+        self._line.enlist(lane_queue)
         return True
 
     def set_usable_until(self, queue: MessageQueue, deadline: Millis) -> None:
-        """The lease was granted, renewed or lost (`NOT_LEASED`); unknown queues are ignored."""
-        home = self._queues.get(queue)
-        if home is not None:
-            home.usable_until = deadline
-            self._line.enlist(home)
+        """Sets the end of the lease: granted, renewed or lost (`NOT_LEASED`). Ignores queues that are not assigned."""
+        lane_queue = self._queues.get(queue)
+        if lane_queue is not None:
+            lane_queue.usable_until = deadline
+            self._line.enlist(lane_queue)
+
+    # runs begin
 
     def next_run(self, *, now: Millis) -> LaneRun[M] | Wait:
-        """The next run of messages, fair between queues and, inside a queue, between lanes."""
+        """The next run, fair between queues and, inside a queue, between lanes."""
         runs = self.next_runs(1, now=now)
         return runs[0] if runs else self.wait()
 
     def next_runs(self, most: int, *, now: Millis) -> list[LaneRun[M]]:
-        """Turns of different lanes for one worker, until they have `most` messages or more; none: see `wait`."""
+        """Runs of different lanes for one worker, until they have `most` messages or more; if empty, see `wait`."""
         runs: list[LaneRun[M]] = []
-        while most > 0 and (home := self._line.next(now)) is not None:
-            taken = take_runs(home, most, self._limit, now + self._slice, self._tokens)
+        while most > 0 and (lane_queue := self._line.next(now)) is not None:
+            taken = take_runs(lane_queue, most, self._limit, now + self._slice, self._tokens)
             most -= count_messages(taken)
             runs += taken
-            self._line.enlist(home)
+            self._line.enlist(lane_queue)
         return runs
 
     def wait(self) -> Wait:
-        """Until when there is nothing to run, if nothing happens."""
+        """Until when there is nothing to run, if nothing else happens."""
         return Wait(self._line.next_timer())
 
     @property
     def has_ready(self) -> bool:
-        """Whether some lane may be ready; asking for a turn tells."""
+        """Whether some lane may be ready; only `next_runs` finds out."""
         return bool(self._line)
 
+    # runs end
+
     def is_running(self, run: LaneRun[M]) -> bool:
-        """Begun here, and not ended."""
+        """Whether the run was taken here and has not ended."""
         return run.running
 
     def may_take_over(self, run: LaneRun[M]) -> bool:
-        """Whether somebody else than its worker may end it: not while its messages are on their way to the broker, and
-        not when the queue was lost, because they are the next owner's then."""
-        return self.is_running(run) and run.given is None and self._queues.get(run.queue) is run.gate
+        """Whether a caller other than its worker may end the run.
+
+        Not while its messages are on their way to the broker, and not after the queue was lost: then they belong to
+        the next owner.
+        """
+        return self.is_running(run) and run.given is None and self._queues.get(run.queue) is run.permit
 
     def finish_done(self, runs: Iterable[LaneRun[M]], *, now: Millis) -> list[tuple[MessageQueue, Why]]:
-        """`finish(turn, DONE)` for each of them at a fraction of the cost; the queues they were of.
+        """`finish(run, DONE)` for each of them at a fraction of the cost; returns their queues.
 
-        Where a turn's queue was given up meanwhile, that is said instead of `DONE`; a turn that somebody else ended
-        meanwhile is left out.
+        A run whose queue was dropped is reported with that reason; a run that has ended already is left out.
         """
         ended: list[tuple[MessageQueue, Why]] = []
-        for home, group in groupby([run for run in runs if run.running], _gate_of):
-            if home.dropped:
+        for lane_queue, group in groupby([run for run in runs if run.running], _lane_queue_of):
+            if lane_queue.dropped:
                 ended += [(run.queue, self.finish(run, DONE, now=now).why) for run in group]
                 continue
-            for lane in home.settle_done(list(group), commit=self._auto):
-                self._go_on(home, lane, now)
-            self._line.enlist(home)
-            ended.append((home.queue, Why.DONE))
+            for lane in lane_queue.settle_done(list(group), commit=self._auto):
+                self._go_on(lane_queue, lane, now)
+            self._line.enlist(lane_queue)
+            ended.append((lane_queue.queue, Why.DONE))
         return ended
 
     def finish(self, run: LaneRun[M], outcome: Outcome, *, done: int = 0, now: Millis, reason: str = "") -> Finished[M]:
-        """End a turn: its first `done` messages succeeded, `outcome` speaks of the batch after them.
+        """Ends a run: its first `done` messages succeeded, and `outcome` applies to the batch after them.
 
-        `reason` is why it failed, for whoever finds the lane parked.
+        `reason` says why it failed; a parked lane keeps it for its operator.
         """
-        home, _ = self._running(run)
-        if home.dropped:
-            return self._ghost_ended(run)
+        lane_queue, _ = self._running(run)
+        if lane_queue.dropped:
+            return self._stale_ended(run)
         if run.given is not None:
-            raise UsageError(f"turn {run.token} of {run.queue} waits for sent_back, not for another outcome")
+            raise UsageError(f"run {run.token} of {run.queue} waits for sent_back, not for another outcome")
         if outcome is DONE:
             return self._end(run, len(run.messages), Why.DONE, now=now)
         if not 0 <= done <= len(run.messages) - (outcome is not STOPPED):
-            raise UsageError(f"done={done} does not fit {outcome} of a turn of {len(run.messages)}")
+            raise UsageError(f"done={done} does not fit {outcome} of a run of {len(run.messages)}")
         if outcome is STOPPED:
             return self._end(run, done, Why.STOPPED, now=now)
         if outcome is COMMIT or outcome is ROLL_BACK:
@@ -197,14 +206,14 @@ class LaneScheduler(Generic[M]):
         return self._failed(run, done, outcome, now, reason)
 
     def sent_back(self, run: LaneRun[M], ok: Sequence[bool], *, now: Millis) -> Finished[M]:
-        """The shell tried to hand over `Finished.send_back`, one truth value per message.
+        """Reports which messages of `Finished.send_back` the broker has taken, one value per message.
 
-        Successors pass only when the whole batch is gone. Otherwise the batch waits; those already handed
-        over are not run and not handed over a second time.
+        Successors go on only when the whole batch is gone. Otherwise the batch waits; messages that were handed over
+        are neither run nor handed over again.
         """
-        home, _ = self._running(run)
-        if home.dropped:
-            return self._ghost_ended(run)
+        lane_queue, _ = self._running(run)
+        if lane_queue.dropped:
+            return self._stale_ended(run)
         if run.given is None or len(ok) != len(run.given[1]):
             raise UsageError("sent_back answers the messages of Finished.send_back, one value each, once")
         done, given = run.given
@@ -213,86 +222,94 @@ class LaneScheduler(Generic[M]):
         left = [m for m in batch if m.queue_offset not in gone]
         if not left:
             return self._end(run, done + len(batch), Why.SENT_BACK, now=now, gone=gone)
-        wait = again(self._options.policy, home.failures.get(left[0].queue_offset, 0))
-        self._count(home, left)
+        wait = again(self._options.policy, lane_queue.failures.get(left[0].queue_offset, 0))
+        self._count(lane_queue, left)
         return self._end(run, done, Why.HELD, now=now, gone=gone, hold=wait)
 
+    # parked lanes
+
     def resume(self, queue: MessageQueue, key: str | None = None) -> bool:
-        """Let a parked lane try again with fresh retries; whether there was one."""
-        home = self._queues.get(queue)
-        if home is None or not home.resume(key):
+        """Lets a parked lane try again with fresh retries; returns whether there was one."""
+        lane_queue = self._queues.get(queue)
+        if lane_queue is None or not lane_queue.resume(key):
             return False
-        self._line.enlist(home)
+        self._line.enlist(lane_queue)
         return True
 
     def parked_lanes(self, queue: MessageQueue) -> LocalParkedLanes[M] | None:
-        """The queue's parked lanes, where they can go to the broker. `offer` the queue after changing them."""
-        home = self._queues.get(queue)
-        return None if home is None else home.parked_lanes
+        """The queue's parked lanes that can go to the broker. Call `offer` after changing them."""
+        lane_queue = self._queues.get(queue)
+        return None if lane_queue is None else lane_queue.parked_lanes
 
     def offer(self, queue: MessageQueue) -> None:
-        """Lanes of the queue may have become ready."""
+        """Called when lanes of the queue may have become ready."""
         if queue in self._queues:
             self._line.enlist(self._queues[queue])
 
+    # an assignment ends
+
     def drain(self, queue: MessageQueue) -> None:
-        """No new turns; running ones stop before their next batch. What did not run is the next owner's."""
-        self._home(queue).closed = True
+        """Starts no new runs; those in progress stop before their next batch. The next owner runs the rest."""
+        self._assigned(queue).withdrawn = True
 
     def reopen(self, queue: MessageQueue) -> None:
-        """The hand-over was called off."""
-        home = self._home(queue)
-        home.closed = False
-        self._line.enlist(home)
+        """Undoes `drain`: the hand-over was cancelled."""
+        lane_queue = self._assigned(queue)
+        lane_queue.withdrawn = False
+        self._line.enlist(lane_queue)
 
     def is_drained(self, queue: MessageQueue) -> bool:
-        """Draining, and no handler of it is running any more (also none of an earlier holding)."""
-        home = self._home(queue)
-        return home.closed and home.running == 0 and queue not in self._line.ghosts
+        """Whether the queue is draining and none of its handlers is running, not even one of a former assignment."""
+        lane_queue = self._assigned(queue)
+        return lane_queue.withdrawn and lane_queue.running == 0 and queue not in self._line.stale
 
     def drop(self, queue: MessageQueue) -> None:
-        """End a holding at once. Running turns cannot be stopped, but their outcome counts for nothing."""
-        home = self._queues.pop(queue, None)
-        if home is None:
+        """Ends an assignment at once. Runs in progress cannot be stopped, but their outcome is ignored."""
+        lane_queue = self._queues.pop(queue, None)
+        if lane_queue is None:
             return
-        home.closed = home.dropped = True
-        if home.running:
-            self._line.ghosts[queue] += home.running
-        home.forget()
+        lane_queue.withdrawn = lane_queue.dropped = True
+        if lane_queue.running:
+            self._line.stale[queue] += lane_queue.running
+        lane_queue.forget()
+
+    # queries
 
     def committable(self, queue: MessageQueue) -> QueueOffset | None:
-        """The first unfinished offset; None for a queue that is not held."""
-        home = self._queues.get(queue)
-        return None if home is None else home.committable
+        """The first unfinished offset; None if the queue is not assigned."""
+        lane_queue = self._queues.get(queue)
+        return None if lane_queue is None else lane_queue.committable
 
     def next_offset(self, queue: MessageQueue) -> QueueOffset | None:
-        """Where the next pull starts; None for a queue that is not held."""
-        home = self._queues.get(queue)
-        return None if home is None else home.next_offset
+        """Where the next pull starts; None if the queue is not assigned."""
+        lane_queue = self._queues.get(queue)
+        return None if lane_queue is None else lane_queue.next_offset
 
     def finished_ranges(self, queue: MessageQueue) -> FinishedRanges:
-        """Finished offsets above the committable one, by this holding or known from former ones."""
-        return self._home(queue).finished_ranges()
+        """Finished offsets above the committable one, by this owner or former ones."""
+        return self._assigned(queue).finished_ranges()
 
     def cached(self, queue: MessageQueue) -> Cached:
-        return self._home(queue).cached()
+        return self._assigned(queue).cached()
 
     def snapshot(self) -> dict[MessageQueue, QueueView]:
         held: dict[MessageQueue, list[tuple[str | None, Millis]]] = {}
-        for until, home, lane in self._line.timers():
-            held.setdefault(home.queue, []).append((lane.key if lane else None, until))
-        return {queue: home.view(tuple(held.get(queue, ()))) for queue, home in self._queues.items()}
+        for until, lane_queue, lane in self._line.timers():
+            held.setdefault(lane_queue.queue, []).append((lane.key if lane else None, until))
+        return {queue: each.view(tuple(held.get(queue, ()))) for queue, each in self._queues.items()}
 
     def view(self, queue: MessageQueue, key: str | None, *, now: Millis) -> LaneView | None:
-        home = self._queues.get(queue)
-        timers = ((until, lane) for until, at, lane in self._line.timers() if at is home)
-        return None if home is None else view_lane(home, key, timers, now)
+        lane_queue = self._queues.get(queue)
+        timers = ((until, lane) for until, at, lane in self._line.timers() if at is lane_queue)
+        return None if lane_queue is None else lane_queue.view_lane(key, timers, now)
+
+    # what follows the end of a run
 
     def _running(self, run: LaneRun[M]) -> tuple[LaneQueue[M], Lane[M]]:
-        home = run.gate
-        if not run.running or not isinstance(home, LaneQueue):
-            raise UsageError(f"turn {run.token} of {run.queue} has ended already: finish each turn once")
-        return home, home.lane_of(run)
+        lane_queue = run.permit
+        if not run.running or not isinstance(lane_queue, LaneQueue):
+            raise UsageError(f"run {run.token} of {run.queue} has ended already: finish each run once")
+        return lane_queue, lane_queue.lane_of(run)
 
     def _end(
         self,
@@ -305,48 +322,48 @@ class LaneScheduler(Generic[M]):
         gone: Collection[int] = (),
         hold: Again | None = None,
     ) -> Finished[M]:
-        home, lane = self._running(run)
-        more = home.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
-        until = self._next_place(home, lane, more, why, hold, now)
-        return Finished(why, self._moved(home), (), until)
+        lane_queue, lane = self._running(run)
+        more = lane_queue.settle(lane, upto, commit=self._auto if commit is None else commit, gone=gone)
+        until = self._place(lane_queue, lane, more, why, hold, now)
+        return Finished(why, self._moved(lane_queue), (), until)
 
-    def _next_place(
-        self, home: LaneQueue[M], lane: Lane[M], more: bool, why: Why, hold: Again | None, now: Millis
+    def _place(
+        self, lane_queue: LaneQueue[M], lane: Lane[M], more: bool, why: Why, hold: Again | None, now: Millis
     ) -> Millis | None:
-        """Where a lane goes when its turn ended: parked, on a timer, back in line, or nowhere."""
+        """Puts a lane where it belongs after its run: parked, on a timer, back in line, or nowhere."""
         if lane.run is not None:
             lane.run.running, lane.run = False, None
-        home.running -= 1
+        lane_queue.running -= 1
         if why is Why.PARKED:
             return None
         if hold is not None:
-            return self._line.pause(home, lane, hold, now)
+            return self._line.pause(lane_queue, lane, hold, now)
         if more:
-            self._go_on(home, lane, now)
-            self._line.enlist(home)
+            self._go_on(lane_queue, lane, now)
+            self._line.enlist(lane_queue)
         return None
 
-    def _go_on(self, home: LaneQueue[M], lane: Lane[M], now: Millis) -> None:
-        """Back in line, or a short pause for a lane that had more than its share."""
+    def _go_on(self, lane_queue: LaneQueue[M], lane: Lane[M], now: Millis) -> None:
+        """Puts a lane back in line, or pauses it shortly if it used up its time slice."""
         if lane.slice_end is not None and now > lane.slice_end:
-            self._line.pause(home, lane, _SLICE_USED_UP, now)
+            self._line.pause(lane_queue, lane, _SLICE_USED_UP, now)
         else:
-            home.ready.append(lane)
+            lane_queue.ready.append(lane)
 
     def _commit_or_roll_back(self, run: LaneRun[M], outcome: Outcome, done: int, now: Millis) -> Finished[M]:
         if outcome is COMMIT or self._auto:
             upto = min(done + self._options.batch_size, len(run.messages))
             why = Why.ILLEGAL if self._auto else Why.COMMITTED
             return self._end(run, upto, why, now=now, commit=True)
-        home, lane = self._running(run)
-        home.roll_back(lane)
-        until = self._next_place(home, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
+        lane_queue, lane = self._running(run)
+        lane_queue.roll_back(lane)
+        until = self._place(lane_queue, lane, True, Why.ROLLED_BACK, again(self._options.policy, 0), now)
         return Finished(Why.ROLLED_BACK, None, (), until)
 
     def _failed(self, run: LaneRun[M], done: int, outcome: Outcome, now: Millis, reason: str) -> Finished[M]:
-        home, lane = self._running(run)
+        lane_queue, lane = self._running(run)
         batch = run.messages[done : done + self._options.batch_size]
-        policy, failures = self._options.policy, home.failures
+        policy, failures = self._options.policy, lane_queue.failures
         asked, hopeless = outcome.delay if isinstance(outcome, Suspend) else None, outcome is HOPELESS
         steps = [after(policy, failures.get(m.queue_offset, 0), asked=asked, hopeless=hopeless) for m in batch]
         give = tuple(m for m, step in zip(batch, steps, strict=True) if isinstance(step, Give))
@@ -357,32 +374,109 @@ class LaneScheduler(Generic[M]):
         if len(waits) < len(batch):
             attempts = max(failures.get(m.queue_offset, 0) for m in batch) + 1
             parked = self._end(run, done, Why.PARKED, now=now)
-            home.park(lane, Failure(reason, attempts), at_broker=self._park_at_broker)
+            lane_queue.park(lane, Failure(reason, attempts), at_broker=self._park_at_broker)
             return parked
-        self._count(home, batch)
+        self._count(lane_queue, batch)
         longest = max(waits, key=lambda step: step.delay)
         return self._end(run, done, Why.HELD, now=now, hold=longest)
 
-    def _count(self, home: LaneQueue[M], failed: Sequence[M]) -> None:
+    def _count(self, lane_queue: LaneQueue[M], failed: Sequence[M]) -> None:
         for message in failed:
-            home.failures[message.queue_offset] = home.failures.get(message.queue_offset, 0) + 1
+            lane_queue.failures[message.queue_offset] = lane_queue.failures.get(message.queue_offset, 0) + 1
 
-    def _moved(self, home: LaneQueue[M]) -> QueueOffset | None:
-        committable = home.committable
-        if committable == home.reported:
+    def _moved(self, lane_queue: LaneQueue[M]) -> QueueOffset | None:
+        committable = lane_queue.committable
+        if committable == lane_queue.reported:
             return None
-        home.reported = committable
+        lane_queue.reported = committable
         return committable
 
-    def _ghost_ended(self, run: LaneRun[M]) -> Finished[M]:
+    def _stale_ended(self, run: LaneRun[M]) -> Finished[M]:
         _, lane = self._running(run)
         run.running, lane.run = False, None
-        if self._line.ghost_ended(run.queue) and run.queue in self._queues:
+        if self._line.stale_ended(run.queue) and run.queue in self._queues:
             self._line.enlist(self._queues[run.queue])
         return Finished(Why.QUEUE_GONE)
 
-    def _home(self, queue: MessageQueue) -> LaneQueue[M]:
-        home = self._queues.get(queue)
-        if home is None:
-            raise UsageError(f"{queue} is not held: add it first, or ask before dropping it")
-        return home
+    def _assigned(self, queue: MessageQueue) -> LaneQueue[M]:
+        lane_queue = self._queues.get(queue)
+        if lane_queue is None:
+            raise UsageError(f"{queue} is not assigned: add it first, or ask before dropping it")
+        return lane_queue
+
+
+class ReadyLine(Generic[M]):
+    """The queues that have a lane that may run, in the order in which they are served.
+
+    A queue is in the line at most once and goes to its end when it was served, so that no queue waits for the backlog
+    of another. A queue that may not run now (without a lease, held, being handed over, with a run of a former
+    assignment in progress) leaves the line; `enlist` puts it back when that may have changed. Held lanes are on timers.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[LaneQueue[M]] = deque()
+        # (when, serial, queue, lane): that lane, or the whole queue if None, may run again.
+        self._timers: list[tuple[Millis, int, LaneQueue[M], Lane[M] | None]] = []
+        self._serial = count(1)
+        self.stale: Counter[MessageQueue] = Counter()
+        """Number of runs in progress of assignments that were dropped."""
+
+    def __bool__(self) -> bool:
+        return bool(self._line)
+
+    def enlist(self, lane_queue: LaneQueue[M]) -> None:
+        """Adds a queue that may have become ready."""
+        if lane_queue.ready and not lane_queue.listed:
+            lane_queue.listed = True
+            self._line.append(lane_queue)
+
+    def next(self, now: Millis) -> LaneQueue[M] | None:
+        """Removes and returns the first queue that may run; call `enlist` after taking lanes from it."""
+        if self._timers and self._timers[0][0] <= now:
+            self._fire(now)
+        while self._line:
+            lane_queue = self._line.popleft()
+            lane_queue.listed = False
+            if lane_queue.ready and self._may_run(lane_queue, now):
+                return lane_queue
+        return None
+
+    def pause(self, lane_queue: LaneQueue[M], lane: Lane[M], hold: Again, now: Millis) -> Millis:
+        """Holds the lane, or its whole queue; returns until when."""
+        until = Millis(now + hold.delay)
+        lane.slice_end = None
+        if hold.whole_queue and lane_queue.order is not Order.QUEUE:
+            lane_queue.held_until = max(lane_queue.held_until, until)
+            lane_queue.ready.appendleft(lane)
+            heapq.heappush(self._timers, (until, next(self._serial), lane_queue, None))
+        else:
+            heapq.heappush(self._timers, (until, next(self._serial), lane_queue, lane))
+        return until
+
+    def next_timer(self) -> Millis | None:
+        return self._timers[0][0] if self._timers else None
+
+    def timers(self) -> Iterator[tuple[Millis, LaneQueue[M], Lane[M] | None]]:
+        """All timers, the earliest first."""
+        for until, _, lane_queue, lane in sorted(self._timers, key=lambda timer: timer[:2]):
+            yield until, lane_queue, lane
+
+    def stale_ended(self, queue: MessageQueue) -> bool:
+        """Counts a run of a former assignment that ended; returns whether it was the last one."""
+        self.stale[queue] -= 1
+        if self.stale[queue]:
+            return False
+        del self.stale[queue]
+        return True
+
+    def _may_run(self, lane_queue: LaneQueue[M], now: Millis) -> bool:
+        if lane_queue.withdrawn or not lane_queue.held_until <= now < lane_queue.usable_until:
+            return False
+        return not self.stale or lane_queue.order is Order.NONE or lane_queue.queue not in self.stale
+
+    def _fire(self, now: Millis) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            _, _, lane_queue, lane = heapq.heappop(self._timers)
+            if lane is not None:
+                lane_queue.ready.append(lane)
+            self.enlist(lane_queue)
