@@ -1,4 +1,4 @@
-"""`lanemq check HISTORY…`: judge histories from the command line."""
+"""`lanemq check HISTORY…`: checks histories from the command line."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,25 +24,39 @@ _ARGUMENTS = (
     click.option(
         "--require",
         multiple=True,
-        metavar="NAME[=LEAST]",
-        help=f"What the run must have exercised, or the verdict is unknown: {', '.join(COVERAGE)}.",
+        metavar="NAME[=COUNT]",
+        help=f"What the run must contain, else the verdict is unknown: {', '.join(COVERAGE)}.",
     ),
-    click.option("--drained", is_flag=True, help="The run was meant to end with nothing left over."),
+    click.option("--drained", is_flag=True, help="Expect that every message was processed at the end of the run."),
     click.option(
         "--foreign-producers",
         is_flag=True,
-        help="Some producers wrote no history (as `lanemq send`): their messages are no phantoms (A2).",
+        help="Some producers wrote no history (such as `lanemq send`); accept their messages.",
     ),
-    click.option("--repeats-allowed", is_flag=True, help="A message twice in the log is counted, not a violation."),
-    click.option("--slack-ms", default=1.0, show_default=True, help="Lines this near to each other are one moment."),
     click.option(
-        "--forgets-ms", default=500.0, show_default=True, help="How old a commit may be that a broker's crash takes."
+        "--repeats-allowed",
+        is_flag=True,
+        help="Count messages that are stored twice, instead of reporting a violation.",
+    ),
+    click.option(
+        "--slack",
+        default=0.001,
+        show_default=True,
+        metavar="SECONDS",
+        help="Events of two processes this close together count as simultaneous.",
+    ),
+    click.option(
+        "--forgets",
+        default=0.5,
+        show_default=True,
+        metavar="SECONDS",
+        help="A broker's crash may lose commits of at most this age.",
     ),
 )
 
 
 def asks_for_judgement(command: F) -> F:
-    """The argument and options of every way to judge, as `tell_verdict` takes them."""
+    """Adds the argument and options of `tell_verdict` to a command."""
     for argument in reversed(_ARGUMENTS):
         command = argument(command)
     return command
@@ -51,10 +65,10 @@ def asks_for_judgement(command: F) -> F:
 @click.command()
 @asks_for_judgement
 def check(**asked: Any) -> None:
-    """Judge the order of a run from its HISTORY files or folders.
+    """Check the order of a recorded run from its HISTORY files or folders.
 
-    Exit code 0: no promise was broken. 1: a violation, explained. 2: unknown, because history is missing or
-    the run exercised too little.
+    Exit codes: 0 no violation was found; 1 a violation, which is explained; 2 unknown, because history is missing or
+    the run did too little.
     """
     tell_verdict(check_files, **asked)
 
@@ -67,16 +81,16 @@ def tell_verdict(
     drained: bool,
     foreign_producers: bool,
     repeats_allowed: bool,
-    slack_ms: float,
-    forgets_ms: float,
+    slack: float,
+    forgets: float,
 ) -> None:
-    """Print what `judge` says, and exit with its verdict."""
+    """Prints the report of `judge`, and exits with its verdict."""
     options = Options(
-        require, drained, foreign_producers, not repeats_allowed, int(slack_ms * 1e6), int(forgets_ms * 1e6)
+        require, drained, foreign_producers, not repeats_allowed, round(slack * 1e9), round(forgets * 1e9)
     )
     for path in history:
         if not find_files([path]):
-            raise click.UsageError(f"no history files in {path}: a broker writes *.jsonl there with --history")
+            raise click.UsageError(f"no history files in {path}; a broker writes *.jsonl files with --history")
     try:
         report = judge(history, options)
     except ValueError as error:

@@ -57,7 +57,9 @@ def _tls_options(command: F) -> F:
     decorated: Any = with_tls
     for option in (
         click.option("--users", type=file, help="File with users and permissions (TOML); default: everything allowed."),
-        click.option("--tls-mode", type=modes, help="Whether clients without TLS are served.  [default: enforcing]"),
+        click.option(
+            "--tls-mode", type=modes, help="Accept clients without TLS (permissive) or not.  [default: enforcing]"
+        ),
         click.option("--tls-client-ca", type=file, help="Require client certificates of these authorities (PEM)."),
         click.option("--tls-key", type=file, help="Private key of --tls-cert (PEM), if it is in a separate file."),
         click.option("--tls-cert", type=file, help="Serve TLS with this certificate or chain (PEM)."),
@@ -75,7 +77,9 @@ def _tls_options(command: F) -> F:
 @click.option(
     "--name", default="lanemq", show_default=True, help="Broker name. Changing it changes every queue's name."
 )
-@click.option("--relaxed", is_flag=True, help="Acknowledge after write, before fdatasync: faster, less durable.")
+@click.option(
+    "--relaxed", is_flag=True, help="Acknowledge before fdatasync: faster, but a power cut can lose messages."
+)
 @click.option("--no-auto-create", is_flag=True, help="Refuse messages to topics that do not exist.")
 @click.option(
     "--default-queues",
@@ -89,7 +93,7 @@ def _tls_options(command: F) -> F:
     type=parse_duration,
     default="72h",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="How long messages are kept: seconds, or a number with a unit, such as 72h or 3d.",
 )
 @click.option("--retention-bytes", type=int, default=0, help="Size limit of the log; 0 means no limit.")

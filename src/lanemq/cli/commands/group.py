@@ -90,7 +90,7 @@ def describe(name: str, server: str, as_json: bool) -> None:
     metavar="first|last|TIME|OFFSET",
     help="New position; earliest and latest are accepted too. TIME is ISO 8601, or 10m for ten minutes ago.",
 )
-@click.option("--queue", "number", type=click.IntRange(0), help="Reset only this queue.")
+@click.option("--queue", "number", type=click.IntRange(0), metavar="N", help="Reset only this queue.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @click.option("--yes", is_flag=True, help="Reset although members are online.")
 @asks_server

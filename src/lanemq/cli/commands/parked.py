@@ -22,7 +22,7 @@ from lanemq.wire.record import RecordView
 PREVIEW_MESSAGES = 5
 """Messages of each lane that `--dry-run` shows."""
 
-GROUP = click.option("--group", required=True, help="Group whose lanes are meant.")
+GROUP = click.option("--group", required=True, help="Group that the lanes belong to.")
 TOPIC = click.option("--topic", help="Only lanes of this topic.")
 ALL = click.option("--all", "every", is_flag=True, help="All parked lanes of the group (and topic) instead of KEY.")
 KEYLESS = click.option("--keyless", is_flag=True, help="The lane of messages without a key instead of KEY.")
@@ -54,7 +54,9 @@ def list_lanes(group: str | None, topic: str | None, server: str, as_json: bool)
 @GROUP
 @TOPIC
 @KEYLESS
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most this many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Show at most this many."
+)
 @asks_server
 def show_lane(
     key: str | None, group: str, topic: str | None, keyless: bool, limit: int, server: str, as_json: bool
@@ -78,7 +80,9 @@ def show_lane(
 @TOPIC
 @ALL
 @KEYLESS
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Lanes per second; no limit by default.")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="Lanes per second; no limit by default."
+)
 @DRY_RUN
 @asks_server
 def redrive(

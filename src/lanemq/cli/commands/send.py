@@ -42,7 +42,9 @@ class Line(NamedTuple):
 )
 @click.option("--file", "-f", "source", type=click.File("rb"), help="Send each line of this file; - reads stdin.")
 @click.option("--key-separator", metavar="TEXT", help="With --file: text between key and value in each line.")
-@click.option("--count", type=click.IntRange(1), help="Send VALUE this many times; {n} is replaced by 1, 2, 3 …")
+@click.option(
+    "--count", type=click.IntRange(1), metavar="N", help="Send VALUE this many times; {n} is replaced by 1, 2, 3 …"
+)
 @asks_server
 def send(
     topic: str,

@@ -39,6 +39,7 @@ MessageFilter = Callable[[Message], bool]
     "--count",
     "-n",
     type=click.IntRange(1),
+    metavar="N",
     help="Stop after this many messages; with --from last, show the newest ones.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep showing new messages until Ctrl-C.")

@@ -19,7 +19,8 @@ def topic() -> None:
 @click.option(
     "--queues",
     type=click.IntRange(1),
-    help=f"Number of queues: at most so many consumers share the topic.  [default: {DEFAULT_QUEUES}]",
+    metavar="N",
+    help=f"Number of queues, the most consumers of a group that can share the topic.  [default: {DEFAULT_QUEUES}]",
 )
 @click.option(
     "--ordered",

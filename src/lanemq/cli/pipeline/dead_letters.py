@@ -48,7 +48,7 @@ def list_dead_letters(place: Path, name: str | None, key: str | None, everything
     States:
       open       given up; can be redriven
       discarded  by an operator; redriven only by ID or --key
-      doubtful   late or a repeat, which its key cannot tell; redriven only by ID
+      doubtful   late or a repeat; redriven only by ID, and then perhaps applied twice
       notice     cannot be decoded and waits in its key: see lanemq pipeline parked
       asked      will be redriven
       redriven   was redriven
@@ -73,7 +73,7 @@ def list_dead_letters(place: Path, name: str | None, key: str | None, everything
 def show_dead_letter(place: Path, id: str, name: str | None, as_json: bool) -> None:
     """Show the dead letter ID (topic/broker/queue/offset) with its body.
 
-    A message that was given up several times is listed once for each.
+    A message that was given up several times is listed once for each time.
     """
     with refused():
         found = dead_letters_at(place, name).show(id)
