@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.broker.running import WALL, HandClock
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
+from tests.broker.running import WALL, ManualClock
 
 from lanemq import Admin, Producer
 from lanemq.broker.config import BrokerOptions
@@ -27,7 +27,7 @@ def threads() -> list[str]:
 
 
 def test_the_tests_clock_is_the_brokers(tmp_path: Path) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     clock.passed = 5_000
     with EmbeddedBroker(options(tmp_path), clock=clock) as broker, Producer(broker.address) as producer:
         receipt = producer.send("t", b"x", key="k")
@@ -39,10 +39,10 @@ def test_the_tests_clock_is_the_brokers(tmp_path: Path) -> None:
 def test_the_tests_disk_is_the_brokers(tmp_path: Path) -> None:
     disk = FaultyDisk()
     broker = EmbeddedBroker(options(tmp_path), open_store=partial(Store, disk=disk))
-    with broker, Talk(broker.address) as talk:  # a producer tries again until its time is over
-        assert talk.send("t", b"x").code == 0
+    with broker, RawClient(broker.address) as raw:  # a producer tries again until its time is over
+        assert raw.send("t", b"x").code == 0
         disk.failing_write = 1
-        assert talk.send("t", b"y").code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert raw.send("t", b"y").code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert broker.call(lambda: broker.broker.read_only)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.broker.running import Process, Running
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
+from tests.broker.running import BrokerProcess, RunningBroker
 
-Start = Callable[..., Running]
-StartProcess = Callable[..., Process]
+Start = Callable[..., RunningBroker]
+StartProcess = Callable[..., BrokerProcess]
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
     """Starts brokers on `folder/data` unless told otherwise; stops them all at the end."""
-    started: list[Running] = []
+    started: list[RunningBroker] = []
 
-    def start_one(data: Path | None = None, **options: object) -> Running:
-        started.append(Running(data or folder / "data", **options))  # type: ignore[arg-type]
+    def start_one(data: Path | None = None, **options: object) -> RunningBroker:
+        started.append(RunningBroker(data or folder / "data", **options))  # type: ignore[arg-type]
         return started[-1]
 
     yield start_one
@@ -39,10 +39,10 @@ def start(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start_process(folder: Path) -> Iterator[StartProcess]:
-    started: list[Process] = []
+    started: list[BrokerProcess] = []
 
-    def start_one() -> Process:
-        started.append(Process(folder / "data"))
+    def start_one() -> BrokerProcess:
+        started.append(BrokerProcess(folder / "data"))
         return started[-1]
 
     yield start_one
@@ -51,10 +51,10 @@ def start_process(folder: Path) -> Iterator[StartProcess]:
 
 
 @pytest.fixture
-def broker(start: Start) -> Running:
+def broker(start: Start) -> RunningBroker:
     return start()
 
 
 @pytest.fixture
-def talk(broker: Running) -> Talk:
-    return broker.talk()
+def raw(broker: RunningBroker) -> RawClient:
+    return broker.connect()

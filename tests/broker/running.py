@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
 
 from lanemq.broker.app import Broker
 from lanemq.broker.config import BrokerOptions
@@ -27,7 +27,7 @@ R = TypeVar("R")
 WALL = 1_700_000_000_000
 
 
-class HandClock:
+class ManualClock:
     """Time that stands still until a test moves it."""
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class HandClock:
         return Millis(WALL + self.passed)
 
 
-class Running:
+class RunningBroker:
     """Real sockets and files on a thread of its own."""
 
     def __init__(
-        self, data: Path, *, disk: Disk | None = None, clock: HandClock | None = None, **options: object
+        self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **options: object
     ) -> None:
         self.options = replace(BrokerOptions(data, listen=Address("127.0.0.1", 0)), **options)  # type: ignore[arg-type]
         self.clock = clock
         self._disk = disk
-        self._talks: list[Talk] = []
+        self._clients: list[RawClient] = []
         self._start()
 
     def _start(self) -> None:
@@ -65,15 +65,15 @@ class Running:
             raise
         self.address = str(self.broker.address)
 
-    def talk(self) -> Talk:
-        talk = Talk(self.address)
-        self._talks.append(talk)
-        return talk
+    def connect(self) -> RawClient:
+        raw = RawClient(self.address)
+        self._clients.append(raw)
+        return raw
 
     def stop(self) -> None:
         if not self._loop.is_closed():
-            for talk in self._talks:
-                talk.close()
+            for raw in self._clients:
+                raw.close()
             try:
                 self.wait_for(self.broker.stop())
             finally:
@@ -82,7 +82,7 @@ class Running:
     def restart(self) -> None:
         """A clean stop and start; connections are gone."""
         self.stop()
-        self._talks.clear()
+        self._clients.clear()
         self._start()
 
     def crash_image(self, folder: Path) -> Path:
@@ -126,7 +126,7 @@ class Running:
 class Gate:
     """Stops the log thread between two jobs: what is staged stays off the disk until `open`."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunningBroker) -> None:
         self._opened, closed = threading.Event(), threading.Event()
 
         def wait() -> None:
@@ -140,7 +140,7 @@ class Gate:
         self._opened.set()
 
 
-class Process:
+class BrokerProcess:
     """A broker in a process of its own, to be killed; `log` is what it wrote to standard error."""
 
     def __init__(self, data: Path) -> None:

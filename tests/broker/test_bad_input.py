@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Running
-from tests.broker.talk import Talk, bodies, heartbeat, lock_body, pull_ext, send_ext
+from tests.broker.raw_client import RawClient, bodies, heartbeat, lock_body, pull_ext, send_ext
+from tests.broker.running import RunningBroker
 
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import RESPONSE_BIT, Command, encode_command, pack_frame
@@ -15,15 +15,15 @@ from lanemq.wire.command import RESPONSE_BIT, Command, encode_command, pack_fram
 BAD_NAMES = ["", "a/b", "../../etc/passwd", "..", "a\0b", "a b", "x" * 128, "ü", "a\nb"]
 
 
-def alive(talk: Talk) -> bool:
-    return talk.send("Alive").code == 0
+def alive(raw: RawClient) -> bool:
+    return raw.send("Alive").code == 0
 
 
-def test_unknown_request_is_answered_and_connection_lives(talk: Talk) -> None:
-    reply = talk.ask(9999)
+def test_unknown_request_is_answered_and_connection_lives(raw: RawClient) -> None:
+    reply = raw.ask(9999)
     assert reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert "9999" in (reply.remark or "")
-    assert alive(talk)
+    assert alive(raw)
 
 
 @pytest.mark.parametrize(
@@ -41,32 +41,32 @@ def test_unknown_request_is_answered_and_connection_lives(talk: Talk) -> None:
         (RequestCode.UNREGISTER_CLIENT, {}, "clientID"),
     ],
 )
-def test_missing_or_mistyped_field_is_named(talk: Talk, code: int, ext: dict[str, str], field: str) -> None:
-    reply = talk.ask(code, ext)
+def test_missing_or_mistyped_field_is_named(raw: RawClient, code: int, ext: dict[str, str], field: str) -> None:
+    reply = raw.ask(code, ext)
     assert reply.code == ResponseCode.SYSTEM_ERROR
     assert field in (reply.remark or "")
-    assert alive(talk)
+    assert alive(raw)
 
 
 @pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.HEART_BEAT])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"mqSet":7,"consumerDataSet":7}', b"\xff\xfe", b"{}"])
-def test_malformed_body_is_refused_and_connection_lives(talk: Talk, code: int, body: bytes) -> None:
-    assert talk.ask(code, body=body).code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
-    assert alive(talk)
+def test_malformed_body_is_refused_and_connection_lives(raw: RawClient, code: int, body: bytes) -> None:
+    assert raw.ask(code, body=body).code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
+    assert alive(raw)
 
 
 @pytest.mark.parametrize("queue", ["-1", "99999999999999999999999999"])
-def test_lock_of_an_impossible_queue_is_refused(talk: Talk, queue: str) -> None:
+def test_lock_of_an_impossible_queue_is_refused(raw: RawClient, queue: str) -> None:
     """The second does not fit into the database and once stopped the log thread's job."""
     body = f'{{"clientId":"c","consumerGroup":"g","mqSet":[{{"topic":"T","brokerName":"b","queueId":{queue}}}]}}'
-    assert talk.ask(RequestCode.LOCK_BATCH_MQ, body=body.encode()).code == ResponseCode.SYSTEM_ERROR
-    assert alive(talk)
+    assert raw.ask(RequestCode.LOCK_BATCH_MQ, body=body.encode()).code == ResponseCode.SYSTEM_ERROR
+    assert alive(raw)
 
 
-def test_malformed_header_with_an_opaque_is_answered(talk: Talk) -> None:
-    talk.socket.sendall(pack_frame(0, b'{"code":"x","opaque":77}', b""))
-    assert talk.answer(77).code == ResponseCode.SYSTEM_ERROR
-    assert alive(talk)
+def test_malformed_header_with_an_opaque_is_answered(raw: RawClient) -> None:
+    raw.socket.sendall(pack_frame(0, b'{"code":"x","opaque":77}', b""))
+    assert raw.answer(77).code == ResponseCode.SYSTEM_ERROR
+    assert alive(raw)
 
 
 GARBAGE = {
@@ -86,68 +86,68 @@ GARBAGE = {
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage_closes_its_connection_with_one_log_line(
-    broker: Running, folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+    broker: RunningBroker, folder: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "lanemq"):
-        with broker.talk() as talk:
-            talk.socket.sendall(GARBAGE[kind])
-            assert talk.is_closed_by_broker()
+        with broker.connect() as raw:
+            raw.socket.sendall(GARBAGE[kind])
+            assert raw.is_closed_by_broker()
         broker.settle()
         lines = [line for line in caplog.messages if "closing" in line]
     assert len(lines) == 1
     assert "protocol" in lines[0]
-    other = broker.talk()
+    other = broker.connect()
     assert other.bounds("T") == (0, 0)
     assert alive(other)
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_topic_is_refused_everywhere(broker: Running, folder: Path, name: str) -> None:
-    talk = broker.talk()
+def test_bad_topic_is_refused_everywhere(broker: RunningBroker, folder: Path, name: str) -> None:
+    raw = broker.connect()
     refused = [
-        talk.send(name).code,
-        talk.create(name).code,
-        talk.pull(name).code,
-        talk.commit(1, topic=name).code,
-        talk.heartbeat("c", "g", {name: "*"}).code,
-        talk.ask(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", name, (0,), "g")).code,
-        talk.ask(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c", name, (0,), "g")).code,
-        talk.ask(
+        raw.send(name).code,
+        raw.create(name).code,
+        raw.pull(name).code,
+        raw.commit(1, topic=name).code,
+        raw.heartbeat("c", "g", {name: "*"}).code,
+        raw.ask(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", name, (0,), "g")).code,
+        raw.ask(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c", name, (0,), "g")).code,
+        raw.ask(
             RequestCode.QUERY_MESSAGE,
             {"topic": name, "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "9"},
         ).code,
-        talk.ask(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": name, "queueId": "0"}).code,
-        talk.ask(RequestCode.GET_MAX_OFFSET, {"topic": name, "queueId": "0"}).code,
-        talk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": name}).code,
-        talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}).code,
+        raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": name, "queueId": "0"}).code,
+        raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": name, "queueId": "0"}).code,
+        raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": name}).code,
+        raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}).code,
     ]
     assert 0 not in refused
-    assert alive(talk)
+    assert alive(raw)
     broker.tick()
     assert topics_on_disk(broker) == {"Alive"}
     assert outside(folder) == set()
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_group_is_refused_everywhere(broker: Running, folder: Path, name: str) -> None:
-    talk = broker.talk()
-    talk.create("T")
+def test_bad_group_is_refused_everywhere(broker: RunningBroker, folder: Path, name: str) -> None:
+    raw = broker.connect()
+    raw.create("T")
     position = "0"
     refused = [
-        talk.heartbeat("c", name, {"T": "*"}).code,
-        talk.pull("T", group=name, commit=5).code,
-        talk.commit(1, group=name).code,
-        talk.ask(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", "T", (0,), name)).code,
-        talk.ask(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": name, "topic": "T", "queueId": "0"}).code,
-        talk.ask(RequestCode.CONSUMER_SEND_MSG_BACK, {"offset": position, "group": name, "delayLevel": "0"}).code,
-        talk.ask(
+        raw.heartbeat("c", name, {"T": "*"}).code,
+        raw.pull("T", group=name, commit=5).code,
+        raw.commit(1, group=name).code,
+        raw.ask(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", "T", (0,), name)).code,
+        raw.ask(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": name, "topic": "T", "queueId": "0"}).code,
+        raw.ask(RequestCode.CONSUMER_SEND_MSG_BACK, {"offset": position, "group": name, "delayLevel": "0"}).code,
+        raw.ask(
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
             {"topic": "T", "group": name, "timestamp": "-1", "isForce": "true"},
         ).code,
-        talk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"' + name.encode() + b'"}').code,
+        raw.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"' + name.encode() + b'"}').code,
     ]
     assert 0 not in refused
-    assert alive(talk)
+    assert alive(raw)
     broker.tick()
     assert topics_on_disk(broker) == {"Alive", "T"}
     state = broker.broker._parts.state
@@ -156,94 +156,94 @@ def test_bad_group_is_refused_everywhere(broker: Running, folder: Path, name: st
     assert outside(folder) == set()
 
 
-def test_heartbeat_with_one_bad_name_changes_nothing(broker: Running) -> None:
+def test_heartbeat_with_one_bad_name_changes_nothing(broker: RunningBroker) -> None:
     """All names are looked at before the first is used."""
-    talk = broker.talk()
-    assert talk.heartbeat("c", "good", {"T": "*", "a/b": "*"}).code != 0
-    assert talk.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "good"}).code != 0
+    raw = broker.connect()
+    assert raw.heartbeat("c", "good", {"T": "*", "a/b": "*"}).code != 0
+    assert raw.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "good"}).code != 0
     assert "%RETRY%good" not in topics_on_disk(broker)
 
 
-def test_commit_for_an_unknown_topic_or_queue_is_refused(broker: Running) -> None:
-    talk = broker.talk()
-    talk.create("T", 2)
-    assert talk.commit(5, topic="Nowhere").code == ResponseCode.TOPIC_NOT_EXIST
-    assert talk.commit(5, queue=2).code == ResponseCode.INVALID_PARAMETER
-    assert talk.commit(5, queue=-1).code == ResponseCode.INVALID_PARAMETER
+def test_commit_for_an_unknown_topic_or_queue_is_refused(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    raw.create("T", 2)
+    assert raw.commit(5, topic="Nowhere").code == ResponseCode.TOPIC_NOT_EXIST
+    assert raw.commit(5, queue=2).code == ResponseCode.INVALID_PARAMETER
+    assert raw.commit(5, queue=-1).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_oneway_requests_are_never_answered(broker: Running) -> None:
-    talk = broker.talk()
-    talk.create("T")
+def test_oneway_requests_are_never_answered(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    raw.create("T")
     oneways = [
-        talk.oneway(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"one"),
-        talk.oneway(RequestCode.SEND_MESSAGE_V2, {}, b""),
-        talk.oneway(9999),
-        talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 0)),
-        talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 0, queue=3, hold=20_000)),
-        talk.oneway(RequestCode.PULL_MESSAGE, pull_ext("Nowhere", 0)),
-        talk.oneway(RequestCode.HEART_BEAT, body=heartbeat("c", "g", {"T": "*"})),
-        talk.oneway(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", "T", (0,), "g")),
-        talk.oneway(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c", "T", (0,), "g")),
-        talk.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, {}),
-        talk.oneway(RequestCode.GET_BROKER_RUNTIME_INFO),
-        talk.oneway(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}),
-        talk.oneway(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "U", "readQueueNums": "1", "writeQueueNums": "1"}),
-        talk.oneway(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "U"}),
+        raw.oneway(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"one"),
+        raw.oneway(RequestCode.SEND_MESSAGE_V2, {}, b""),
+        raw.oneway(9999),
+        raw.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 0)),
+        raw.oneway(RequestCode.PULL_MESSAGE, pull_ext("T", 0, queue=3, hold=20_000)),
+        raw.oneway(RequestCode.PULL_MESSAGE, pull_ext("Nowhere", 0)),
+        raw.oneway(RequestCode.HEART_BEAT, body=heartbeat("c", "g", {"T": "*"})),
+        raw.oneway(RequestCode.LOCK_BATCH_MQ, body=lock_body("c", "T", (0,), "g")),
+        raw.oneway(RequestCode.UNLOCK_BATCH_MQ, body=lock_body("c", "T", (0,), "g")),
+        raw.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, {}),
+        raw.oneway(RequestCode.GET_BROKER_RUNTIME_INFO),
+        raw.oneway(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}),
+        raw.oneway(RequestCode.UPDATE_AND_CREATE_TOPIC, {"topic": "U", "readQueueNums": "1", "writeQueueNums": "1"}),
+        raw.oneway(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "U"}),
     ]
     broker.tick()
-    assert talk.send("T", b"two").code == 0
-    assert set(talk.answered()).isdisjoint(oneways)
+    assert raw.send("T", b"two").code == 0
+    assert set(raw.answered()).isdisjoint(oneways)
     assert broker.call(lambda: len(broker.broker._parts.polls)) == 0, "nobody waits for the answer of a oneway pull"
-    assert bodies(talk.read("T")) == [b"one", b"two"], "carried out all the same"
+    assert bodies(raw.read("T")) == [b"one", b"two"], "carried out all the same"
 
 
-def test_response_frames_from_a_client_are_ignored(talk: Talk) -> None:
+def test_response_frames_from_a_client_are_ignored(raw: RawClient) -> None:
     for opaque in (1, 2, 77):
-        talk.socket.sendall(encode_command(Command(RequestCode.SEND_MESSAGE_V2, opaque, RESPONSE_BIT, send_ext("T"))))
-    assert alive(talk)
-    assert talk.bounds("T") == (0, 0)
+        raw.socket.sendall(encode_command(Command(RequestCode.SEND_MESSAGE_V2, opaque, RESPONSE_BIT, send_ext("T"))))
+    assert alive(raw)
+    assert raw.bounds("T") == (0, 0)
 
 
-def test_a_thousand_frames_in_one_segment_are_stored_in_order(talk: Talk) -> None:
-    frames = [talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"%d" % i) for i in range(1000)]
-    talk.socket.sendall(b"".join(frame for _, frame in frames))
-    offsets = [int(talk.answer(opaque).ext["queueOffset"]) for opaque, _ in frames]
+def test_a_thousand_frames_in_one_segment_are_stored_in_order(raw: RawClient) -> None:
+    frames = [raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"%d" % i) for i in range(1000)]
+    raw.socket.sendall(b"".join(frame for _, frame in frames))
+    offsets = [int(raw.answer(opaque).ext["queueOffset"]) for opaque, _ in frames]
     assert offsets == list(range(1000))
-    assert bodies(talk.read("T")) == [b"%d" % i for i in range(1000)]
+    assert bodies(raw.read("T")) == [b"%d" % i for i in range(1000)]
 
 
-def test_a_frame_split_at_every_byte_is_one_request(broker: Running) -> None:
-    talk = broker.talk()
-    opaque, frame = talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"body")
+def test_a_frame_split_at_every_byte_is_one_request(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    opaque, frame = raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"body")
     for byte in frame:
-        talk.socket.sendall(bytes([byte]))
-    assert talk.answer(opaque).code == 0
+        raw.socket.sendall(bytes([byte]))
+    assert raw.answer(opaque).code == 0
     for cut in range(1, len(frame)):
-        opaque, frame = talk.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
-        talk.socket.sendall(frame[:cut])
-        talk.socket.sendall(frame[cut:])
-        assert talk.answer(opaque).ext["offset"] == "1"
+        opaque, frame = raw.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"})
+        raw.socket.sendall(frame[:cut])
+        raw.socket.sendall(frame[cut:])
+        assert raw.answer(opaque).ext["offset"] == "1"
 
 
 def test_too_large_body_or_properties_are_refused(start: Start) -> None:
-    talk = start(max_body_bytes=100, max_properties_bytes=50).talk()
-    assert talk.send("T", bytes(101)).code == ResponseCode.MESSAGE_ILLEGAL
-    assert talk.send("T", properties={"k": "v" * 60}).code == ResponseCode.MESSAGE_ILLEGAL
-    assert talk.send("T", bytes(100), properties={"k": "v" * 40}).code == 0
+    raw = start(max_body_bytes=100, max_properties_bytes=50).connect()
+    assert raw.send("T", bytes(101)).code == ResponseCode.MESSAGE_ILLEGAL
+    assert raw.send("T", properties={"k": "v" * 60}).code == ResponseCode.MESSAGE_ILLEGAL
+    assert raw.send("T", bytes(100), properties={"k": "v" * 40}).code == 0
 
 
 @pytest.mark.parametrize("large", [(bytes(101), {"k": "v"}), (b"x", {"k": "v" * 60})])
 def test_batch_with_one_message_too_large_is_refused_as_a_whole(
     start: Start, large: tuple[bytes, dict[str, str]]
 ) -> None:
-    talk = start(max_body_bytes=100, max_properties_bytes=50).talk()
+    raw = start(max_body_bytes=100, max_properties_bytes=50).connect()
     small = (b"x", {"k": "v"})
-    assert talk.send_batch("T", [small, large, small]).code == ResponseCode.MESSAGE_ILLEGAL
-    assert talk.send_batch("T", [small, small]).ext["queueOffset"] == "0"
+    assert raw.send_batch("T", [small, large, small]).code == ResponseCode.MESSAGE_ILLEGAL
+    assert raw.send_batch("T", [small, small]).ext["queueOffset"] == "0"
 
 
-def topics_on_disk(broker: Running) -> set[str]:
+def topics_on_disk(broker: RunningBroker) -> set[str]:
     return set(broker.broker._parts.state.topics())
 
 
@@ -252,7 +252,7 @@ def outside(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"data"}
 
 
-def test_refusal_is_worded_once(talk: Talk) -> None:
+def test_refusal_is_worded_once(raw: RawClient) -> None:
     """The client says that the broker refused; said by both, it would stand in every message twice."""
-    refused = talk.pull("Nowhere")
+    refused = raw.pull("Nowhere")
     assert (refused.code, refused.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic Nowhere does not exist")

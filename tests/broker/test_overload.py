@@ -4,8 +4,8 @@ import socket
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Gate, Running
-from tests.broker.talk import Talk, pull_ext, send_ext
+from tests.broker.raw_client import RawClient, pull_ext, send_ext
+from tests.broker.running import Gate, RunningBroker
 
 from lanemq.net import server
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -15,48 +15,48 @@ MIB = 1024 * 1024
 
 def test_senders_are_told_busy_above_the_limit_and_served_again_below(start: Start) -> None:
     running = start(max_pending_bytes=MIB)
-    talk = running.talk()
-    talk.create("T")
+    raw = running.connect()
+    raw.create("T")
     gate = Gate(running)
-    waiting = [talk.post_send("T", bytes(100_000)) for _ in range(30)]
-    talk.bounds("T")
+    waiting = [raw.post_send("T", bytes(100_000)) for _ in range(30)]
+    raw.bounds("T")
     assert running.call(lambda: running.broker._parts.group_commit.pending_bytes) <= MIB
     gate.open()
-    codes = [talk.answer(opaque).code for opaque in waiting]
+    codes = [raw.answer(opaque).code for opaque in waiting]
     assert set(codes) == {0, ResponseCode.SYSTEM_BUSY}
     assert codes == sorted(codes), "those that fitted came first"
-    assert len(talk.read("T")) == codes.count(0)
-    assert talk.send("T").code == 0
+    assert len(raw.read("T")) == codes.count(0)
+    assert raw.send("T").code == 0
     assert running.call(lambda: running.broker._parts.group_commit.pending_bytes) == 0
 
 
 def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
     running = start(max_pending_bytes=MIB)
-    talk = running.talk()
-    talk.create("T")
+    raw = running.connect()
+    raw.create("T")
     gate = Gate(running)
-    waiting = [talk.post_send("T", stamp="p.0.0") for _ in range(3_000)]
-    talk.bounds("T")
+    waiting = [raw.post_send("T", stamp="p.0.0") for _ in range(3_000)]
+    raw.bounds("T")
     gate.open()
-    codes = {talk.answer(opaque).code for opaque in waiting}
+    codes = {raw.answer(opaque).code for opaque in waiting}
     assert codes == {0, ResponseCode.SYSTEM_BUSY}
-    assert talk.bounds("T") == (0, 1)
+    assert raw.bounds("T") == (0, 1)
 
 
 def test_busy_send_left_no_stamp(start: Start) -> None:
     running = start(max_pending_bytes=MIB)
-    talk = running.talk()
-    talk.create("T")
+    raw = running.connect()
+    raw.create("T")
     gate = Gate(running)
-    first = talk.post_send("T", bytes(900_000), stamp="p.0.0")
-    second = talk.post_send("T", bytes(900_000), stamp="p.0.1")
-    talk.bounds("T")
+    first = raw.post_send("T", bytes(900_000), stamp="p.0.0")
+    second = raw.post_send("T", bytes(900_000), stamp="p.0.1")
+    raw.bounds("T")
     gate.open()
-    assert (talk.answer(first).code, talk.answer(second).code) == (0, ResponseCode.SYSTEM_BUSY)
-    assert "laneDuplicate" not in talk.send("T", stamp="p.0.1").ext
+    assert (raw.answer(first).code, raw.answer(second).code) == (0, ResponseCode.SYSTEM_BUSY)
+    assert "laneDuplicate" not in raw.send("T", stamp="p.0.1").ext
 
 
-def unsent(running: Running) -> int:
+def unsent(running: RunningBroker) -> int:
     """Bytes of answers that the broker holds for its peers."""
 
     def count() -> int:
@@ -73,7 +73,7 @@ def unsent(running: Running) -> int:
 def test_slow_reader_does_not_grow_the_broker(start: Start, held: bool) -> None:
     """A thousand pulls of a mebibyte from somebody who reads nothing, asked at once or held and woken at once."""
     running = start()
-    producer, slow = running.talk(), running.talk()
+    producer, slow = running.connect(), running.connect()
     slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     producer.create("T")
     if not held:
@@ -102,34 +102,34 @@ def test_slow_reader_does_not_grow_the_broker(start: Start, held: bool) -> None:
 
 def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     running = start(max_connections=2)
-    first, second = running.talk(), running.talk()
+    first, second = running.connect(), running.connect()
     assert first.send("T").code == second.send("T").code == 0
-    with Talk(running.address) as third:
+    with RawClient(running.address) as third:
         assert third.is_closed_by_broker()
     assert running.call(lambda: running.broker._server.refused) == 1
     first.close()
     while running.call(lambda: len(running.broker._server.peers)) > 1:
         pass
-    assert running.talk().send("T").code == 0
+    assert running.connect().send("T").code == 0
 
 
 def test_silent_connection_is_closed(start: Start) -> None:
     running = start(idle_timeout=1.0)
-    talk = running.talk()
-    talk.send("T")
+    raw = running.connect()
+    raw.send("T")
     running.call(lambda: running.broker._server.close_idle(-1.0))
-    assert talk.is_closed_by_broker()
+    assert raw.is_closed_by_broker()
 
 
-def test_unfinished_frames_are_bounded_over_all_connections(broker: Running) -> None:
+def test_unfinished_frames_are_bounded_over_all_connections(broker: RunningBroker) -> None:
     """One peer may hold a whole frame; many of them together may not fill the memory. The largest goes."""
-    peers = {size: broker.talk() for size in (300_000, 500_000, 400_000)}
-    frames = {size: talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB)) for size, talk in peers.items()}
+    peers = {size: broker.connect() for size in (300_000, 500_000, 400_000)}
+    frames = {size: raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB)) for size, raw in peers.items()}
     listening = broker.broker._server
     listening._max_unfinished_bytes = MIB
     sent = 0
-    for size, talk in peers.items():
-        talk.socket.sendall(frames[size][1][:size])
+    for size, raw in peers.items():
+        raw.socket.sendall(frames[size][1][:size])
         sent += size
         while sent <= MIB and broker.call(lambda: listening.unfinished) < sent:
             pass
@@ -143,13 +143,13 @@ def test_unfinished_frames_are_bounded_over_all_connections(broker: Running) -> 
     assert broker.call(lambda: listening.unfinished) == 0
 
 
-def test_unfinished_frame_of_a_lost_connection_is_not_counted(broker: Running) -> None:
-    talk = broker.talk()
-    talk.socket.sendall(talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB))[1][:1000])
+def test_unfinished_frame_of_a_lost_connection_is_not_counted(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    raw.socket.sendall(raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB))[1][:1000])
     listening = broker.broker._server
     while broker.call(lambda: listening.unfinished) < 1000:
         pass
-    talk.close()
+    raw.close()
     while broker.call(lambda: len(listening.peers)):
         pass
     assert broker.call(lambda: listening.unfinished) == 0

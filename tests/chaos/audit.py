@@ -6,7 +6,7 @@ messages of a key must be there from the first on, one after the other.
 
 import json
 
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
 from tests.chaos.diary import Diary, Place
 from tests.chaos.roles import TOPIC
 
@@ -27,9 +27,9 @@ class Audit:
     def look(self, address: str) -> None:
         """Raises `AssertionError` with the first message that is missing, elsewhere, or out of its order."""
         told = dict(self._diary.read().news)
-        with Talk(address) as talk:
+        with RawClient(address) as raw:
             for queue, first in self._next.items():
-                for record in talk.read(TOPIC, queue, first):
+                for record in raw.read(TOPIC, queue, first):
                     self._read(queue, record)
         for place, name in told.items():
             there = self._unasked.pop(place, None)

@@ -6,7 +6,7 @@ Processes and real files. The faults are a full file system, and one failing wri
 from pathlib import Path
 
 import pytest
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
 from tests.chaos import volumes
 from tests.chaos.audit import Audit
 from tests.chaos.diary import Diary
@@ -21,8 +21,8 @@ QUEUES = 4
 
 
 def is_read_only(stage: Stage) -> bool:
-    with Talk(stage.address) as talk:
-        return talk.runtime()["laneReadOnly"] not in ("", "false")
+    with RawClient(stage.address) as raw:
+        return raw.runtime()["laneReadOnly"] not in ("", "false")
 
 
 def work_until_read_only(
@@ -42,8 +42,8 @@ def check_told_is_readable(stage: Stage, audit: Audit) -> None:
     """And more: the group goes on to its end, new sends are refused with a reason."""
     audit.look(stage.address)
     assert audit.stored > 0
-    with Talk(stage.address) as talk:
-        refused = talk.send("orders")
+    with RawClient(stage.address) as raw:
+        refused = raw.send("orders")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert refused.remark
 

@@ -104,7 +104,13 @@ def test_the_environment_can_ask_for_the_references(value: str, expected: str) -
 @pytest.mark.slow
 def test_the_tests_of_hot_modules_hold_without_twins() -> None:
     """The same tests for both: they have run with the twins, so here they run without."""
-    folders = ["tests/wire", "tests/log", "tests/broker/test_dedup.py", "tests/broker/test_send_runs.py", "tests/fast"]
+    folders = [
+        "tests/wire",
+        "tests/log",
+        "tests/broker/handlers/test_stamps.py",
+        "tests/broker/handlers/test_send_runs.py",
+        "tests/fast",
+    ]
     folders += [
         "tests/client/producer/test_engine.py",
         "tests/client/producer/test_batches.py",

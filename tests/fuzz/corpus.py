@@ -9,7 +9,7 @@ import zlib
 import lz4.frame
 import msgspec
 import zstandard
-from tests.broker.talk import heartbeat, lock_body, pull_ext, send_ext
+from tests.broker.raw_client import heartbeat, lock_body, pull_ext, send_ext
 from tests.wire.encoding import encode_batch, encode_record
 
 from lanemq.model.stamp import Stamp

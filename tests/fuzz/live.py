@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from tests.broker.running import Process
-from tests.broker.talk import Talk, bodies
+from tests.broker.raw_client import RawClient, bodies
+from tests.broker.running import BrokerProcess
 from tests.fuzz import corpus
 from tests.fuzz.mutating import Mutator
 
@@ -37,7 +37,7 @@ class Siege:
     """One broker process, one well-behaved client, any number of visits."""
 
     def __init__(self, data: Path, seed: int) -> None:
-        self.broker = Process(data)
+        self.broker = BrokerProcess(data)
         self.seen: Counter[str] = Counter()
         self._random = Random(f"siege {seed}")
         self.codes: Counter[int] = Counter()
@@ -45,7 +45,7 @@ class Siege:
         self._ext = corpus.any_ext()
         self._frames = Mutator(self._random, corpus.frames())
         self._bodies = Mutator(self._random, [*corpus.JSON_BODIES, corpus.BATCH, b""])
-        self._sane = Talk(self.broker.address)
+        self._sane = RawClient(self.broker.address)
         self._told: list[bytes] = []
 
     def visit(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.broker.talk import Talk, pull_ext
+from tests.broker.raw_client import RawClient, pull_ext
 from tests.chaos.stage import Part, Stage
 from tests.load.gauge import MIB, read
 
@@ -33,13 +33,13 @@ def descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def ask(talk: Talk, broker: Part) -> tuple[list[float], float]:
+def ask(raw: RawClient, broker: Part) -> tuple[list[float], float]:
     """Milliseconds of round trips that need no disk, sorted; and what one costs the broker, which is a matter of the
     broker alone, whoever else is busy on the machine."""
     found, before = [], read(broker.process.pid).cpu
     for _ in range(ASKED):
         begin = time.perf_counter()
-        talk.bounds("T")
+        raw.bounds("T")
         found.append((time.perf_counter() - begin) * 500)
     return sorted(found), (read(broker.process.pid).cpu - before) / ASKED * 500
 
@@ -52,9 +52,9 @@ def wait_for_files(stage: Stage, broker: Part, true: Callable[[int], bool], what
 @pytest.mark.usefixtures("descriptors")
 def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: Stage) -> None:
     broker = stage.broker(default_queues=1)
-    with Talk(stage.address) as talk:
-        talk.send("T")
-        alone, cost_alone = ask(talk, broker)
+    with RawClient(stage.address) as raw:
+        raw.send("T")
+        alone, cost_alone = ask(raw, broker)
         before = read(broker.process.pid)
         begin = time.monotonic()
         idle = [socket.create_connection(parse_address(stage.address), timeout=30) for _ in range(IDLE)]
@@ -62,13 +62,13 @@ def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: 
             wait_for_files(stage, broker, lambda files: files >= before.files + IDLE, "all are accepted")
             took = time.monotonic() - begin
             after = read(broker.process.pid)
-            crowded, cost_crowded = ask(talk, broker)
-            sent = talk.send("T").code
+            crowded, cost_crowded = ask(raw, broker)
+            sent = raw.send("T").code
         finally:
             for each in idle:
                 each.close()
         wait_for_files(stage, broker, lambda files: files <= before.files + 2, "all are let go")
-        assert talk.send("T").code == 0
+        assert raw.send("T").code == 0
     bytes_each = (after.memory - before.memory) / IDLE
     p99 = {"alone": alone[-ASKED // 100], "crowded": crowded[-ASKED // 100]}
     print(json.dumps({"bytes each": round(bytes_each), "seconds to accept": round(took, 2), "p99 ms": p99}))
@@ -81,10 +81,10 @@ def test_five_thousand_idle_connections_cost_little_and_slow_nobody_down(stage: 
 def test_consumers_that_never_listen_cost_a_bounded_amount_and_hold_up_nobody(stage: Stage) -> None:
     """Each asks for 200 mebibytes and reads none of it."""
     broker = stage.broker(default_queues=1)
-    with Talk(stage.address) as talk:
-        talk.send("T", bytes(MIB))
+    with RawClient(stage.address) as raw:
+        raw.send("T", bytes(MIB))
         before = read(broker.process.pid).memory
-        deaf = [Talk(stage.address) for _ in range(DEAF)]
+        deaf = [RawClient(stage.address) for _ in range(DEAF)]
         for each in deaf:
             ask = [
                 each.frame(RequestCode.PULL_MESSAGE, pull_ext("T", 0, laneMaxBytes=str(2 * MIB))) for _ in range(200)
@@ -92,7 +92,7 @@ def test_consumers_that_never_listen_cost_a_bounded_amount_and_hold_up_nobody(st
             each.socket.sendall(b"".join(frame for _, frame in ask))
         begin = time.monotonic()
         for _ in range(100):
-            assert talk.send("T", b"others are served").code == 0
+            assert raw.send("T", b"others are served").code == 0
         took = time.monotonic() - begin
         grown = read(broker.process.pid).memory - before
         for each in deaf:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 import pytest
-from tests.broker.talk import Talk, bodies
+from tests.broker.raw_client import RawClient, bodies
 from tests.chaos.stage import Stage
 from tests.load.gauge import MIB, read
 
@@ -30,7 +30,7 @@ class Sender(threading.Thread):
         self.codes: Counter[int] = Counter()
         self.offsets: list[int] = []
         self._number = number
-        self._talk = Talk(address)
+        self._talk = RawClient(address)
 
     def run(self) -> None:
         waiting: list[int] = []
@@ -53,9 +53,9 @@ class Sender(threading.Thread):
 def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(stage: Stage) -> None:
     """A disk that takes half a second for every flush is easily overrun. Leases must be renewed all the same."""
     broker = stage.broker(["stalling_disk"], default_queues=SENDERS, max_pending_bytes=PENDING)
-    with Talk(stage.address) as talk:
-        talk.create("T", SENDERS)
-        talk.lane_lock("owner")
+    with RawClient(stage.address) as raw:
+        raw.create("T", SENDERS)
+        raw.lane_lock("owner")
         before = read(broker.process.pid).memory
         senders = [Sender(stage.address, number) for number in range(SENDERS)]
         for sender in senders:
@@ -63,13 +63,13 @@ def test_at_five_times_its_capacity_the_broker_answers_busy_within_its_memory(st
         memory, slowest = before, 0.0
         while any(sender.is_alive() for sender in senders):
             asked = time.monotonic()
-            assert talk.lane_lock("owner").lock_ok_mq_set, "a renewal was refused"
+            assert raw.lane_lock("owner").lock_ok_mq_set, "a renewal was refused"
             slowest = max(slowest, time.monotonic() - asked)
             memory = max(memory, read(broker.process.pid).memory)
         codes = sum((sender.codes for sender in senders), Counter[int]())
         told = {sender._number: sorted(sender.offsets) for sender in senders}
         assert {number: list(range(len(each))) for number, each in told.items()} == told
-        stored = [len(bodies(talk.read("T", number))) for number in range(SENDERS)]
+        stored = [len(bodies(raw.read("T", number))) for number in range(SENDERS)]
     print(json.dumps({"answers": codes, "MiB grown": round((memory - before) / MIB, 1), "slowest renewal, s": slowest}))
     assert stored == [len(each) for each in told.values()], "busy means not stored, and stored means told"
     assert codes.total() == SENDERS * EACH, "everybody was answered"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Gate, HandClock, Running
-from tests.broker.talk import Talk, records
+from tests.broker.raw_client import RawClient, records
+from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker.handlers import operator_parking
 from lanemq.log.parked_rows import ParkedChange, ParkedRows
@@ -30,13 +30,13 @@ KEY = "order 4711 \x01 ü"
 class Owner:
     """A member that owns queue 0 of T for group g, in bare requests."""
 
-    def __init__(self, running: Running, client: str = "a") -> None:
-        self.talk = running.talk()
+    def __init__(self, running: RunningBroker, client: str = "a") -> None:
+        self.raw = running.connect()
         self.client = client
         self.lease: LaneLease = self.renew()
 
     def renew(self) -> LaneLease:
-        (self.lease,) = self.talk.lane_lock(self.client, laneFinished="true").lane_leases
+        (self.lease,) = self.raw.lane_lock(self.client, laneFinished="true").lane_leases
         return self.lease
 
     def _ext(self) -> dict[str, str]:
@@ -45,10 +45,10 @@ class Owner:
 
     def post_park(self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1) -> int:
         body = ParkBody(key=key, offsets=list(offsets), failed=failed, reason="broken", attempts=17, again=again)
-        return self.talk.post(RequestCode.LANE_PARK, self._ext(), body.encode())
+        return self.raw.post(RequestCode.LANE_PARK, self._ext(), body.encode())
 
     def ask_park(self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1) -> Command:
-        return self.talk.answer(self.post_park(*offsets, failed=failed, key=key, again=again))
+        return self.raw.answer(self.post_park(*offsets, failed=failed, key=key, again=again))
 
     def park(self, *offsets: int, failed: bool = True, key: str | None = KEY, again: int = -1) -> ParkAnswer:
         reply = self.ask_park(*offsets, failed=failed, key=key, again=again)
@@ -56,81 +56,81 @@ class Owner:
         return ParkAnswer.decode(reply.body)
 
     def next(self, done: int = -1, key: str | None = KEY) -> Command:
-        return self.talk.ask(RequestCode.LANE_PARK_NEXT, self._ext(), NextBody(key=key, done=done).encode())
+        return self.raw.ask(RequestCode.LANE_PARK_NEXT, self._ext(), NextBody(key=key, done=done).encode())
 
 
 @pytest.fixture
-def running(start: Start) -> Running:
+def running(start: Start) -> RunningBroker:
     """Eight messages in queue 0 of T, their bodies are their offsets."""
-    running = start(clock=HandClock())
-    fill(running.talk())
+    running = start(clock=ManualClock())
+    fill(running.connect())
     return running
 
 
-def fill(talk: Talk, count: int = 8) -> None:
-    talk.create("T", 4)
+def fill(raw: RawClient, count: int = 8) -> None:
+    raw.create("T", 4)
     for number in range(count):
-        talk.send("T", b"%d" % number, queue=0, properties={"__SHARDINGKEY": "k"})
+        raw.send("T", b"%d" % number, queue=0, properties={"__SHARDINGKEY": "k"})
 
 
-def lanes(talk: Talk, wanted: LaneBody | None = None) -> list[ParkedLaneBody]:
-    return ParkedTable.decode(talk.ask(RequestCode.LANE_PARKED, {}, (wanted or LaneBody()).encode()).body).lanes
+def lanes(raw: RawClient, wanted: LaneBody | None = None) -> list[ParkedLaneBody]:
+    return ParkedTable.decode(raw.ask(RequestCode.LANE_PARKED, {}, (wanted or LaneBody()).encode()).body).lanes
 
 
 def lane(key: str | None = KEY, **more: int) -> bytes:
     return LaneBody(group="g", topic="T", any_key=False, key=key, **more).encode()  # type: ignore[arg-type]
 
 
-def parked_offsets(talk: Talk, key: str | None = KEY) -> list[int]:
-    reply = talk.ask(RequestCode.LANE_PARKED_SHOW, {}, lane(key))
+def parked_offsets(raw: RawClient, key: str | None = KEY) -> list[int]:
+    reply = raw.ask(RequestCode.LANE_PARKED_SHOW, {}, lane(key))
     return [record.queue_offset for record in records(reply)] if reply.code == 0 else []
 
 
-def redrive(talk: Talk) -> ParkedResult:
-    reply = talk.ask(RequestCode.LANE_PARKED_REDRIVE, {}, lane())
+def redrive(raw: RawClient) -> ParkedResult:
+    reply = raw.ask(RequestCode.LANE_PARKED_REDRIVE, {}, lane())
     assert reply.code == 0, reply
     return ParkedResult.decode(reply.body)
 
 
-def discard(talk: Talk, through: int) -> ParkedResult:
-    reply = talk.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane(through=through))
+def discard(raw: RawClient, through: int) -> ParkedResult:
+    reply = raw.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane(through=through))
     assert reply.code == 0, reply
     return ParkedResult.decode(reply.body)
 
 
-def test_parked_messages_are_listed_and_shown_in_order(running: Running) -> None:
+def test_parked_messages_are_listed_and_shown_in_order(running: RunningBroker) -> None:
     owner = Owner(running)
     assert owner.park(2, 3) == ParkAnswer(settled=2, status="parked")
     assert owner.park(5, failed=False) == ParkAnswer(settled=1, status="parked")
-    (found,) = lanes(owner.talk)
+    (found,) = lanes(owner.raw)
     assert (found.group, found.topic, found.queue_id, found.key) == ("g", "T", 0, KEY)
     assert (found.status, found.reason, found.attempts, found.messages) == ("parked", "broken", 17, 3)
     assert (found.first, found.last, found.through) == (2, 5, 5)
-    shown = records(owner.talk.ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))
+    shown = records(owner.raw.ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))
     assert [(each.queue_offset, each.body) for each in shown] == [(2, b"2"), (3, b"3"), (5, b"5")]
 
 
-def test_nothing_is_answered_before_it_is_on_disk(running: Running) -> None:
-    owner, other = Owner(running), running.talk()
+def test_nothing_is_answered_before_it_is_on_disk(running: RunningBroker) -> None:
+    owner, other = Owner(running), running.connect()
     gate = Gate(running)
     asked = owner.post_park(2)
     listing = other.post(RequestCode.LANE_PARKED, {}, LaneBody().encode())
-    for talk in (owner.talk, other):
-        assert talk.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
-    assert asked not in owner.talk.answered()
+    for raw in (owner.raw, other):
+        assert raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
+    assert asked not in owner.raw.answered()
     assert listing not in other.answered()
     gate.open()
-    assert owner.talk.answer(asked).code == 0
+    assert owner.raw.answer(asked).code == 0
     assert len(ParkedTable.decode(other.answer(listing).body).lanes) == 1
 
 
-def test_what_was_answered_survives_a_kill(running: Running, start: Start, folder: Path) -> None:
+def test_what_was_answered_survives_a_kill(running: RunningBroker, start: Start, folder: Path) -> None:
     owner = Owner(running)
     owner.park(2, 3, 5)
     owner.park(6, key=None)
-    redrive(owner.talk)
+    redrive(owner.raw)
     owner.next(done=2)
-    after = start(running.crash_image(folder / "image")).talk()
+    after = start(running.crash_image(folder / "image")).connect()
     assert parked_offsets(after) == [3, 5]
     assert parked_offsets(after, None) == [6]
     first, second = lanes(after)
@@ -138,27 +138,27 @@ def test_what_was_answered_survives_a_kill(running: Running, start: Start, folde
     assert (second.status, second.reason, second.attempts, second.through) == ("redriving", "broken", 17, 5)
 
 
-def test_a_stale_owner_can_neither_park_nor_redrive(running: Running) -> None:
+def test_a_stale_owner_can_neither_park_nor_redrive(running: RunningBroker) -> None:
     """Negative control: the same requests with the current epoch are accepted."""
     stale = Owner(running, "a")
     stale.park(2, 3)
-    redrive(stale.talk)
-    stale.talk.unlock("a")
+    redrive(stale.raw)
+    stale.raw.unlock("a")
     current = Owner(running, "b")
     for reply in (stale.ask_park(4, failed=False), stale.ask_park(6, key="other"), stale.next(), stale.next(done=2)):
         assert reply.code == ResponseCode.LEASE_REFUSED
-    assert parked_offsets(stale.talk) == [2, 3]
+    assert parked_offsets(stale.raw) == [2, 3]
     assert current.next(done=2).body
     assert current.park(4, failed=False).settled == 1
-    assert parked_offsets(stale.talk) == [3, 4]
+    assert parked_offsets(stale.raw) == [3, 4]
 
 
-def test_a_redrive_gives_one_message_after_the_other_and_ends_the_lane(running: Running) -> None:
+def test_a_redrive_gives_one_message_after_the_other_and_ends_the_lane(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2, 3)
     assert (owner.next().body, owner.next().ext["laneParked"]) == (b"", "parked"), "nobody asked for it"
-    assert redrive(owner.talk) == ParkedResult(changed=1, left=2)
-    assert redrive(owner.talk) == ParkedResult(changed=0, left=2)
+    assert redrive(owner.raw) == ParkedResult(changed=1, left=2)
+    assert redrive(owner.raw) == ParkedResult(changed=0, left=2)
     first = owner.next()
     assert (records(first)[0].queue_offset, first.ext["laneParked"]) == (2, "redriving")
     assert records(owner.next())[0].queue_offset == 2, "its answer may have been lost"
@@ -166,62 +166,62 @@ def test_a_redrive_gives_one_message_after_the_other_and_ends_the_lane(running: 
     assert records(owner.next(done=2))[0].queue_offset == 3
     last = owner.next(done=3)
     assert (last.body, last.ext["laneParked"]) == (b"", "")
-    assert lanes(owner.talk) == []
+    assert lanes(owner.raw) == []
 
 
-def test_a_redriven_message_that_failed_ends_the_redrive(running: Running) -> None:
+def test_a_redriven_message_that_failed_ends_the_redrive(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2, 3)
-    redrive(owner.talk)
+    redrive(owner.raw)
     owner.next()
     assert owner.park(6, again=2) == ParkAnswer(settled=1, status="parked")
-    assert parked_offsets(owner.talk) == [2, 3, 6]
+    assert parked_offsets(owner.raw) == [2, 3, 6]
 
 
-def test_a_discard_ends_at_the_offset_that_was_seen(running: Running) -> None:
+def test_a_discard_ends_at_the_offset_that_was_seen(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2, 3, 5)
-    assert discard(owner.talk, 3) == ParkedResult(changed=2, left=1)
-    assert discard(owner.talk, 3) == ParkedResult(changed=0, left=1)
-    assert discard(owner.talk, 99) == ParkedResult(changed=1, left=0)
+    assert discard(owner.raw, 3) == ParkedResult(changed=2, left=1)
+    assert discard(owner.raw, 3) == ParkedResult(changed=0, left=1)
+    assert discard(owner.raw, 99) == ParkedResult(changed=1, left=0)
     assert owner.park(6, failed=False) == ParkAnswer(settled=0, status="", remark=owner.park(7, failed=False).remark)
-    assert lanes(owner.talk) == []
+    assert lanes(owner.raw) == []
     owner.park(7)
-    assert parked_offsets(owner.talk) == [7], "nothing of the lane before is left on disk"
+    assert parked_offsets(owner.raw) == [7], "nothing of the lane before is left on disk"
 
 
-def test_a_message_discarded_while_it_is_read_is_not_given_out(running: Running) -> None:
-    owner, person = Owner(running), running.talk()
+def test_a_message_discarded_while_it_is_read_is_not_given_out(running: RunningBroker) -> None:
+    owner, person = Owner(running), running.connect()
     owner.park(2, 3)
     redrive(person)
     gate = Gate(running)
     body = NextBody(key=KEY, done=-1).encode()
-    asked = owner.talk.post(RequestCode.LANE_PARK_NEXT, owner._ext(), body)
-    owner.talk.bounds("T")
+    asked = owner.raw.post(RequestCode.LANE_PARK_NEXT, owner._ext(), body)
+    owner.raw.bounds("T")
     discarded = person.post(RequestCode.LANE_PARKED_DISCARD, {}, lane(through=2))
     person.bounds("T")
     gate.open()
     assert person.answer(discarded).code == 0
-    assert [record.queue_offset for record in records(owner.talk.answer(asked))] == [3]
+    assert [record.queue_offset for record in records(owner.raw.answer(asked))] == [3]
 
 
-def test_the_owner_learns_with_its_lease_that_people_changed_something(running: Running) -> None:
+def test_the_owner_learns_with_its_lease_that_people_changed_something(running: RunningBroker) -> None:
     owner = Owner(running)
     assert owner.lease.parked == 0
     owner.park(2, 3)
     seen = [owner.renew().parked]
     assert owner.renew().parked == seen[0]
-    redrive(owner.talk)
+    redrive(owner.raw)
     seen.append(owner.renew().parked)
-    discard(owner.talk, 99)
+    discard(owner.raw, 99)
     seen.append(owner.renew().parked)
     assert 0 < seen[0] < seen[1] < seen[2]
     owner.park(4)
-    owner.talk.unlock("a")
+    owner.raw.unlock("a")
     assert Owner(running, "b").lease.parked > 0, "a new owner must ask"
 
 
-def test_a_restart_is_a_change_to_look_at(running: Running) -> None:
+def test_a_restart_is_a_change_to_look_at(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2)
     before = owner.renew().parked
@@ -233,37 +233,37 @@ def test_a_restart_is_a_change_to_look_at(running: Running) -> None:
 
 def test_records_outlive_the_log_they_came_from(start: Start) -> None:
     running = start(segment_bytes=64 * 1024, retention_bytes=64 * 1024)
-    talk = running.talk()
-    fill(talk)
+    raw = running.connect()
+    fill(raw)
     Owner(running).park(2, 3)
     for _ in range(40):
-        talk.send("T", b"x" * 4000, queue=0)
+        raw.send("T", b"x" * 4000, queue=0)
     running.call(running.broker._housekeeping._retire)
     running.settle()
-    assert talk.bounds("T")[0] > 3
-    assert [each.body for each in records(talk.ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))] == [b"2", b"3"]
+    assert raw.bounds("T")[0] > 3
+    assert [each.body for each in records(raw.ask(RequestCode.LANE_PARKED_SHOW, {}, lane()))] == [b"2", b"3"]
 
 
-def test_what_is_not_in_the_log_cannot_be_parked(running: Running) -> None:
+def test_what_is_not_in_the_log_cannot_be_parked(running: RunningBroker) -> None:
     owner = Owner(running)
     answer = owner.park(6, 7, 8, 9)
     assert (answer.settled, "not in the log" in answer.remark) == (2, True)
-    assert parked_offsets(owner.talk) == [6, 7]
+    assert parked_offsets(owner.raw) == [6, 7]
 
 
 def test_beyond_the_limits_nothing_is_taken_and_nothing_dropped(start: Start) -> None:
     running = start(max_parked_lane=2, max_parked_messages=3)
-    fill(running.talk())
+    fill(running.connect())
     owner = Owner(running)
     answer = owner.park(1, 2, 3)
     assert (answer.settled, "max_parked_lane" in answer.remark) == (2, True)
     assert owner.park(4, 5, key="other").settled == 1
     assert owner.park(6, key="third") == ParkAnswer(settled=0, status="", remark=answer.remark)
-    assert [each.messages for each in lanes(owner.talk)] == [2, 1]
+    assert [each.messages for each in lanes(owner.raw)] == [2, 1]
 
 
 def test_a_failed_write_is_an_error_and_is_made_up_for_by_the_next(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory the lane is parked: whoever is told so later must not rely on rows that are missing."""
     owner = Owner(running)
@@ -276,13 +276,13 @@ def test_a_failed_write_is_an_error_and_is_made_up_for_by_the_next(
 
     monkeypatch.setattr(ParkedRows, "apply", apply)
     assert owner.ask_park(2, 3).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert owner.talk.ask(RequestCode.LANE_PARKED, {}, LaneBody().encode()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert owner.raw.ask(RequestCode.LANE_PARKED, {}, LaneBody().encode()).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert owner.park(5, failed=False).settled == 1
     running.restart()
-    assert parked_offsets(running.talk()) == [2, 3, 5]
+    assert parked_offsets(running.connect()) == [2, 3, 5]
 
 
-def test_requests_that_come_together_share_one_write(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_come_together_share_one_write(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand lanes may fail in the same second; each with a sync of its own would take a minute."""
     owner = Owner(running)
     real, writes = ParkedRows.apply, list[int]()
@@ -294,100 +294,100 @@ def test_requests_that_come_together_share_one_write(running: Running, monkeypat
     monkeypatch.setattr(ParkedRows, "apply", apply)
     gate = Gate(running)
     asked = [owner.post_park(number, key=f"k{number}") for number in range(6)]
-    assert owner.talk.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
+    assert owner.raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
     gate.open()
-    assert [owner.talk.answer(opaque).code for opaque in asked] == [0] * 6
+    assert [owner.raw.answer(opaque).code for opaque in asked] == [0] * 6
     assert writes == [1, 5]
     running.restart()
-    assert len(lanes(running.talk())) == 6
+    assert len(lanes(running.connect())) == 6
 
 
-def test_a_deleted_topic_takes_its_parked_lanes_along(running: Running) -> None:
+def test_a_deleted_topic_takes_its_parked_lanes_along(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2)
-    assert owner.talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
-    assert lanes(owner.talk) == []
+    assert owner.raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    assert lanes(owner.raw) == []
     running.restart()
-    assert lanes(running.talk()) == []
+    assert lanes(running.connect()) == []
 
 
 @pytest.mark.parametrize(("clean", "left"), [("true", 0), ("false", 1)])
-def test_a_deleted_group_takes_its_lanes_along_with_its_offsets(running: Running, clean: str, left: int) -> None:
+def test_a_deleted_group_takes_its_lanes_along_with_its_offsets(running: RunningBroker, clean: str, left: int) -> None:
     owner = Owner(running)
     owner.park(2)
     ext = {"groupName": "g", "cleanOffset": clean}
-    assert owner.talk.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, ext).code == 0
+    assert owner.raw.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, ext).code == 0
     running.restart()
-    assert len(lanes(running.talk())) == left
+    assert len(lanes(running.connect())) == left
 
 
-def test_long_lists_come_in_parts(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lists_come_in_parts(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner(running)
     for number in range(6):
         owner.park(number, key=f"k{number}")
     monkeypatch.setattr(operator_parking, "MAX_LIST_CHARS", 700)
     wanted, found = LaneBody(), list[str | None]()
     while not found or wanted.after:
-        table = ParkedTable.decode(owner.talk.ask(RequestCode.LANE_PARKED, {}, wanted.encode()).body)
+        table = ParkedTable.decode(owner.raw.ask(RequestCode.LANE_PARKED, {}, wanted.encode()).body)
         assert 0 < len(table.lanes) < 6
         found += [each.key for each in table.lanes]
         wanted.after = table.more
         if found == ["k0", "k1"]:
-            reply = owner.talk.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane("k0", through=9))
+            reply = owner.raw.ask(RequestCode.LANE_PARKED_DISCARD, {}, lane("k0", through=9))
             assert ParkedResult.decode(reply.body).changed == 1
     assert found == [f"k{number}" for number in range(6)], "a lane that is gone meanwhile hides no other"
     bad = LaneBody(after="nowhere").encode()
-    assert owner.talk.ask(RequestCode.LANE_PARKED, {}, bad).code == ResponseCode.INVALID_PARAMETER
+    assert owner.raw.ask(RequestCode.LANE_PARKED, {}, bad).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_long_lanes_are_shown_in_parts(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lanes_are_shown_in_parts(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_parking, "MAX_SHOWN", 2)
     owner = Owner(running)
     owner.park(1, 2, 3)
-    assert parked_offsets(owner.talk) == [1, 2]
-    rest = owner.talk.ask(RequestCode.LANE_PARKED_SHOW, {}, lane(start=3))
+    assert parked_offsets(owner.raw) == [1, 2]
+    rest = owner.raw.ask(RequestCode.LANE_PARKED_SHOW, {}, lane(start=3))
     assert [record.queue_offset for record in records(rest)] == [3]
 
 
 @pytest.mark.parametrize("code", [4205, 4206, 4207])
-def test_a_lane_that_is_not_there_or_not_named_is_refused(running: Running, code: int) -> None:
-    talk = running.talk()
-    reply = talk.ask(code, {}, lane("nobody"))
+def test_a_lane_that_is_not_there_or_not_named_is_refused(running: RunningBroker, code: int) -> None:
+    raw = running.connect()
+    reply = raw.ask(code, {}, lane("nobody"))
     assert (reply.code, "no parked lane of key 'nobody'" in (reply.remark or "")) == (
         ResponseCode.QUERY_NOT_FOUND,
         True,
     )
-    assert "without a key" in (talk.ask(code, {}, lane(None)).remark or "")
+    assert "without a key" in (raw.ask(code, {}, lane(None)).remark or "")
     for wanted in (LaneBody(), LaneBody(group="g", topic="T"), LaneBody(group="g", any_key=False, key="k")):
-        assert talk.ask(code, {}, wanted.encode()).code == ResponseCode.INVALID_PARAMETER
+        assert raw.ask(code, {}, wanted.encode()).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_nonsense_is_refused_and_parks_nothing(running: Running) -> None:
+def test_nonsense_is_refused_and_parks_nothing(running: RunningBroker) -> None:
     owner = Owner(running)
     assert owner.ask_park(-1).code == ResponseCode.INVALID_PARAMETER
     assert owner.ask_park(*range(1_001)).code == ResponseCode.INVALID_PARAMETER
     assert owner.ask_park(1, key="x" * 40_000).code == ResponseCode.INVALID_PARAMETER
     for code in (RequestCode.LANE_PARK, RequestCode.LANE_PARK_NEXT):
         for body in (b"", b"[]", b'{"offsets": "x", "done": "y"}'):
-            assert owner.talk.ask(code, owner._ext(), body).code != 0
-        assert owner.talk.ask(code, {"topic": "T"}, b"{}").code != 0
-        assert owner.talk.ask(code, {**owner._ext(), "topic": "nowhere"}, b"{}").code == ResponseCode.TOPIC_NOT_EXIST
-        assert owner.talk.ask(code, {**owner._ext(), "queueId": "9"}, b"{}").code == ResponseCode.INVALID_PARAMETER
-    assert lanes(owner.talk) == []
+            assert owner.raw.ask(code, owner._ext(), body).code != 0
+        assert owner.raw.ask(code, {"topic": "T"}, b"{}").code != 0
+        assert owner.raw.ask(code, {**owner._ext(), "topic": "nowhere"}, b"{}").code == ResponseCode.TOPIC_NOT_EXIST
+        assert owner.raw.ask(code, {**owner._ext(), "queueId": "9"}, b"{}").code == ResponseCode.INVALID_PARAMETER
+    assert lanes(owner.raw) == []
 
 
 def test_offsets_lost_with_the_end_of_the_log_are_not_taken_for_parked_ones(
-    running: Running, start: Start, folder: Path
+    running: RunningBroker, start: Start, folder: Path
 ) -> None:
     """Relaxed, and a power cut: state.db was synced, the log's end was not; other messages get those offsets."""
     Owner(running).park(5, 6)
     image = running.crash_image(folder / "image")
     (segment,) = (image / "log").iterdir()
     whole = segment.read_bytes()
-    talk = running.talk()
-    first = talk.read("T")[6].position
+    raw = running.connect()
+    first = raw.read("T")[6].position
     segment.write_bytes(whole[:first])
-    after = start(image).talk()
+    after = start(image).connect()
     assert after.bounds("T")[1] == 6
     assert parked_offsets(after) == [5]
     (found,) = lanes(after)

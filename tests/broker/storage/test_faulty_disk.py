@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Gate, HandClock, Running
-from tests.broker.talk import Talk, bodies
+from tests.broker.raw_client import RawClient, bodies
+from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.model.errors import StorageError
 from lanemq.testing.faulty_disk import FaultyDisk
@@ -19,63 +19,63 @@ FAULTS = {
 }
 
 
-def broken(start: Start, fault: str) -> tuple[Running, Talk, list[int]]:
+def broken(start: Start, fault: str) -> tuple[RunningBroker, RawClient, list[int]]:
     """A broker with two good messages, and five sends that the fault meets."""
     disk = FaultyDisk()
     running = start(disk=disk)
-    talk = running.talk()
-    assert [talk.send("T", body).code for body in (b"0", b"1")] == [0, 0]
+    raw = running.connect()
+    assert [raw.send("T", body).code for body in (b"0", b"1")] == [0, 0]
     gate = Gate(running)
     for name, value in FAULTS[fault].items():
         setattr(disk, name, value)
-    waiting = [talk.post_send("T", b"lost %d" % i) for i in range(5)]
+    waiting = [raw.post_send("T", b"lost %d" % i) for i in range(5)]
     gate.open()
-    return running, talk, waiting
+    return running, raw, waiting
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_waiting_send_is_answered_with_an_error(start: Start, fault: str) -> None:
-    _, talk, waiting = broken(start, fault)
-    assert [talk.answer(opaque).code for opaque in waiting] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 5
+    _, raw, waiting = broken(start, fault)
+    assert [raw.answer(opaque).code for opaque in waiting] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 5
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_a_fault_nothing_is_stored_and_reads_go_on(start: Start, fault: str) -> None:
     """The negative control of the fault itself: the disk works again at once, and is still not trusted."""
-    running, talk, waiting = broken(start, fault)
+    running, raw, waiting = broken(start, fault)
     for opaque in waiting:
-        talk.answer(opaque)
-    reply = talk.send("T", b"later")
+        raw.answer(opaque)
+    reply = raw.send("T", b"later")
     assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert reply.remark
-    assert talk.send("New").code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert talk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "New"}).code == ResponseCode.TOPIC_NOT_EXIST
-    assert bodies(talk.read("T")) == [b"0", b"1"]
-    assert talk.runtime()["laneReadOnly"] not in ("", "false")
+    assert raw.send("New").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "New"}).code == ResponseCode.TOPIC_NOT_EXIST
+    assert bodies(raw.read("T")) == [b"0", b"1"]
+    assert raw.runtime()["laneReadOnly"] not in ("", "false")
     assert running.call(lambda: running.broker.read_only)
-    assert talk.commit(2).code == 0, "groups may still make progress"
-    assert talk.lock("c").lock_ok_mq_set
+    assert raw.commit(2).code == 0, "groups may still make progress"
+    assert raw.lock("c").lock_ok_mq_set
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_repeat_of_a_failed_send_is_no_duplicate(start: Start, fault: str) -> None:
     """Its stamp was noted when it was staged; answering from that memory would be a false success."""
     disk = FaultyDisk()
-    talk = start(disk=disk).talk()
-    assert talk.send("T", stamp="p.0.0").code == 0
+    raw = start(disk=disk).connect()
+    assert raw.send("T", stamp="p.0.0").code == 0
     for name, value in FAULTS[fault].items():
         setattr(disk, name, value)
-    assert talk.send("T", stamp="p.0.1").code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert talk.send("T", stamp="p.0.1").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.send("T", stamp="p.0.1").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.send("T", stamp="p.0.1").code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_was_acknowledged_before_a_fault_is_there_after_a_restart(start: Start, folder: Path, fault: str) -> None:
-    running, talk, waiting = broken(start, fault)
+    running, raw, waiting = broken(start, fault)
     for opaque in waiting:
-        talk.answer(opaque)
+        raw.answer(opaque)
     running.stop()
-    again = start().talk()
+    again = start().connect()
     assert bodies(again.read("T"))[:2] == [b"0", b"1"]
     assert again.send("T").code == 0
 
@@ -84,16 +84,16 @@ def test_after_a_full_disk_and_a_restart_a_lost_message_is_stored_when_it_comes_
     """The table of producers knows it as staged; kept, it would call the repeat a duplicate and lose it."""
     disk = FaultyDisk()
     running = start(disk=disk)
-    talk = running.talk()
-    assert talk.send("T", b"0", stamp="p.0.0").code == 0
+    raw = running.connect()
+    assert raw.send("T", b"0", stamp="p.0.0").code == 0
     disk.space = 10
-    refused = talk.send("T", b"1", stamp="p.0.1")
+    refused = raw.send("T", b"1", stamp="p.0.1")
     assert "restart the broker" in (refused.remark or "")
     disk.space = None
     running.restart()
-    talk = running.talk()
-    assert [talk.send("T", b"%d" % n, stamp=f"p.0.{n}").code for n in (1, 2)] == [0, 0]
-    assert bodies(talk.read("T")) == [b"0", b"1", b"2"]
+    raw = running.connect()
+    assert [raw.send("T", b"%d" % n, stamp=f"p.0.{n}").code for n in (1, 2)] == [0, 0]
+    assert bodies(raw.read("T")) == [b"0", b"1", b"2"]
 
 
 def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:
@@ -107,36 +107,36 @@ def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:
                 self.calls["swallowed"] += 1
 
     disk = Lying()
-    talk = start(disk=disk).talk()
+    raw = start(disk=disk).connect()
     disk.failing_sync = 1
-    assert talk.send("T").code == 0
+    assert raw.send("T").code == 0
     assert disk.calls["swallowed"] == 1
 
 
 def test_topic_is_not_called_created_on_a_read_only_broker(start: Start) -> None:
-    _, talk, waiting = broken(start, "sync error")
-    talk.answer(waiting[0])
-    assert talk.create("Fresh").code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert talk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Fresh"}).code == ResponseCode.TOPIC_NOT_EXIST
-    assert talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    _, raw, waiting = broken(start, "sync error")
+    raw.answer(waiting[0])
+    assert raw.create("Fresh").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Fresh"}).code == ResponseCode.TOPIC_NOT_EXIST
+    assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_topic_whose_row_cannot_be_saved_takes_no_acknowledged_message(broker: Running) -> None:
+def test_topic_whose_row_cannot_be_saved_takes_no_acknowledged_message(broker: RunningBroker) -> None:
     """Otherwise the message outlives its topic: acknowledged, and unreachable after a restart."""
-    talk = broker.talk()
+    raw = broker.connect()
 
     def refuse(name: str, settings: str) -> None:
         raise StorageError("the state database failed: disk I/O error")
 
     broker.broker._parts.state.save_topic = refuse  # type: ignore[method-assign]
-    assert talk.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert talk.create("U").code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert "database" in talk.runtime()["laneReadOnly"]
+    assert raw.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.create("U").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "database" in raw.runtime()["laneReadOnly"]
 
 
-def test_epoch_that_cannot_be_saved_is_not_given_out(broker: Running) -> None:
-    talk = broker.talk()
-    talk.create("T")
+def test_epoch_that_cannot_be_saved_is_not_given_out(broker: RunningBroker) -> None:
+    raw = broker.connect()
+    raw.create("T")
     state = broker.broker._parts.state
     works = state.save_leases
 
@@ -145,19 +145,19 @@ def test_epoch_that_cannot_be_saved_is_not_given_out(broker: Running) -> None:
 
     state.save_leases = refuse  # type: ignore[method-assign]
     body = b'{"clientId":"a","consumerGroup":"g","mqSet":[{"topic":"T","brokerName":"lanemq","queueId":0}]}'
-    assert talk.ask(RequestCode.LOCK_BATCH_MQ, body=body).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert talk.ask(RequestCode.LOCK_BATCH_MQ, body=body).code == ResponseCode.SERVICE_NOT_AVAILABLE, "nor by renewal"
+    assert raw.ask(RequestCode.LOCK_BATCH_MQ, body=body).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.ask(RequestCode.LOCK_BATCH_MQ, body=body).code == ResponseCode.SERVICE_NOT_AVAILABLE, "nor by renewal"
     state.save_leases = works  # type: ignore[method-assign]
-    assert talk.lock("a").lock_ok_mq_set
+    assert raw.lock("a").lock_ok_mq_set
     assert [(row.owner, row.epoch) for row in state.leases()] == [("a", 1)]
 
 
 def test_relaxed_broker_syncs_within_its_time(start: Start) -> None:
     """The last message of a burst has no successor whose write would sync it."""
     disk = FaultyDisk()
-    running = start(disk=disk, clock=HandClock(), durable=False, relaxed_sync=0.5)
-    talk = running.talk()
-    reply = talk.send("T")
+    running = start(disk=disk, clock=ManualClock(), durable=False, relaxed_sync=0.5)
+    raw = running.connect()
+    reply = raw.send("T")
     assert reply.ext["laneStored"] == "relaxed"
     before = disk.calls["fdatasync"]
     running.advance(499)
@@ -168,16 +168,16 @@ def test_relaxed_broker_syncs_within_its_time(start: Start) -> None:
 
 def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
     disk = FaultyDisk()
-    running = start(disk=disk, clock=HandClock(), durable=False, relaxed_sync=0.5)
-    talk = running.talk()
-    assert talk.send("T").code == 0
+    running = start(disk=disk, clock=ManualClock(), durable=False, relaxed_sync=0.5)
+    raw = running.connect()
+    assert raw.send("T").code == 0
     disk.failing_sync = 1
     running.advance(500)
-    assert talk.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert raw.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_one_failing_answer_keeps_no_other_from_its_own(broker: Running) -> None:
-    talk = broker.talk()
+def test_one_failing_answer_keeps_no_other_from_its_own(broker: RunningBroker) -> None:
+    raw = broker.connect()
     appender = broker.broker._parts.group_commit
 
     def fail(_: object) -> None:
@@ -190,7 +190,7 @@ def test_one_failing_answer_keeps_no_other_from_its_own(broker: Running) -> None
         appender.barrier(told.append)
 
     broker.call(both)
-    assert talk.send("T").code == 0
+    assert raw.send("T").code == 0
     assert told == [None]
     broker.settle()
     assert appender.pending_bytes == 0

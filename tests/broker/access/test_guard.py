@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import HandClock, Running
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
+from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.broker.access.permissions import _NEEDS, _OPEN, Need, needs
 from lanemq.broker.access.users import Right, User, read_users
@@ -54,12 +54,12 @@ def users(folder: Path) -> Path:
 
 
 @pytest.fixture
-def guarded(start: Start, users: Path) -> Running:
-    return start(users=users, clock=HandClock())
+def guarded(start: Start, users: Path) -> RunningBroker:
+    return start(users=users, clock=ManualClock())
 
 
 @pytest.fixture
-def ask(guarded: Running) -> Iterator[Ask]:
+def ask(guarded: RunningBroker) -> Iterator[Ask]:
     """One request under somebody's name; None is nobody."""
     links: list[BlockingConnection] = []
 
@@ -103,7 +103,7 @@ def test_nobody_gets_past_without_a_signature(ask: Ask) -> None:
         assert ask(None, command).code == ResponseCode.NO_PERMISSION
 
 
-def test_a_changed_request_is_refused(guarded: Running) -> None:
+def test_a_changed_request_is_refused(guarded: RunningBroker) -> None:
     """The signature is right, for another body."""
     command = send()
     sign(command, WRITER)
@@ -114,9 +114,9 @@ def test_a_changed_request_is_refused(guarded: Running) -> None:
     assert "the signature is wrong" in (refused.remark or "")
 
 
-def test_many_sends_at_once_are_judged_one_by_one(guarded: Running) -> None:
+def test_many_sends_at_once_are_judged_one_by_one(guarded: RunningBroker) -> None:
     """What arrives together is stored together by other brokers; here each has to prove itself."""
-    talk = Talk(guarded.address)
+    raw = RawClient(guarded.address)
     frames = b""
     for opaque in range(1, 21):
         command = send()
@@ -124,13 +124,13 @@ def test_many_sends_at_once_are_judged_one_by_one(guarded: Running) -> None:
         if opaque > 10:
             sign(command, WRITER)
         frames += encode_command(command)
-    talk.socket.sendall(frames)
-    codes = [talk.answer(opaque).code for opaque in range(1, 21)]
-    talk.close()
+    raw.socket.sendall(frames)
+    codes = [raw.answer(opaque).code for opaque in range(1, 21)]
+    raw.close()
     assert codes == [ResponseCode.NO_PERMISSION] * 10 + [ResponseCode.SUCCESS] * 10
 
 
-def test_a_oneway_request_without_the_right_does_nothing(guarded: Running, ask: Ask) -> None:
+def test_a_oneway_request_without_the_right_does_nothing(guarded: RunningBroker, ask: Ask) -> None:
     with connect(parse_address(guarded.address)) as sock:
         oneway = send()
         oneway.flag |= 2
@@ -204,13 +204,13 @@ def test_a_request_that_nobody_thought_about_needs_an_administrator() -> None:
     assert not (_NEEDS.keys() | _OPEN) & set(changing)
 
 
-def test_a_body_that_cannot_be_read_is_refused_and_the_connection_lives(guarded: Running) -> None:
+def test_a_body_that_cannot_be_read_is_refused_and_the_connection_lives(guarded: RunningBroker) -> None:
     with BlockingConnection(parse_address(guarded.address), security=Security(credentials=READER)) as link:
         assert link.request(Command(RequestCode.HEART_BEAT, 0, body=b"no json")).code != ResponseCode.SUCCESS
         assert link.request(Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0)).code == ResponseCode.SUCCESS
 
 
-def test_a_changed_file_counts_without_a_restart(guarded: Running, ask: Ask, users: Path) -> None:
+def test_a_changed_file_counts_without_a_restart(guarded: RunningBroker, ask: Ask, users: Path) -> None:
     assert ask(READER, send()).code == ResponseCode.NO_PERMISSION
     users.write_text(USERS.replace('orders = "SUB"', 'orders = "PUB|SUB"'))
     guarded.advance(5_000)

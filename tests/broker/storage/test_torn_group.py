@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Running
-from tests.broker.talk import bodies
-from tests.broker.test_dedup import stamped
+from tests.broker.handlers.test_stamps import stamped
+from tests.broker.raw_client import bodies
+from tests.broker.running import RunningBroker
 
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.record import record_starts
@@ -18,11 +18,11 @@ from lanemq.wire.record import record_starts
 ACKNOWLEDGED, LAST = 5, 12
 
 
-def image_of_two_groups(running: Running, folder: Path) -> Path:
+def image_of_two_groups(running: RunningBroker, folder: Path) -> Path:
     """Sequences 0 to 4 in one group commit, 5 to 11 in the last one."""
-    talk = running.talk()
-    stamped(talk, 0, ACKNOWLEDGED)
-    stamped(talk, ACKNOWLEDGED, LAST - ACKNOWLEDGED)
+    raw = running.connect()
+    stamped(raw, 0, ACKNOWLEDGED)
+    stamped(raw, ACKNOWLEDGED, LAST - ACKNOWLEDGED)
     return running.crash_image(folder / "image")
 
 
@@ -43,38 +43,38 @@ def test_a_batch_torn_in_its_middle_is_stored_when_it_is_repeated(
 ) -> None:
     image = image_of_two_groups(start(), folder)
     never_written(image, *torn)
-    talk = start(image).talk()
-    assert [int(body) for body in bodies(talk.read("T"))] == list(range(torn[0])), "cut where it is torn"
-    again = stamped(talk, ACKNOWLEDGED, LAST - ACKNOWLEDGED)
+    raw = start(image).connect()
+    assert [int(body) for body in bodies(raw.read("T"))] == list(range(torn[0])), "cut where it is torn"
+    again = stamped(raw, ACKNOWLEDGED, LAST - ACKNOWLEDGED)
     assert again.code == 0  # type: ignore[attr-defined]
-    assert [int(body) for body in bodies(talk.read("T"))] == list(range(LAST))
+    assert [int(body) for body in bodies(raw.read("T"))] == list(range(LAST))
 
 
 def test_damage_in_front_of_a_later_group_costs_no_intact_message(start: Start, folder: Path) -> None:
     """The last group was written after the damaged one had been synced and answered: this is no torn write."""
     image = image_of_two_groups(start(), folder)
     never_written(image, 2)
-    talk = start(image).talk()
-    assert [int(body) for body in bodies(talk.read("T"))] == [n for n in range(LAST) if n != 2]
+    raw = start(image).connect()
+    assert [int(body) for body in bodies(raw.read("T"))] == [n for n in range(LAST) if n != 2]
 
 
 def test_a_repetition_that_reaches_into_damage_is_not_called_a_duplicate(start: Start, folder: Path) -> None:
     """Its answer was lost, and later a record of it: it is not there, and its place in the order is taken."""
     image = image_of_two_groups(start(), folder)
     never_written(image, 2)
-    talk = start(image).talk()
+    raw = start(image).connect()
     for first, count in ((0, 5), (2, 1), (1, 11)):
-        reply = stamped(talk, first, count)
+        reply = stamped(raw, first, count)
         assert (reply.code, reply.ext["laneExpected"]) == (ResponseCode.SEQUENCE_GAP, "0")  # type: ignore[attr-defined]
-    assert stamped(talk, 3, 2).ext["laneDuplicate"] == "true"  # type: ignore[attr-defined]
-    assert stamped(talk, LAST, 1).code == 0  # type: ignore[attr-defined]
+    assert stamped(raw, 3, 2).ext["laneDuplicate"] == "true"  # type: ignore[attr-defined]
+    assert stamped(raw, LAST, 1).code == 0  # type: ignore[attr-defined]
 
 
 def test_a_torn_group_in_relaxed_mode_goes_back_to_its_first_tear(start: Start, folder: Path) -> None:
     """Nothing between two syncs is known to have been on disk, so whatever is torn there ends the log."""
     image = image_of_two_groups(start(durable=False), folder)
     never_written(image, 2)
-    talk = start(image).talk()
-    assert [int(body) for body in bodies(talk.read("T"))] == [0, 1]
-    assert stamped(talk, 0, LAST).code == 0  # type: ignore[attr-defined]
-    assert [int(body) for body in bodies(talk.read("T"))] == list(range(LAST))
+    raw = start(image).connect()
+    assert [int(body) for body in bodies(raw.read("T"))] == [0, 1]
+    assert stamped(raw, 0, LAST).code == 0  # type: ignore[attr-defined]
+    assert [int(body) for body in bodies(raw.read("T"))] == list(range(LAST))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import Gate, HandClock, Running
+from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker.config import BrokerOptions
 from lanemq.checker.checking import Options, check
@@ -33,9 +33,9 @@ LEASE_MS = 5_000
 
 
 @pytest.fixture
-def hand(start: Start, folder: Path) -> Running:
-    running = start(clock=HandClock(), history=folder / "history")
-    running.talk().create("T", 2)
+def clocked(start: Start, folder: Path) -> RunningBroker:
+    running = start(clock=ManualClock(), history=folder / "history")
+    running.connect().create("T", 2)
     return running
 
 
@@ -50,14 +50,14 @@ def ns(millis: int) -> int:
     return (START_MS + millis) * 1_000_000
 
 
-def test_a_lease_is_written_down_from_grant_to_release(hand: Running, folder: Path) -> None:
-    talk = hand.talk()
-    talk.lane_lock("a", millis=LEASE_MS)
-    hand.advance(1_000)
-    talk.lane_lock("a", millis=LEASE_MS)
-    talk.lane_lock("b", millis=LEASE_MS)
-    talk.unlock("a", laneEpoch="1")
-    talk.lane_lock("b", millis=LEASE_MS)
+def test_a_lease_is_written_down_from_grant_to_release(clocked: RunningBroker, folder: Path) -> None:
+    raw = clocked.connect()
+    raw.lane_lock("a", millis=LEASE_MS)
+    clocked.advance(1_000)
+    raw.lane_lock("a", millis=LEASE_MS)
+    raw.lane_lock("b", millis=LEASE_MS)
+    raw.unlock("a", laneEpoch="1")
+    raw.lane_lock("b", millis=LEASE_MS)
     assert lines(folder, "e", "t", "group", "topic", "queue", "member", "epoch", "until") == [
         ("lease_granted", ns(0), "g", "T", 0, "a", 1, ns(LEASE_MS)),
         ("lease_renewed", ns(1_000), "g", "T", 0, "a", 1, ns(1_000 + LEASE_MS)),
@@ -66,59 +66,59 @@ def test_a_lease_is_written_down_from_grant_to_release(hand: Running, folder: Pa
     ]
 
 
-def test_a_deleted_topic_is_written_down_after_its_leases(hand: Running, folder: Path) -> None:
+def test_a_deleted_topic_is_written_down_after_its_leases(clocked: RunningBroker, folder: Path) -> None:
     """Then the same offsets may be used again, and the checker must know why."""
-    talk = hand.talk()
-    talk.lane_lock("a", millis=LEASE_MS)
-    talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    raw = clocked.connect()
+    raw.lane_lock("a", millis=LEASE_MS)
+    raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     assert lines(folder, "e", "topic")[1:] == [("lease_released", "T"), ("topic_deleted", "T")]
 
 
-def test_a_deletion_is_written_down_when_it_is_on_disk(hand: Running, folder: Path) -> None:
+def test_a_deletion_is_written_down_when_it_is_on_disk(clocked: RunningBroker, folder: Path) -> None:
     """Before, a crash would bring the topic back, and its messages with it."""
-    talk = hand.talk()
-    gate = Gate(hand)
-    deletion = talk.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
-    hand.talk().bounds("U")
-    talk.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+    raw = clocked.connect()
+    gate = Gate(clocked)
+    deletion = raw.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    clocked.connect().bounds("U")
+    raw.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
     assert lines(folder, "e") == []
     gate.open()
-    assert talk.answer(deletion).code == 0
+    assert raw.answer(deletion).code == 0
     assert lines(folder, "e", "topic") == [("topic_deleted", "T")]
 
 
-def test_a_lease_that_ends_by_itself_is_written_down_once(hand: Running, folder: Path) -> None:
-    hand.talk().lane_lock("a", millis=LEASE_MS)
-    hand.advance(LEASE_MS)
-    hand.advance(LEASE_MS)
+def test_a_lease_that_ends_by_itself_is_written_down_once(clocked: RunningBroker, folder: Path) -> None:
+    clocked.connect().lane_lock("a", millis=LEASE_MS)
+    clocked.advance(LEASE_MS)
+    clocked.advance(LEASE_MS)
     assert lines(folder, "e", "member", "epoch")[1:] == [("lease_expired", "a", 1)]
 
 
-def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(hand: Running, folder: Path) -> None:
+def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(clocked: RunningBroker, folder: Path) -> None:
     """Else the next owner would seem to come too early."""
-    talk = hand.talk()
-    talk.heartbeat("a", "g", {"T": "*"})
-    talk.lane_lock("a", millis=LEASE_MS, laneKeepAliveMillis="100")
-    talk.close()
+    raw = clocked.connect()
+    raw.heartbeat("a", "g", {"T": "*"})
+    raw.lane_lock("a", millis=LEASE_MS, laneKeepAliveMillis="100")
+    raw.close()
     for _ in range(int(WAIT * 100)):
         if len(lines(folder, "e")) > 1:
             break
         threading.Event().wait(0.01)
     assert lines(folder, "e", "epoch", "until")[1:] == [
-        ("lease_renewed", 1, ns(round(hand.options.disconnect_grace * 1000)))
+        ("lease_renewed", 1, ns(round(clocked.options.disconnect_grace * 1000)))
     ]
 
 
-def test_commits_are_written_down_as_they_were_judged(hand: Running, folder: Path) -> None:
-    talk = hand.talk()
-    talk.lane_lock("a", millis=LEASE_MS)
-    talk.commit(3, laneClient="a", laneEpoch="1")
-    talk.unlock("a", laneEpoch="1")
-    talk.lane_lock("b", millis=LEASE_MS)
-    talk.commit(4, laneClient="a", laneEpoch="1")
-    talk.commit(2, laneClient="b", laneEpoch="2")
-    talk.unlock("b", laneEpoch="2")
-    talk.commit(1)
+def test_commits_are_written_down_as_they_were_judged(clocked: RunningBroker, folder: Path) -> None:
+    raw = clocked.connect()
+    raw.lane_lock("a", millis=LEASE_MS)
+    raw.commit(3, laneClient="a", laneEpoch="1")
+    raw.unlock("a", laneEpoch="1")
+    raw.lane_lock("b", millis=LEASE_MS)
+    raw.commit(4, laneClient="a", laneEpoch="1")
+    raw.commit(2, laneClient="b", laneEpoch="2")
+    raw.unlock("b", laneEpoch="2")
+    raw.commit(1)
     told = [each for each in lines(folder, "e", "offset", "epoch", "reason") if not str(each[0]).startswith("lease")]
     assert told == [
         ("committed", 3, 1, None),
@@ -129,120 +129,126 @@ def test_commits_are_written_down_as_they_were_judged(hand: Running, folder: Pat
 
 @pytest.mark.parametrize("online", [True, False])
 def test_a_reset_is_the_brokers_to_write_only_while_the_group_is_away(
-    hand: Running, folder: Path, online: bool
+    clocked: RunningBroker, folder: Path, online: bool
 ) -> None:
-    talk = hand.talk()
-    talk.send("T", queue=0)
+    raw = clocked.connect()
+    raw.send("T", queue=0)
     if online:
-        talk.heartbeat("a", "g", {"T": "*"})
+        raw.heartbeat("a", "g", {"T": "*"})
     ext = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "1", "queueId": "0", "isForce": "true"}
-    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
     assert lines(folder, "e", "offset") == ([] if online else [("reset", 1)])
 
 
 RESET = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "1", "queueId": "0", "isForce": "true"}
 
 
-def test_a_reset_after_a_restart_waits_for_members_that_were_not_heard_yet(hand: Running, folder: Path) -> None:
+def test_a_reset_after_a_restart_waits_for_members_that_were_not_heard_yet(
+    clocked: RunningBroker, folder: Path
+) -> None:
     """Their leases tell of them. Done as if the group were away, their next commit would undo it."""
-    talk = hand.talk()
+    raw = clocked.connect()
     for _ in range(4):
-        talk.send("T", queue=0)
-    talk.lane_lock("a", millis=LEASE_MS)
-    talk.commit(3, laneClient="a", laneEpoch="1")
-    hand.restart()
-    talk = hand.talk()
+        raw.send("T", queue=0)
+    raw.lane_lock("a", millis=LEASE_MS)
+    raw.commit(3, laneClient="a", laneEpoch="1")
+    clocked.restart()
+    raw = clocked.connect()
     before = len(lines(folder, "e"))
-    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
-    talk.commit(4, laneClient="a", laneEpoch="1")
-    assert talk.committed() == 1
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    raw.commit(4, laneClient="a", laneEpoch="1")
+    assert raw.committed() == 1
     assert lines(folder, "e", "offset")[before:] == []
 
 
-def test_a_new_owner_that_begins_at_the_place_of_a_reset_is_told_of(hand: Running, folder: Path) -> None:
+def test_a_new_owner_that_begins_at_the_place_of_a_reset_is_told_of(clocked: RunningBroker, folder: Path) -> None:
     """The old one was told to go there and never did: without this line the history would not know why."""
-    talk = hand.talk()
+    raw = clocked.connect()
     for _ in range(4):
-        talk.send("T", queue=0)
-    talk.heartbeat("a", "g", {"T": "*"})
-    talk.commit(3)
-    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
-    assert talk.pull("T", 3, hold=10).code == ResponseCode.PULL_OFFSET_MOVED
+        raw.send("T", queue=0)
+    raw.heartbeat("a", "g", {"T": "*"})
+    raw.commit(3)
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    assert raw.pull("T", 3, hold=10).code == ResponseCode.PULL_OFFSET_MOVED
     before = len(lines(folder, "e"))
     for _ in range(2):
-        assert talk.pull("T", 1, hold=10).code == 0
+        assert raw.pull("T", 1, hold=10).code == 0
     assert lines(folder, "e", "offset")[before:] == [("reset", 1)]
 
 
-def test_members_without_leases_may_be_behind_each_other(hand: Running, folder: Path) -> None:
-    talk = hand.talk()
-    talk.commit(3)
-    talk.commit(1)
+def test_members_without_leases_may_be_behind_each_other(clocked: RunningBroker, folder: Path) -> None:
+    raw = clocked.connect()
+    raw.commit(3)
+    raw.commit(1)
     assert lines(folder, "e", "offset", "kept")[-1] == ("reset", 1, 1)
 
 
-def test_a_clean_restart_tells_the_offsets_and_leases_it_found(hand: Running, folder: Path) -> None:
-    talk = hand.talk()
-    talk.lane_lock("a", millis=LEASE_MS)
-    talk.commit(3, laneClient="a", laneEpoch="1")
+def test_a_clean_restart_tells_the_offsets_and_leases_it_found(clocked: RunningBroker, folder: Path) -> None:
+    raw = clocked.connect()
+    raw.lane_lock("a", millis=LEASE_MS)
+    raw.commit(3, laneClient="a", laneEpoch="1")
     before = len(lines(folder, "e"))
-    hand.restart()
+    clocked.restart()
     found = lines(folder, "e", "epoch", "offset")[before:]
     assert [each for each in found if each[0] != "lease_renewed"] == [("recovered", 0, 3)]
     assert ("lease_renewed", 1, None) in found
 
 
-def test_after_a_crash_it_tells_that_it_was_one_and_what_is_left(hand: Running, start: Start, folder: Path) -> None:
+def test_after_a_crash_it_tells_that_it_was_one_and_what_is_left(
+    clocked: RunningBroker, start: Start, folder: Path
+) -> None:
     """With when it was last heard before: of what is gone, only the last moments may be."""
-    hand.talk().commit(3)
-    hand.advance(1_000)
-    hand.talk().commit(4)
-    image = hand.crash_image(folder / "image")
+    clocked.connect().commit(3)
+    clocked.advance(1_000)
+    clocked.connect().commit(4)
+    image = clocked.crash_image(folder / "image")
     (folder / "second").mkdir()
     shutil.copytree(folder / "history", folder / "second" / "history")
     (alive,) = lines(folder, "t")[-1]
     before = len(lines(folder, "e"))
-    clock = HandClock()
+    clock = ManualClock()
     clock.passed = 5_000
     again = start(image, clock=clock, history=folder / "second" / "history")
-    again.talk().committed()
-    again.talk().committed(group="late")
-    again.talk().committed(group="late")
+    again.connect().committed()
+    again.connect().committed(group="late")
+    again.connect().committed(group="late")
     told = lines(folder / "second", "e", "group", "offset", "clean", "alive")[before:]
     assert told == [("recovered", "g", 3, 0, alive), ("recovered", "late", -1, 0, alive)]
 
 
-def test_after_a_stop_in_order_a_reset_that_waits_is_not_told_as_a_lost_commit(hand: Running, folder: Path) -> None:
-    talk = hand.talk()
+def test_after_a_stop_in_order_a_reset_that_waits_is_not_told_as_a_lost_commit(
+    clocked: RunningBroker, folder: Path
+) -> None:
+    raw = clocked.connect()
     for _ in range(3):
-        talk.send("T", queue=0)
-    talk.heartbeat("a", "g", {"T": "*"})
-    talk.commit(3)
-    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
-    hand.restart()
+        raw.send("T", queue=0)
+    raw.heartbeat("a", "g", {"T": "*"})
+    raw.commit(3)
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RESET).code == 0
+    clocked.restart()
     assert [each for each in lines(folder, "e", "offset") if each[0] == "recovered"] == []
 
 
 def test_after_a_crash_it_tells_of_an_owned_queue_that_nothing_is_left(
-    hand: Running, start: Start, folder: Path
+    clocked: RunningBroker, start: Start, folder: Path
 ) -> None:
     """Its owner goes on without asking, perhaps until the life after the next, when nobody knows of the crash."""
-    hand.talk().lane_lock("a", millis=LEASE_MS)
-    image = hand.crash_image(folder / "image")
+    clocked.connect().lane_lock("a", millis=LEASE_MS)
+    image = clocked.crash_image(folder / "image")
     (folder / "second").mkdir()
     shutil.copytree(folder / "history", folder / "second" / "history")
-    start(image, clock=HandClock(), history=folder / "second" / "history")
+    start(image, clock=ManualClock(), history=folder / "second" / "history")
     assert lines(folder / "second", "e", "group", "queue", "offset")[-1] == ("recovered", "g", 0, -1)
 
 
-def test_a_broker_that_never_ran_before_has_nothing_to_recover(hand: Running, folder: Path) -> None:
-    hand.talk().committed()
+def test_a_broker_that_never_ran_before_has_nothing_to_recover(clocked: RunningBroker, folder: Path) -> None:
+    clocked.connect().committed()
     assert lines(folder, "e") == []
 
 
 def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None:
-    running = start(clock=HandClock())
-    running.talk().lock("a")
+    running = start(clock=ManualClock())
+    running.connect().lock("a")
     assert not running.broker._parts.recording.on
     assert not (folder / "history").exists()
 
@@ -338,22 +344,22 @@ def test_a_reset_of_members_at_work_passes_and_is_seen(town: Town) -> None:
 
 
 def test_a_broker_that_gives_a_queue_away_too_early_is_found(
-    hand: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+    clocked: RunningBroker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: without the broker's own lines nobody could tell when the lease really ended."""
     monkeypatch.setattr(lock_table._Entry, "live", lambda self, now: False)
-    talk = hand.talk()
-    talk.lane_lock("a", millis=LEASE_MS)
-    hand.advance(1_000)
-    talk.lane_lock("b", millis=LEASE_MS)
+    raw = clocked.connect()
+    raw.lane_lock("a", millis=LEASE_MS)
+    clocked.advance(1_000)
+    raw.lane_lock("b", millis=LEASE_MS)
     report = check([folder / "history"], Options())
     assert report.counts == {"C1": 1}
     assert "4000.000 ms before the lease of a" in report.violations[0].text
 
 
-def test_a_grant_that_is_not_on_disk_is_not_written_down(hand: Running, folder: Path) -> None:
+def test_a_grant_that_is_not_on_disk_is_not_written_down(clocked: RunningBroker, folder: Path) -> None:
     """A crash takes it, and the same epoch goes to another: nobody was ever told of the first."""
-    talk, state = hand.talk(), hand.broker._parts.state
+    raw, state = clocked.connect(), clocked.broker._parts.state
     works = state.save_leases
 
     def refuse(rows: object) -> None:
@@ -361,8 +367,8 @@ def test_a_grant_that_is_not_on_disk_is_not_written_down(hand: Running, folder: 
 
     state.save_leases = refuse  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
-        talk.lane_lock("a", millis=LEASE_MS)
+        raw.lane_lock("a", millis=LEASE_MS)
     assert lines(folder, "e") == []
     state.save_leases = works  # type: ignore[method-assign]
-    talk.lane_lock("a", millis=LEASE_MS)
+    raw.lane_lock("a", millis=LEASE_MS)
     assert lines(folder, "e", "member", "epoch") == [("lease_granted", "a", 1)]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.broker.conftest import Start
-from tests.broker.running import Gate, HandClock, Running
-from tests.broker.talk import Talk, bodies, send_ext
+from tests.broker.raw_client import RawClient, bodies, send_ext
+from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker.handlers.send import MAX_RUN_FRAMES, SendRuns
 from lanemq.testing.faulty_disk import FaultyDisk
@@ -18,16 +18,16 @@ from lanemq.wire.command import Command
 Sends = list[dict[str, Any]]
 
 
-def post_together(talk: Talk, topic: str, sends: Sends) -> list[int]:
+def post_together(raw: RawClient, topic: str, sends: Sends) -> list[int]:
     """All requests in one write, so that the broker finds them in one read."""
     opaques, frames = [], []
     for send in sends:
         more = dict(send)
         body, flag = more.pop("body", b"hello"), more.pop("flag", 0)
-        opaque, frame = talk.frame(RequestCode.SEND_MESSAGE_V2, send_ext(more.pop("topic", topic), **more), body, flag)
+        opaque, frame = raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext(more.pop("topic", topic), **more), body, flag)
         opaques.append(opaque)
         frames.append(frame)
-    talk.socket.sendall(b"".join(frames))
+    raw.socket.sendall(b"".join(frames))
     return opaques
 
 
@@ -36,8 +36,8 @@ def told(reply: Command) -> tuple[int, str | None, dict[str, str]]:
     return reply.code, reply.remark, {name: value for name, value in reply.ext.items() if name != "msgId"}
 
 
-def stored(talk: Talk, topic: str) -> list[list[tuple[object, ...]]]:
-    records = [talk.read(topic, queue) for queue in range(2)]
+def stored(raw: RawClient, topic: str) -> list[list[tuple[object, ...]]]:
+    records = [raw.read(topic, queue) for queue in range(2)]
     return [
         [(each.queue_offset, each.body, each.properties_text, each.sys_flag) for each in queue] for queue in records
     ]
@@ -57,37 +57,37 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_a_run_is_stored_in_order_and_answered_one_by_one(talk: Talk, counted: list[int]) -> None:
+def test_a_run_is_stored_in_order_and_answered_one_by_one(raw: RawClient, counted: list[int]) -> None:
     sends: Sends = [{"body": b"%d" % n, "stamp": f"p.0.{n}"} for n in range(200)]
-    replies = [talk.answer(opaque) for opaque in post_together(talk, "T", sends)]
+    replies = [raw.answer(opaque) for opaque in post_together(raw, "T", sends)]
     assert [(reply.code, reply.ext["queueOffset"]) for reply in replies] == [(0, str(n)) for n in range(200)]
-    records = talk.read("T")
+    records = raw.read("T")
     assert bodies(records) == [b"%d" % n for n in range(200)]
     assert [int(reply.ext["msgId"][16:], 16) for reply in replies] == [record.position for record in records]
     assert max(counted) > 1, "nothing was stored together: this test has proven nothing"
 
 
-def test_more_than_fit_into_one_look_are_all_stored(talk: Talk) -> None:
+def test_more_than_fit_into_one_look_are_all_stored(raw: RawClient) -> None:
     count = MAX_RUN_FRAMES * 2 + 5
-    opaques = post_together(talk, "T", [{"body": b"%d" % n} for n in range(count)])
-    assert {talk.answer(opaque).code for opaque in opaques} == {0}
-    assert bodies(talk.read("T")) == [b"%d" % n for n in range(count)]
+    opaques = post_together(raw, "T", [{"body": b"%d" % n} for n in range(count)])
+    assert {raw.answer(opaque).code for opaque in opaques} == {0}
+    assert bodies(raw.read("T")) == [b"%d" % n for n in range(count)]
 
 
-def test_a_repeated_run_stores_nothing(talk: Talk) -> None:
+def test_a_repeated_run_stores_nothing(raw: RawClient) -> None:
     sends: Sends = [{"body": b"%d" % n, "stamp": f"p.0.{n}"} for n in range(20)]
-    first = [talk.answer(opaque) for opaque in post_together(talk, "T", sends)]
-    again = [talk.answer(opaque) for opaque in post_together(talk, "T", sends)]
+    first = [raw.answer(opaque) for opaque in post_together(raw, "T", sends)]
+    again = [raw.answer(opaque) for opaque in post_together(raw, "T", sends)]
     assert [reply.ext["queueOffset"] for reply in again] == [reply.ext["queueOffset"] for reply in first]
     assert {reply.ext.get("laneDuplicate") for reply in again} == {"true"}
-    assert talk.bounds("T") == (0, 20)
+    assert raw.bounds("T") == (0, 20)
 
 
-def test_a_gap_inside_a_run_refuses_what_lies_behind_it(talk: Talk) -> None:
+def test_a_gap_inside_a_run_refuses_what_lies_behind_it(raw: RawClient) -> None:
     sends: Sends = [{"stamp": f"p.0.{n}"} for n in (0, 1, 2, 4, 5, 6)]
-    codes = [talk.answer(opaque).code for opaque in post_together(talk, "T", sends)]
+    codes = [raw.answer(opaque).code for opaque in post_together(raw, "T", sends)]
     assert codes == [0, 0, 0, *[ResponseCode.SEQUENCE_GAP] * 3]
-    assert talk.bounds("T") == (0, 3)
+    assert raw.bounds("T") == (0, 3)
 
 
 ODD: Sends = [
@@ -116,43 +116,42 @@ PLAIN = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_a_run_of_unusual_sends_is_treated_as_single_ones(limited: Running, odd: dict[str, Any]) -> None:
+def test_a_run_of_unusual_sends_is_treated_as_single_ones(limited: RunningBroker, odd: dict[str, Any]) -> None:
     compare(limited, [{}, {}, odd, odd, odd, {}, {}], 0)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PLAIN | st.sampled_from(ODD), max_size=12), st.integers(1, 2**40))
-def test_nobody_can_tell_a_run_from_single_sends(limited: Running, sends: Sends, number: int) -> None:
+def test_nobody_can_tell_a_run_from_single_sends(limited: RunningBroker, sends: Sends, number: int) -> None:
     compare(limited, sends, number)
 
 
-def compare(running: Running, sends: Sends, number: int) -> None:
+def compare(running: RunningBroker, sends: Sends, number: int) -> None:
     """The same sends to two topics: all at once, and each after the answer to the one before."""
-    with running.talk() as talk:
+    with running.connect() as raw:
         one, other = f"together-{number}", f"singly-{number}"
         for topic in (one, other):
-            talk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
-            talk.create(topic, queues=2)
-        together = post_together(talk, one, sends)
+            raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+            raw.create(topic, queues=2)
+        together = post_together(raw, one, sends)
         singly = []
         for send in sends:
-            (opaque,) = post_together(talk, other, [send])
-            singly.append(None if send.get("flag") else told(talk.answer(opaque)))
+            (opaque,) = post_together(raw, other, [send])
+            singly.append(None if send.get("flag") else told(raw.answer(opaque)))
         replies = [
-            None if send.get("flag") else told(talk.answer(opaque))
-            for opaque, send in zip(together, sends, strict=True)
+            None if send.get("flag") else told(raw.answer(opaque)) for opaque, send in zip(together, sends, strict=True)
         ]
         assert [_plain(reply, one) for reply in replies] == [_plain(reply, other) for reply in singly]
         for topic in (one, other):  # behind everything, also what is not answered
-            assert talk.send(topic).code == 0
+            assert raw.send(topic).code == 0
         if not any(send.get("queue", 0) < 0 for send in sends):  # dealt at random
-            assert stored(talk, one) == stored(talk, other)
+            assert stored(raw, one) == stored(raw, other)
 
 
-def test_sends_without_a_queue_are_dealt_one_by_one(talk: Talk) -> None:
-    talk.create("T", queues=2)
-    opaques = post_together(talk, "T", [{"queue": -1}] * 64)
-    assert {talk.answer(opaque).ext["queueId"] for opaque in opaques} == {"0", "1"}
+def test_sends_without_a_queue_are_dealt_one_by_one(raw: RawClient) -> None:
+    raw.create("T", queues=2)
+    opaques = post_together(raw, "T", [{"queue": -1}] * 64)
+    assert {raw.answer(opaque).ext["queueId"] for opaque in opaques} == {"0", "1"}
 
 
 def _plain(reply: Any, topic: str) -> Any:
@@ -164,62 +163,64 @@ def _plain(reply: Any, topic: str) -> Any:
 
 
 @pytest.fixture
-def limited(start: Start) -> Running:
+def limited(start: Start) -> RunningBroker:
     """Time stands still, or messages that wait for theirs would arrive in one topic and not yet in the other."""
-    return start(max_body_bytes=64, max_properties_bytes=90, clock=HandClock())
+    return start(max_body_bytes=64, max_properties_bytes=90, clock=ManualClock())
 
 
 def test_a_run_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -> None:
     disk = FaultyDisk()
     running = start(disk=disk)
-    talk = running.talk()
-    assert talk.send("T", b"0").code == 0
+    raw = running.connect()
+    assert raw.send("T", b"0").code == 0
     gate = Gate(running)
     disk.failing_write = 1
-    waiting = post_together(talk, "T", [{"body": b"lost"}] * 10)
+    waiting = post_together(raw, "T", [{"body": b"lost"}] * 10)
     gate.open()
-    assert [talk.answer(opaque).code for opaque in waiting] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 10
-    assert bodies(talk.read("T")) == [b"0"]
+    assert [raw.answer(opaque).code for opaque in waiting] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 10
+    assert bodies(raw.read("T")) == [b"0"]
 
 
 def test_a_run_that_is_too_much_for_the_disk_is_taken_as_far_as_it_goes(start: Start) -> None:
     """As single sends are: the first ones are stored, the others are told that the broker is busy."""
     running = start(max_pending_bytes=2**20)
-    talk, gate = running.talk(), Gate(running)
-    waiting = post_together(talk, "T", [{"body": b"x" * 60_000, "stamp": f"p.0.{n}"} for n in range(30)])
-    last = talk.answer(waiting.pop()).code  # refused at once: the broker has read them all
+    raw, gate = running.connect(), Gate(running)
+    waiting = post_together(raw, "T", [{"body": b"x" * 60_000, "stamp": f"p.0.{n}"} for n in range(30)])
+    last = raw.answer(waiting.pop()).code  # refused at once: the broker has read them all
     gate.open()
-    codes = [*(talk.answer(opaque).code for opaque in waiting), last]
+    codes = [*(raw.answer(opaque).code for opaque in waiting), last]
     assert codes[0] == 0
     assert ResponseCode.SYSTEM_BUSY in codes
     assert set(codes) <= {0, ResponseCode.SYSTEM_BUSY, ResponseCode.SEQUENCE_GAP}
-    assert talk.bounds("T") == (0, codes.count(0))
+    assert raw.bounds("T") == (0, codes.count(0))
 
 
 def test_stamps_of_a_run_are_known_after_a_restart(start: Start, folder: Path) -> None:
     running = start()
-    talk = running.talk()
+    raw = running.connect()
     sends: Sends = [{"body": b"%d" % n, "stamp": f"p.0.{n}"} for n in range(20)]
-    for opaque in post_together(talk, "T", sends):
-        assert talk.answer(opaque).code == 0
+    for opaque in post_together(raw, "T", sends):
+        assert raw.answer(opaque).code == 0
     running.stop()
-    again = start().talk()
+    again = start().connect()
     assert again.send("T", stamp="p.0.19").ext["laneDuplicate"] == "true"
     assert again.send("T", stamp="p.0.20").ext["queueOffset"] == "20"
 
 
-def test_a_fault_of_ours_costs_an_answer_and_not_the_connection(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_costs_an_answer_and_not_the_connection(
+    raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    talk.send("T")
+    raw.send("T")
     monkeypatch.setattr(SendRuns, "_append", broken)
-    waiting = post_together(talk, "T", [{"body": b"x"}] * 5)
-    assert {talk.answer(opaque).code for opaque in waiting} <= {0, ResponseCode.SYSTEM_ERROR}
-    assert talk.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
+    waiting = post_together(raw, "T", [{"body": b"x"}] * 5)
+    assert {raw.answer(opaque).code for opaque in waiting} <= {0, ResponseCode.SYSTEM_ERROR}
+    assert raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
 
 
-def test_sends_to_queues_in_turn_are_read_once(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sends_to_queues_in_turn_are_read_once(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """They never have company; looking for it with each of them would make them slower than before."""
     looked: list[int] = []
     take_run = SendRuns._take_run
@@ -229,14 +230,14 @@ def test_sends_to_queues_in_turn_are_read_once(talk: Talk, monkeypatch: pytest.M
         return take_run(self, peer, frames, at)
 
     monkeypatch.setattr(SendRuns, "_take_run", counting)
-    opaques = post_together(talk, "T", [{"queue": n % 4, "stamp": f"p.0.{n // 4}"} for n in range(200)])
-    assert [talk.answer(opaque).code for opaque in opaques] == [0] * 200
+    opaques = post_together(raw, "T", [{"queue": n % 4, "stamp": f"p.0.{n // 4}"} for n in range(200)])
+    assert [raw.answer(opaque).code for opaque in opaques] == [0] * 200
     assert len(looked) < 20
 
 
-def test_retries_that_arrive_together_wait_for_their_time(talk: Talk) -> None:
+def test_retries_that_arrive_together_wait_for_their_time(raw: RawClient) -> None:
     """They go to the waiting room of their delay, not at once to the topic that they name."""
-    waiting = post_together(talk, "%RETRY%g", [{"body": b"again", "times": 1}] * 5)
-    replies = [talk.answer(opaque) for opaque in waiting]
+    waiting = post_together(raw, "%RETRY%g", [{"body": b"again", "times": 1}] * 5)
+    replies = [raw.answer(opaque) for opaque in waiting]
     assert [(reply.code, reply.ext["queueId"]) for reply in replies] == [(0, "0")] * 5
-    assert talk.bounds("%RETRY%g") == (0, 0)
+    assert raw.bounds("%RETRY%g") == (0, 0)

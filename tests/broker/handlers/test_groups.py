@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 from tests.broker.conftest import Start
-from tests.broker.running import HandClock, Running
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
+from tests.broker.running import ManualClock, RunningBroker
 
 from lanemq.wire.bodies import ConsumerIdList, HeartbeatData, ProducerData
 from lanemq.wire.codes import RequestCode, ResponseCode
@@ -12,35 +12,35 @@ from lanemq.wire.command import RESPONSE_BIT, Command, encode_command
 
 
 @pytest.fixture
-def hand(start: Start) -> Running:
-    running = start(clock=HandClock())
-    running.talk().create("T", 4)
+def clocked(start: Start) -> RunningBroker:
+    running = start(clock=ManualClock())
+    running.connect().create("T", 4)
     return running
 
 
-def member(hand: Running, name: str, **more: str) -> Talk:
-    talk = hand.talk()
-    assert talk.heartbeat(name, topics={"T": "*"}, **more).code == 0
-    assert notified(talk) == "g", "who joins is told too"
-    return talk
+def member(clocked: RunningBroker, name: str, **more: str) -> RawClient:
+    raw = clocked.connect()
+    assert raw.heartbeat(name, topics={"T": "*"}, **more).code == 0
+    assert notified(raw) == "g", "who joins is told too"
+    return raw
 
 
-def notified(talk: Talk) -> str:
-    notice = talk.notice()
+def notified(raw: RawClient) -> str:
+    notice = raw.notice()
     assert notice.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
     assert notice.is_oneway
     assert notice.opaque > 0, "Node clients take 0 for missing"
     return notice.ext["consumerGroup"]
 
 
-def members(talk: Talk) -> list[str]:
-    reply = talk.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+def members(raw: RawClient) -> list[str]:
+    reply = raw.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
     return ConsumerIdList.decode(reply.body).consumer_id_list if reply.code == 0 else []
 
 
-def test_join_and_leave_are_told_at_once(hand: Running) -> None:
-    first = member(hand, "a")
-    second = member(hand, "b")
+def test_join_and_leave_are_told_at_once(clocked: RunningBroker) -> None:
+    first = member(clocked, "a")
+    second = member(clocked, "b")
     assert notified(first) == "g"
     assert members(first) == ["a", "b"]
     second.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "b", "consumerGroup": "g"})
@@ -48,103 +48,103 @@ def test_join_and_leave_are_told_at_once(hand: Running) -> None:
     assert members(first) == ["a"]
 
 
-def test_lost_connection_is_told_at_once(hand: Running) -> None:
-    first = member(hand, "a")
-    second = member(hand, "b")
+def test_lost_connection_is_told_at_once(clocked: RunningBroker) -> None:
+    first = member(clocked, "a")
+    second = member(clocked, "b")
     notified(first)
     second.close()
     assert notified(first) == "g"
     assert members(first) == ["a"]
 
 
-def test_silent_member_is_removed_and_told(hand: Running) -> None:
-    first = member(hand, "a")
-    member(hand, "b")
+def test_silent_member_is_removed_and_told(clocked: RunningBroker) -> None:
+    first = member(clocked, "a")
+    member(clocked, "b")
     notified(first)
-    hand.advance(100_000)
+    clocked.advance(100_000)
     first.heartbeat("a", topics={"T": "*"})
-    hand.advance(20_000)
+    clocked.advance(20_000)
     assert notified(first) == "g"
     assert members(first) == ["a"]
 
 
-def test_expired_and_released_leases_are_told_to_the_group(hand: Running) -> None:
+def test_expired_and_released_leases_are_told_to_the_group(clocked: RunningBroker) -> None:
     """The next owner does not wait for its own timer."""
-    first = member(hand, "a")
+    first = member(clocked, "a")
     first.lane_lock("a", millis=1_000)
-    hand.advance(1_000)
+    clocked.advance(1_000)
     assert notified(first) == "g"
     first.lane_lock("a", millis=1_000)
     first.unlock("a")
     assert notified(first) == "g"
 
 
-def test_plain_heartbeat_tells_nobody(hand: Running) -> None:
-    first = member(hand, "a")
+def test_plain_heartbeat_tells_nobody(clocked: RunningBroker) -> None:
+    first = member(clocked, "a")
     first.heartbeat("a", topics={"T": "*"})
     first.bounds("T")
     assert not first.notices
 
 
-def test_group_without_members_is_an_error_code(hand: Running) -> None:
-    reply = hand.talk().ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
+def test_group_without_members_is_an_error_code(clocked: RunningBroker) -> None:
+    reply = clocked.connect().ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
     assert reply.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_heartbeat_publishes_the_retry_topic_before_it_is_answered(hand: Running) -> None:
-    talk = member(hand, "a")
-    assert talk.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"}).code == 0
+def test_heartbeat_publishes_the_retry_topic_before_it_is_answered(clocked: RunningBroker) -> None:
+    raw = member(clocked, "a")
+    assert raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"}).code == 0
 
 
-def test_client_check_refuses_sql_and_accepts_tags(hand: Running) -> None:
-    talk = hand.talk()
+def test_client_check_refuses_sql_and_accepts_tags(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
     sql = b'{"clientId":"a","group":"g","subscriptionData":{"expressionType":"SQL92","subString":"a > 1"}}'
-    refused = talk.ask(RequestCode.CHECK_CLIENT_CONFIG, body=sql)
+    refused = raw.ask(RequestCode.CHECK_CLIENT_CONFIG, body=sql)
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert "SQL92" in (refused.remark or "")
-    assert talk.ask(RequestCode.CHECK_CLIENT_CONFIG, body=sql.replace(b"SQL92", b"TAG")).code == 0
+    assert raw.ask(RequestCode.CHECK_CLIENT_CONFIG, body=sql.replace(b"SQL92", b"TAG")).code == 0
 
 
-def test_producers_are_listed_until_they_are_gone(hand: Running) -> None:
-    talk, other = hand.talk(), hand.talk()
+def test_producers_are_listed_until_they_are_gone(clocked: RunningBroker) -> None:
+    raw, other = clocked.connect(), clocked.connect()
     beat = HeartbeatData(client_id="p1", producer_data_set=[ProducerData(group_name="makers")]).encode()
-    talk.ask(RequestCode.HEART_BEAT, body=beat)
+    raw.ask(RequestCode.HEART_BEAT, body=beat)
     asked = {"producerGroup": "makers"}
     assert b'"p1"' in other.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, asked).body
-    talk.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "p1", "producerGroup": "makers"})
+    raw.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "p1", "producerGroup": "makers"})
     assert other.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, asked).code == ResponseCode.SYSTEM_ERROR
-    assert hand.broker._groups._producers == {}
+    assert clocked.broker._groups._producers == {}
 
 
 def test_group_settings_survive_and_forbid(start: Start) -> None:
     running = start()
-    talk = running.talk()
-    talk.send("T")
+    raw = running.connect()
+    raw.send("T")
     body = b'{"groupName":"g","consumeEnable":false,"retryMaxTimes":2}'
-    assert talk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body).code == 0
-    assert talk.pull("T").code == ResponseCode.NO_PERMISSION
+    assert raw.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body).code == 0
+    assert raw.pull("T").code == ResponseCode.NO_PERMISSION
     running.restart()
-    talk = running.talk()
-    assert talk.pull("T").code == ResponseCode.NO_PERMISSION
-    kept = talk.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}).body
+    raw = running.connect()
+    assert raw.pull("T").code == ResponseCode.NO_PERMISSION
+    kept = raw.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}).body
     assert msgspec.json.decode(kept)["retryMaxTimes"] == 2
 
 
 @pytest.mark.parametrize(("clean", "kept"), [("true", None), ("false", 3)])
 def test_deleted_group_keeps_its_offsets_unless_told(start: Start, clean: str, kept: int | None) -> None:
-    running = start(clock=HandClock())
-    talk = running.talk()
-    talk.create("T")
-    talk.commit(3)
+    running = start(clock=ManualClock())
+    raw = running.connect()
+    raw.create("T")
+    raw.commit(3)
     running.advance(1_000)
-    assert talk.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": clean}).code == 0
-    assert talk.committed() == kept
+    assert raw.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": clean}).code == 0
+    assert raw.committed() == kept
     running.restart()
-    assert running.talk().committed() == kept
+    assert running.connect().committed() == kept
 
 
-def test_only_the_asked_member_can_answer_a_relayed_question(hand: Running) -> None:
-    asker, stranger, asked = hand.talk(), hand.talk(), member(hand, "a")
+def test_only_the_asked_member_can_answer_a_relayed_question(clocked: RunningBroker) -> None:
+    asker, stranger, asked = clocked.connect(), clocked.connect(), member(clocked, "a")
     question = asker.post(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g", "clientId": "a"})
     relayed = asked.notice()
     forged = Command(0, relayed.opaque, RESPONSE_BIT, body=b"forged")
@@ -157,15 +157,15 @@ def test_only_the_asked_member_can_answer_a_relayed_question(hand: Running) -> N
 
 def test_reset_survives_a_crash_and_is_told_by_the_next_pull(start: Start) -> None:
     running = start()
-    talk = running.talk()
+    raw = running.connect()
     for n in range(5):
-        talk.send("T", b"%d" % n)
-    talk.heartbeat("a", topics={"T": "*"})
-    talk.commit(5)
+        raw.send("T", b"%d" % n)
+    raw.heartbeat("a", topics={"T": "*"})
+    raw.commit(5)
     ext = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "2"}
-    assert talk.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
+    assert raw.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
     image = running.crash_image(running.options.data.parent / "image")
-    after = start(image).talk()
+    after = start(image).connect()
     assert after.committed() == 2
     after.commit(5)
     assert after.committed() == 2, "a commit from before the reset"

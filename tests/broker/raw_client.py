@@ -22,7 +22,7 @@ SUSPEND, SUBSCRIPTION, COMMIT = 2, 4, 1
 SECONDS = 60.0
 
 
-class Talk:
+class RawClient:
     """One connection. Answers are found by opaque; everything else that arrives is kept in `notices`."""
 
     def __init__(self, address: str) -> None:

@@ -1,8 +1,8 @@
 """A reset reaches members that wait for messages, and only those it is meant for."""
 
 import pytest
-from tests.broker.running import Running
-from tests.broker.talk import Talk
+from tests.broker.raw_client import RawClient
+from tests.broker.running import RunningBroker
 
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.headers import PullResponse
@@ -11,21 +11,21 @@ LONG = 25_000
 
 
 @pytest.fixture
-def waiting(talk: Talk) -> Talk:
+def waiting(raw: RawClient) -> RawClient:
     """A topic with three messages and group `g` online."""
-    talk.create("T", queues=2)
+    raw.create("T", queues=2)
     for _ in range(3):
-        talk.send("T", queue=0)
-    talk.heartbeat("member", "g", {"T": "*"})
-    return talk
+        raw.send("T", queue=0)
+    raw.heartbeat("member", "g", {"T": "*"})
+    return raw
 
 
-def _reset(broker: Running, group: str, queue: int = 0) -> None:
+def _reset(broker: RunningBroker, group: str, queue: int = 0) -> None:
     ext = {"topic": "T", "group": group, "timestamp": "-1", "offset": "0", "queueId": str(queue), "isForce": "true"}
-    assert broker.talk().ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
+    assert broker.connect().ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
 
 
-def test_a_pull_that_waits_is_told_of_a_reset_at_once(broker: Running, waiting: Talk) -> None:
+def test_a_pull_that_waits_is_told_of_a_reset_at_once(broker: RunningBroker, waiting: RawClient) -> None:
     pull = waiting.post_pull("T", 3, hold=LONG)
     _reset(broker, "g")
     reply = waiting.answer(pull)
@@ -36,7 +36,7 @@ def test_a_pull_that_waits_is_told_of_a_reset_at_once(broker: Running, waiting: 
 
 @pytest.mark.parametrize(("group", "queue"), [("other", 0), ("g", 1)])
 def test_a_reset_of_another_group_or_queue_leaves_a_pull_waiting(
-    broker: Running, waiting: Talk, group: str, queue: int
+    broker: RunningBroker, waiting: RawClient, group: str, queue: int
 ) -> None:
     pull = waiting.post_pull("T", 3, hold=LONG)
     _reset(broker, group, queue)
@@ -45,7 +45,7 @@ def test_a_reset_of_another_group_or_queue_leaves_a_pull_waiting(
     assert (reply.code, PullResponse.from_ext(reply.ext).next_begin_offset) == (ResponseCode.SUCCESS, 4)
 
 
-def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: Running, waiting: Talk) -> None:
+def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: RunningBroker, waiting: RawClient) -> None:
     """An arrival and a reset at once: the message of the old place would be delivered before the older ones."""
     pull = waiting.post_pull("T", 3, hold=LONG)
     waiting.bounds("T")  # the pull is held by now: requests of a connection are handled in order
@@ -54,12 +54,12 @@ def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: Running, waiting: 
     assert waiting.answer(pull).code == ResponseCode.PULL_OFFSET_MOVED
 
 
-def test_a_lost_answer_does_not_undo_a_reset(broker: Running, waiting: Talk) -> None:
+def test_a_lost_answer_does_not_undo_a_reset(broker: RunningBroker, waiting: RawClient) -> None:
     """The member never saw it, and asks again from its old place over a new connection."""
     waiting.post_pull("T", 3, hold=LONG)
     _reset(broker, "g")
     waiting.close()
-    again = broker.talk()
+    again = broker.connect()
     reply = again.pull("T", 3, hold=LONG)
     assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
     again.commit(3)
@@ -69,7 +69,9 @@ def test_a_lost_answer_does_not_undo_a_reset(broker: Running, waiting: Talk) -> 
     assert again.committed() == 1
 
 
-def test_a_commit_that_a_reset_makes_void_says_so_to_a_member_that_can_hear_it(broker: Running, waiting: Talk) -> None:
+def test_a_commit_that_a_reset_makes_void_says_so_to_a_member_that_can_hear_it(
+    broker: RunningBroker, waiting: RawClient
+) -> None:
     """Answered like any other, its member would write down a position that the group does not have."""
     waiting.lane_lock("member")
     claim = {"laneClient": "member", "laneEpoch": "1"}
@@ -82,7 +84,7 @@ def test_a_commit_that_a_reset_makes_void_says_so_to_a_member_that_can_hear_it(b
 
 
 @pytest.mark.parametrize("queue", [2, 1_000_000])
-def test_reset_of_a_queue_that_does_not_exist_is_refused(broker: Running, waiting: Talk, queue: int) -> None:
+def test_reset_of_a_queue_that_does_not_exist_is_refused(broker: RunningBroker, waiting: RawClient, queue: int) -> None:
     ext = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "0", "queueId": str(queue), "isForce": "true"}
     reply = waiting.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
     assert reply.code == ResponseCode.INVALID_PARAMETER

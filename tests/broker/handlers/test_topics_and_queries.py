@@ -1,0 +1,225 @@
+"""Topics, searches, statistics, retention."""
+
+import msgspec
+import pytest
+from tests.broker.conftest import Start
+from tests.broker.raw_client import RawClient, bodies, records
+from tests.broker.running import WALL, ManualClock, RunningBroker
+
+from lanemq.wire.codes import RequestCode, ResponseCode
+from lanemq.wire.command import Command
+from lanemq.wire.record import RecordView, decode_offset_id
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def clocked(start: Start) -> RunningBroker:
+    return start(clock=ManualClock())
+
+
+def query(
+    raw: RawClient, key: str, unique: bool = False, begin: int = 0, end: int = 2 * WALL, most: int = 10
+) -> Command:
+    ext = {
+        "topic": "T",
+        "key": key,
+        "maxNum": str(most),
+        "beginTimestamp": str(begin),
+        "endTimestamp": str(end),
+        "_UNIQUE_KEY_QUERY": str(unique).lower(),
+    }
+    return raw.ask(RequestCode.QUERY_MESSAGE, ext)
+
+
+def test_message_is_found_by_each_of_its_keys_and_its_unique_id(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.send("T", b"1", properties={"KEYS": "order-1 alice", "UNIQ_KEY": "0A" * 16})
+    clocked.advance(HOUR)
+    raw.send("T", b"2", properties={"KEYS": "order-2 alice"})
+    raw.send("U", b"3", properties={"KEYS": "alice"})
+    clocked.tick()
+    assert bodies(records(query(raw, "order-1"))) == [b"1"]
+    assert sorted(bodies(records(query(raw, "alice")))) == [b"1", b"2"]
+    assert bodies(records(query(raw, "0A" * 16, unique=True))) == [b"1"]
+    assert bodies(records(query(raw, "alice", begin=WALL + 1))) == [b"2"]
+    assert bodies(records(query(raw, "alice", end=WALL))) == [b"1"]
+    assert len(records(query(raw, "alice", most=1))) == 1
+    assert query(raw, "nobody").code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_message_is_viewed_by_the_id_its_send_returned(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.send("T", b"other")
+    where = decode_offset_id(raw.send("T", b"this one").ext["msgId"])
+    assert f"{where.ip}:{where.port}" == clocked.address
+    reply = raw.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(where.position)})
+    assert RecordView(reply.body).body == b"this one"
+
+
+def test_every_message_of_a_batch_has_its_id(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    reply = raw.send_batch("T", [(b"a", {}), (b"b", {})])
+    ids = reply.ext["msgId"].split(",")
+    found = [raw.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(decode_offset_id(i).position)}) for i in ids]
+    assert [RecordView(one.body).body for one in found] == [b"a", b"b"]
+
+
+def test_time_search_and_earliest(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    where = {"topic": "T", "queueId": "0"}
+    assert raw.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, where).ext["timestamp"] == "-1"
+    for _ in range(3):
+        raw.send("T")
+        clocked.advance(1_000)
+    assert raw.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, where).ext["timestamp"] == str(WALL)
+
+    def search(time: int, boundary: str = "LOWER") -> str:
+        ext = {**where, "timestamp": str(time), "boundaryType": boundary}
+        return raw.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext).ext["offset"]
+
+    assert [search(WALL - 5), search(WALL + 1), search(WALL + 1_000), search(WALL + HOUR)] == ["0", "1", "1", "3"]
+    assert search(WALL + 1_500, "UPPER") == "1"
+
+
+@pytest.mark.row("A1")
+@pytest.mark.row("A5")
+def test_globally_ordered_topic_has_one_queue(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    refused = raw.create("Global", 2, order="true", attributes="+lane.order=global")
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert raw.create("Global", 1, order="true", attributes="+lane.order=global").code == 0
+
+
+def test_ordered_topic_announces_its_queues_and_keeps_their_number(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("Ordered", 4, order="true")
+    route = msgspec.json.decode(raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Ordered"}).body)
+    assert route["orderTopicConf"] == "lanemq:4"
+    kv = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Ordered"}
+    assert raw.ask(RequestCode.GET_KV_CONFIG, kv).ext["value"] == "lanemq:4"
+    refused = raw.create("Ordered", 8, order="true")
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "keys would move" in (refused.remark or "")
+    raw.create("Plain", 4)
+    assert "orderTopicConf" not in msgspec.json.decode(
+        raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Plain"}).body
+    )
+    assert raw.create("Plain", 8).code == 0
+
+
+def test_topic_is_created_on_first_send_with_the_asked_queues(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    assert raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}).code == ResponseCode.TOPIC_NOT_EXIST
+    raw.send("T", queue=-1)
+    route = msgspec.json.decode(raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}).body)
+    assert route["queueDatas"][0]["writeQueueNums"] == 4
+    assert raw.send("T", queue=4).code == ResponseCode.INVALID_PARAMETER
+    assert raw.send("SCHEDULE_TOPIC_XXXX").code == ResponseCode.NO_PERMISSION
+
+
+def test_topic_is_not_created_where_that_is_switched_off(start: Start) -> None:
+    raw = start(auto_create_topics=False).connect()
+    assert raw.send("T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert raw.heartbeat("c", topics={"T": "*"}).code == 0, "retry topics are always made"
+
+
+def test_old_clients_get_the_route_their_parser_expects(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("T")
+    opaque, frame = raw.frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
+    raw.socket.sendall(frame.replace(b'"version":473', b'"version":317'))
+    assert b"{0:" in raw.answer(opaque).body
+    assert b'{"0":' in raw.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"}).body
+
+
+def test_deleted_topic_starts_again_at_zero(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("T")
+    old = raw.send("T", b"old", properties={"KEYS": "k"}).ext["msgId"]
+    raw.commit(1)
+    assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    assert raw.pull("T").code == ResponseCode.TOPIC_NOT_EXIST
+    assert raw.commit(1).code == ResponseCode.TOPIC_NOT_EXIST, "a late commit may not outlive the topic"
+    for _ in range(2):
+        raw.create("T")
+        assert raw.bounds("T") == (0, 0)
+        assert raw.committed() is None
+        clocked.restart()
+        raw = clocked.connect()
+    assert raw.send("T", b"new").ext["queueOffset"] == "0"
+    assert bodies(raw.read("T")) == [b"new"]
+    position = str(decode_offset_id(old).position)
+    assert raw.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position}).code == ResponseCode.SYSTEM_ERROR
+    clocked.tick()
+    assert query(raw, "k").code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_topic_deleted_while_its_messages_are_on_their_way(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("T")
+    sends = [raw.post_send("T", b"%d" % n) for n in range(20)]
+    deleted = raw.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    assert raw.answer(deleted).code == 0
+    assert {raw.answer(opaque).code for opaque in sends} == {0}
+    raw.create("T")
+    assert raw.bounds("T") == (0, 0)
+    assert raw.send("T", b"new").ext["queueOffset"] == "0"
+
+
+@pytest.mark.parametrize("name", ["TBW102", "SCHEDULE_TOPIC_XXXX", "lanemq", "Nowhere"])
+def test_topics_of_the_broker_and_unknown_ones_cannot_be_deleted(clocked: RunningBroker, name: str) -> None:
+    assert clocked.connect().ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}).code != 0
+
+
+def test_statistics_tell_bounds_and_lag(clocked: RunningBroker) -> None:
+    raw = clocked.connect()
+    raw.create("T", 1)
+    for _ in range(5):
+        raw.send("T")
+    raw.commit(2)
+    assert b'"maxOffset":5' in raw.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body
+    stats = raw.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}).body
+    assert b'"brokerOffset":5' in stats
+    assert b'"consumerOffset":2' in stats
+    assert b'"g"' in raw.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"}).body
+    assert raw.runtime()["laneMessages"] == "5"
+    assert raw.runtime()["laneReadOnly"] == "false"
+
+
+def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> None:
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024, retention=3600.0)
+    raw = running.connect()
+    for _ in range(20):
+        raw.send("T", bytes(10_000))
+    running.advance(HOUR // 2)
+    for _ in range(20):
+        raw.send("T", bytes(10_000))
+    assert raw.bounds("T") == (0, 40)
+    running.advance(HOUR // 2 + 20_000)
+    low, high = raw.bounds("T")
+    assert 0 < low <= 20
+    assert high == 40
+    moved = raw.pull("T", 0)
+    assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, str(low))
+    assert len(raw.read("T", offset=low)) == 40 - low
+    running.restart()
+    assert running.connect().bounds("T") == (low, high)
+
+
+def test_retention_by_size(start: Start) -> None:
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024, retention_bytes=128 * 1024)
+    raw = running.connect()
+    for _ in range(40):
+        raw.send("T", bytes(10_000))
+    running.advance(20_000)
+    low, high = raw.bounds("T")
+    assert high == 40
+    assert 20 <= low < 40
+
+
+def test_config_items_are_bounded(clocked: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanemq.broker.handlers.routes.MAX_KV_ITEMS", 2)
+    raw = clocked.connect()
+    codes = [raw.ask(RequestCode.PUT_KV_CONFIG, {"namespace": "n", "key": str(k), "value": "v"}).code for k in range(3)]
+    assert codes == [0, 0, ResponseCode.SYSTEM_ERROR]
