@@ -16,7 +16,7 @@ StartProcess = Callable[..., BrokerProcess]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where the system has such a place: these tests sync often and prove nothing about devices."""
+    """A new folder, in memory if possible: these tests sync often and prove nothing about devices."""
     shared = Path("/dev/shm")
     made = Path(tempfile.mkdtemp(prefix="lanemq-test-", dir=shared if os.access(shared, os.W_OK) else None))
     yield made
@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """Starts brokers on `folder/data` unless told otherwise; stops them all at the end."""
+    """Starts brokers on `folder/data` by default; stops them all at the end."""
     started: list[RunningBroker] = []
 
     def start_one(data: Path | None = None, **options: object) -> RunningBroker:

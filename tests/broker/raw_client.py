@@ -1,4 +1,4 @@
-"""Speaks to a broker in bare frames, so that what a test sees is what any client would see."""
+"""A client that sends bare frames, so that a test sees what any client would see."""
 
 import socket
 from collections import deque
@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 
 class RawClient:
-    """One connection. Answers are found by opaque; everything else that arrives is kept in `notices`."""
+    """One connection. Answers are found by opaque; requests of the broker are kept in `notices`."""
 
     def __init__(self, address: str) -> None:
         self.socket = connect(parse_address(address))
@@ -72,13 +72,13 @@ class RawClient:
         return list(self._order)
 
     def notice(self) -> Command:
-        """The next thing the broker says without being asked."""
+        """The next request of the broker."""
         while not self.notices:
             self._receive()
         return self.notices.popleft()
 
     def is_closed_by_broker(self) -> bool:
-        """Waits for the end of the connection; answers that come before it are kept."""
+        """Wait for the end of the connection; answers that come before it are kept."""
         try:
             while True:
                 self._receive()

@@ -1,4 +1,4 @@
-"""A broker in this process whose clock and disk belong to the test, and one in a process of its own."""
+"""A broker in this process, whose clock and disk a test may replace, and a broker in its own process."""
 
 import asyncio
 import shutil
@@ -28,7 +28,7 @@ WALL = 1_700_000_000_000
 
 
 class ManualClock:
-    """Time that stands still until a test moves it."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -41,7 +41,7 @@ class ManualClock:
 
 
 class RunningBroker:
-    """Real sockets and files on a thread of its own."""
+    """A broker with real sockets and files, on its own thread."""
 
     def __init__(
         self, data: Path, *, disk: Disk | None = None, clock: ManualClock | None = None, **options: object
@@ -80,18 +80,18 @@ class RunningBroker:
                 self._end()
 
     def restart(self) -> None:
-        """A clean stop and start; connections are gone."""
+        """Stop cleanly and start again; connections are closed."""
         self.stop()
         self._clients.clear()
         self._start()
 
     def crash_image(self, folder: Path) -> Path:
-        """What a kill -9 at this moment would leave behind: a copy of all files, without a clean stop."""
+        """Copy all files as a kill -9 at this moment would leave them."""
         thread = self.broker._thread
         self.wait_for(thread.call(lambda: shutil.copytree(self.options.data, folder)))
         return folder
 
-    # from a test's thread into the broker's loop
+    # calls from the test's thread into the broker's loop
 
     def wait_for(self, awaitable: "asyncio.Future[R] | object") -> R:
         return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(60)  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ class RunningBroker:
         return self.wait_for(run())
 
     def advance(self, millis: int) -> None:
-        """Moves time on, lets the housekeeping see it, and lets what follows from it reach the disk."""
+        """Advance the clock, run the housekeeping, and wait for its writes."""
         assert self.clock is not None
         self.clock.passed += millis
         self.tick()
@@ -124,7 +124,7 @@ class RunningBroker:
 
 
 class Gate:
-    """Stops the log thread between two jobs: what is staged stays off the disk until `open`."""
+    """Blocks the log thread between two jobs: staged records do not reach the disk before `open`."""
 
     def __init__(self, running: RunningBroker) -> None:
         self._opened, closed = threading.Event(), threading.Event()
@@ -141,7 +141,7 @@ class Gate:
 
 
 class BrokerProcess:
-    """A broker in a process of its own, to be killed; `log` is what it wrote to standard error."""
+    """A broker in its own process, to be killed; `log` is its standard error."""
 
     def __init__(self, data: Path) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115

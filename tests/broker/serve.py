@@ -1,4 +1,4 @@
-"""A broker as a process: says its address on standard output, logs to standard error, ends on SIGTERM."""
+"""A broker as a process: prints its address, logs to standard error, ends on SIGTERM."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Nonsense costs its sender an answer or the connection, never the broker, and leaves nothing on disk."""
+"""Invalid input is answered with an error or closes its connection; it never stops the broker or reaches the disk."""
 
 import logging
 import struct
@@ -57,7 +57,7 @@ def test_malformed_body_is_refused_and_connection_lives(raw: RawClient, code: in
 
 @pytest.mark.parametrize("queue", ["-1", "99999999999999999999999999"])
 def test_lock_of_an_impossible_queue_is_refused(raw: RawClient, queue: str) -> None:
-    """The second does not fit into the database and once stopped the log thread's job."""
+    """The second one does not fit into the database and once failed on the log thread."""
     body = f'{{"clientId":"c","consumerGroup":"g","mqSet":[{{"topic":"T","brokerName":"b","queueId":{queue}}}]}}'
     assert raw.ask(RequestCode.LOCK_BATCH_MQ, body=body.encode()).code == ResponseCode.SYSTEM_ERROR
     assert alive(raw)
@@ -157,7 +157,7 @@ def test_bad_group_is_refused_everywhere(broker: RunningBroker, folder: Path, na
 
 
 def test_heartbeat_with_one_bad_name_changes_nothing(broker: RunningBroker) -> None:
-    """All names are looked at before the first is used."""
+    """All names are checked before the first one is used."""
     raw = broker.connect()
     assert raw.heartbeat("c", "good", {"T": "*", "a/b": "*"}).code != 0
     assert raw.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "good"}).code != 0
@@ -194,7 +194,7 @@ def test_oneway_requests_are_never_answered(broker: RunningBroker) -> None:
     broker.tick()
     assert raw.send("T", b"two").code == 0
     assert set(raw.answered()).isdisjoint(oneways)
-    assert broker.call(lambda: len(broker.broker._parts.polls)) == 0, "nobody waits for the answer of a oneway pull"
+    assert broker.call(lambda: len(broker.broker._parts.polls)) == 0, "no client waits for the answer of a oneway pull"
     assert bodies(raw.read("T")) == [b"one", b"two"], "carried out all the same"
 
 
@@ -248,11 +248,11 @@ def topics_on_disk(broker: RunningBroker) -> set[str]:
 
 
 def outside(folder: Path) -> set[str]:
-    """What lies beside the data folder, where a path trick would have put something."""
+    """The files beside the data folder, where a path in a name could have put one."""
     return {path.name for path in folder.iterdir()} - {"data"}
 
 
-def test_refusal_is_worded_once(raw: RawClient) -> None:
-    """The client says that the broker refused; said by both, it would stand in every message twice."""
+def test_the_remark_of_a_refusal_does_not_repeat_the_clients_words(raw: RawClient) -> None:
+    """The client already says that the broker refused."""
     refused = raw.pull("Nowhere")
     assert (refused.code, refused.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic Nowhere does not exist")

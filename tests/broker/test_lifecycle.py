@@ -52,15 +52,15 @@ def test_start_takes_under_a_second_after_a_clean_stop_with_200k_messages(start:
     running = start()
     fill(running.connect(), 200_000)
     running.stop()
-    begin = time.process_time()  # of the broker, which is in this process; not of whoever else is busy
+    begin = time.process_time()  # of this process, which contains the broker, whatever else is busy
     again = start()
     took = time.process_time() - begin
     assert again.connect().bounds("T") == (0, 200_000)
     assert took < 1.0
 
 
-def test_stopping_broker_finishes_what_it_accepted_and_takes_nothing_new(start: Start) -> None:
-    """A producer that never pauses may not keep it from stopping."""
+def test_a_stopping_broker_finishes_accepted_requests_and_accepts_no_others(start: Start) -> None:
+    """A producer that never pauses must not keep the broker from stopping."""
     running = start()
     raw = running.connect()
     raw.create("T")
@@ -170,7 +170,7 @@ def stream_until_killed(process: BrokerProcess, start_at: int) -> int:
     return done
 
 
-def test_recovered_after_a_crash_is_the_same_as_never_crashed(start: Start, folder: Path) -> None:
+def test_a_recovered_broker_equals_one_that_never_crashed(start: Start, folder: Path) -> None:
     running = start(clock=ManualClock())
     raw = running.connect()
     for i in range(20):
@@ -200,7 +200,7 @@ def test_folder_of_a_stopped_broker_can_be_moved(start: Start, folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_kill_forgets_neither_epochs_nor_stamps_that_were_answered(start_process: StartProcess) -> None:
+def test_a_kill_loses_no_answered_epoch_or_stamp(start_process: StartProcess) -> None:
     epochs = []
     for number, owner in enumerate(("a", "b", "c")):
         process = start_process()

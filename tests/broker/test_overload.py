@@ -1,4 +1,4 @@
-"""Too much of everything: answered busy, bounded, and over when the pressure is."""
+"""Under overload the broker answers "busy", stays within its limits, and recovers."""
 
 import socket
 
@@ -13,7 +13,7 @@ from lanemq.wire.codes import RequestCode, ResponseCode
 MIB = 1024 * 1024
 
 
-def test_senders_are_told_busy_above_the_limit_and_served_again_below(start: Start) -> None:
+def test_sends_are_answered_busy_above_the_limit_and_accepted_again_below(start: Start) -> None:
     running = start(max_pending_bytes=MIB)
     raw = running.connect()
     raw.create("T")
@@ -43,7 +43,7 @@ def test_repeats_that_wait_for_the_disk_are_bounded_too(start: Start) -> None:
     assert raw.bounds("T") == (0, 1)
 
 
-def test_busy_send_left_no_stamp(start: Start) -> None:
+def test_a_send_answered_busy_leaves_no_stamp(start: Start) -> None:
     running = start(max_pending_bytes=MIB)
     raw = running.connect()
     raw.create("T")
@@ -57,7 +57,7 @@ def test_busy_send_left_no_stamp(start: Start) -> None:
 
 
 def unsent(running: RunningBroker) -> int:
-    """Bytes of answers that the broker holds for its peers."""
+    """Bytes of unsent answers in the broker."""
 
     def count() -> int:
         held = 0
@@ -70,8 +70,8 @@ def unsent(running: RunningBroker) -> int:
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_slow_reader_does_not_grow_the_broker(start: Start, held: bool) -> None:
-    """A thousand pulls of a mebibyte from somebody who reads nothing, asked at once or held and woken at once."""
+def test_a_client_that_does_not_read_costs_bounded_memory(start: Start, held: bool) -> None:
+    """A thousand pulls of a mebibyte from a client that reads nothing, answered at once or held and then answered."""
     running = start()
     producer, slow = running.connect(), running.connect()
     slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
@@ -122,7 +122,7 @@ def test_silent_connection_is_closed(start: Start) -> None:
 
 
 def test_unfinished_frames_are_bounded_over_all_connections(broker: RunningBroker) -> None:
-    """One peer may hold a whole frame; many of them together may not fill the memory. The largest goes."""
+    """One peer may have a whole frame unfinished, but not all of them: the largest is closed."""
     peers = {size: broker.connect() for size in (300_000, 500_000, 400_000)}
     frames = {size: raw.frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), bytes(MIB)) for size, raw in peers.items()}
     listening = broker.broker._server

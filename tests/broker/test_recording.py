@@ -1,4 +1,4 @@
-"""What a broker writes down: exact about leases and offsets, and enough for the checker to catch a broken broker."""
+"""A broker's history is exact about leases and offsets, so that the checker finds a broken broker."""
 
 import shutil
 import threading
@@ -40,7 +40,7 @@ def clocked(start: Start, folder: Path) -> RunningBroker:
 
 
 def lines(folder: Path, *wanted: str) -> list[tuple[Any, ...]]:
-    """The fields named, of every line but the first of each life."""
+    """The named fields of every line but the first of each start."""
     text = (folder / "history" / "broker-lanemq.jsonl").read_bytes()
     found = [msgspec.json.decode(line) for line in text.splitlines()]
     return [tuple(each.get(name) for name in wanted) for each in found if each["e"] != "begin"]
@@ -50,7 +50,7 @@ def ns(millis: int) -> int:
     return (START_MS + millis) * 1_000_000
 
 
-def test_a_lease_is_written_down_from_grant_to_release(clocked: RunningBroker, folder: Path) -> None:
+def test_a_lease_is_recorded_from_grant_to_release(clocked: RunningBroker, folder: Path) -> None:
     raw = clocked.connect()
     raw.lane_lock("a", millis=LEASE_MS)
     clocked.advance(1_000)
@@ -66,16 +66,16 @@ def test_a_lease_is_written_down_from_grant_to_release(clocked: RunningBroker, f
     ]
 
 
-def test_a_deleted_topic_is_written_down_after_its_leases(clocked: RunningBroker, folder: Path) -> None:
-    """Then the same offsets may be used again, and the checker must know why."""
+def test_a_deleted_topic_is_recorded_after_its_leases(clocked: RunningBroker, folder: Path) -> None:
+    """The same offsets may be used again from then on."""
     raw = clocked.connect()
     raw.lane_lock("a", millis=LEASE_MS)
     raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     assert lines(folder, "e", "topic")[1:] == [("lease_released", "T"), ("topic_deleted", "T")]
 
 
-def test_a_deletion_is_written_down_when_it_is_on_disk(clocked: RunningBroker, folder: Path) -> None:
-    """Before, a crash would bring the topic back, and its messages with it."""
+def test_a_deletion_is_recorded_once_it_is_on_disk(clocked: RunningBroker, folder: Path) -> None:
+    """Before that, a crash would bring the topic back with its messages."""
     raw = clocked.connect()
     gate = Gate(clocked)
     deletion = raw.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
@@ -87,15 +87,17 @@ def test_a_deletion_is_written_down_when_it_is_on_disk(clocked: RunningBroker, f
     assert lines(folder, "e", "topic") == [("topic_deleted", "T")]
 
 
-def test_a_lease_that_ends_by_itself_is_written_down_once(clocked: RunningBroker, folder: Path) -> None:
+def test_an_expired_lease_is_recorded_once(clocked: RunningBroker, folder: Path) -> None:
     clocked.connect().lane_lock("a", millis=LEASE_MS)
     clocked.advance(LEASE_MS)
     clocked.advance(LEASE_MS)
     assert lines(folder, "e", "member", "epoch")[1:] == [("lease_expired", "a", 1)]
 
 
-def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(clocked: RunningBroker, folder: Path) -> None:
-    """Else the next owner would seem to come too early."""
+def test_a_lease_shortened_by_a_lost_connection_is_recorded_with_its_new_end(
+    clocked: RunningBroker, folder: Path
+) -> None:
+    """Otherwise the next grant would look too early."""
     raw = clocked.connect()
     raw.heartbeat("a", "g", {"T": "*"})
     raw.lane_lock("a", millis=LEASE_MS, laneKeepAliveMillis="100")
@@ -109,7 +111,7 @@ def test_a_lease_shortened_by_a_lost_connection_says_its_new_end(clocked: Runnin
     ]
 
 
-def test_commits_are_written_down_as_they_were_judged(clocked: RunningBroker, folder: Path) -> None:
+def test_commits_are_recorded_with_their_outcome(clocked: RunningBroker, folder: Path) -> None:
     raw = clocked.connect()
     raw.lane_lock("a", millis=LEASE_MS)
     raw.commit(3, laneClient="a", laneEpoch="1")
@@ -119,8 +121,8 @@ def test_commits_are_written_down_as_they_were_judged(clocked: RunningBroker, fo
     raw.commit(2, laneClient="b", laneEpoch="2")
     raw.unlock("b", laneEpoch="2")
     raw.commit(1)
-    told = [each for each in lines(folder, "e", "offset", "epoch", "reason") if not str(each[0]).startswith("lease")]
-    assert told == [
+    written = [each for each in lines(folder, "e", "offset", "epoch", "reason") if not str(each[0]).startswith("lease")]
+    assert written == [
         ("committed", 3, 1, None),
         ("commit_refused", 4, 1, "the queue was granted to another member"),
         ("reset", 1, 0, "a stock client went back from 3"),
@@ -128,7 +130,7 @@ def test_commits_are_written_down_as_they_were_judged(clocked: RunningBroker, fo
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_a_reset_is_the_brokers_to_write_only_while_the_group_is_away(
+def test_the_broker_records_a_reset_only_if_the_group_has_no_members(
     clocked: RunningBroker, folder: Path, online: bool
 ) -> None:
     raw = clocked.connect()
@@ -143,10 +145,10 @@ def test_a_reset_is_the_brokers_to_write_only_while_the_group_is_away(
 RESET = {"topic": "T", "group": "g", "timestamp": "-1", "offset": "1", "queueId": "0", "isForce": "true"}
 
 
-def test_a_reset_after_a_restart_waits_for_members_that_were_not_heard_yet(
+def test_a_reset_after_a_restart_waits_for_members_without_a_heartbeat_yet(
     clocked: RunningBroker, folder: Path
 ) -> None:
-    """Their leases tell of them. Done as if the group were away, their next commit would undo it."""
+    """Their leases show that they exist. Otherwise their next commit would undo the reset."""
     raw = clocked.connect()
     for _ in range(4):
         raw.send("T", queue=0)
@@ -161,8 +163,8 @@ def test_a_reset_after_a_restart_waits_for_members_that_were_not_heard_yet(
     assert lines(folder, "e", "offset")[before:] == []
 
 
-def test_a_new_owner_that_begins_at_the_place_of_a_reset_is_told_of(clocked: RunningBroker, folder: Path) -> None:
-    """The old one was told to go there and never did: without this line the history would not know why."""
+def test_a_new_owner_that_starts_at_the_offset_of_a_reset_is_recorded(clocked: RunningBroker, folder: Path) -> None:
+    """The old owner never moved there, so nothing else in the history explains the jump."""
     raw = clocked.connect()
     for _ in range(4):
         raw.send("T", queue=0)
@@ -176,14 +178,14 @@ def test_a_new_owner_that_begins_at_the_place_of_a_reset_is_told_of(clocked: Run
     assert lines(folder, "e", "offset")[before:] == [("reset", 1)]
 
 
-def test_members_without_leases_may_be_behind_each_other(clocked: RunningBroker, folder: Path) -> None:
+def test_members_without_leases_may_commit_different_offsets(clocked: RunningBroker, folder: Path) -> None:
     raw = clocked.connect()
     raw.commit(3)
     raw.commit(1)
     assert lines(folder, "e", "offset", "kept")[-1] == ("reset", 1, 1)
 
 
-def test_a_clean_restart_tells_the_offsets_and_leases_it_found(clocked: RunningBroker, folder: Path) -> None:
+def test_a_clean_restart_records_the_offsets_and_leases_it_found(clocked: RunningBroker, folder: Path) -> None:
     raw = clocked.connect()
     raw.lane_lock("a", millis=LEASE_MS)
     raw.commit(3, laneClient="a", laneEpoch="1")
@@ -194,10 +196,10 @@ def test_a_clean_restart_tells_the_offsets_and_leases_it_found(clocked: RunningB
     assert ("lease_renewed", 1, None) in found
 
 
-def test_after_a_crash_it_tells_that_it_was_one_and_what_is_left(
+def test_a_restart_after_a_crash_records_the_crash_and_the_remaining_offsets(
     clocked: RunningBroker, start: Start, folder: Path
 ) -> None:
-    """With when it was last heard before: of what is gone, only the last moments may be."""
+    """With the time of the last line before the crash: only commits of the last moments may be lost."""
     clocked.connect().commit(3)
     clocked.advance(1_000)
     clocked.connect().commit(4)
@@ -212,11 +214,11 @@ def test_after_a_crash_it_tells_that_it_was_one_and_what_is_left(
     again.connect().committed()
     again.connect().committed(group="late")
     again.connect().committed(group="late")
-    told = lines(folder / "second", "e", "group", "offset", "clean", "alive")[before:]
-    assert told == [("recovered", "g", 3, 0, alive), ("recovered", "late", -1, 0, alive)]
+    written = lines(folder / "second", "e", "group", "offset", "clean", "alive")[before:]
+    assert written == [("recovered", "g", 3, 0, alive), ("recovered", "late", -1, 0, alive)]
 
 
-def test_after_a_stop_in_order_a_reset_that_waits_is_not_told_as_a_lost_commit(
+def test_a_pending_reset_after_a_clean_stop_is_not_recorded_as_a_lost_commit(
     clocked: RunningBroker, folder: Path
 ) -> None:
     raw = clocked.connect()
@@ -229,10 +231,10 @@ def test_after_a_stop_in_order_a_reset_that_waits_is_not_told_as_a_lost_commit(
     assert [each for each in lines(folder, "e", "offset") if each[0] == "recovered"] == []
 
 
-def test_after_a_crash_it_tells_of_an_owned_queue_that_nothing_is_left(
+def test_a_restart_after_a_crash_records_owned_queues_without_an_offset(
     clocked: RunningBroker, start: Start, folder: Path
 ) -> None:
-    """Its owner goes on without asking, perhaps until the life after the next, when nobody knows of the crash."""
+    """The owner continues without a query, perhaps beyond the next restart, when the crash is no longer known."""
     clocked.connect().lane_lock("a", millis=LEASE_MS)
     image = clocked.crash_image(folder / "image")
     (folder / "second").mkdir()
@@ -256,7 +258,7 @@ def test_without_a_folder_nothing_is_written(start: Start, folder: Path) -> None
 # the checker reads it
 
 
-class Town:
+class RecordedRun:
     """A broker and members in this process, all with histories."""
 
     def __init__(self, folder: Path) -> None:
@@ -293,8 +295,8 @@ class Town:
 
 
 @pytest.fixture
-def town(folder: Path) -> Iterator[Town]:
-    made = Town(folder)
+def run(folder: Path) -> Iterator[RecordedRun]:
+    made = RecordedRun(folder)
     yield made
     made.close()
 
@@ -316,37 +318,37 @@ def lag(admin: Admin) -> int:
     return sum(queue.end - (admin.committed("g", queue.queue) or 0) for queue in admin.describe_topic("orders").queues)
 
 
-def test_a_run_with_two_members_passes_with_the_brokers_word(town: Town) -> None:
+def test_a_run_with_two_members_passes_the_checker(run: RecordedRun) -> None:
     seen: list[int] = []
-    town.send(200)
-    first = town.member("a", seen)
+    run.send(200)
+    first = run.member("a", seen)
     wait_for(lambda: len(seen) == 200)
-    second = town.member("b", seen)
+    second = run.member("b", seen)
     wait_for(lambda: owned(first) == owned(second) == 2)
-    town.send(200)
+    run.send(200)
     wait_for(lambda: len(seen) == 400)
     second.stop()
     wait_for(lambda: owned(first) == 4)
-    report = town.judge("rebalance=4", "commits=8")
+    report = run.judge("rebalance=4", "commits=8")
     assert report.verdict is Verdict.PASS, report
 
 
-def test_a_reset_of_members_at_work_passes_and_is_seen(town: Town) -> None:
+def test_a_reset_of_running_members_is_recorded_and_passes_the_checker(run: RecordedRun) -> None:
     seen: list[int] = []
-    town.send(40)
-    town.member("a", seen)
-    with Admin(town.broker.address) as admin:
+    run.send(40)
+    run.member("a", seen)
+    with Admin(run.broker.address) as admin:
         wait_for(lambda: lag(admin) == 0)
         admin.reset_offsets("g", "orders", to="earliest")
     wait_for(lambda: len(seen) == 80)
-    report = town.judge("resets=4")
+    report = run.judge("resets=4")
     assert report.verdict is Verdict.PASS, report
 
 
-def test_a_broker_that_gives_a_queue_away_too_early_is_found(
+def test_the_checker_finds_a_broker_that_grants_a_queue_too_early(
     clocked: RunningBroker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: without the broker's own lines nobody could tell when the lease really ended."""
+    """Negative control: only the broker's own lines show when the lease really ended."""
     monkeypatch.setattr(lock_table._Entry, "live", lambda self, now: False)
     raw = clocked.connect()
     raw.lane_lock("a", millis=LEASE_MS)
@@ -357,8 +359,8 @@ def test_a_broker_that_gives_a_queue_away_too_early_is_found(
     assert "4000.000 ms before the lease of a" in report.violations[0].text
 
 
-def test_a_grant_that_is_not_on_disk_is_not_written_down(clocked: RunningBroker, folder: Path) -> None:
-    """A crash takes it, and the same epoch goes to another: nobody was ever told of the first."""
+def test_a_grant_that_is_not_on_disk_is_not_recorded(clocked: RunningBroker, folder: Path) -> None:
+    """A crash loses it, and the same epoch goes to another member; the first grant was never answered."""
     raw, state = clocked.connect(), clocked.broker._parts.state
     works = state.save_leases
 

@@ -1,4 +1,4 @@
-"""A broker with users, in bare frames: what any client, an honest one or not, would see."""
+"""A broker with users, as honest and dishonest clients see it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ def guarded(start: Start, users: Path) -> RunningBroker:
 
 @pytest.fixture
 def ask(guarded: RunningBroker) -> Iterator[Ask]:
-    """One request under somebody's name; None is nobody."""
+    """Send one request as a user; None: without a signature."""
     links: list[BlockingConnection] = []
 
     def ask_as(user: Credentials | None, command: Command) -> Command:
@@ -98,13 +98,13 @@ def test_a_send_needs_the_right_to_send(ask: Ask, code: RequestCode) -> None:
     assert refused.remark == "user 'reader' may not send to topic 'orders'"
 
 
-def test_nobody_gets_past_without_a_signature(ask: Ask) -> None:
+def test_a_request_without_a_signature_is_refused(ask: Ask) -> None:
     for command in (send(), pull(), Command(RequestCode.GET_BROKER_CLUSTER_INFO, 0), Command(99_999, 0)):
         assert ask(None, command).code == ResponseCode.NO_PERMISSION
 
 
 def test_a_changed_request_is_refused(guarded: RunningBroker) -> None:
-    """The signature is right, for another body."""
+    """The signature belongs to another body."""
     command = send()
     sign(command, WRITER)
     command.body = b"changed on the way"
@@ -114,8 +114,8 @@ def test_a_changed_request_is_refused(guarded: RunningBroker) -> None:
     assert "the signature is wrong" in (refused.remark or "")
 
 
-def test_many_sends_at_once_are_judged_one_by_one(guarded: RunningBroker) -> None:
-    """What arrives together is stored together by other brokers; here each has to prove itself."""
+def test_sends_that_arrive_together_are_checked_one_by_one(guarded: RunningBroker) -> None:
+    """A broker without users stores them as a run."""
     raw = RawClient(guarded.address)
     frames = b""
     for opaque in range(1, 21):
@@ -152,7 +152,7 @@ def test_pulls_need_topic_and_group(ask: Ask) -> None:
 
 
 def test_retry_and_dead_letter_topics_belong_to_their_group(ask: Ask) -> None:
-    """And to nobody by default: they hold messages of topics that the user may have no right to."""
+    """No default grants them: they contain messages of topics that the user may have no right to."""
     for prefix in ("%RETRY%", "%DLQ%"):
         assert ask(READER, pull(prefix + "mine")).code != ResponseCode.NO_PERMISSION
         for foreign in ("g", "audit"):
@@ -164,8 +164,8 @@ def test_no_user_reads_what_the_broker_delays_for_others(ask: Ask) -> None:
     assert not User("x", "secret", default_topic=Right.ANY).may_use_topic("SCHEDULE_TOPIC_XXXX", Right.SUB)
 
 
-def test_a_message_of_another_topic_cannot_be_had_by_its_place(ask: Ask) -> None:
-    """Sent back, it would be delivered to the sender's group."""
+def test_a_message_of_another_topic_cannot_be_fetched_by_its_position(ask: Ask) -> None:
+    """A message sent back would be delivered to the sender's group."""
     assert ask(ROOT, send("private")).code == ResponseCode.SUCCESS
     place = RecordView(ask(ROOT, pull("private")).body).position
     header = SendBackHeader(offset=place, group="mine", delay_level=0, origin_topic="orders")
@@ -185,7 +185,7 @@ def test_only_a_group_that_is_listed_can_be_joined(ask: Ask) -> None:
         assert ask(READER, Command(RequestCode.HEART_BEAT, 0, body=beat)).code == code
 
 
-def test_who_lists_no_group_is_told_to(ask: Ask) -> None:
+def test_the_refusal_of_an_unlisted_group_names_the_remedy(ask: Ask) -> None:
     body = LockRequest(client_id="c", consumer_group="g").encode()
     refused = ask(READER, Command(RequestCode.LOCK_BATCH_MQ, 0, body=body))
     assert refused.remark == "user 'reader' may not act for group 'g': list it with SUB among the user's groups"
@@ -196,7 +196,7 @@ def test_parked_lanes_of_all_groups_are_for_administrators(ask: Ask) -> None:
         assert ask(READER, Command(RequestCode.LANE_PARKED, 0, body=LaneBody(group=group).encode())).code == code
 
 
-def test_a_request_that_nobody_thought_about_needs_an_administrator() -> None:
+def test_an_unlisted_request_needs_an_administrator() -> None:
     assert list(needs(Command(99_999, 0), str)) == [Need("topic", "")]
     assert not Need("topic", "").given_to(User("x", "secret", default_topic=Right.ANY))
     changing = [RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.PUT_KV_CONFIG]
@@ -221,7 +221,7 @@ def test_a_changed_file_counts_without_a_restart(guarded: RunningBroker, ask: As
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("", "must consist of"),
         ("[[user", "is no TOML"),
@@ -238,9 +238,9 @@ def test_a_changed_file_counts_without_a_restart(guarded: RunningBroker, ask: As
         ("[[user]]\naccess_key = 'a'\nsecret_key = 'hush-hush'\n" * 2, "is there already"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_and_its_secrets_are_not_told(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_with_a_mistake_is_refused_without_naming_its_secrets(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "users").write_text(text)
-    with pytest.raises(InvalidOption, match=told) as refused:
+    with pytest.raises(InvalidOption, match=problem) as refused:
         read_users(tmp_path / "users")
     assert "hush" not in str(refused.value)
 

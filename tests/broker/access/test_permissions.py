@@ -1,4 +1,4 @@
-"""Who may send which request about a group: a default lets nobody touch what other groups have and hold."""
+"""Which user may send which request: a default right never reaches the messages or progress of a group."""
 
 import pytest
 
@@ -14,10 +14,10 @@ from lanemq.wire.record import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
 SUB, BOTH = Right.SUB, Right.ANY
 GENEROUS = User("u", "secret", topics={"orders": SUB}, default_group=BOTH)
-"""Lists no group."""
+"""A user that lists no group."""
 MEMBER = User("u", "secret", topics={"orders": SUB}, groups={"billing": SUB}, default_group=Right.DENY)
 OUTSIDER = User("u", "secret", topics={"other": SUB}, groups={"billing": SUB})
-"""In the group, without a right to the topic."""
+"""A user of the group without a right to the topic."""
 
 
 def may(user: User, command: Command) -> bool:
@@ -52,7 +52,7 @@ def heartbeat() -> Command:
 
 
 def named(code: RequestCode) -> Command:
-    """Group and topic in the fields in which commits and parking have them."""
+    """A request with group and topic in the header fields of commits and parking."""
     header = UpdateOffsetHeader(consumer_group="billing", topic="orders", queue_id=0, commit_offset=9)
     return Command(code, 0, ext=header.to_ext())
 
@@ -80,19 +80,19 @@ CHANGING = [
 
 
 @pytest.mark.parametrize("command", CHANGING, ids=lambda command: RequestCode(command.code).name)
-def test_what_a_group_has_is_for_those_who_list_it_and_may_read_the_topic(command: Command) -> None:
+def test_a_groups_messages_need_the_listed_group_and_the_topic(command: Command) -> None:
     assert may(MEMBER, command)
     assert not may(GENEROUS, command)
     assert not may(OUTSIDER, command)
 
 
-def test_a_client_is_taken_out_of_a_group_only_by_those_who_list_it() -> None:
+def test_unregistering_a_client_needs_the_listed_group() -> None:
     header = UnregisterHeader(client_id="c", consumer_group="billing")
     leave = Command(RequestCode.UNREGISTER_CLIENT, 0, ext=header.to_ext())
     assert (may(MEMBER, leave), may(GENEROUS, leave)) == (True, False)
 
 
-def test_a_default_is_enough_to_read_and_to_look() -> None:
+def test_a_default_right_is_enough_to_read_and_inspect() -> None:
     looks = [Command(RequestCode.GET_CONSUME_STATS, 0, ext={"consumerGroup": "billing"})]
     looks += [named(RequestCode.QUERY_CONSUMER_OFFSET), pull("orders")]
     assert all(may(GENEROUS, look) for look in looks)
@@ -101,7 +101,7 @@ def test_a_default_is_enough_to_read_and_to_look() -> None:
 
 
 @pytest.mark.parametrize("topic", [retry_topic("billing"), dead_letter_topic("billing"), "%RETRY%%LEFT%billing"])
-def test_a_groups_own_topics_are_for_those_who_list_it(topic: str) -> None:
+def test_a_groups_own_topics_need_the_listed_group(topic: str) -> None:
     everything = User("u", "secret", default_topic=BOTH, default_group=BOTH)
     named_itself = User("u", "secret", topics={topic: BOTH}, default_group=BOTH)
     assert may(MEMBER, pull(topic))
@@ -117,8 +117,8 @@ def test_a_dead_letter_is_written_only_with_the_right_to_send() -> None:
     assert not may(writer, pull(topic))
 
 
-def test_a_member_hands_messages_back_through_its_retry_topic() -> None:
-    """That is how consumers in order bury a message, RocketMQ's and ours: with SUB alone they could not."""
+def test_a_member_may_send_to_its_retry_topic_with_sub_alone() -> None:
+    """Ordered consumers, RocketMQ's and LaneMQ's, dead-letter a message that way."""
     assert may(MEMBER, send(retry_topic("billing")))
 
 
@@ -128,8 +128,8 @@ def test_a_list_of_parked_lanes_needs_no_topic_and_a_lane_does() -> None:
     assert not may(GENEROUS, lane(RequestCode.LANE_PARKED, topic=""))
 
 
-def test_a_note_of_a_group_is_a_matter_of_the_group() -> None:
-    """Spark queries keep them as offsets of a group whose name begins with a mark."""
+def test_offsets_of_spark_queries_belong_to_their_group() -> None:
+    """Spark queries store them as offsets of a group whose name has a prefix."""
     note = named(RequestCode.UPDATE_CONSUMER_OFFSET)
     note.ext["consumerGroup"] = "%LEFT%billing"
     assert (may(MEMBER, note), may(GENEROUS, note)) == (True, False)

@@ -1,4 +1,4 @@
-"""What is finished above a committed offset, over the wire: kept with the offset, told to the next owner only."""
+"""Finished ranges over the wire: stored with their offset, and sent to the next owner only."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def owned_with_finished(running: RunningBroker) -> RawClient:
     return raw
 
 
-def test_the_next_owner_is_told_what_is_finished_above_its_start(running: RunningBroker) -> None:
+def test_the_next_owner_receives_the_finished_ranges(running: RunningBroker) -> None:
     raw = owned_with_finished(running)
     raw.unlock("a")
     lease = take(raw, "b")
@@ -55,7 +55,7 @@ def test_the_next_owner_is_told_what_is_finished_above_its_start(running: Runnin
     assert take(raw, "b").finished == "1,2,2,1", "its first answer may have been lost"
 
 
-def test_a_renewal_is_not_told_and_takes_nothing_away(running: RunningBroker) -> None:
+def test_a_renewal_neither_receives_nor_deletes_finished_ranges(running: RunningBroker) -> None:
     raw = owned_with_finished(running)
     (renewed,) = raw.lane_lock("a", laneFinished="false").lane_leases
     assert (renewed.epoch, renewed.finished) == (1, "")
@@ -63,8 +63,8 @@ def test_a_renewal_is_not_told_and_takes_nothing_away(running: RunningBroker) ->
     assert take(raw, "a").finished == "1,2,2,1"
 
 
-def test_a_renewal_that_came_too_late_takes_nothing_away(running: RunningBroker) -> None:
-    """It is a new grant, and the member that sent it will ask again."""
+def test_a_late_renewal_does_not_delete_finished_ranges(running: RunningBroker) -> None:
+    """It is a new grant, and the member will ask again."""
     raw = owned_with_finished(running)
     running.advance(60_000)
     take(raw, "b")
@@ -76,8 +76,10 @@ def test_a_renewal_that_came_too_late_takes_nothing_away(running: RunningBroker)
 
 
 @pytest.mark.parametrize("lease", [{"laneLeaseMillis": "5000"}, {}])
-def test_an_owner_that_knows_no_finished_ranges_voids_them(running: RunningBroker, lease: dict[str, str]) -> None:
-    """It repeats what they cover; the owner after it may not pass a repeat that was begun and not ended."""
+def test_an_owner_that_does_not_ask_for_finished_ranges_deletes_them(
+    running: RunningBroker, lease: dict[str, str]
+) -> None:
+    """It repeats what they cover, and the next owner must not skip a repeat that was started and not finished."""
     raw = owned_with_finished(running)
     raw.unlock("a")
     assert raw.lock("spark", **lease).lock_ok_mq_set
@@ -112,7 +114,7 @@ def test_a_stock_commit_clears_the_finished_ranges_unless_it_names_the_same_offs
     assert take(raw, "b").finished == left
 
 
-def test_finished_ranges_of_a_stock_commit_do_not_exist(running: RunningBroker) -> None:
+def test_finished_ranges_in_a_stock_commit_are_ignored(running: RunningBroker) -> None:
     raw = owned_with_finished(running)
     ext = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "4"}
     assert raw.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, LaneProgress(lane_finished="1,1").encode()).code == 0
@@ -134,7 +136,7 @@ def test_a_reset_clears_the_finished_ranges(running: RunningBroker) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", json.dumps({"laneFinished": "1,0"}).encode(), b'{"laneFinished": "1"}'])
-def test_finished_ranges_that_make_no_sense_are_refused_with_their_offset(running: RunningBroker, body: bytes) -> None:
+def test_invalid_finished_ranges_are_refused_with_their_offset(running: RunningBroker, body: bytes) -> None:
     raw = owned_with_finished(running)
     ext = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "5", "laneEpoch": "1"}
     reply = raw.ask(RequestCode.UPDATE_CONSUMER_OFFSET, {**ext, "laneClient": "a"}, body)
@@ -157,7 +159,7 @@ def test_finished_ranges_survive_a_restart_together_with_their_offset(
 
 
 def test_finished_ranges_beyond_the_end_of_a_restarted_log_are_cut(running: RunningBroker) -> None:
-    """In relaxed mode a power cut takes messages back that were consumed already."""
+    """In relaxed mode a power cut may lose messages that were already consumed."""
     owned_with_finished(running)
     offsets = running.broker._parts.offsets
     running.call(lambda: offsets._put(("g", "T", 0), offsets.committed("g", "T", 0), "1,2,2,50"))  # type: ignore[arg-type]
@@ -165,7 +167,7 @@ def test_finished_ranges_beyond_the_end_of_a_restarted_log_are_cut(running: Runn
     assert take(running.connect(), "a").finished == f"1,2,2,{STORED - 8}"
 
 
-def test_an_answer_that_would_grow_too_large_leaves_finished_ranges_out_for_good(
+def test_finished_ranges_that_do_not_fit_into_the_answer_are_deleted(
     running: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "MAX_FINISHED_CHARS", 10)

@@ -1,4 +1,4 @@
-"""Members of a group: who is told what, and how soon."""
+"""Members of a group: heartbeats, notices, settings."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def clocked(start: Start) -> RunningBroker:
 def member(clocked: RunningBroker, name: str, **more: str) -> RawClient:
     raw = clocked.connect()
     assert raw.heartbeat(name, topics={"T": "*"}, **more).code == 0
-    assert notified(raw) == "g", "who joins is told too"
+    assert notified(raw) == "g", "the new member is notified too"
     return raw
 
 
@@ -38,7 +38,7 @@ def members(raw: RawClient) -> list[str]:
     return ConsumerIdList.decode(reply.body).consumer_id_list if reply.code == 0 else []
 
 
-def test_join_and_leave_are_told_at_once(clocked: RunningBroker) -> None:
+def test_members_are_notified_when_one_joins_or_leaves(clocked: RunningBroker) -> None:
     first = member(clocked, "a")
     second = member(clocked, "b")
     assert notified(first) == "g"
@@ -48,7 +48,7 @@ def test_join_and_leave_are_told_at_once(clocked: RunningBroker) -> None:
     assert members(first) == ["a"]
 
 
-def test_lost_connection_is_told_at_once(clocked: RunningBroker) -> None:
+def test_members_are_notified_when_a_connection_is_lost(clocked: RunningBroker) -> None:
     first = member(clocked, "a")
     second = member(clocked, "b")
     notified(first)
@@ -57,7 +57,7 @@ def test_lost_connection_is_told_at_once(clocked: RunningBroker) -> None:
     assert members(first) == ["a"]
 
 
-def test_silent_member_is_removed_and_told(clocked: RunningBroker) -> None:
+def test_members_are_notified_when_a_silent_one_is_removed(clocked: RunningBroker) -> None:
     first = member(clocked, "a")
     member(clocked, "b")
     notified(first)
@@ -68,7 +68,7 @@ def test_silent_member_is_removed_and_told(clocked: RunningBroker) -> None:
     assert members(first) == ["a"]
 
 
-def test_expired_and_released_leases_are_told_to_the_group(clocked: RunningBroker) -> None:
+def test_members_are_notified_of_expired_and_released_leases(clocked: RunningBroker) -> None:
     """The next owner does not wait for its own timer."""
     first = member(clocked, "a")
     first.lane_lock("a", millis=1_000)
@@ -79,7 +79,7 @@ def test_expired_and_released_leases_are_told_to_the_group(clocked: RunningBroke
     assert notified(first) == "g"
 
 
-def test_plain_heartbeat_tells_nobody(clocked: RunningBroker) -> None:
+def test_an_ordinary_heartbeat_notifies_no_member(clocked: RunningBroker) -> None:
     first = member(clocked, "a")
     first.heartbeat("a", topics={"T": "*"})
     first.bounds("T")
@@ -105,7 +105,7 @@ def test_client_check_refuses_sql_and_accepts_tags(clocked: RunningBroker) -> No
     assert raw.ask(RequestCode.CHECK_CLIENT_CONFIG, body=sql.replace(b"SQL92", b"TAG")).code == 0
 
 
-def test_producers_are_listed_until_they_are_gone(clocked: RunningBroker) -> None:
+def test_producers_are_listed_until_they_leave(clocked: RunningBroker) -> None:
     raw, other = clocked.connect(), clocked.connect()
     beat = HeartbeatData(client_id="p1", producer_data_set=[ProducerData(group_name="makers")]).encode()
     raw.ask(RequestCode.HEART_BEAT, body=beat)
@@ -116,7 +116,7 @@ def test_producers_are_listed_until_they_are_gone(clocked: RunningBroker) -> Non
     assert clocked.broker._groups._producers == {}
 
 
-def test_group_settings_survive_and_forbid(start: Start) -> None:
+def test_group_settings_survive_a_restart_and_can_forbid_pulls(start: Start) -> None:
     running = start()
     raw = running.connect()
     raw.send("T")
@@ -131,7 +131,7 @@ def test_group_settings_survive_and_forbid(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("clean", "kept"), [("true", None), ("false", 3)])
-def test_deleted_group_keeps_its_offsets_unless_told(start: Start, clean: str, kept: int | None) -> None:
+def test_a_deleted_group_keeps_its_offsets_by_default(start: Start, clean: str, kept: int | None) -> None:
     running = start(clock=ManualClock())
     raw = running.connect()
     raw.create("T")
@@ -155,7 +155,7 @@ def test_only_the_asked_member_can_answer_a_relayed_question(clocked: RunningBro
     assert asker.answer(question).body == b"true"
 
 
-def test_reset_survives_a_crash_and_is_told_by_the_next_pull(start: Start) -> None:
+def test_a_reset_survives_a_crash_and_is_answered_to_the_next_pull(start: Start) -> None:
     running = start()
     raw = running.connect()
     for n in range(5):

@@ -55,7 +55,7 @@ def test_stock_lock_lives_sixty_seconds_from_its_last_renewal(clocked: RunningBr
     assert owned(raw.lock("a")) == []
 
 
-def test_stock_answer_carries_nothing_of_ours(clocked: RunningBroker) -> None:
+def test_a_stock_answer_has_no_lanemq_fields(clocked: RunningBroker) -> None:
     reply = clocked.connect().ask(RequestCode.LOCK_BATCH_MQ, body=lock_body("a", "T", (0,), "g"))
     assert b"lane" not in reply.body.replace(b'"lanemq"', b"")
 
@@ -120,7 +120,7 @@ def test_grant_and_its_renewal_are_answered_after_they_are_on_disk(broker: Runni
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_epoch_once_answered_is_never_given_out_again(start: Start, folder: Path, crash: bool) -> None:
+def test_an_answered_epoch_is_never_granted_again(start: Start, folder: Path, crash: bool) -> None:
     running = start(clock=ManualClock())
     raw = running.connect()
     raw.create("T")
@@ -132,7 +132,7 @@ def test_epoch_once_answered_is_never_given_out_again(start: Start, folder: Path
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_restored_lease_holds_off_the_first_asker(start: Start, folder: Path, crash: bool) -> None:
+def test_a_restored_lease_keeps_other_members_out(start: Start, folder: Path, crash: bool) -> None:
     """Its owner may still be working, and could not renew while the broker was away."""
     running = start(clock=ManualClock())
     running.connect().create("T")
@@ -163,7 +163,7 @@ def test_lane_lease_ends_soon_after_its_connection(clocked: RunningBroker) -> No
 
 
 @pytest.mark.parametrize(
-    ("lease", "told", "waits"),
+    ("lease", "fields", "waits"),
     [
         (30_000, {"laneKeepAliveMillis": "800"}, 900),
         (30_000, {"laneKeepAliveMillis": "-1"}, 500),
@@ -171,13 +171,13 @@ def test_lane_lease_ends_soon_after_its_connection(clocked: RunningBroker) -> No
         (4_000, {}, 4_000),  # and one with times of its own
     ],
 )
-def test_lane_lease_outlives_its_connection_until_its_owner_starts_nothing_more(
-    clocked: RunningBroker, lease: int, told: dict[str, str], waits: int
+def test_a_lane_lease_outlives_its_connection_until_its_owner_starts_no_more_turns(
+    clocked: RunningBroker, lease: int, fields: dict[str, str], waits: int
 ) -> None:
     """It may not have heard that the connection is lost."""
     owner, other = clocked.connect(), clocked.connect()
     owner.heartbeat("a", topics={"T": "*"})
-    owner.lane_lock("a", millis=lease, **told)
+    owner.lane_lock("a", millis=lease, **fields)
     gone(clocked, owner)
     clocked.advance(waits - 1)
     assert owned(other.lane_lock("b")) == []
@@ -206,7 +206,7 @@ def test_a_member_that_states_no_timeout_is_answered_as_before(clocked: RunningB
     assert clocked.connect().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g")).ext == {}
 
 
-def test_a_keep_alive_from_before_a_restart_is_in_vain(clocked: RunningBroker) -> None:
+def test_a_keep_alive_from_before_a_restart_is_refused(clocked: RunningBroker) -> None:
     """Also when its sender has taken something since: the serials of two lives are never the same."""
     ext = {"laneLeaseMillis": "30000", "laneKeepAliveMillis": "800"}
     granted = clocked.connect().ask(RequestCode.LOCK_BATCH_MQ, ext, lock_body("a", "T", (0,), "g"))
@@ -268,7 +268,7 @@ def test_pull_and_commit_of_a_stale_owner_are_refused(clocked: RunningBroker) ->
     assert raw.committed() == 2
 
 
-def test_late_commit_of_an_expired_owner_counts_while_nobody_else_came(clocked: RunningBroker) -> None:
+def test_a_late_commit_counts_while_the_queue_has_no_other_owner(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.lane_lock("a", millis=1_000)
     clocked.advance(5_000)
@@ -296,9 +296,9 @@ def test_stock_member_that_does_not_own_the_queue_cannot_move_its_offset_back(cl
     other.commit(5)
     assert owner.committed() == 10
     owner.commit(5)
-    assert owner.committed() == 5, "its owner may"
+    assert owner.committed() == 5, "its owner may go back"
     other.commit(6)
-    assert owner.committed() == 6, "forward is believed, as RocketMQ would"
+    assert owner.committed() == 6, "any member may go forward, as in RocketMQ"
 
 
 def test_requests_of_members_that_do_not_own_the_queue_are_counted(clocked: RunningBroker) -> None:
@@ -325,7 +325,7 @@ def test_negative_commit_is_no_error_and_changes_nothing(clocked: RunningBroker)
     [("T", "", 0), ("T", "other", 0), ("Nowhere", "lanemq", 0), ("T", "lanemq", 4)],
 )
 @pytest.mark.parametrize("lane", [{}, {"laneLeaseMillis": "5000"}])
-def test_queue_that_is_not_the_brokers_is_left_out(
+def test_a_queue_of_another_broker_is_left_out(
     clocked: RunningBroker, topic: str, broker: str, queue: int, lane: dict[str, str]
 ) -> None:
     """One queue under two names would get two owners, and invented ones would fill memory and disk."""
@@ -344,7 +344,7 @@ def test_retry_queue_of_a_group_can_be_locked(clocked: RunningBroker) -> None:
     assert owned(raw.lock("a", "%RETRY%g")) == [0]
 
 
-def test_locks_can_be_looked_at(clocked: RunningBroker) -> None:
+def test_locks_can_be_listed(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.lane_lock("a", millis=2_000)
     reply = raw.ask(RequestCode.LANE_LOCKS, {"consumerGroup": "g"})

@@ -1,4 +1,4 @@
-"""Parked lanes over the wire: on disk before they are answered, kept for as long as nobody decides, owner by owner."""
+"""Parked lanes over the wire: on disk before they are answered, and kept until an owner or operator removes them."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ KEY = "order 4711 \x01 ü"
 
 
 class Owner:
-    """A member that owns queue 0 of T for group g, in bare requests."""
+    """A member that owns queue 0 of T for group g."""
 
     def __init__(self, running: RunningBroker, client: str = "a") -> None:
         self.raw = running.connect()
@@ -61,7 +61,7 @@ class Owner:
 
 @pytest.fixture
 def running(start: Start) -> RunningBroker:
-    """Eight messages in queue 0 of T, their bodies are their offsets."""
+    """A broker with eight messages in queue 0 of T, whose bodies are their offsets."""
     running = start(clock=ManualClock())
     fill(running.connect())
     return running
@@ -124,7 +124,7 @@ def test_nothing_is_answered_before_it_is_on_disk(running: RunningBroker) -> Non
     assert len(ParkedTable.decode(other.answer(listing).body).lanes) == 1
 
 
-def test_what_was_answered_survives_a_kill(running: RunningBroker, start: Start, folder: Path) -> None:
+def test_answered_changes_survive_a_kill(running: RunningBroker, start: Start, folder: Path) -> None:
     owner = Owner(running)
     owner.park(2, 3, 5)
     owner.park(6, key=None)
@@ -153,10 +153,10 @@ def test_a_stale_owner_can_neither_park_nor_redrive(running: RunningBroker) -> N
     assert parked_offsets(stale.raw) == [3, 4]
 
 
-def test_a_redrive_gives_one_message_after_the_other_and_ends_the_lane(running: RunningBroker) -> None:
+def test_a_redrive_returns_one_message_after_the_other_and_ends_the_lane(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2, 3)
-    assert (owner.next().body, owner.next().ext["laneParked"]) == (b"", "parked"), "nobody asked for it"
+    assert (owner.next().body, owner.next().ext["laneParked"]) == (b"", "parked"), "it was not redriven"
     assert redrive(owner.raw) == ParkedResult(changed=1, left=2)
     assert redrive(owner.raw) == ParkedResult(changed=0, left=2)
     first = owner.next()
@@ -178,7 +178,7 @@ def test_a_redriven_message_that_failed_ends_the_redrive(running: RunningBroker)
     assert parked_offsets(owner.raw) == [2, 3, 6]
 
 
-def test_a_discard_ends_at_the_offset_that_was_seen(running: RunningBroker) -> None:
+def test_a_discard_keeps_messages_after_the_given_offset(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2, 3, 5)
     assert discard(owner.raw, 3) == ParkedResult(changed=2, left=1)
@@ -190,7 +190,7 @@ def test_a_discard_ends_at_the_offset_that_was_seen(running: RunningBroker) -> N
     assert parked_offsets(owner.raw) == [7], "nothing of the lane before is left on disk"
 
 
-def test_a_message_discarded_while_it_is_read_is_not_given_out(running: RunningBroker) -> None:
+def test_a_message_discarded_while_it_is_read_is_not_returned(running: RunningBroker) -> None:
     owner, person = Owner(running), running.connect()
     owner.park(2, 3)
     redrive(person)
@@ -205,7 +205,7 @@ def test_a_message_discarded_while_it_is_read_is_not_given_out(running: RunningB
     assert [record.queue_offset for record in records(owner.raw.answer(asked))] == [3]
 
 
-def test_the_owner_learns_with_its_lease_that_people_changed_something(running: RunningBroker) -> None:
+def test_the_owner_learns_of_an_operators_change_with_its_lease(running: RunningBroker) -> None:
     owner = Owner(running)
     assert owner.lease.parked == 0
     owner.park(2, 3)
@@ -221,7 +221,7 @@ def test_the_owner_learns_with_its_lease_that_people_changed_something(running: 
     assert Owner(running, "b").lease.parked > 0, "a new owner must ask"
 
 
-def test_a_restart_is_a_change_to_look_at(running: RunningBroker) -> None:
+def test_a_restart_counts_as_a_change(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2)
     before = owner.renew().parked
@@ -231,7 +231,7 @@ def test_a_restart_is_a_change_to_look_at(running: RunningBroker) -> None:
     assert Owner(running).lease.parked not in (0, before)
 
 
-def test_records_outlive_the_log_they_came_from(start: Start) -> None:
+def test_parked_records_survive_retention(start: Start) -> None:
     running = start(segment_bytes=64 * 1024, retention_bytes=64 * 1024)
     raw = running.connect()
     fill(raw)
@@ -251,7 +251,7 @@ def test_what_is_not_in_the_log_cannot_be_parked(running: RunningBroker) -> None
     assert parked_offsets(owner.raw) == [6, 7]
 
 
-def test_beyond_the_limits_nothing_is_taken_and_nothing_dropped(start: Start) -> None:
+def test_messages_beyond_the_limits_are_neither_parked_nor_dropped(start: Start) -> None:
     running = start(max_parked_lane=2, max_parked_messages=3)
     fill(running.connect())
     owner = Owner(running)
@@ -262,10 +262,10 @@ def test_beyond_the_limits_nothing_is_taken_and_nothing_dropped(start: Start) ->
     assert [each.messages for each in lanes(owner.raw)] == [2, 1]
 
 
-def test_a_failed_write_is_an_error_and_is_made_up_for_by_the_next(
+def test_a_failed_write_is_answered_with_an_error_and_repeated_by_the_next(
     running: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In memory the lane is parked: whoever is told so later must not rely on rows that are missing."""
+    """The lane is parked in memory, so later answers must not rely on missing rows."""
     owner = Owner(running)
     real, faults = ParkedRows.apply, [True, True]
 
@@ -283,7 +283,7 @@ def test_a_failed_write_is_an_error_and_is_made_up_for_by_the_next(
 
 
 def test_requests_that_come_together_share_one_write(running: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand lanes may fail in the same second; each with a sync of its own would take a minute."""
+    """Ten thousand lanes may fail in the same second; a sync for each would take a minute."""
     owner = Owner(running)
     real, writes = ParkedRows.apply, list[int]()
 
@@ -302,7 +302,7 @@ def test_requests_that_come_together_share_one_write(running: RunningBroker, mon
     assert len(lanes(running.connect())) == 6
 
 
-def test_a_deleted_topic_takes_its_parked_lanes_along(running: RunningBroker) -> None:
+def test_deleting_a_topic_deletes_its_parked_lanes(running: RunningBroker) -> None:
     owner = Owner(running)
     owner.park(2)
     assert owner.raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
@@ -312,7 +312,7 @@ def test_a_deleted_topic_takes_its_parked_lanes_along(running: RunningBroker) ->
 
 
 @pytest.mark.parametrize(("clean", "left"), [("true", 0), ("false", 1)])
-def test_a_deleted_group_takes_its_lanes_along_with_its_offsets(running: RunningBroker, clean: str, left: int) -> None:
+def test_deleting_a_groups_offsets_deletes_its_parked_lanes(running: RunningBroker, clean: str, left: int) -> None:
     owner = Owner(running)
     owner.park(2)
     ext = {"groupName": "g", "cleanOffset": clean}
@@ -350,7 +350,7 @@ def test_long_lanes_are_shown_in_parts(running: RunningBroker, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("code", [4205, 4206, 4207])
-def test_a_lane_that_is_not_there_or_not_named_is_refused(running: RunningBroker, code: int) -> None:
+def test_a_request_for_an_unknown_or_unnamed_lane_is_refused(running: RunningBroker, code: int) -> None:
     raw = running.connect()
     reply = raw.ask(code, {}, lane("nobody"))
     assert (reply.code, "no parked lane of key 'nobody'" in (reply.remark or "")) == (
@@ -362,7 +362,7 @@ def test_a_lane_that_is_not_there_or_not_named_is_refused(running: RunningBroker
         assert raw.ask(code, {}, wanted.encode()).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_nonsense_is_refused_and_parks_nothing(running: RunningBroker) -> None:
+def test_invalid_requests_are_refused_and_park_nothing(running: RunningBroker) -> None:
     owner = Owner(running)
     assert owner.ask_park(-1).code == ResponseCode.INVALID_PARAMETER
     assert owner.ask_park(*range(1_001)).code == ResponseCode.INVALID_PARAMETER
@@ -376,10 +376,10 @@ def test_nonsense_is_refused_and_parks_nothing(running: RunningBroker) -> None:
     assert lanes(owner.raw) == []
 
 
-def test_offsets_lost_with_the_end_of_the_log_are_not_taken_for_parked_ones(
+def test_offsets_lost_with_the_end_of_the_log_are_not_mistaken_for_parked_ones(
     running: RunningBroker, start: Start, folder: Path
 ) -> None:
-    """Relaxed, and a power cut: state.db was synced, the log's end was not; other messages get those offsets."""
+    """In relaxed mode a power cut may lose the end of the log, but not state.db; new messages get those offsets."""
     Owner(running).park(5, 6)
     image = running.crash_image(folder / "image")
     (segment,) = (image / "log").iterdir()

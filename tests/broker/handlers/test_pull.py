@@ -1,4 +1,4 @@
-"""Pulls: every row of the protocol's table, and long polls that are answered exactly once."""
+"""Pulls, and long polls that are answered exactly once."""
 
 import pytest
 from tests.broker.conftest import Start
@@ -21,7 +21,7 @@ def situation(raw: RawClient, offset: int, **more: object) -> tuple[int, int]:
     return reply.code, int(reply.ext["nextBeginOffset"])
 
 
-def test_empty_queue(clocked: RunningBroker) -> None:
+def test_status_of_pulls_from_an_empty_queue(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     assert situation(raw, 0) == (ResponseCode.PULL_NOT_FOUND, 0)
     assert situation(raw, 5) == (ResponseCode.PULL_OFFSET_MOVED, 0)
@@ -29,7 +29,7 @@ def test_empty_queue(clocked: RunningBroker) -> None:
 
 @pytest.mark.row("A17")
 @pytest.mark.row("A61")
-def test_filled_queue(clocked: RunningBroker) -> None:
+def test_status_of_pulls_from_a_queue_with_messages(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     for tag in ("A", "B", "A"):
         raw.send("T", tag.encode(), properties={"TAGS": tag})
@@ -52,7 +52,7 @@ def test_count_and_bytes_are_limited_but_one_message_always_fits(clocked: Runnin
     assert situation(raw, 0, laneMaxBytes="4000000", most=2) == (0, 2)
 
 
-def test_refusals(clocked: RunningBroker) -> None:
+def test_invalid_pulls_are_refused(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.create("WriteOnly", perm="2")
     assert raw.pull("Nowhere").code == ResponseCode.TOPIC_NOT_EXIST
@@ -72,7 +72,7 @@ def test_subscription_of_the_heartbeat_filters(clocked: RunningBroker) -> None:
     assert raw.pull("T", tags=None, subVersion="2").code == ResponseCode.SUBSCRIPTION_NOT_LATEST
 
 
-def test_subscription_by_sql_is_refused_even_if_the_pull_does_not_say_so(clocked: RunningBroker) -> None:
+def test_a_pull_of_an_sql_subscription_is_refused(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     body = heartbeat("c", "g", {"T": "*"}).replace(b'"TAG"', b'"SQL92"')
     raw.ask(RequestCode.HEART_BEAT, body=body)
@@ -113,7 +113,7 @@ def test_long_poll_is_answered_exactly_once(clocked: RunningBroker) -> None:
     assert clocked.broker._pull._held == {}
 
 
-def test_long_poll_is_forgotten_with_its_connection(clocked: RunningBroker) -> None:
+def test_long_polls_end_with_their_connection(clocked: RunningBroker) -> None:
     raw, producer = clocked.connect(), clocked.connect()
     raw.post_pull("T", 0, hold=3_000)
     raw.bounds("T")
@@ -137,7 +137,7 @@ def test_too_many_long_polls_are_answered_empty_at_once(start: Start) -> None:
     assert raw.pull("T", 0, hold=20_000).code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_one_failing_held_pull_keeps_no_other_from_its_answer(clocked: RunningBroker) -> None:
+def test_a_failing_held_pull_does_not_prevent_other_answers(clocked: RunningBroker) -> None:
     raw, producer = clocked.connect(), clocked.connect()
     held = [raw.post_pull("T", 0, hold=3_000), raw.post_pull("T", 0, hold=3_000)]
     raw.bounds("T")

@@ -1,4 +1,4 @@
-"""A reset reaches members that wait for messages, and only those it is meant for."""
+"""A reset reaches held pulls of the group and queue that it names, and no others."""
 
 import pytest
 from tests.broker.raw_client import RawClient
@@ -25,17 +25,17 @@ def _reset(broker: RunningBroker, group: str, queue: int = 0) -> None:
     assert broker.connect().ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
 
 
-def test_a_pull_that_waits_is_told_of_a_reset_at_once(broker: RunningBroker, waiting: RawClient) -> None:
+def test_a_held_pull_is_answered_with_a_reset_at_once(broker: RunningBroker, waiting: RawClient) -> None:
     pull = waiting.post_pull("T", 3, hold=LONG)
     _reset(broker, "g")
     reply = waiting.answer(pull)
     assert reply.code == ResponseCode.PULL_OFFSET_MOVED
     assert PullResponse.from_ext(reply.ext).next_begin_offset == 0
-    assert waiting.pull("T", 0).code == 0  # told once
+    assert waiting.pull("T", 0).code == 0  # answered once
 
 
 @pytest.mark.parametrize(("group", "queue"), [("other", 0), ("g", 1)])
-def test_a_reset_of_another_group_or_queue_leaves_a_pull_waiting(
+def test_a_reset_of_another_group_or_queue_leaves_a_pull_held(
     broker: RunningBroker, waiting: RawClient, group: str, queue: int
 ) -> None:
     pull = waiting.post_pull("T", 3, hold=LONG)
@@ -45,8 +45,8 @@ def test_a_reset_of_another_group_or_queue_leaves_a_pull_waiting(
     assert (reply.code, PullResponse.from_ext(reply.ext).next_begin_offset) == (ResponseCode.SUCCESS, 4)
 
 
-def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: RunningBroker, waiting: RawClient) -> None:
-    """An arrival and a reset at once: the message of the old place would be delivered before the older ones."""
+def test_a_held_pull_does_not_continue_after_a_reset(broker: RunningBroker, waiting: RawClient) -> None:
+    """On an arrival during a reset, the new message would be delivered before the older ones."""
     pull = waiting.post_pull("T", 3, hold=LONG)
     waiting.bounds("T")  # the pull is held by now: requests of a connection are handled in order
     broker.call(lambda: broker.broker._parts.offsets.reset_at_next_pull("g", "T", 0, 0))  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_a_woken_pull_does_not_read_on_behind_a_reset(broker: RunningBroker, wai
 
 
 def test_a_lost_answer_does_not_undo_a_reset(broker: RunningBroker, waiting: RawClient) -> None:
-    """The member never saw it, and asks again from its old place over a new connection."""
+    """The member never received it, and pulls again from its old offset over a new connection."""
     waiting.post_pull("T", 3, hold=LONG)
     _reset(broker, "g")
     waiting.close()
@@ -69,10 +69,8 @@ def test_a_lost_answer_does_not_undo_a_reset(broker: RunningBroker, waiting: Raw
     assert again.committed() == 1
 
 
-def test_a_commit_that_a_reset_makes_void_says_so_to_a_member_that_can_hear_it(
-    broker: RunningBroker, waiting: RawClient
-) -> None:
-    """Answered like any other, its member would write down a position that the group does not have."""
+def test_the_answer_to_a_commit_ignored_because_of_a_reset_says_so(broker: RunningBroker, waiting: RawClient) -> None:
+    """Otherwise the member would record an offset that the group does not have."""
     waiting.lane_lock("member")
     claim = {"laneClient": "member", "laneEpoch": "1"}
     assert "laneIgnored" not in waiting.commit(2, **claim).ext

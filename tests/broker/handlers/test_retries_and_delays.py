@@ -28,7 +28,7 @@ def send_back(raw: RawClient, msg_id: str, level: int = 0, **more: str) -> Comma
 
 
 @pytest.mark.parametrize(("level", "delay"), [(1, 1), (3, 10), (5, 60), (18, 7_200), (99, 7_200)])
-def test_delayed_message_comes_at_its_time_and_not_before(clocked: RunningBroker, level: int, delay: int) -> None:
+def test_a_delayed_message_is_delivered_when_it_is_due(clocked: RunningBroker, level: int, delay: int) -> None:
     raw = clocked.connect()
     raw.send("T", b"later", queue=2, properties={"DELAY": str(level), "TAGS": "A"})
     clocked.advance(delay * SECOND - 1)
@@ -46,7 +46,7 @@ def test_delayed_message_comes_at_its_time_and_not_before(clocked: RunningBroker
     assert raw.bounds("T", 2) == (0, 1), "once"
 
 
-def test_delay_goes_on_after_restart_and_crash_without_repeats(
+def test_delays_continue_after_restart_and_crash_without_repeats(
     clocked: RunningBroker, start: Start, folder: Path
 ) -> None:
     raw = clocked.connect()
@@ -74,7 +74,7 @@ def test_more_than_one_batch_of_a_level_is_delivered_in_order(clocked: RunningBr
 
 
 def test_busy_broker_delivers_a_delayed_message_once(start: Start) -> None:
-    """Those that still fitted must not be delivered again with those that did not."""
+    """The messages that fitted must not be delivered again with those that did not."""
     running = start(clock=ManualClock(), max_pending_bytes=1024 * 1024)
     raw = running.connect()
     for n in range(8):
@@ -91,7 +91,7 @@ def test_busy_broker_delivers_a_delayed_message_once(start: Start) -> None:
     assert [body[0] for body in bodies(raw.read("T"))] == list(range(8))
 
 
-def test_damaged_delayed_message_is_reported_and_passed(
+def test_a_damaged_delayed_message_is_reported_and_skipped(
     clocked: RunningBroker, start: Start, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = clocked.connect()
@@ -109,7 +109,7 @@ def test_damaged_delayed_message_is_reported_and_passed(
     assert "damaged" in caplog.text
 
 
-def test_delayed_message_of_a_deleted_topic_is_dropped_with_a_word(
+def test_a_delayed_message_of_a_deleted_topic_is_dropped_and_logged(
     clocked: RunningBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = clocked.connect()
@@ -122,7 +122,7 @@ def test_delayed_message_of_a_deleted_topic_is_dropped_with_a_word(
 
 
 @pytest.mark.row("A107")
-def test_sent_back_message_waits_longer_each_time_then_dies(clocked: RunningBroker) -> None:
+def test_a_sent_back_message_waits_longer_each_time_and_then_is_dead_lettered(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     msg_id = raw.send("T", b"bad", properties={"KEYS": "k", "TAGS": "A"}).ext["msgId"]
     for times, delay in enumerate((10, 30, 60)):
@@ -142,7 +142,7 @@ def test_sent_back_message_waits_longer_each_time_then_dies(clocked: RunningBrok
     assert len(dead.properties["ORIGIN_MESSAGE_ID"]) == 32
 
 
-def test_send_back_with_a_level_and_with_a_negative_one(clocked: RunningBroker) -> None:
+def test_a_send_back_may_name_a_level_or_the_dead_letters(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     msg_id = raw.send("T", b"x").ext["msgId"]
     send_back(raw, msg_id, 1)
@@ -152,7 +152,7 @@ def test_send_back_with_a_level_and_with_a_negative_one(clocked: RunningBroker) 
     assert bodies(raw.read("%DLQ%g")) == [b"x"]
 
 
-def test_limit_of_the_group_counts_where_the_request_names_none(clocked: RunningBroker) -> None:
+def test_the_groups_limit_applies_if_the_request_names_none(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName":"g","retryMaxTimes":0}')
     send_back(raw, raw.send("T", b"x").ext["msgId"])
@@ -169,8 +169,8 @@ def test_send_back_of_nothing_is_refused(clocked: RunningBroker, position: int) 
 
 
 @pytest.mark.row("A108")
-def test_retry_send_of_an_ordered_group_dies_at_once(clocked: RunningBroker) -> None:
-    """Clients before 5.1.3 send a count equal to the limit: the group's lock tells what they mean."""
+def test_a_retry_send_of_an_ordered_group_is_dead_lettered_at_once(clocked: RunningBroker) -> None:
+    """Clients before 5.1.3 send a count equal to the limit, so the group's lock decides."""
     raw = clocked.connect()
     raw.create("T")
     raw.lock("c")
@@ -191,7 +191,7 @@ def test_retry_send_of_another_group_waits_until_its_limit_is_passed(clocked: Ru
     assert bodies(raw.read("%DLQ%g")) == [b"dead"]
 
 
-def test_batches_can_neither_wait_nor_be_retried(clocked: RunningBroker) -> None:
+def test_batches_cannot_be_delayed_or_retried(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     items = [(b"a", {"DELAY": "1"}), (b"b", {})]
     assert raw.send_batch("T", items).code == ResponseCode.MESSAGE_ILLEGAL
@@ -208,7 +208,7 @@ def test_timer_and_transactional_messages_are_refused_with_a_reason(clocked: Run
 
 
 def test_level_that_is_not_due_is_read_once_and_only_its_first_message(clocked: RunningBroker) -> None:
-    """Every tick looks at every level: reading all that waits there would cost megabytes each time."""
+    """Every tick checks every level; reading all of it would cost megabytes each time."""
     raw = clocked.connect()
     store = clocked.broker._parts.store
     works, asked = store.read, list[tuple[int, int]]()
@@ -228,8 +228,8 @@ def test_level_that_is_not_due_is_read_once_and_only_its_first_message(clocked: 
     assert bodies(raw.read("T")) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_message_of_a_waiting_level_comes_at_its_own_time(clocked: RunningBroker) -> None:
-    """What is remembered is about the first one only, and ends with it."""
+def test_every_message_of_a_level_is_delivered_when_it_is_due(clocked: RunningBroker) -> None:
+    """The cached due time is that of the first message only."""
     raw = clocked.connect()
     raw.send("T", b"0", properties={"DELAY": "3"})
     clocked.advance(4 * SECOND)

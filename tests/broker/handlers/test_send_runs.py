@@ -1,4 +1,4 @@
-"""Sends that arrive together: nobody can tell them from sends that came one by one."""
+"""Sends that arrive together are answered exactly like sends that arrive one by one."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ Sends = list[dict[str, Any]]
 
 
 def post_together(raw: RawClient, topic: str, sends: Sends) -> list[int]:
-    """All requests in one write, so that the broker finds them in one read."""
+    """Send all requests in one write, so that the broker reads them at once."""
     opaques, frames = [], []
     for send in sends:
         more = dict(send)
@@ -31,8 +31,8 @@ def post_together(raw: RawClient, topic: str, sends: Sends) -> list[int]:
     return opaques
 
 
-def told(reply: Command) -> tuple[int, str | None, dict[str, str]]:
-    """What an answer says, except where in the log the message lies."""
+def content(reply: Command) -> tuple[int, str | None, dict[str, str]]:
+    """An answer without the message's log position."""
     return reply.code, reply.remark, {name: value for name, value in reply.ext.items() if name != "msgId"}
 
 
@@ -45,7 +45,7 @@ def stored(raw: RawClient, topic: str) -> list[list[tuple[object, ...]]]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sends each append of a run held."""
+    """The number of sends in each append of a run."""
     sizes: list[int] = []
     append = SendRuns._append
 
@@ -67,7 +67,7 @@ def test_a_run_is_stored_in_order_and_answered_one_by_one(raw: RawClient, counte
     assert max(counted) > 1, "nothing was stored together: this test has proven nothing"
 
 
-def test_more_than_fit_into_one_look_are_all_stored(raw: RawClient) -> None:
+def test_more_sends_than_one_run_are_all_stored(raw: RawClient) -> None:
     count = MAX_RUN_FRAMES * 2 + 5
     opaques = post_together(raw, "T", [{"body": b"%d" % n} for n in range(count)])
     assert {raw.answer(opaque).code for opaque in opaques} == {0}
@@ -83,7 +83,7 @@ def test_a_repeated_run_stores_nothing(raw: RawClient) -> None:
     assert raw.bounds("T") == (0, 20)
 
 
-def test_a_gap_inside_a_run_refuses_what_lies_behind_it(raw: RawClient) -> None:
+def test_a_gap_inside_a_run_refuses_everything_after_it(raw: RawClient) -> None:
     sends: Sends = [{"stamp": f"p.0.{n}"} for n in (0, 1, 2, 4, 5, 6)]
     codes = [raw.answer(opaque).code for opaque in post_together(raw, "T", sends)]
     assert codes == [0, 0, 0, *[ResponseCode.SEQUENCE_GAP] * 3]
@@ -107,7 +107,7 @@ ODD: Sends = [
     {"queue": 2},
     {"queue": -2},
 ]
-"""What is refused, stored elsewhere, not answered, or needs a closer look; with the limits of `limited`."""
+"""Sends that are refused, stored elsewhere, not answered, or treated individually; with the limits of `limited`."""
 
 PLAIN = st.fixed_dictionaries(
     {"queue": st.sampled_from([0, 0, 0, 1]), "body": st.sampled_from([b"", b"body"])},
@@ -122,7 +122,7 @@ def test_a_run_of_unusual_sends_is_treated_as_single_ones(limited: RunningBroker
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PLAIN | st.sampled_from(ODD), max_size=12), st.integers(1, 2**40))
-def test_nobody_can_tell_a_run_from_single_sends(limited: RunningBroker, sends: Sends, number: int) -> None:
+def test_a_run_is_answered_and_stored_like_single_sends(limited: RunningBroker, sends: Sends, number: int) -> None:
     compare(limited, sends, number)
 
 
@@ -137,25 +137,26 @@ def compare(running: RunningBroker, sends: Sends, number: int) -> None:
         singly = []
         for send in sends:
             (opaque,) = post_together(raw, other, [send])
-            singly.append(None if send.get("flag") else told(raw.answer(opaque)))
+            singly.append(None if send.get("flag") else content(raw.answer(opaque)))
         replies = [
-            None if send.get("flag") else told(raw.answer(opaque)) for opaque, send in zip(together, sends, strict=True)
+            None if send.get("flag") else content(raw.answer(opaque))
+            for opaque, send in zip(together, sends, strict=True)
         ]
         assert [_plain(reply, one) for reply in replies] == [_plain(reply, other) for reply in singly]
-        for topic in (one, other):  # behind everything, also what is not answered
+        for topic in (one, other):  # after everything, also what is not answered
             assert raw.send(topic).code == 0
-        if not any(send.get("queue", 0) < 0 for send in sends):  # dealt at random
+        if not any(send.get("queue", 0) < 0 for send in sends):  # assigned at random
             assert stored(raw, one) == stored(raw, other)
 
 
-def test_sends_without_a_queue_are_dealt_one_by_one(raw: RawClient) -> None:
+def test_sends_without_a_queue_are_distributed_one_by_one(raw: RawClient) -> None:
     raw.create("T", queues=2)
     opaques = post_together(raw, "T", [{"queue": -1}] * 64)
     assert {raw.answer(opaque).ext["queueId"] for opaque in opaques} == {"0", "1"}
 
 
 def _plain(reply: Any, topic: str) -> Any:
-    """Topics of both ways have different names, and places in topics that both share are taken by either."""
+    """Normalise what differs: the topic's name, and positions in shared topics."""
     if reply is None:
         return None
     code, remark, ext = reply
@@ -164,7 +165,7 @@ def _plain(reply: Any, topic: str) -> Any:
 
 @pytest.fixture
 def limited(start: Start) -> RunningBroker:
-    """Time stands still, or messages that wait for theirs would arrive in one topic and not yet in the other."""
+    """With a stopped clock: delayed messages could otherwise arrive in one topic and not yet in the other."""
     return start(max_body_bytes=64, max_properties_bytes=90, clock=ManualClock())
 
 
@@ -181,8 +182,8 @@ def test_a_run_that_meets_a_failing_disk_is_refused_as_a_whole(start: Start) -> 
     assert bodies(raw.read("T")) == [b"0"]
 
 
-def test_a_run_that_is_too_much_for_the_disk_is_taken_as_far_as_it_goes(start: Start) -> None:
-    """As single sends are: the first ones are stored, the others are told that the broker is busy."""
+def test_a_run_above_the_pending_limit_is_stored_as_far_as_it_fits(start: Start) -> None:
+    """Like single sends: the first ones are stored, the others answered "busy"."""
     running = start(max_pending_bytes=2**20)
     raw, gate = running.connect(), Gate(running)
     waiting = post_together(raw, "T", [{"body": b"x" * 60_000, "stamp": f"p.0.{n}"} for n in range(30)])
@@ -207,9 +208,7 @@ def test_stamps_of_a_run_are_known_after_a_restart(start: Start, folder: Path) -
     assert again.send("T", stamp="p.0.20").ext["queueOffset"] == "20"
 
 
-def test_a_fault_of_ours_costs_an_answer_and_not_the_connection(
-    raw: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_the_broker_does_not_close_the_connection(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
@@ -220,8 +219,8 @@ def test_a_fault_of_ours_costs_an_answer_and_not_the_connection(
     assert raw.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"}).code == 0
 
 
-def test_sends_to_queues_in_turn_are_read_once(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They never have company; looking for it with each of them would make them slower than before."""
+def test_sends_that_alternate_between_queues_are_decoded_once(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They never form runs, and searching for runs would decode each of them twice."""
     looked: list[int] = []
     take_run = SendRuns._take_run
 
@@ -235,8 +234,8 @@ def test_sends_to_queues_in_turn_are_read_once(raw: RawClient, monkeypatch: pyte
     assert len(looked) < 20
 
 
-def test_retries_that_arrive_together_wait_for_their_time(raw: RawClient) -> None:
-    """They go to the waiting room of their delay, not at once to the topic that they name."""
+def test_retries_that_arrive_together_are_delayed(raw: RawClient) -> None:
+    """They go to the queue of their delay level first, not to the topic that they name."""
     waiting = post_together(raw, "%RETRY%g", [{"body": b"again", "times": 1}] * 5)
     replies = [raw.answer(opaque) for opaque in waiting]
     assert [(reply.code, reply.ext["queueId"]) for reply in replies] == [(0, "0")] * 5

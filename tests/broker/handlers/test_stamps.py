@@ -64,16 +64,16 @@ def test_repeat_is_answered_only_after_its_first_copy_is_on_disk(broker: Running
     assert second.answer(two).ext["laneDuplicate"] == "true"
 
 
-def test_group_of_producers_keeps_its_memory_over_a_restart(start: Start) -> None:
+def test_stamps_survive_a_restart(start: Start) -> None:
     running = start()
     stamped(running.connect(), 0, 10)
     running.restart()
-    check_memory(running.connect())
+    check_stamps(running.connect())
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_memory_survives_a_crash(start: Start, folder: Path, checkpointed: bool) -> None:
-    """From the log alone, or from a checkpoint and the log behind it."""
+def test_stamps_survive_a_crash(start: Start, folder: Path, checkpointed: bool) -> None:
+    """From the log alone, or from a checkpoint and the log after it."""
     running = start(clock=ManualClock())
     raw = running.connect()
     stamped(raw, 0, 6)
@@ -81,19 +81,19 @@ def test_memory_survives_a_crash(start: Start, folder: Path, checkpointed: bool)
         running.advance(10_000)
         assert running.broker._parts.state.producers()
     stamped(raw, 6, 4)
-    check_memory(start(running.crash_image(folder / "image")).connect())
+    check_stamps(start(running.crash_image(folder / "image")).connect())
 
 
-def test_memory_survives_two_crashes_in_a_row(start: Start, folder: Path) -> None:
-    """The checkpoint that recovery makes lies behind the records it read, so it must hold their stamps."""
+def test_stamps_survive_two_crashes_in_a_row(start: Start, folder: Path) -> None:
+    """Recovery writes a checkpoint after the records that it read, so it must contain their stamps."""
     first = start(folder / "first")
     stamped(first.connect(), 0, 10)
     second = start(first.crash_image(folder / "second"))
     third = start(second.crash_image(folder / "third"))
-    check_memory(third.connect())
+    check_stamps(third.connect())
 
 
-def check_memory(raw: RawClient) -> None:
+def check_stamps(raw: RawClient) -> None:
     again = raw.send("T", stamp="p.0.9")
     assert (again.code, again.ext["queueOffset"], again.ext["laneDuplicate"]) == (0, "9", "true")
     assert raw.send("T", stamp="p.0.11").code == ResponseCode.SEQUENCE_GAP
@@ -103,7 +103,7 @@ def check_memory(raw: RawClient) -> None:
 
 
 def test_delayed_message_counts_in_the_queue_it_was_sent_to(broker: RunningBroker) -> None:
-    """It waits in another queue; judged there, every delayed message would be a gap."""
+    """It is stored in another queue, in which every delayed message would be a gap."""
     raw = broker.connect()
     raw.send("T", stamp="p.0.0", queue=1)
     delayed = raw.send("T", b"later", stamp="p.0.1", queue=1, properties={"DELAY": "3"})
@@ -124,7 +124,7 @@ def test_delayed_message_is_remembered_after_a_crash(start: Start, folder: Path)
 
 
 def test_delivery_of_a_delayed_message_does_not_count_again(start: Start, folder: Path) -> None:
-    """Replayed after a crash, the copy's old stamp would make the producer's next messages look like repeats."""
+    """After a crash, the copy's stamp would make the producer's next messages look like repeats."""
     running = start(clock=ManualClock())
     raw = running.connect()
     raw.send("T", b"later", stamp="p.0.0", properties={"DELAY": "1"})
@@ -149,8 +149,8 @@ def test_retry_copy_of_a_stamped_message_is_not_judged(broker: RunningBroker) ->
 
 
 @pytest.mark.parametrize("checkpoint", ["gathered", "under way"])
-def test_recreated_topic_knows_no_producer(start: Start, folder: Path, checkpoint: str) -> None:
-    """Even if a checkpoint with the old topic's producers is being made while it is deleted, then a crash."""
+def test_a_recreated_topic_has_no_producers(start: Start, folder: Path, checkpoint: str) -> None:
+    """Even if it was deleted during a checkpoint with its producers, followed by a crash."""
     running = start(clock=ManualClock())
     raw = running.connect()
     raw.create("T")

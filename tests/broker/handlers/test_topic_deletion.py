@@ -1,4 +1,4 @@
-"""Deleting a topic under those who use it: nobody goes on at the old place in a new topic of that name."""
+"""After a topic is deleted, no client continues at its old offset in a new topic of that name."""
 
 import shutil
 import threading
@@ -26,7 +26,7 @@ def delete(running: RunningBroker) -> None:
 
 
 def again(running: RunningBroker) -> RawClient:
-    """The topic anew, with more messages than the old one had."""
+    """Create the topic again, with more messages than before."""
     raw = running.connect()
     raw.create("T", 1, order="true")
     for _ in range(3):
@@ -39,7 +39,7 @@ def epoch(raw: RawClient, owner: str) -> int:
 
 
 def test_owner_of_a_deleted_queue_is_refused_in_the_new_one(clocked: RunningBroker) -> None:
-    """It stands where the old queue ended, and would pass over what the new one got before."""
+    """It would continue at the end of the old queue and skip the messages before."""
     raw = clocked.connect()
     raw.send("T")
     old = str(epoch(raw, "a"))
@@ -58,7 +58,7 @@ def test_owner_of_a_deleted_queue_is_refused_in_the_new_one(clocked: RunningBrok
         ({}, ResponseCode.PULL_OFFSET_MOVED),
     ],
 )
-def test_pull_that_waits_is_told_at_once(clocked: RunningBroker, claim: dict[str, str], code: int) -> None:
+def test_a_held_pull_is_answered_at_once(clocked: RunningBroker, claim: dict[str, str], code: int) -> None:
     raw = clocked.connect()
     raw.send("T")
     assert epoch(raw, "a") == 1
@@ -70,8 +70,8 @@ def test_pull_that_waits_is_told_at_once(clocked: RunningBroker, claim: dict[str
     assert reply.ext.get("nextBeginOffset", "0") == "0"
 
 
-def test_reader_that_lags_behind_is_told_too(clocked: RunningBroker) -> None:
-    """To others that do not read their answers a pull ends empty, at the place where they are."""
+def test_a_client_that_does_not_read_its_answers_is_answered_too(clocked: RunningBroker) -> None:
+    """Otherwise its held pulls end empty, at their own offset."""
     raw = clocked.connect()
     raw.send("T")
     held = raw.post_pull("T", 1, hold=LONG)
@@ -83,7 +83,7 @@ def test_reader_that_lags_behind_is_told_too(clocked: RunningBroker) -> None:
     assert (reply.code, reply.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
 
 
-def test_pull_of_another_topic_goes_on_waiting(clocked: RunningBroker) -> None:
+def test_a_held_pull_of_another_topic_stays_held(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.create("U", 1)
     held = raw.post_pull("U", 0, hold=LONG)
@@ -94,7 +94,7 @@ def test_pull_of_another_topic_goes_on_waiting(clocked: RunningBroker) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_epoch_of_a_deleted_topic_is_never_given_out_again(start: Start, folder: Path, crash: bool) -> None:
+def test_an_epoch_of_a_deleted_topic_is_never_granted_again(start: Start, folder: Path, crash: bool) -> None:
     running = start(clock=ManualClock())
     running.connect().create("T", 1, order="true")
     for owner in ("a", "b"):
@@ -109,8 +109,8 @@ def test_epoch_of_a_deleted_topic_is_never_given_out_again(start: Start, folder:
     assert epoch(again(running), "c") > last
 
 
-def test_sender_that_knows_the_topic_does_not_make_another_of_that_name(clocked: RunningBroker) -> None:
-    """An empty default topic: its route is a real one, so the queues and the order it counts on are gone."""
+def test_a_sender_that_knew_the_topic_does_not_create_it_again(clocked: RunningBroker) -> None:
+    """Without a default topic in the request: the sender relies on the queues and the order of the old topic."""
     raw = clocked.connect()
     delete(clocked)
     refused = raw.ask(RequestCode.SEND_MESSAGE_V2, {**send_ext("T"), "c": ""}, b"x")
@@ -156,8 +156,8 @@ def test_crash_halfway_leaves_an_empty_topic_and_no_old_messages(
     assert bodies(after.read("T")) == [b"new"]
 
 
-def test_topic_made_anew_while_the_old_one_goes_is_kept(clocked: RunningBroker) -> None:
-    """Both writes go through the log thread: the row of the new topic must be the later one."""
+def test_a_topic_created_again_during_its_deletion_is_kept(clocked: RunningBroker) -> None:
+    """Both writes go through the log thread, and the row of the new topic is the later one."""
     raw = clocked.connect()
     gate = Gate(clocked)
     deleted = raw.post(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})

@@ -1,4 +1,4 @@
-"""Topics, searches, statistics, retention."""
+"""Topics, searches, statistics and retention."""
 
 import msgspec
 import pytest
@@ -19,12 +19,12 @@ def clocked(start: Start) -> RunningBroker:
 
 
 def query(
-    raw: RawClient, key: str, unique: bool = False, begin: int = 0, end: int = 2 * WALL, most: int = 10
+    raw: RawClient, key: str, unique: bool = False, begin: int = 0, end: int = 2 * WALL, limit: int = 10
 ) -> Command:
     ext = {
         "topic": "T",
         "key": key,
-        "maxNum": str(most),
+        "maxNum": str(limit),
         "beginTimestamp": str(begin),
         "endTimestamp": str(end),
         "_UNIQUE_KEY_QUERY": str(unique).lower(),
@@ -44,7 +44,7 @@ def test_message_is_found_by_each_of_its_keys_and_its_unique_id(clocked: Running
     assert bodies(records(query(raw, "0A" * 16, unique=True))) == [b"1"]
     assert bodies(records(query(raw, "alice", begin=WALL + 1))) == [b"2"]
     assert bodies(records(query(raw, "alice", end=WALL))) == [b"1"]
-    assert len(records(query(raw, "alice", most=1))) == 1
+    assert len(records(query(raw, "alice", limit=1))) == 1
     assert query(raw, "nobody").code == ResponseCode.QUERY_NOT_FOUND
 
 
@@ -65,7 +65,7 @@ def test_every_message_of_a_batch_has_its_id(clocked: RunningBroker) -> None:
     assert [RecordView(one.body).body for one in found] == [b"a", b"b"]
 
 
-def test_time_search_and_earliest(clocked: RunningBroker) -> None:
+def test_offsets_are_found_by_time(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     where = {"topic": "T", "queueId": "0"}
     assert raw.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, where).ext["timestamp"] == "-1"
@@ -118,7 +118,7 @@ def test_topic_is_created_on_first_send_with_the_asked_queues(clocked: RunningBr
     assert raw.send("SCHEDULE_TOPIC_XXXX").code == ResponseCode.NO_PERMISSION
 
 
-def test_topic_is_not_created_where_that_is_switched_off(start: Start) -> None:
+def test_a_send_creates_no_topic_if_that_is_switched_off(start: Start) -> None:
     raw = start(auto_create_topics=False).connect()
     assert raw.send("T").code == ResponseCode.TOPIC_NOT_EXIST
     assert raw.heartbeat("c", topics={"T": "*"}).code == 0, "retry topics are always made"
@@ -172,7 +172,7 @@ def test_topics_of_the_broker_and_unknown_ones_cannot_be_deleted(clocked: Runnin
     assert clocked.connect().ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}).code != 0
 
 
-def test_statistics_tell_bounds_and_lag(clocked: RunningBroker) -> None:
+def test_statistics_show_bounds_and_lag(clocked: RunningBroker) -> None:
     raw = clocked.connect()
     raw.create("T", 1)
     for _ in range(5):
@@ -207,7 +207,7 @@ def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> No
     assert running.connect().bounds("T") == (low, high)
 
 
-def test_retention_by_size(start: Start) -> None:
+def test_retention_by_size_deletes_the_oldest_files(start: Start) -> None:
     running = start(clock=ManualClock(), segment_bytes=64 * 1024, retention_bytes=128 * 1024)
     raw = running.connect()
     for _ in range(40):

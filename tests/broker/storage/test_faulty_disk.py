@@ -1,4 +1,4 @@
-"""A disk that fails: no send is called stored that is not, everybody is answered, reads go on."""
+"""On a failing disk, no lost send is acknowledged, every send is answered, and reads go on."""
 
 import sqlite3
 from pathlib import Path
@@ -20,7 +20,7 @@ FAULTS = {
 
 
 def broken(start: Start, fault: str) -> tuple[RunningBroker, RawClient, list[int]]:
-    """A broker with two good messages, and five sends that the fault meets."""
+    """A broker with two stored messages, and five sends that hit the fault."""
     disk = FaultyDisk()
     running = start(disk=disk)
     raw = running.connect()
@@ -41,7 +41,7 @@ def test_every_waiting_send_is_answered_with_an_error(start: Start, fault: str) 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_a_fault_nothing_is_stored_and_reads_go_on(start: Start, fault: str) -> None:
-    """The negative control of the fault itself: the disk works again at once, and is still not trusted."""
+    """Even though the disk works again at once."""
     running, raw, waiting = broken(start, fault)
     for opaque in waiting:
         raw.answer(opaque)
@@ -59,7 +59,7 @@ def test_after_a_fault_nothing_is_stored_and_reads_go_on(start: Start, fault: st
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_repeat_of_a_failed_send_is_no_duplicate(start: Start, fault: str) -> None:
-    """Its stamp was noted when it was staged; answering from that memory would be a false success."""
+    """Its stamp was recorded when it was staged; a "duplicate" would be a false success."""
     disk = FaultyDisk()
     raw = start(disk=disk).connect()
     assert raw.send("T", stamp="p.0.0").code == 0
@@ -70,7 +70,7 @@ def test_repeat_of_a_failed_send_is_no_duplicate(start: Start, fault: str) -> No
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_was_acknowledged_before_a_fault_is_there_after_a_restart(start: Start, folder: Path, fault: str) -> None:
+def test_messages_acknowledged_before_a_fault_are_there_after_a_restart(start: Start, folder: Path, fault: str) -> None:
     running, raw, waiting = broken(start, fault)
     for opaque in waiting:
         raw.answer(opaque)
@@ -80,8 +80,8 @@ def test_what_was_acknowledged_before_a_fault_is_there_after_a_restart(start: St
     assert again.send("T").code == 0
 
 
-def test_after_a_full_disk_and_a_restart_a_lost_message_is_stored_when_it_comes_again(start: Start) -> None:
-    """The table of producers knows it as staged; kept, it would call the repeat a duplicate and lose it."""
+def test_after_a_full_disk_and_a_restart_a_repeated_message_is_stored(start: Start) -> None:
+    """The producer table recorded it as staged, and would otherwise refuse the repeat as a duplicate."""
     disk = FaultyDisk()
     running = start(disk=disk)
     raw = running.connect()
@@ -97,7 +97,7 @@ def test_after_a_full_disk_and_a_restart_a_lost_message_is_stored_when_it_comes_
 
 
 def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:
-    """Control: with the sync error swallowed, the same scenario acknowledges what is not safe."""
+    """Negative control: with the sync error swallowed, the same scenario acknowledges unsafe messages."""
 
     class Lying(FaultyDisk):
         def fdatasync(self, fd: int) -> None:
@@ -113,7 +113,7 @@ def test_a_swallowed_error_would_be_a_false_success(start: Start) -> None:
     assert disk.calls["swallowed"] == 1
 
 
-def test_topic_is_not_called_created_on_a_read_only_broker(start: Start) -> None:
+def test_a_read_only_broker_creates_no_topic(start: Start) -> None:
     _, raw, waiting = broken(start, "sync error")
     raw.answer(waiting[0])
     assert raw.create("Fresh").code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -121,8 +121,8 @@ def test_topic_is_not_called_created_on_a_read_only_broker(start: Start) -> None
     assert raw.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_topic_whose_row_cannot_be_saved_takes_no_acknowledged_message(broker: RunningBroker) -> None:
-    """Otherwise the message outlives its topic: acknowledged, and unreachable after a restart."""
+def test_no_message_is_acknowledged_for_a_topic_whose_row_cannot_be_saved(broker: RunningBroker) -> None:
+    """Otherwise an acknowledged message would be unreachable after a restart."""
     raw = broker.connect()
 
     def refuse(name: str, settings: str) -> None:
@@ -134,7 +134,7 @@ def test_topic_whose_row_cannot_be_saved_takes_no_acknowledged_message(broker: R
     assert "database" in raw.runtime()["laneReadOnly"]
 
 
-def test_epoch_that_cannot_be_saved_is_not_given_out(broker: RunningBroker) -> None:
+def test_an_epoch_that_cannot_be_saved_is_not_granted(broker: RunningBroker) -> None:
     raw = broker.connect()
     raw.create("T")
     state = broker.broker._parts.state
@@ -152,8 +152,8 @@ def test_epoch_that_cannot_be_saved_is_not_given_out(broker: RunningBroker) -> N
     assert [(row.owner, row.epoch) for row in state.leases()] == [("a", 1)]
 
 
-def test_relaxed_broker_syncs_within_its_time(start: Start) -> None:
-    """The last message of a burst has no successor whose write would sync it."""
+def test_a_relaxed_broker_syncs_within_relaxed_sync(start: Start) -> None:
+    """The last message of a burst has no successor that would cause a sync."""
     disk = FaultyDisk()
     running = start(disk=disk, clock=ManualClock(), durable=False, relaxed_sync=0.5)
     raw = running.connect()
@@ -176,21 +176,21 @@ def test_failed_sync_of_a_relaxed_broker_stops_its_writes(start: Start) -> None:
     assert raw.send("T").code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_one_failing_answer_keeps_no_other_from_its_own(broker: RunningBroker) -> None:
+def test_a_failing_answer_does_not_prevent_others(broker: RunningBroker) -> None:
     raw = broker.connect()
-    appender = broker.broker._parts.group_commit
+    commits = broker.broker._parts.group_commit
 
     def fail(_: object) -> None:
         raise sqlite3.Error("from a listener")
 
-    told: list[object] = []
+    outcomes: list[object] = []
 
     def both() -> None:
-        appender.barrier(fail)
-        appender.barrier(told.append)
+        commits.barrier(fail)
+        commits.barrier(outcomes.append)
 
     broker.call(both)
     assert raw.send("T").code == 0
-    assert told == [None]
+    assert outcomes == [None]
     broker.settle()
-    assert appender.pending_bytes == 0
+    assert commits.pending_bytes == 0

@@ -1,7 +1,7 @@
-"""A power cut may leave any part of a group commit that was under way: its repetition must be stored all the same.
+"""A power cut may leave any part of a group commit that was in progress; its repeat must be stored all the same.
 
-The device writes pages in whatever order it likes, so the end of an unacknowledged batch may be there and its middle
-not. Whoever keeps that end answers the repetition as a duplicate, and the middle is lost although it is acknowledged.
+The device writes pages in any order, so the end of an unacknowledged batch may be on disk and its middle not. A broker
+that keeps that end answers the repeat as a duplicate, and the middle is lost although acknowledged.
 """
 
 from pathlib import Path
@@ -50,16 +50,16 @@ def test_a_batch_torn_in_its_middle_is_stored_when_it_is_repeated(
     assert [int(body) for body in bodies(raw.read("T"))] == list(range(LAST))
 
 
-def test_damage_in_front_of_a_later_group_costs_no_intact_message(start: Start, folder: Path) -> None:
-    """The last group was written after the damaged one had been synced and answered: this is no torn write."""
+def test_damage_before_a_later_group_costs_no_intact_message(start: Start, folder: Path) -> None:
+    """The last group was written after the damaged one was synced and answered, so this is no torn write."""
     image = image_of_two_groups(start(), folder)
     never_written(image, 2)
     raw = start(image).connect()
     assert [int(body) for body in bodies(raw.read("T"))] == [n for n in range(LAST) if n != 2]
 
 
-def test_a_repetition_that_reaches_into_damage_is_not_called_a_duplicate(start: Start, folder: Path) -> None:
-    """Its answer was lost, and later a record of it: it is not there, and its place in the order is taken."""
+def test_a_repeat_that_reaches_into_damage_is_no_duplicate(start: Start, folder: Path) -> None:
+    """A damaged record lost it, and its place in the order is taken."""
     image = image_of_two_groups(start(), folder)
     never_written(image, 2)
     raw = start(image).connect()
@@ -70,8 +70,8 @@ def test_a_repetition_that_reaches_into_damage_is_not_called_a_duplicate(start: 
     assert stamped(raw, LAST, 1).code == 0  # type: ignore[attr-defined]
 
 
-def test_a_torn_group_in_relaxed_mode_goes_back_to_its_first_tear(start: Start, folder: Path) -> None:
-    """Nothing between two syncs is known to have been on disk, so whatever is torn there ends the log."""
+def test_in_relaxed_mode_the_log_ends_at_the_first_torn_record(start: Start, folder: Path) -> None:
+    """Nothing between two syncs is known to have been on disk."""
     image = image_of_two_groups(start(durable=False), folder)
     never_written(image, 2)
     raw = start(image).connect()

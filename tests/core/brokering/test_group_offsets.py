@@ -119,7 +119,7 @@ def test_a_reset_is_answered_again_until_a_pull_comes_from_its_offset() -> None:
 def test_a_commit_at_the_offset_of_a_reset_ends_it() -> None:
     offsets = at_ten()
     offsets.reset_at_next_pull("g", "t", 0, QueueOffset(3))
-    assert commit(offsets, 3) == Ignored(WhyIgnored.RESET_PENDING), "nobody can know of it yet"
+    assert commit(offsets, 3) == Ignored(WhyIgnored.RESET_PENDING), "no pull was answered with it yet"
     assert pull(offsets, 12) == 3
     assert commit(offsets, 3) == Committed(QueueOffset(3))
     assert pull(offsets, 4) is None

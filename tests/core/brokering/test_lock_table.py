@@ -331,7 +331,7 @@ def test_leases_of_a_deleted_topic_leave_only_their_highest_epoch() -> None:
     assert table.forget_topic("orders") == (LeaseRow("g", Q0, "B", Epoch(2), at(60), True),)
     assert isinstance(table.verdict("g", Q0, "B", Epoch(2), now=at(62)), Stale)
     assert table.verdict("g", other, "A", Epoch(1), now=at(62)) == Current(Epoch(1))
-    assert epoch_of(take(table, "B", at(62), group="another")) == 3, "whoever it is"
+    assert epoch_of(take(table, "B", at(62), group="another")) == 3, "for any group"
     assert table.forget_topic("bills") != ()
     assert table._groups.keys() == {"another"}
 
