@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import re
 import shlex
 import signal
@@ -220,6 +221,25 @@ def test_every_test_file_that_a_document_names_exists() -> None:
         for file in re.findall(r"\btests/[\w/]+\.py", path.read_text("utf-8"))
     }
     assert [each for each in sorted(named) if not (ROOT / each[1]).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("## Parts of a pipeline", "Pipeline"),
+        ("## Transitions", "Transitions"),
+        ("### StateLimits", "StateLimits"),
+        ("## LastState", "LastState"),
+        ("## Project", "Project"),
+    ],
+)
+def test_the_reference_lists_every_option_of_a_pipeline(title: str, name: str) -> None:
+    pipelines = pytest.importorskip("lanemq.pipelines")
+    text = (ROOT / "docs" / "reference" / "pipelines.md").read_text("utf-8")
+    section = re.split(r"^##+ ", text.split(f"{title}\n")[1], flags=re.MULTILINE)[0]
+    options = [option for option in inspect.signature(getattr(pipelines, name)).parameters if option != "clock"]
+    assert options
+    assert [option for option in options if not re.search(rf"\b{option}\b", section)] == []
 
 
 DECLARED = [each for each in snippets("toml") if "[pipeline]" in each.code]
