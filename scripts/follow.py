@@ -38,7 +38,7 @@ IDLE_SECONDS = 3.0
 """Longer than every interval at which client and broker do something unasked, except heartbeats."""
 LEFT_OUT = ("testing/", "_fast/", "clock.py", "__init__.py")
 """Files that a reader does not open to follow a message."""
-DISPLAY = ("cli/", "pipelines/run/reporting", "pipelines/run/progress", "spark/lag")
+DISPLAY = ("cli/", "pipelines/running/progress", "spark/lag")
 """What only shows the progress of a batch."""
 IMPORT = "import"
 

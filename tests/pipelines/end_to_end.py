@@ -1,4 +1,4 @@
-"""The pipeline of the end-to-end proof, for `lanemq pipeline run`: every row is shuffled before it is processed."""
+"""The pipeline of the end-to-end test, for `lanemq pipeline run`: every row is shuffled before it is processed."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ DEATH = Death(FOLDER / "seen")
 
 
 def shuffled(messages: DataFrame) -> DataFrame:
-    """What a join or a careless `repartition` does to the order of rows."""
+    """Change the order of rows as a join or a careless `repartition` does."""
     return messages.repartition(3)
 
 

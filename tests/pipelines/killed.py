@@ -1,4 +1,4 @@
-"""The pipeline of the proof by killing, for `lanemq pipeline run`: its step answers otherwise in every other run."""
+"""The pipeline whose driver is killed, for `lanemq pipeline run`: its step answers differently in every other run."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ DEATH = Death(FOLDER / "seen")
 
 
 def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
-    """Every third event needs a service that is away in runs with an odd number."""
+    """Every third event needs a service that is down in runs with an odd number."""
     number = event.value["n"]
     if number % 3 == 0 and int(os.environ["LANEMQ_PROOF_RUN"]) % 2 == 1:
         raise ConnectionError("the service is away")

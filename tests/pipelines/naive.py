@@ -1,4 +1,4 @@
-"""What a careful user writes without a pipeline: the same topic, shuffle and kill, and rows appended by hand."""
+"""The negative control: code without a pipeline, with the same topic, shuffle and kill, and rows appended by hand."""
 
 import os
 from pathlib import Path

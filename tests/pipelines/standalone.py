@@ -1,4 +1,4 @@
-"""A cluster as a user has one: Spark's standalone master and a worker, processes of their own that know nothing of us.
+"""A Spark standalone cluster as a user has one: a master and a worker, each a separate process without LaneMQ's code.
 
 They get no variable of the environment of the tests beyond what Java needs, and another working directory: whatever
 executors use has to come with the job, or with the Python that the job names.
@@ -21,17 +21,17 @@ CORES, MEMORY = 2, "2g"
 
 
 class Cluster(NamedTuple):
-    """One that is running."""
+    """A running cluster."""
 
     master: str
-    """For `--master`."""
+    """The address for `--master`."""
     worker: int
-    """The process below which executors are."""
+    """The process whose children are the executors."""
 
 
 @contextmanager
 def standalone(folder: Path) -> Iterator[Cluster]:
-    """Both processes end with the block, and with them the executors."""
+    """Start both processes; they end with the block, and the executors with them."""
     local = ["--host", "127.0.0.1", "--webui-port", "0"]
     with _running(folder / "master", "master.Master", *local, "--port", "0") as (_, log):
         master = _said(log, r"Starting Spark master at (spark://\S+)")
@@ -59,7 +59,7 @@ def _running(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subproc
 
 
 def _said(log: Path, pattern: str) -> str:
-    """What a process says in its log once it is there."""
+    """Wait for a line in the log of a process that matches the pattern."""
     end = time.monotonic() + PATIENCE_SECONDS
     while (found := re.search(pattern, log.read_text())) is None:
         assert time.monotonic() < end, log.read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""The benchmarks of pipelines run to their end, with numbers too small to mean anything: `make extended`."""
+"""The benchmarks of pipelines run with numbers too small to measure anything: `make extended`."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ("pipeline_sinks", "b.MERGES = ((100, 10),); b.main(['500', 'parquet', 'sqlite'])", 3),
     ],
 )
-def test_a_measurement_comes_to_its_figures(module: str, call: str, lines: int) -> None:
+def test_a_benchmark_runs_and_prints_its_figures(module: str, call: str, lines: int) -> None:
     code = f"import benchmarks.{module} as b; {call}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False

@@ -1,4 +1,4 @@
-"""Messages whose compressed body cannot be unpacked: poison to stages that set messages aside, never a deletion."""
+"""A body that cannot be decompressed becomes a dead letter, never a deletion."""
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ from lanemq.wire.compression import ZLIB_SYS_FLAG
 
 
 def body_for(stage: object) -> bytes | None:
-    """What the source hands to this stage."""
+    """The body that the source gives to this stage."""
     damaged = OnDamaged(stage.on_damaged or OnDamaged.FAIL)
     (body,) = decompress_bodies([CompressedBody(0, ZLIB_SYS_FLAG, b"x\x9cno zlib")], damaged, str)
     return body
@@ -22,13 +22,13 @@ def transitions() -> Transitions:
 
 
 @pytest.mark.parametrize("decode", ["json", "text", "bytes", dict, bytes.hex])
-def test_transitions_take_it_for_poison_however_they_decode(decode: object) -> None:
+def test_a_damaged_body_is_poison_to_transitions_with_any_decoder(decode: object) -> None:
     with pytest.raises(ValueError, match="no body"):
         empty_decoder(decode)(body_for(transitions()))
 
 
 @pytest.mark.parametrize("format", ["json", "debezium"])
-def test_the_last_state_of_a_row_is_not_deleted_by_it(format: str) -> None:
+def test_a_damaged_body_does_not_delete_a_row_of_last_state(format: str) -> None:
     stage = LastState("id bigint, name string", ["id"], format=format)  # type: ignore[arg-type]
     messages = pa.table(
         {
@@ -41,7 +41,7 @@ def test_the_last_state_of_a_row_is_not_deleted_by_it(format: str) -> None:
     assert (folded.rows.num_rows, folded.dead["queue_offset"].to_pylist()) == (0, [7])
 
 
-def test_the_options_of_a_topic_win_over_its_stage() -> None:
+def test_on_damaged_of_a_topic_overrides_that_of_its_stage() -> None:
     said = Topic("localhost:9876", "orders", ondamaged="fail")
     assert said.with_damaged("raw") == said.options
     assert Topic("localhost:9876", "orders").with_damaged("raw")["onDamaged"] == "raw"

@@ -1,4 +1,4 @@
-"""From producer to table while an executor and the driver are killed, and what naive code makes of the same.
+"""From producer to table while an executor and the driver are killed, compared with naive code.
 
 On a standalone cluster: master, worker, executors and driver are separate processes, and the cluster outlives drivers.
 
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = max(900, EVENTS // 1_000)
 BATCHES = 12
 KILLED_IN = 6
 DEATH = f"sink:{KILLED_IN}"
-"""The driver is killed right behind the sink's commit of this batch: Spark has not noted it, and repeats it."""
+"""The driver is killed right after the sink's commit of this batch: Spark has not recorded it and repeats it."""
 
 
 def send_all(address: str, topic: str, events: list[OrderEvent]) -> None:
@@ -49,14 +49,14 @@ def send_all(address: str, topic: str, events: list[OrderEvent]) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """For both: a cluster takes longer to start than what it does here."""
+    """Shared by the tests, because a cluster takes longer to start than the tests to run."""
     with standalone(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 
 @contextmanager
 def pipeline_process(folder: Path, master: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The pipeline as a user runs it, on two executors."""
+    """Start the pipeline as a user does, on two executors."""
     command = [
         sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(Path(__file__).with_name("end_to_end.py")),
         "--master", master, "--json", "--conf", "spark.executor.cores=1", "--conf", "spark.executor.memory=512m",
@@ -84,7 +84,7 @@ def wait_for(what: str, is_true: Callable[[], object], process: subprocess.Popen
 def proof(
     broker: EmbeddedBroker, topic: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[OrderEvent]:
-    """Everything that was sent; both programs find the topic and their folder in the environment."""
+    """Send all events; returns them. Both programs read the topic and their folder from the environment."""
     events = order_events(max(100, EVENTS // 5 - 500), seed=14, repeats=0.05)
     told = {"FOLDER": str(tmp_path), "SERVERS": broker.address, "TOPIC": topic, "BATCH": str(len(events) // BATCHES)}
     told["MASTER"] = cluster.master
@@ -95,7 +95,7 @@ def proof(
 
 
 def repeated_batches(folder: Path) -> set[int]:
-    """Batches that more than one run came by."""
+    """Batches that more than one run processed."""
     runs: dict[int, set[int]] = defaultdict(set)
     for line in (folder / "seen").read_text().splitlines():
         batch, run = map(int, line.split())
@@ -134,7 +134,7 @@ def test_every_transition_is_in_the_table_once_and_in_order_although_executor_an
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
-def test_naive_code_killed_at_the_same_place_has_a_batch_twice(
+def test_naive_code_killed_at_the_same_point_writes_a_batch_twice(
     proof: list[OrderEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: the same topic, cluster, shuffle, batches and kill of the driver."""
@@ -156,10 +156,10 @@ def test_naive_code_killed_at_the_same_place_has_a_batch_twice(
     assert {(row.order, row.seq) for row in rows} == {(event.order, event.seq) for event in proof}
 
 
-def test_naive_appending_from_foreach_batch_visibly_fails_where_the_pipeline_does_not(
+def test_naive_appending_from_foreach_batch_writes_a_batch_twice(
     spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
-    """The negative control: a driver that dies between writing a batch and noting it as done writes it twice."""
+    """The negative control: a driver that dies between writing a batch and Spark's record of it writes it twice."""
     events = order_events(60, seed=3, repeats=0.0)
     send_all(broker.address, topic, events)
     crashes = iter([False, True])

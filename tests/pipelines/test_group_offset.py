@@ -1,4 +1,4 @@
-"""After a clean end the group's offset at the broker is that of the checkpoint, and the queues are free."""
+"""After a clean end the broker has the checkpoint's offsets for the group, and the queues are released."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def until(is_true: Callable[[], bool], seconds: float = 60) -> bool:
 
 
 def group_total(address: str, topic: str, group: str) -> int:
-    """Over both queues of the topic."""
+    """The sum of the offsets of both queues."""
     with Admin(address) as admin:
         name = admin.describe_topic(topic).queues[0].queue.broker
         return sum(admin.committed(group, MessageQueue(topic, name, queue)) or 0 for queue in range(2))
@@ -41,7 +41,7 @@ def note(folder: Path, end: dict[str, dict[str, int]], batch: int = 0, *, done: 
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("done", [True, False])
-def test_the_last_batch_is_reported_at_the_end_if_spark_noted_it(
+def test_the_last_batch_is_committed_at_the_end_if_spark_recorded_it(
     broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path, done: bool, ordered: bool
 ) -> None:
     send(broker.address, topic, range(20))
@@ -57,8 +57,8 @@ def test_the_last_batch_is_reported_at_the_end_if_spark_noted_it(
         assert bool(admin.locks(group)) is (ordered and not done), "a batch that may still be read keeps its queues"
 
 
-def test_only_the_batch_that_was_planned_last_counts(tmp_path: Path) -> None:
-    """A batch that was interrupted is not done because the one before it is."""
+def test_only_the_batch_that_was_planned_last_is_committed(tmp_path: Path) -> None:
+    """An interrupted batch is not done, even if the one before it is."""
     first, second = {"t": {"b/0": 5}}, {"t": {"b/0": 9}}
     note(tmp_path, first, 0, done=True)
     note(tmp_path, second, 1, done=False)
@@ -72,10 +72,10 @@ def test_only_the_batch_that_was_planned_last_counts(tmp_path: Path) -> None:
     assert not is_committed(str(tmp_path / "nothing"), {})
 
 
-def test_a_stop_right_behind_a_batch_leaves_no_message_to_be_read_again(
+def test_a_stop_right_after_a_batch_commits_its_offsets(
     spark: Any, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
 ) -> None:
-    """Spark would look for the next batch, and so report this one, half a minute later."""
+    """Spark itself would report this batch only when it plans the next one, half a minute later."""
     send(broker.address, topic, range(20))
     pipeline = Pipeline(
         "reported",

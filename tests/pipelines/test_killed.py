@@ -1,4 +1,4 @@
-"""The driver is killed at every step of a batch, one after the other, and the tables are as if it never was."""
+"""The driver is killed at every step of a batch, and the tables are as if it had not been."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ SECONDS = 600
 
 
 class Runs:
-    """Each run is a process of its own, on the same checkpoint."""
+    """Runs of one checkpoint, each a separate process."""
 
     def __init__(self, folder: Path, broker: EmbeddedBroker, topic: str, group: str) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class Runs:
         self._group = group
 
     def run(self, die_at: str = "", *, in_group: bool = False) -> int:
-        """How the process ended. Only those in the group wait for the leases of the one before."""
+        """Run the pipeline; returns its exit code. Only a group member waits for the leases of the run before."""
         self._count += 1
         told = {f"LANEMQ_PROOF_{name}": value for name, value in self._env.items()}
         told["LANEMQ_PROOF_GROUP"] = self._group if in_group else ""
@@ -45,7 +45,7 @@ class Runs:
             return subprocess.run(command, stdout=out, stderr=out, env=env, timeout=SECONDS, check=False).returncode
 
     def runs_of(self) -> dict[int, set[int]]:
-        """By batch, the runs that came by it."""
+        """The runs that processed each batch."""
         found: dict[int, set[int]] = defaultdict(set)
         for line in (self.folder / "seen").read_text().splitlines():
             batch, epoch = map(int, line.split())
@@ -69,7 +69,7 @@ def runs(broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path) -> Runs
 def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
     runs: Runs, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
 ) -> None:
-    """The step's answers differ between two runs, so a batch that was decided twice would show."""
+    """The step's answers differ between two runs, so a batch that is decided twice is visible."""
     for number, step in enumerate(STEPS):
         assert runs.run(f"{step}:{number}", in_group=step == "noted") == -signal.SIGKILL, runs.log()
     assert runs.run(in_group=True) == 0, runs.log()
@@ -91,7 +91,7 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
     assert sum(offset or 0 for offset in told) == MESSAGES
 
 
-def test_a_step_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the steps are run, state, dead, sink, noted"):
         Death(tmp_path / "seen", "somewhere:1")
     assert not Death(tmp_path / "seen", "").is_at("run", Batch("q", 0, 1))

@@ -1,4 +1,4 @@
-"""One sentence out of what Spark makes of an error."""
+"""The one sentence that matters is found in Spark's wrapped errors."""
 
 import pytest
 
@@ -55,11 +55,11 @@ lanemq.model.errors.StateLost: shard orders/b/0: file 7.change is cut; restore t
         ),
     ],
 )
-def test_the_sentence_is_found(error: BaseException, sentence: str) -> None:
+def test_the_sentence_is_found_in_sparks_error(error: BaseException, sentence: str) -> None:
     assert sentence_of(error) == sentence
 
 
-def test_everything_else_is_kept_for_who_asks() -> None:
+def test_the_whole_error_is_kept_as_trace() -> None:
     failed = PipelineFailed("orders", RuntimeError(SOURCE), "batch 3")
     assert str(failed).startswith("pipeline 'orders' failed in batch 3: cannot connect")
     assert failed.trace == SOURCE

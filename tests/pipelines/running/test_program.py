@@ -1,4 +1,4 @@
-"""A pipeline as a program: signals, and what is asked before Spark starts."""
+"""A pipeline as a program: signals, and the checks before Spark starts."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def declared(folder: Path, **more: Any) -> Pipeline:
     return Pipeline("orders", Topic("a:1", "t"), Project(["key"]), ParquetSink(folder / "out"), folder, **more)
 
 
-def test_the_first_signal_asks_and_the_handlers_come_back() -> None:
+def test_the_first_signal_sets_the_event_and_the_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     asked = threading.Event()
     with program.stop_on_signals(asked):
@@ -51,8 +51,8 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_signal_that_meets_the_event_s_own_lock_does_not_hang() -> None:
-    """Whoever waits for the event holds it for moments, on the thread that gets the signals."""
+def test_a_signal_does_not_deadlock_on_the_lock_of_the_event() -> None:
+    """The main thread, which gets the signals, holds the lock for moments while it waits for the event."""
     asked = threading.Event()
     with program.stop_on_signals(asked):
         with asked._cond:  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def test_a_signal_that_meets_the_event_s_own_lock_does_not_hang() -> None:
         assert asked.wait(5)
 
 
-def test_another_thread_leaves_signals_alone() -> None:
+def test_signals_are_untouched_outside_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen: list[object] = []
 
@@ -98,7 +98,7 @@ def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
         ({"topicPattern": "no-such-.*"}, "no topic at .* matches topicPattern 'no-such-.*'; `lanemq topic list"),
     ],
 )
-def test_a_missing_topic_is_told_before_spark_is_started(
+def test_a_missing_topic_is_refused_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, source: dict[str, str], said: str
 ) -> None:
     monkeypatch.setattr(program, "check_java", lambda: None)
@@ -107,14 +107,14 @@ def test_a_missing_topic_is_told_before_spark_is_started(
         program.run(replace(declared(tmp_path), source=Topic(broker.address, **source)))
 
 
-def test_a_topic_that_went_away_later_is_left_to_the_query(tmp_path: Path, broker: EmbeddedBroker) -> None:
-    """What was read of it is in the checkpoint, so `failOnDataLoss` decides, and not a word about a typing error."""
+def test_a_topic_that_was_deleted_later_is_left_to_the_query(tmp_path: Path, broker: EmbeddedBroker) -> None:
+    """The checkpoint shows that it existed, so `failOnDataLoss` decides, not the check for typing errors."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v1\n{}\n-")
     check_topic(replace(declared(tmp_path), source=Topic(broker.address, "no-such-topic")))
 
 
-def test_a_broker_that_is_away_is_waited_for_before_spark_is_started(
+def test_a_broker_that_is_down_is_waited_for_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(program, "check_java", lambda: None)
@@ -124,7 +124,7 @@ def test_a_broker_that_is_away_is_waited_for_before_spark_is_started(
     assert "check it with: lanemq topic list --server '127.0.0.1:1'" in caplog.messages[0]
 
 
-def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(UsageError, match="Java 17 or newer, and there is none"):
@@ -132,7 +132,7 @@ def test_no_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class Builder:
-    """Takes settings, and starts nothing."""
+    """Records settings and starts nothing."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
@@ -151,7 +151,9 @@ class Builder:
         return self.settings
 
 
-def test_the_command_line_beats_the_file_and_the_file_beats_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_command_line_override_the_file_and_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session, "recommended", Builder)
     pipeline = declared(tmp_path, spark={"spark.log.level": "INFO", "spark.a": "file"})
     opened: Any = session.open_session(pipeline, "local[3]", {"spark.a": "line"})
@@ -175,14 +177,14 @@ away.wait()
 """
 
 
-def test_a_signal_to_our_process_group_does_not_reach_spark() -> None:
-    """`timeout 60 lanemq pipeline run ...` signals the group: the batch could not be finished without its JVM."""
+def test_a_signal_to_the_process_group_does_not_reach_spark() -> None:
+    """`timeout 60 lanemq pipeline run ...` signals the group, and the batch cannot be finished without its JVM."""
     ended = subprocess.run([sys.executable, "-c", IN_GROUP], capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout.split() == [str(-signal.SIGTERM), "None"]
 
 
 class Session:
-    """A session that knows whether it was stopped, and what standard error was when it was made."""
+    """A session that records whether it was stopped, and the standard error when it was made."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -192,7 +194,7 @@ class Session:
         raise ConnectionRefusedError("the JVM is gone")
 
 
-def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
+def test_sparks_output_goes_to_a_file_and_our_warnings_to_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, levels = Session(), []
@@ -218,7 +220,7 @@ def test_spark_is_heard_in_a_file_and_our_warnings_on_the_terminal(
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_that_the_sink_is_new_reaches_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bool) -> None:
+def test_new_sink_is_passed_on_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bool) -> None:
     said: list[Any] = []
 
     def start(pipeline: Pipeline, spark: Any, **options: Any) -> Any:

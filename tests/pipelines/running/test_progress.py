@@ -1,4 +1,4 @@
-"""What people are told about batches and passes."""
+"""Reports about batches and retry passes."""
 
 import json
 import subprocess
@@ -16,80 +16,78 @@ from lanemq.spark.lag import QueueLag
 QUEUE = MessageQueue("orders", "b", 0)
 
 
-def done(spark_batch: int, retry_pass: int = 0, **more: Any) -> AppliedBatch:
+def applied(spark_batch: int, retry_pass: int = 0, **more: Any) -> AppliedBatch:
     return AppliedBatch(Batch("q", batch_number(spark_batch, retry_pass), 2), **more)
 
 
-def spark_s(batch: int, start: int, end: int, latest: int) -> dict[str, Any]:
+def spark_progress(batch: int, start: int, end: int, latest: int) -> dict[str, Any]:
     offsets = {"startOffset": start, "endOffset": end, "latestOffset": latest}
     source = {name: f'{{"orders": {{"b/0": {at}}}}}' for name, at in offsets.items()}
     return {"batchId": batch, "durationMs": {"triggerExecution": 500}, "sources": [source], "numInputRows": 1}
 
 
 @pytest.fixture
-def told() -> list[Progress]:
+def reported() -> list[Progress]:
     return []
 
 
 @pytest.fixture
-def reporting(told: list[Progress]) -> ProgressReporter:
-    return ProgressReporter("orders", "127.0.0.1:1", told.append)
+def reporter(reported: list[Progress]) -> ProgressReporter:
+    return ProgressReporter("orders", "127.0.0.1:1", reported.append)
 
 
-def test_a_batch_is_told_once_spark_has_told_its_part(reporting: ProgressReporter, told: list[Progress]) -> None:
-    reporting.on_spark_progress(None)
-    reporting.on_spark_progress(spark_s(3, 0, 10, 10))
-    reporting.on_applied(done(4, outputs=7))
-    assert told == []
+def test_a_batch_is_reported_once_with_sparks_progress(reporter: ProgressReporter, reported: list[Progress]) -> None:
+    reporter.on_spark_progress(None)
+    reporter.on_spark_progress(spark_progress(3, 0, 10, 10))
+    reporter.on_applied(applied(4, outputs=7))
+    assert reported == []
     for _ in range(2):
-        reporting.on_spark_progress(spark_s(4, 10, 30, 75))
-    (only,) = told
+        reporter.on_spark_progress(spark_progress(4, 10, 30, 75))
+    (only,) = reported
     assert (only.messages, only.lag_messages, only.rate, only.seconds) == (20, 45, 40.0, 0.5)
     assert only.lag_seconds is None, "a broker that is away costs the age, not the report"
-    assert reporting.last is only
-    reporting.close()
+    assert reporter.last is only
+    reporter.close()
 
 
-def test_batches_that_were_missed_and_the_last_one_are_told_all_the_same(
-    reporting: ProgressReporter, told: list[Progress]
-) -> None:
-    reporting.on_applied(done(4))
-    reporting.on_applied(done(5))
-    reporting.on_spark_progress(spark_s(5, 10, 30, 30))
-    reporting.on_applied(done(6))
-    reporting.close()
-    assert [each.applied.batch.spark_batch for each in told] == [4, 5, 6]
+def test_batches_without_sparks_progress_are_reported_too(reporter: ProgressReporter, reported: list[Progress]) -> None:
+    reporter.on_applied(applied(4))
+    reporter.on_applied(applied(5))
+    reporter.on_spark_progress(spark_progress(5, 10, 30, 30))
+    reporter.on_applied(applied(6))
+    reporter.close()
+    assert [each.applied.batch.spark_batch for each in reported] == [4, 5, 6]
 
 
-def test_a_pass_is_told_at_once(reporting: ProgressReporter, told: list[Progress]) -> None:
-    reporting.on_applied(done(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
-    (only,) = told
+def test_a_retry_pass_is_reported_at_once(reporter: ProgressReporter, reported: list[Progress]) -> None:
+    reporter.on_applied(applied(4, 2, outputs=1, seconds=0.25, counts={"events": 3, "parked": 1}))
+    (only,) = reported
     assert only.line() == "orders retry pass 2 after batch 4: 1 row, 1 parked, 0.2 s, lag 0"
     assert only.document()["retry_pass"] == 2
-    reporting.close()
+    reporter.close()
 
 
 def test_a_report_that_raises_does_not_end_the_pipeline(caplog: pytest.LogCaptureFixture) -> None:
     def broken(progress: Progress) -> None:
         raise BrokenPipeError("nobody reads")
 
-    reporting = ProgressReporter("orders", "127.0.0.1:1", broken)
-    reporting.on_applied(done(4, 1))
-    reporting.close()
+    reporter = ProgressReporter("orders", "127.0.0.1:1", broken)
+    reporter.on_applied(applied(4, 1))
+    reporter.close()
     assert "the pipeline goes on" in caplog.text
 
 
-def test_a_line_has_what_matters() -> None:
+def test_the_line_of_a_batch_names_its_counts_rate_and_lag() -> None:
     lag = (QueueLag(QUEUE, 30, 75, 12.34), QueueLag(MessageQueue("orders", "b", 1), 5, 5))
-    progress = Progress("orders", done(4, outputs=7, counts={"events": 20, "repeats": 2, "gaps": 0}), 20, 0.5, lag)
+    progress = Progress("orders", applied(4, outputs=7, counts={"events": 20, "repeats": 2, "gaps": 0}), 20, 0.5, lag)
     assert progress.line() == "orders batch 4: 20 messages, 7 rows, 2 repeats, 0.5 s, 40/s, lag 45 (12.3 s)"
-    repeated = Progress("orders", done(4, repeated=True))
+    repeated = Progress("orders", applied(4, repeated=True))
     assert "repeated, the sink had it" in repeated.line()
     queues: Any = progress.document()["queues"]
     assert [each["lag"] for each in queues] == [45, 0]
 
 
-def test_a_terminal_shows_one_picture_that_lives(
+def test_a_terminal_shows_one_view_that_is_updated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -97,7 +95,7 @@ def test_a_terminal_shows_one_picture_that_lives(
     counts = {"events": 20, "parked": 1, "keys": 7, "lanes_parked": 1}
     with progress_output("orders", as_json=False, quiet=False) as report:
         for batch in (4, 5):
-            report(Progress("orders", done(batch, counts=counts), 20, 0.5, lag))
+            report(Progress("orders", applied(batch, counts=counts), 20, 0.5, lag))
     shown = capsys.readouterr().out
     assert "orders batch 5: 20 messages" in shown
     assert "since the start: 40 messages, 40 events, 2 parked, 7 keys, 1 lane parked" in shown, "keys do not add up"
@@ -115,30 +113,30 @@ def test_a_terminal_shows_one_picture_that_lives(
         (1, "misfits", "1 misfit"),
     ],
 )
-def test_one_is_not_many(count: int, name: str, said: str) -> None:
+def test_a_count_of_one_is_singular(count: int, name: str, said: str) -> None:
     assert counted(count, name) == said
 
 
-def test_a_reader_that_goes_away_ends_the_telling_and_not_the_pipeline() -> None:
-    """`lanemq pipeline run --json | head -1`: no traceback, neither then nor at the end of the program."""
+def test_a_closed_pipe_ends_the_report_but_not_the_pipeline() -> None:
+    """`lanemq pipeline run --json | head -1` prints no traceback, neither then nor at the end of the program."""
     code = (
         "from lanemq.cli.pipeline.run_output import _print\nimport logging\nlogging.basicConfig()\n"
         "input()\nfor _ in range(3): _print('x' * 100_000)\n"
     )
-    told = subprocess.Popen(
+    reported = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert told.stdout is not None
-    told.stdout.close()
-    _, errors = told.communicate("\n", timeout=60)
-    assert told.returncode == 0, errors
+    assert reported.stdout is not None
+    reported.stdout.close()
+    _, errors = reported.communicate("\n", timeout=60)
+    assert reported.returncode == 0, errors
     assert len(errors.splitlines()) == 1
     assert "the reader of the progress output is gone" in errors
 
 
-def test_quiet_says_nothing_and_programs_get_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing_and_json_prints_a_line_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
     for as_json in (False, True):
         with progress_output("orders", as_json=as_json, quiet=True) as report:
-            report(Progress("orders", done(4)))
+            report(Progress("orders", applied(4)))
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["batch"] == 4

@@ -1,4 +1,4 @@
-"""The stages and sinks of this package in a pipeline, and a crash between the sink and Spark's note."""
+"""Real stages and sinks in a pipeline, and a crash between the sink's commit and Spark's record."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def forget_last_note(checkpoint: Path) -> None:
-    """As if the driver had died between the sink's commit and Spark's."""
+    """Remove Spark's record of the last batch, as if the driver had died before it."""
     notes = sorted(
         (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
     )
@@ -42,15 +42,17 @@ def test_a_table_is_replicated_and_a_crash_changes_nothing(
     )
     assert start(pipeline, spark, once=True).await_end(600)
     forget_last_note(tmp_path / "checkpoint")
-    told: list[Progress] = []
-    assert start(pipeline, spark, once=True, report=told.append).await_end(600)
-    assert told[0].applied.repeated
+    reported: list[Progress] = []
+    assert start(pipeline, spark, once=True, report=reported.append).await_end(600)
+    assert reported[0].applied.repeated
     found = {row["id"]: row["name"] for row in read_table(tmp_path / "table").to_pylist()}
     assert {n: name for n, name in found.items() if n != 7} == {n: f"n{n}-2" for n in range(20) if n != 7}
 
 
-def test_a_topic_is_copied_once(spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
-    """A topic cannot tell what it has, so the repeated batch is sent again, and the broker drops it."""
+def test_a_topic_is_copied_without_duplicates_after_a_crash(
+    spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
+) -> None:
+    """A topic has no ledger, so the repeated batch is sent again, and the broker drops it."""
     with Admin(broker.address) as admin:
         admin.create_topic(f"{topic}-copy", 2)
     with Producer(broker.address) as producer:

@@ -1,4 +1,4 @@
-"""Pipelines inside a real Spark: what runs when, how they end, and what their errors say."""
+"""Pipelines inside a real Spark: the order of batches and retry passes, the end, and errors."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
+from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 from tests.spark.spark_driver import send, until
 
 from lanemq.client.admin.admin import Admin
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 Declare = Callable[..., Pipeline]
 
 ROW = ("t", 0, 5, "k")
-"""A pass that moves nothing writes nothing, so passes that are to be seen have one."""
+"""A retry pass without rows writes nothing, so visible ones need a row."""
 
 
 @pytest.fixture
 def declare(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> Declare:
-    """A pipeline over this test's topic; whatever is given replaces its parts."""
+    """A pipeline over this test's topic; keywords replace its parts."""
 
     def pipeline(servers: str = "", options: dict[str, object] | None = None, **parts: Any) -> Pipeline:
         source = Topic(servers or broker.address, topic, **(options or {}))  # type: ignore[arg-type]
@@ -46,20 +46,20 @@ def numbers(*spark_batches: int) -> list[int]:
     return [batch_number(each) for each in spark_batches]
 
 
-def test_a_pipeline_runs_goes_on_and_tells(
+def test_a_pipeline_runs_continues_and_reports(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
 ) -> None:
     send(broker.address, topic, range(100))
-    sink, told = FakeSink(), list[Progress]()
+    sink, reported = FakeSink(), list[Progress]()
     pipeline = declare(sink=sink, options={"maxOffsetsPerTrigger": 60})
-    running = start(pipeline, spark, once=True, report=told.append)
+    running = start(pipeline, spark, once=True, report=reported.append)
     assert running.await_end(600)
     assert len(sink.rows) == 100
     assert sink.numbers == numbers(0, 1)
-    assert [each.messages for each in told] == [60, 40]
-    assert [each.lag_messages for each in told] == [40, 0]
-    assert told[0].lag_seconds is not None
-    assert told[1].lag_seconds is None
+    assert [each.messages for each in reported] == [60, 40]
+    assert [each.lag_messages for each in reported] == [40, 0]
+    assert reported[0].lag_seconds is not None
+    assert reported[1].lag_seconds is None
     send(broker.address, topic, range(100, 130))
     again = start(pipeline, spark, once=True)
     assert again.await_end(600)
@@ -71,7 +71,7 @@ def test_a_pipeline_runs_goes_on_and_tells(
     assert start_of(again.progress.applied.batch.epoch) == 2
 
 
-def test_a_stop_ends_between_two_batches(
+def test_a_stop_takes_effect_between_two_batches(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
 ) -> None:
     """After a stop the ledger's number is the number in Spark's log, so nothing is repeated at the next start."""
@@ -105,7 +105,7 @@ def test_a_stop_ends_between_two_batches(
     assert len(sink.rows) == 40
 
 
-def test_a_crash_between_sink_and_spark_repeats_nothing(
+def test_a_crash_after_the_sinks_commit_repeats_nothing(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
 ) -> None:
     send(broker.address, topic, range(30))
@@ -120,14 +120,14 @@ def test_a_crash_between_sink_and_spark_repeats_nothing(
     with pytest.raises(PipelineFailed, match=r"^pipeline 'orders' failed in batch 0: OSError: power cut$") as caught:
         start(pipeline, spark, once=True).await_end(600)
     assert isinstance(caught.value.__cause__, OSError)
-    told: list[Progress] = []
-    assert start(pipeline, spark, once=True, report=told.append).await_end(600)
+    reported: list[Progress] = []
+    assert start(pipeline, spark, once=True, report=reported.append).await_end(600)
     assert len(sink.rows) == 30
     assert stage.steps.count("run 0") == 1
-    assert told[0].applied.repeated
+    assert reported[0].applied.repeated
 
 
-def test_passes_run_between_batches_and_their_errors_end_the_pipeline(
+def test_retry_passes_run_between_batches_and_their_errors_end_the_pipeline(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, tmp_path: Path
 ) -> None:
     send(broker.address, topic, range(5))
@@ -159,15 +159,17 @@ def test_passes_run_between_batches_and_their_errors_end_the_pipeline(
     assert f"run {batch_number(2)}" not in stage.steps, "a batch that waited for the failed pass is left out"
 
 
-def test_a_report_may_ask_for_the_end(spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare) -> None:
+def test_a_report_may_stop_the_pipeline(spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare) -> None:
     send(broker.address, topic, range(5))
     made = list[RunningPipeline]()
     made.append(start(declare(), spark, report=lambda progress: made[0].stop()))
     assert made[0].await_end(600)
 
 
-def test_once_carries_out_what_is_due_now(spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare) -> None:
-    """And a pass that a crash interrupted runs before the first batch, under its old number."""
+def test_once_runs_the_retry_passes_that_are_due(
+    spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
+) -> None:
+    """And a retry pass that a crash interrupted runs before the first batch, under its old number."""
     send(broker.address, topic, range(5))
     stage, sink = FakeStage(), FakeSink()
     pipeline = declare(stage=stage, sink=sink)
@@ -188,12 +190,12 @@ def test_once_carries_out_what_is_due_now(spark: Any, broker: EmbeddedBroker, to
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_what_was_decided_runs_before_a_batch_that_is_stuck(
+def test_an_operators_request_is_carried_out_before_a_batch_that_fails_without_it(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare, once: bool
 ) -> None:
-    """A full lane fails every batch until it is redriven, so a pass behind the batch would never come."""
+    """A full lane fails every batch until it is redriven, so a retry pass after the batch would never come."""
     send(broker.address, topic, range(5))
-    stage, sink, told = FakeStage(), FakeSink(), list[Progress]()
+    stage, sink, reported = FakeStage(), FakeSink(), list[Progress]()
     pipeline = declare(stage=stage, sink=sink)
     assert start(pipeline, spark, once=True).await_end(600)
 
@@ -206,13 +208,13 @@ def test_what_was_decided_runs_before_a_batch_that_is_stuck(
     with pytest.raises(PipelineFailed, match="the lane is full"):
         start(pipeline, spark, once=True).await_end(600)
     stage.waiting.append(Results(rows_of(ROW)))
-    with start(pipeline, spark, once=once, report=told.append) as running:
+    with start(pipeline, spark, once=once, report=reported.append) as running:
         assert running.await_end(600) if once else running.wait_idle(600)
     assert sink.numbers == [batch_number(0), batch_number(0, 1), batch_number(1)]
-    assert [each.applied.batch.number for each in told] == [batch_number(0, 1), batch_number(1)]
+    assert [each.applied.batch.number for each in reported] == [batch_number(0, 1), batch_number(1)]
 
 
-def test_a_broker_that_is_away_ends_the_pipeline_with_its_own_sentence(spark: Any, declare: Declare) -> None:
+def test_a_broker_that_stays_down_ends_the_pipeline_with_a_clear_error(spark: Any, declare: Declare) -> None:
     pipeline = declare(servers="127.0.0.1:1", options={"brokerWait": "200ms"})
     with pytest.raises(PipelineFailed) as caught:
         start(pipeline, spark).await_end(600)
@@ -222,7 +224,7 @@ def test_a_broker_that_is_away_ends_the_pipeline_with_its_own_sentence(spark: An
     assert "Traceback" in caught.value.trace
 
 
-def test_a_topic_that_was_created_again_is_a_loss_that_the_policy_decides(
+def test_a_topic_that_was_created_again_is_a_data_loss(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
 ) -> None:
     send(broker.address, topic, range(20))
@@ -238,7 +240,7 @@ def test_a_topic_that_was_created_again_is_a_loss_that_the_policy_decides(
     assert len(sink.rows) == 24
 
 
-def test_an_error_in_a_task_is_told_by_its_last_line(
+def test_an_error_in_a_task_is_reported_by_its_last_line(
     spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare
 ) -> None:
     send(broker.address, topic, range(3))

@@ -1,4 +1,4 @@
-"""Places that sinks write to, one of every kind, and a PostgreSQL server for all tests."""
+"""Targets of every kind, and a PostgreSQL server for all tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.pipelines.sinks import postgres_server
-from tests.pipelines.sinks.places import DeltaPlace, ParquetPlace, Place, PostgresPlace, SqlitePlace, TopicPlace
+from tests.pipelines.sinks.targets import DeltaTarget, ParquetTarget, PostgresTarget, SqliteTarget, Target, TopicTarget
 
 MERGING = ("delta", "sqlite", "postgres")
 FENCING = (*MERGING, "parquet")
@@ -23,23 +23,23 @@ def postgres() -> Iterator[postgres_server.Server]:
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Of the kind that the test is parametrised with."""
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    """A target of the kind that the test is parametrised with."""
     made = _make(request.param, request, tmp_path)
     yield made
     made.close()
 
 
-def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def _make(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     def fixture(name: str) -> Any:
         return request.getfixturevalue(name)
 
     if kind == "delta":
-        return DeltaPlace(tmp_path)
+        return DeltaTarget(tmp_path)
     if kind == "parquet":
-        return ParquetPlace(tmp_path)
+        return ParquetTarget(tmp_path)
     if kind == "sqlite":
-        return SqlitePlace(tmp_path)
+        return SqliteTarget(tmp_path)
     if kind == "postgres":
-        return PostgresPlace(tmp_path, fixture("postgres").dsn)
-    return TopicPlace(tmp_path, fixture("broker").address, fixture("topic"), fixture("spark"))
+        return PostgresTarget(tmp_path, fixture("postgres").dsn)
+    return TopicTarget(tmp_path, fixture("broker").address, fixture("topic"), fixture("spark"))

@@ -28,7 +28,7 @@ def reason_to_skip() -> str | None:
 
 
 class Server:
-    """Reached over a socket file only; everything in it is gone at the end."""
+    """A server that listens on a socket file only and is deleted at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The Delta sink: what is special about commits to a table's log."""
+"""The Delta sink: races between commits to a table's log, files, columns and maintenance."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, QUERY, DeltaPlace, Died, changes, dies_at, named
+from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, QUERY, DeltaTarget, Died, changes, dies_at, named
 
 from lanemq.model.errors import InvalidOption, SinkFenced, StorageError, UsageError
 from lanemq.pipelines.ports import Append, Merge
@@ -21,12 +21,12 @@ from lanemq.pipelines.sinks.columns import arrow_schema
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> DeltaPlace:
-    return DeltaPlace(tmp_path)
+def target(tmp_path: Path) -> DeltaTarget:
+    return DeltaTarget(tmp_path)
 
 
 def before(sink: DeltaSink, method: str, act: Callable[[], object]) -> None:
-    """`act` happens once, after the sink has judged its batch and just before it commits."""
+    """Call `act` once, after the sink has checked its batch and just before it commits."""
     real, acted = getattr(sink, method), threading.Event()
 
     def raced(*arguments: Any) -> Any:
@@ -38,135 +38,135 @@ def before(sink: DeltaSink, method: str, act: Callable[[], object]) -> None:
     setattr(sink, method, raced)
 
 
-def test_a_run_replaced_between_its_last_look_and_its_commit_is_refused(place: DeltaPlace) -> None:
-    """The successor has only opened the table: its epoch alone makes the commits collide."""
-    old = place.opened(epoch=1)
-    before(old, "_append_files", lambda: place.opened(epoch=2))
+def test_a_run_replaced_between_its_check_and_its_commit_is_refused(target: DeltaTarget) -> None:
+    """The successor has only opened the table; its epoch alone makes the commits collide."""
+    old = target.opened(epoch=1)
+    before(old, "_append_files", lambda: target.opened(epoch=2))
     with pytest.raises(SinkFenced):
-        old.write(place.batch_rows(a=[1]), named(1, 0))
-    assert place.numbers() == []
+        old.write(target.batch_rows(a=[1]), named(1, 0))
+    assert target.numbers() == []
 
 
-def test_a_merge_replaced_between_its_last_look_and_its_commit_is_refused(place: DeltaPlace) -> None:
-    old = place.merging(epoch=1)
-    before(old, "_merge", lambda: place.merging(epoch=2))
+def test_a_merge_replaced_between_its_check_and_its_commit_is_refused(target: DeltaTarget) -> None:
+    old = target.merging(epoch=1)
+    before(old, "_merge", lambda: target.merging(epoch=2))
     with pytest.raises(SinkFenced):
         old.write(changes((1, "old run", 1, False)), named(1, 0))
-    assert place.changed() == {}
+    assert target.changed() == {}
 
 
-def test_a_merge_without_effect_by_a_replaced_run_is_refused_too(place: DeltaPlace) -> None:
-    """Delta commits nothing for it, so the sink commits the name alone; that must collide as well."""
-    old = place.merging(epoch=1)
+def test_a_merge_without_effect_by_a_replaced_run_is_refused_too(target: DeltaTarget) -> None:
+    """Delta commits nothing for it, so the sink commits the batch number alone; that must collide as well."""
+    old = target.merging(epoch=1)
     old.write(changes((1, "there", 9, False)), named(1, 0))
-    before(old, "_commit_nothing", lambda: place.merging(epoch=2))
+    before(old, "_commit_nothing", lambda: target.merging(epoch=2))
     with pytest.raises(SinkFenced):
         old.write(changes((1, "older", 1, False)), named(1, 1))
-    assert place.merging(epoch=2).applied() == 0
+    assert target.merging(epoch=2).applied() == 0
 
 
-def test_two_runs_that_apply_the_same_batch_at_once_apply_it_once(place: DeltaPlace) -> None:
-    """Of one epoch, as when a driver believes its write failed and tries again beside it."""
-    one, other = place.opened(), place.opened()
-    before(one, "_append_files", lambda: other.write(place.batch_rows(a=[1]), named(1, 0)))
-    assert not one.write(place.batch_rows(a=[1]), named(1, 0))
-    assert place.numbers() == [1]
+def test_two_runs_that_apply_the_same_batch_at_once_apply_it_once(target: DeltaTarget) -> None:
+    """Both have one epoch, as if a driver retries a write that it believes has failed."""
+    one, other = target.opened(), target.opened()
+    before(one, "_append_files", lambda: other.write(target.batch_rows(a=[1]), named(1, 0)))
+    assert not one.write(target.batch_rows(a=[1]), named(1, 0))
+    assert target.numbers() == [1]
 
 
-def test_an_opening_that_loses_a_race_is_refused(place: DeltaPlace) -> None:
-    place.opened(epoch=1)
-    late = DeltaSink(place.folder / "table")
-    before(late, "_commit_nothing", lambda: place.opened(epoch=3))
+def test_a_run_that_loses_the_race_to_open_is_refused(target: DeltaTarget) -> None:
+    target.opened(epoch=1)
+    late = DeltaSink(target.folder / "table")
+    before(late, "_commit_nothing", lambda: target.opened(epoch=3))
     with pytest.raises(SinkFenced):
         late.open(None, "3f1c-query", 2, EVENTS, Append())  # type: ignore[arg-type]
 
 
-def test_merges_of_two_pipelines_into_one_table_do_not_lose_each_other(place: DeltaPlace) -> None:
-    one, other = place.merging(query="one"), place.merging(query="other")
+def test_merges_of_two_pipelines_into_one_table_do_not_lose_each_other(target: DeltaTarget) -> None:
+    one, other = target.merging(query="one"), target.merging(query="other")
     before(
         one,
         "_merge",
         lambda: other.write(changes((1, "other", 2, False), (2, "other", 2, False)), named(1, 0, "other")),
     )
     assert one.write(changes((1, "one", 3, False), (2, "one", 1, False)), named(1, 0, "one"))
-    assert place.changed() == {1: "one", 2: "other"}
+    assert target.changed() == {1: "one", 2: "other"}
 
 
-def test_a_table_that_never_stops_changing_fails_the_batch(place: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = place.opened()
+def test_a_table_that_never_stops_changing_fails_the_batch(
+    target: DeltaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = target.opened()
 
     def collide(*_: object) -> bool:
         raise CommitFailedError("somebody was faster")
 
     monkeypatch.setattr(sink, "_append_files", collide)
     with pytest.raises(StorageError, match="faster than it can be written"):
-        sink.write(place.batch_rows(a=[1]), named(1, 0))
+        sink.write(target.batch_rows(a=[1]), named(1, 0))
 
 
-def test_files_and_their_names_are_on_the_disk_before_the_log_names_them(
-    place: DeltaPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a power cut leaves a batch that counts as applied, and rows that nobody can read."""
+def test_files_are_on_the_disk_before_the_log_names_them(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power cut leaves a batch that counts as applied without readable rows."""
     happened: list[str] = []
     monkeypatch.setattr(delta, "sync", lambda path: happened.append(path.name))
-    sink = place.opened()
+    sink = target.opened()
     before(sink, "_append_files", lambda: happened.append("commit"))
-    sink.write(place.batch_rows(a=[1], b=[2]), named(1, 0))
-    files = sorted(file.name for file in (place.folder / "table").glob("*.parquet"))
+    sink.write(target.batch_rows(a=[1], b=[2]), named(1, 0))
+    files = sorted(file.name for file in (target.folder / "table").glob("*.parquet"))
     assert sorted(happened[:2]) == files
     assert happened[2:] == ["table", "commit"]
 
 
-def test_files_of_a_crashed_batch_are_invisible_and_vacuumed(place: DeltaPlace) -> None:
-    dying = place.opened()
+def test_files_of_a_crashed_batch_are_invisible_and_vacuumed(target: DeltaTarget) -> None:
+    dying = target.opened()
     dies_at(dying, 0)
     with pytest.raises(Died):
-        dying.write(place.batch_rows(a=[1]), named(1, 0))
-    orphans = list((place.folder / "table").glob("*.parquet"))
+        dying.write(target.batch_rows(a=[1]), named(1, 0))
+    orphans = list((target.folder / "table").glob("*.parquet"))
     assert orphans
-    assert place.numbers() == []
-    sink = DeltaSink(place.folder / "table", maintain_every=1, keep_files=0)
+    assert target.numbers() == []
+    sink = DeltaSink(target.folder / "table", maintain_every=1, keep_files=0)
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
-    sink.write(place.batch_rows(a=[2]), named(1, 0, "q"))
-    assert place.numbers() == [2]
+    sink.write(target.batch_rows(a=[2]), named(1, 0, "q"))
+    assert target.numbers() == [2]
     assert not any(orphan.exists() for orphan in orphans)
 
 
-def test_a_stage_that_writes_its_files_again_changes_nothing_that_is_committed(place: DeltaPlace) -> None:
-    rows = place.batch_rows(a=[1, 2])
-    place.opened().write(rows, named(1, 0))
+def test_a_stage_that_rewrites_its_files_does_not_change_committed_rows(target: DeltaTarget) -> None:
+    rows = target.batch_rows(a=[1, 2])
+    target.opened().write(rows, named(1, 0))
     for file in rows.files:
         file.path.write_bytes(b"torn")
-    assert place.numbers() == [1, 2]
+    assert target.numbers() == [1, 2]
 
 
-def test_compaction_keeps_the_rows_and_what_is_known_of_batches(place: DeltaPlace) -> None:
-    sink = DeltaSink(place.folder / "table", maintain_every=5, keep_files=0)
+def test_compaction_keeps_rows_and_batch_numbers(target: DeltaTarget) -> None:
+    sink = DeltaSink(target.folder / "table", maintain_every=5, keep_files=0)
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     for number in range(11):
-        sink.write(place.batch_rows(a=[number], b=[100 + number]), named(1, number, "q"))
-    table = DeltaTable(place.folder / "table")
+        sink.write(target.batch_rows(a=[number], b=[100 + number]), named(1, number, "q"))
+    table = DeltaTable(target.folder / "table")
     assert len(table.file_uris()) < 5
-    assert len(list((place.folder / "table").glob("*.parquet"))) < 12
-    assert place.numbers() == [*range(11), *range(100, 111)]
+    assert len(list((target.folder / "table").glob("*.parquet"))) < 12
+    assert target.numbers() == [*range(11), *range(100, 111)]
     assert sink.applied() == 10
 
 
-def test_what_a_table_knows_of_batches_outlives_its_log(place: DeltaPlace) -> None:
-    """A checkpoint of the log carries the numbers; the single commits may be deleted then."""
-    sink = place.opened()
-    sink.write(place.batch_rows(a=[1]), named(1, 77))
-    place.opened(query="another")
-    DeltaTable(place.folder / "table").create_checkpoint()
-    for commit in sorted((place.folder / "table" / "_delta_log").glob("0*.json"))[:-1]:
+def test_batch_numbers_survive_the_deletion_of_old_log_entries(target: DeltaTarget) -> None:
+    """A checkpoint of the log contains the numbers, so the single commits may be deleted."""
+    sink = target.opened()
+    sink.write(target.batch_rows(a=[1]), named(1, 77))
+    target.opened(query="another")
+    DeltaTable(target.folder / "table").create_checkpoint()
+    for commit in sorted((target.folder / "table" / "_delta_log").glob("0*.json"))[:-1]:
         commit.unlink()
-    assert not place.opened(epoch=2).write(place.batch_rows(a=[1]), named(2, 77))
-    assert place.numbers() == [1]
+    assert not target.opened(epoch=2).write(target.batch_rows(a=[1]), named(2, 77))
+    assert target.numbers() == [1]
 
 
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_partitioned_tables_hold_the_same_rows(tmp_path: Path, address: str) -> None:
-    place = DeltaPlace(tmp_path)
+    target = DeltaTarget(tmp_path)
     schema = StructType([*EVENTS, StructField("day", StringType())])
     rows = [
         {"shard": "a", "n": n, "text": None, "day": day} for n, day in enumerate(["mon", "tue", None, "mon", "tue"])
@@ -175,31 +175,31 @@ def test_partitioned_tables_hold_the_same_rows(tmp_path: Path, address: str) -> 
     sink.open(None, "q", 1, schema, Append())  # type: ignore[arg-type]
     table = pa.Table.from_pylist(rows, schema=arrow_schema(schema))
     sink.write(TableRows(schema, table), named(1, 0, "q"))
-    assert sorted(place.events(), key=lambda row: row["n"]) == rows
+    assert sorted(target.events(), key=lambda row: row["n"]) == rows
     files = pa.table(DeltaTable(tmp_path / "table").get_add_actions(flatten=True)).to_pylist()
     assert {file["partition.day"]: file["num_records"] for file in files} == {"mon": 2, "tue": 2, None: 1}
 
 
-def test_readers_can_skip_files_by_their_bounds(place: DeltaPlace) -> None:
-    sink = place.opened()
+def test_readers_can_skip_files_by_their_bounds(target: DeltaTarget) -> None:
+    sink = target.opened()
     for number in range(3):
-        sink.write(place.batch_rows(a=range(number * 100, number * 100 + 100)), named(1, number))
-    bounds = pa.table(DeltaTable(place.folder / "table").get_add_actions(flatten=True)).to_pylist()
+        sink.write(target.batch_rows(a=range(number * 100, number * 100 + 100)), named(1, number))
+    bounds = pa.table(DeltaTable(target.folder / "table").get_add_actions(flatten=True)).to_pylist()
     assert sorted((row["min.n"], row["max.n"], row["num_records"]) for row in bounds) == [
         (0, 99, 100), (100, 199, 100), (200, 299, 100)
     ]  # fmt: skip
 
 
-def test_a_new_column_is_added_and_old_rows_have_none(place: DeltaPlace) -> None:
-    place.opened().write(place.batch_rows(a=[1]), named(1, 0))
+def test_a_new_column_is_added_and_null_in_old_rows(target: DeltaTarget) -> None:
+    target.opened().write(target.batch_rows(a=[1]), named(1, 0))
     wider = StructType([*EVENTS, StructField("extra", LongType())])
     row = {"shard": "a", "n": 2, "text": "t", "extra": 5}
-    sink = place.opened(epoch=2, schema=wider)
+    sink = target.opened(epoch=2, schema=wider)
     sink.write(TableRows(wider, pa.Table.from_pylist([row], schema=arrow_schema(wider))), named(2, 1))
-    assert sorted((row["n"], row["extra"]) for row in place.events()) == [(1, None), (2, 5)]
-    place.opened(epoch=3).write(place.batch_rows(a=[3]), named(3, 2))
-    assert place.numbers() == [1, 2, 3]
-    strict = DeltaSink(place.folder / "table", evolve=False)
+    assert sorted((row["n"], row["extra"]) for row in target.events()) == [(1, None), (2, 5)]
+    target.opened(epoch=3).write(target.batch_rows(a=[3]), named(3, 2))
+    assert target.numbers() == [1, 2, 3]
+    strict = DeltaSink(target.folder / "table", evolve=False)
     with pytest.raises(InvalidOption, match="column more is not in the table"):
         strict.open(None, "q", 1, StructType([*wider, StructField("more", LongType())]), Append())  # type: ignore[arg-type]
 
@@ -214,56 +214,56 @@ def test_a_new_column_is_added_and_old_rows_have_none(place: DeltaPlace) -> None
         (CHANGES, Merge(()), "at least one column"),
     ],
 )
-def test_what_does_not_fit_the_table_is_refused_when_it_is_opened(
-    place: DeltaPlace, schema: StructType, how: Any, said: str
+def test_columns_that_do_not_fit_the_table_are_refused_at_open(
+    target: DeltaTarget, schema: StructType, how: Any, said: str
 ) -> None:
-    place.opened()
+    target.opened()
     with pytest.raises(InvalidOption, match=said):
-        place.opened(epoch=2, schema=schema, how=how)
+        target.opened(epoch=2, schema=schema, how=how)
 
 
-def test_rows_are_not_appended_to_a_table_that_is_merged(place: DeltaPlace) -> None:
-    place.merging()
+def test_rows_are_not_appended_to_a_table_that_is_merged(target: DeltaTarget) -> None:
+    target.merging()
     with pytest.raises(InvalidOption, match="is merged by key"):
-        place.opened(epoch=2)
+        target.opened(epoch=2)
 
 
-def test_a_column_that_must_not_be_null_refuses_rows_that_may_be(place: DeltaPlace) -> None:
-    """Files that are taken as they are would bring nulls in unseen."""
-    place.opened(schema=StructType([StructField("n", LongType(), nullable=False)]))
+def test_nullable_rows_for_a_required_column_are_refused(target: DeltaTarget) -> None:
+    """Files that are copied as they are could contain nulls."""
+    target.opened(schema=StructType([StructField("n", LongType(), nullable=False)]))
     with pytest.raises(InvalidOption, match=r"column n .* must not be null"):
-        place.opened(epoch=2)
+        target.opened(epoch=2)
 
 
-def test_a_table_that_would_forget_its_batches_is_refused(place: DeltaPlace) -> None:
+def test_a_table_that_would_forget_its_batches_is_refused(target: DeltaTarget) -> None:
     DeltaTable.create(
-        place.folder / "table", arrow_schema(EVENTS),
+        target.folder / "table", arrow_schema(EVENTS),
         configuration={"delta.setTransactionRetentionDuration": "interval 1 days"}, raise_if_key_not_exists=False,
     )  # fmt: skip
     with pytest.raises(InvalidOption, match="forget which batches"):
-        place.opened()
+        target.opened()
 
 
-def test_rows_for_a_table_with_constraints_are_checked_by_delta(place: DeltaPlace) -> None:
-    """Its files cannot be taken as they are."""
-    place.opened()
-    DeltaTable(place.folder / "table").alter.add_constraint({"positive": "n > 0"})
-    sink = place.opened(epoch=2)
-    assert sink.write(place.batch_rows(a=[1]), named(2, 0))
+def test_rows_for_a_table_with_constraints_are_checked_by_delta(target: DeltaTarget) -> None:
+    """Such a table cannot take files as they are."""
+    target.opened()
+    DeltaTable(target.folder / "table").alter.add_constraint({"positive": "n > 0"})
+    sink = target.opened(epoch=2)
+    assert sink.write(target.batch_rows(a=[1]), named(2, 0))
     with pytest.raises(StorageError, match="Invalid data"):
-        sink.write(place.batch_rows(a=[-1]), named(2, 1))
-    assert place.numbers() == [1]
+        sink.write(target.batch_rows(a=[-1]), named(2, 1))
+    assert target.numbers() == [1]
 
 
-def test_rows_with_other_types_than_agreed_are_cast_or_refused(place: DeltaPlace) -> None:
-    rows = place.batch_rows(a=[1])
+def test_rows_of_other_types_are_cast_or_refused(target: DeltaTarget) -> None:
+    rows = target.batch_rows(a=[1])
     path = rows.files[0].path
-    sink = place.opened()
+    sink = target.opened()
     pq.write_table(
         pa.table({"n": pa.array([5], pa.int32()), "shard": ["a"], "text": pa.array(["t"], pa.large_string())}), path
     )
     sink.write(rows, named(1, 0))
-    assert place.events() == [{"shard": "a", "n": 5, "text": "t"}]
+    assert target.events() == [{"shard": "a", "n": 5, "text": "t"}]
     pq.write_table(pa.table({"n": ["five"], "shard": ["a"], "text": ["t"]}), path)
     with pytest.raises(UsageError, match="do not fit"):
         sink.write(rows, named(1, 1))
@@ -286,8 +286,8 @@ def test_a_merge_by_several_oddly_named_keys_and_text_sequences(tmp_path: Path) 
     assert sink.purge_tombstones("9") == 0
 
 
-def test_purging_while_a_batch_is_merged_is_tried_again(place: DeltaPlace) -> None:
-    sink = place.merging()
+def test_a_purge_that_collides_with_a_merge_is_retried(target: DeltaTarget) -> None:
+    sink = target.merging()
     sink.write(changes((1, None, 5, True), (2, "there", 5, False)), named(1, 0))
     real, merged = sink._purge, []
 
@@ -299,16 +299,16 @@ def test_purging_while_a_batch_is_merged_is_tried_again(place: DeltaPlace) -> No
 
     sink._purge = raced
     assert sink.purge_tombstones(6) == 1
-    assert place.changed() == {2: "newer"}
+    assert target.changed() == {2: "newer"}
 
 
-def test_a_table_of_somebody_else_can_be_read_as_it_is(tmp_path: Path) -> None:
+def test_a_table_of_another_writer_can_be_read(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "table", pa.table({"x": [1]}))
     assert read_table(tmp_path / "table").to_pylist() == [{"x": 1}]
 
 
-def test_an_empty_text_is_null_where_it_divides_the_files_and_no_key_may(tmp_path: Path) -> None:
-    """Partitions of Delta have no empty text: the table would be unreadable with null in a key."""
+def test_empty_text_is_null_in_a_partition_column_and_refused_for_keys(tmp_path: Path) -> None:
+    """Delta partitions store empty text as null, and a null key makes the table unreadable."""
     schema = StructType([StructField("region", StringType()), StructField("n", LongType())])
     sink = DeltaSink(tmp_path / "rows", ["region"])
     sink.open(None, QUERY, 1, schema, Append())  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""Sinks as a pipeline's file declares them, and the sink for a function of one's own."""
+"""Sinks as a TOML file declares them, and `ForeachSink`."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.sinks.places import EVENTS, SqlitePlace, named
+from tests.pipelines.sinks.targets import EVENTS, SqliteTarget, named
 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines.batch import Batch
@@ -40,7 +40,7 @@ def test_every_kind_can_be_declared(kind: str, options: dict[str, Any], made: ty
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "error"),
     [
         ("csv", {}, "kind: there is no sink 'csv'"),
         ("delta", {}, "path: missing"),
@@ -56,21 +56,21 @@ def test_every_kind_can_be_declared(kind: str, options: dict[str, Any], made: ty
         ("topic", {"servers": "h:1", "topic": "not a topic"}, "not a topic"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(kind: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_option_is_named(kind: str, options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         open_sink(kind, options)
 
 
-def test_counts_are_checked_without_a_file_too() -> None:
+def test_negative_values_are_refused_in_python_too() -> None:
     with pytest.raises(InvalidOption, match="cannot be negative"):
         DeltaSink("t", keep_files=-1)
 
 
-def test_a_function_gets_every_batch_with_its_name(tmp_path: Path) -> None:
+def test_a_function_gets_every_batch_once(tmp_path: Path) -> None:
     got: list[tuple[list[int], Batch]] = []
     sink = ForeachSink(lambda rows, batch: got.append((rows["n"].to_pylist(), batch)))
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
-    rows = SqlitePlace(tmp_path).batch_rows(a=[1, 2], b=[3])
+    rows = SqliteTarget(tmp_path).batch_rows(a=[1, 2], b=[3])
     assert sink.applied() is None
     assert sink.write(rows, named(1, 0, "q"))
     assert not sink.write(rows, named(1, 0, "q"))
@@ -88,7 +88,7 @@ def test_a_function_that_failed_gets_its_batch_again(tmp_path: Path) -> None:
 
     sink = ForeachSink(fail_once)
     sink.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
-    rows = SqlitePlace(tmp_path).batch_rows(a=[1])
+    rows = SqliteTarget(tmp_path).batch_rows(a=[1])
     with pytest.raises(RuntimeError, match="away"):
         sink.write(rows, named(1, 0, "q"))
     assert sink.write(rows, named(1, 0, "q"))

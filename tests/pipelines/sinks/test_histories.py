@@ -1,4 +1,4 @@
-"""Runs that start, write, die and wake up in any order: what is in the table is always a beginning of the truth.
+"""Runs that start, write, die and resume in any order: the table always holds a prefix of all batches.
 
 Truth: batch n holds the rows 2n and 2n + 1. Whatever happens, every batch up to some number is there once, and
 nothing else; what was acknowledged stays; only the newest run is ever told that it applied something.
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.pipelines.sinks.places import DeltaPlace, Died, ParquetPlace, Place, SqlitePlace, dies_at, named
+from tests.pipelines.sinks.targets import DeltaTarget, Died, ParquetTarget, SqliteTarget, Target, dies_at, named
 
 from lanemq.model.errors import SinkFenced
 
-PLACES = {"delta": DeltaPlace, "parquet": ParquetPlace, "sqlite": SqlitePlace}
+TARGETS = {"delta": DeltaTarget, "parquet": ParquetTarget, "sqlite": SqliteTarget}
 NEVER = 1_000
 DONE = ("committed", "published")
 
@@ -32,20 +32,20 @@ acts = st.lists(
 
 
 class World:
-    """The runs that believe to be alive; the last one started is the newest."""
+    """The runs that have not ended; the last one started is the newest."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.epoch = 0
         self.acknowledged = -1
         self.late = False
-        """Whether the running write was overtaken only after its commit."""
+        """Whether the newer run started only after the commit of the running write."""
         self.runs: list[tuple[int, Any, int]] = []
-        """Epoch, sink, and the number it would write next."""
+        """Epoch, sink, and the next number to write."""
 
     def start(self) -> None:
         self.epoch += 1
-        sink = self.place.opened(epoch=self.epoch)
+        sink = self.target.opened(epoch=self.epoch)
         applied = sink.applied()
         self.runs.append((self.epoch, sink, 0 if applied is None else applied + 1))
 
@@ -58,7 +58,7 @@ class World:
         self._apply(epoch, sink, number)
 
     def write_overtaken(self, which: int, step: int) -> None:
-        """A newer run starts while this one is at a step of its write."""
+        """Start a newer run while this one is at a step of its write."""
         if not self.runs:
             return
         epoch, sink, number = self.runs.pop(which % len(self.runs))
@@ -75,7 +75,7 @@ class World:
 
     def _apply(self, epoch: int, sink: Any, number: int) -> None:
         try:
-            sink.write(self.place.batch_rows(a=[2 * number], b=[2 * number + 1]), named(epoch, number))
+            sink.write(self.target.batch_rows(a=[2 * number], b=[2 * number + 1]), named(epoch, number))
         except SinkFenced:
             assert epoch < self.epoch, "the newest run was refused"
         except Died:
@@ -86,19 +86,19 @@ class World:
             self.runs.append((epoch, sink, number + 1))
 
     def check(self) -> None:
-        numbers = self.place.numbers()
+        numbers = self.target.numbers()
         assert numbers == list(range(len(numbers)))
         assert len(numbers) % 2 == 0
         assert len(numbers) >= 2 * (self.acknowledged + 1)
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", TARGETS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=acts)
-def test_a_table_is_always_a_beginning_of_the_truth(kind: str, history: list[tuple[str, int, int]]) -> None:
+def test_a_table_always_holds_a_prefix_of_all_batches(kind: str, history: list[tuple[str, int, int]]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="lanemq-sinks-"))
-    place = PLACES[kind](folder)
-    world = World(place)
+    target = TARGETS[kind](folder)
+    world = World(target)
     try:
         world.start()
         for act, which, dies in history:
@@ -110,5 +110,5 @@ def test_a_table_is_always_a_beginning_of_the_truth(kind: str, history: list[tup
                 world.write(which, dies)
             world.check()
     finally:
-        place.close()
+        target.close()
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The database sinks: types, tables that are there already, and databases that are away or busy."""
+"""The database sinks: types, existing tables, and databases that are down or busy."""
 
 import sqlite3
 import sys
@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from tests.pipelines.sinks.places import (
+from tests.pipelines.sinks.postgres_server import Server
+from tests.pipelines.sinks.targets import (
     CHANGES,
     EVENTS,
     KEYED,
     Died,
-    Place,
-    PostgresPlace,
-    SqlitePlace,
+    PostgresTarget,
+    SqliteTarget,
+    Target,
     changes,
     dies_at,
     named,
 )  # fmt: skip
-from tests.pipelines.sinks.postgres_server import Server
 
 from lanemq.model.errors import InvalidOption, RequestTimedOut, SinkFenced, StorageError, TransportError
 from lanemq.pipelines.ports import Append, Merge
@@ -30,7 +30,7 @@ from lanemq.pipelines.rows import TableRows
 from lanemq.pipelines.sinks import PostgresSink, SqliteSink, postgres, sqlite
 from lanemq.pipelines.sinks.columns import arrow_schema
 
-both = pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+both = pytest.mark.parametrize("target", ["sqlite", "postgres"], indirect=True)
 
 EVERYTHING = t.StructType(
     [
@@ -65,51 +65,51 @@ def of_everything(*rows: dict[str, Any]) -> TableRows:
     return TableRows(EVERYTHING, pa.concat_tables([table[:0], table[:1], table[:0], table[1:], table[:0]]))
 
 
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_postgres_keeps_every_type(place: PostgresPlace) -> None:
-    place.opened(schema=EVERYTHING).write(of_everything(FULL, EMPTY, dict.fromkeys(FULL)), named(1, 0))
-    full, empty, nothing = place.ask(f"SELECT * FROM {place.schema}.rows")
+@pytest.mark.parametrize("target", ["postgres"], indirect=True)
+def test_postgres_keeps_every_type(target: PostgresTarget) -> None:
+    target.opened(schema=EVERYTHING).write(of_everything(FULL, EMPTY, dict.fromkeys(FULL)), named(1, 0))
+    full, empty, nothing = target.ask(f"SELECT * FROM {target.schema}.rows")
     said = "2024-02-29T23:59:59.123456Z"
     assert full == (*tuple(FULL.values())[:10], ["a", None, ""], {"k": 1}, {"at": said, "x": 1.5})
     assert empty == (None,) * 6 + ("", b"", None, None, [], None, None)
     assert nothing == (None,) * 13
 
 
-@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
-def test_sqlite_keeps_every_type_or_writes_it_as_text(place: SqlitePlace) -> None:
-    place.opened(schema=EVERYTHING).write(of_everything(FULL, EMPTY, dict.fromkeys(FULL)), named(1, 0))
-    full, empty, nothing = place.ask("SELECT * FROM rows")
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+def test_sqlite_keeps_every_type_or_writes_it_as_text(target: SqliteTarget) -> None:
+    target.opened(schema=EVERYTHING).write(of_everything(FULL, EMPTY, dict.fromkeys(FULL)), named(1, 0))
+    full, empty, nothing = target.ask("SELECT * FROM rows")
     assert full == (
         1, -5, 2**31 - 1, -(2**63), 0.1, "-12.30", FULL["text"], b"\x00\xff\\", "2024-02-29",
         "2024-02-29 23:59:59.123456Z", '["a",null,""]', '{"k":1}', '{"at":"2024-02-29T23:59:59.123456Z","x":1.5}',
     )  # fmt: skip
     assert empty == (None,) * 6 + ("", b"", None, None, "[]", None, None)
     assert nothing == (None,) * 13
-    assert place.ask("SELECT julianday(at) > 0 FROM rows LIMIT 1") == [(1,)]
+    assert target.ask("SELECT julianday(at) > 0 FROM rows LIMIT 1") == [(1,)]
 
 
 @both
-def test_text_sequences_compare_byte_by_byte(place: Place) -> None:
-    """A language's order would put "a" before "B"."""
+def test_text_sequences_compare_byte_by_byte(target: Target) -> None:
+    """A language's collation would put "a" before "B"."""
     schema = t.StructType([*(f for f in CHANGES if f.name != "_sequence"), t.StructField("_sequence", t.StringType())])
-    if isinstance(place, PostgresPlace):
-        place.ask(
-            f"CREATE TABLE {place.schema}.rows (id bigint PRIMARY KEY, text text, _deleted boolean, "
+    if isinstance(target, PostgresTarget):
+        target.ask(
+            f"CREATE TABLE {target.schema}.rows (id bigint PRIMARY KEY, text text, _deleted boolean, "
             f'_sequence text COLLATE "und-x-icu")'
         )
-    sink = place.opened(schema=schema, how=KEYED)
+    sink = target.opened(schema=schema, how=KEYED)
     for number, sequence in enumerate(["B", "a", "C"]):
         row = {"id": 1, "text": sequence, "_sequence": sequence, "_deleted": False}
         sink.write(TableRows(schema, pa.Table.from_pylist([row], schema=arrow_schema(schema))), named(1, number))
-    assert place.changed() == {1: "a"}
+    assert target.changed() == {1: "a"}
 
 
 @both
-def test_a_table_that_is_there_already_is_used_and_widened(place: Any) -> None:
-    name = "rows" if isinstance(place, SqlitePlace) else f"{place.schema}.rows"
-    place.ask(f"CREATE TABLE {name} (n BIGINT, note TEXT DEFAULT 'mine', shard VARCHAR)")
-    place.opened().write(place.batch_rows(a=[1]), named(1, 0))
-    assert place.ask(f"SELECT n, note, shard, text FROM {name}") == [(1, "mine", "a", "event 1")]
+def test_an_existing_table_is_used_and_gets_columns(target: Any) -> None:
+    name = "rows" if isinstance(target, SqliteTarget) else f"{target.schema}.rows"
+    target.ask(f"CREATE TABLE {name} (n BIGINT, note TEXT DEFAULT 'mine', shard VARCHAR)")
+    target.opened().write(target.batch_rows(a=[1]), named(1, 0))
+    assert target.ask(f"SELECT n, note, shard, text FROM {name}") == [(1, "mine", "a", "event 1")]
 
 
 @pytest.mark.parametrize(
@@ -124,20 +124,20 @@ def test_a_table_that_is_there_already_is_used_and_widened(place: Any) -> None:
     ],
 )
 @both
-def test_a_table_that_does_not_fit_is_refused_when_it_is_opened(
-    place: Any, columns: str, schema: t.StructType, how: Append | Merge, said: str
+def test_a_table_that_does_not_fit_is_refused_at_open(
+    target: Any, columns: str, schema: t.StructType, how: Append | Merge, said: str
 ) -> None:
-    name = "rows" if isinstance(place, SqlitePlace) else f"{place.schema}.rows"
-    place.ask(f"CREATE TABLE {name} ({columns})")
+    name = "rows" if isinstance(target, SqliteTarget) else f"{target.schema}.rows"
+    target.ask(f"CREATE TABLE {name} ({columns})")
     with pytest.raises(InvalidOption, match=said):
-        place.opened(schema=schema, how=how)
+        target.opened(schema=schema, how=how)
 
 
 @both
-def test_columns_are_not_added_where_that_is_not_wanted(place: Any) -> None:
-    place.opened()
-    strict = place.make()
-    place.sinks.append(strict)
+def test_columns_are_not_added_without_evolve(target: Any) -> None:
+    target.opened()
+    strict = target.make()
+    target.sinks.append(strict)
     strict._evolve = False
     wider = t.StructType([*EVENTS, t.StructField("extra", t.LongType())])
     with pytest.raises(InvalidOption, match="column extra is not in table"):
@@ -145,23 +145,23 @@ def test_columns_are_not_added_where_that_is_not_wanted(place: Any) -> None:
 
 
 @both
-def test_sink_and_dead_letters_of_one_pipeline_have_separate_numbers(place: Any) -> None:
-    """They share the query, and often the database."""
-    main = place.opened()
-    main.write(place.batch_rows(a=[1]), named(1, 5))
-    if isinstance(place, SqlitePlace):
-        other: Any = SqliteSink(place.folder / "rows.db", "dead")
+def test_sink_and_dead_letters_have_separate_ledger_entries(target: Any) -> None:
+    """They share the checkpoint, and often the database."""
+    main = target.opened()
+    main.write(target.batch_rows(a=[1]), named(1, 5))
+    if isinstance(target, SqliteTarget):
+        other: Any = SqliteSink(target.folder / "rows.db", "dead")
     else:
-        other = PostgresSink(place.dsn, f"{place.schema}.dead")
-    place.sinks.append(other)
+        other = PostgresSink(target.dsn, f"{target.schema}.dead")
+    target.sinks.append(other)
     other.open(None, "3f1c-query", 1, EVENTS, Append())
     assert other.applied() is None
 
 
-def test_a_busy_sqlite_file_is_waited_for_and_then_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_sqlite_file_is_waited_for_until_wait_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.01)
-    place = SqlitePlace(tmp_path)
-    sink = place.opened()
+    target = SqliteTarget(tmp_path)
+    sink = target.opened()
     sink.close()
     holder = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -172,8 +172,8 @@ def test_a_busy_sqlite_file_is_waited_for_and_then_given_up(tmp_path: Path, monk
         if len(pauses) == 3:
             holder.execute("ROLLBACK")
 
-    sink = place.make()
-    place.sinks.append(sink)
+    sink = target.make()
+    target.sinks.append(sink)
     sink._retrying._pause = pause
     sink.open(None, "3f1c-query", 1, EVENTS, Append())  # type: ignore[arg-type]
     assert len(pauses) == 3
@@ -183,10 +183,10 @@ def test_a_busy_sqlite_file_is_waited_for_and_then_given_up(tmp_path: Path, monk
         impatient.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
     impatient.close()
     holder.close()
-    place.close()
+    target.close()
 
 
-def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "rows.db").write_bytes(b"this is text, not a database file" * 50)
     sink = SqliteSink(tmp_path / "rows.db", "rows")
     with pytest.raises(StorageError, match=r"rows\.db"):
@@ -195,33 +195,33 @@ def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("step", ["ledger locked", "rows in", "noted"])
-@pytest.mark.parametrize("place", ["postgres"], indirect=True)
-def test_a_connection_that_ends_within_a_transaction_is_opened_again(place: PostgresPlace, step: str) -> None:
-    sink = place.opened()
+@pytest.mark.parametrize("target", ["postgres"], indirect=True)
+def test_a_connection_lost_within_a_transaction_is_reopened(target: PostgresTarget, step: str) -> None:
+    sink = target.opened()
     ended: list[str] = []
 
     def end(name: str) -> None:
         if name == step and not ended:
             ended.append(name)
-            place.ask(f"SELECT pg_terminate_backend({sink._connection.info.backend_pid}, 5000)")
+            target.ask(f"SELECT pg_terminate_backend({sink._connection.info.backend_pid}, 5000)")
 
     sink.reached = end
-    assert sink.write(place.batch_rows(a=[1, 2]), named(1, 0))
-    assert (ended, place.numbers(), sink.applied()) == ([step], [1, 2], 0)
+    assert sink.write(target.batch_rows(a=[1, 2]), named(1, 0))
+    assert (ended, target.numbers(), sink.applied()) == ([step], [1, 2], 0)
 
 
 def test_a_server_that_restarts_is_waited_for(tmp_path: Path, postgres: Server) -> None:
-    place = PostgresPlace(tmp_path, postgres.dsn)
-    sink = place.opened()
-    sink.write(place.batch_rows(a=[1]), named(1, 0))
+    target = PostgresTarget(tmp_path, postgres.dsn)
+    sink = target.opened()
+    sink.write(target.batch_rows(a=[1]), named(1, 0))
     postgres.stop()
     sink._retrying._pause = lambda seconds: postgres.start()
-    assert sink.write(place.batch_rows(a=[2]), named(1, 1))
-    assert place.numbers() == [1, 2]
-    place.close()
+    assert sink.write(target.batch_rows(a=[2]), named(1, 1))
+    assert target.numbers() == [1, 2]
+    target.close()
 
 
-def test_a_server_that_is_nowhere_is_given_up_and_a_refusal_is_not_waited_for(tmp_path: Path, postgres: Server) -> None:
+def test_a_missing_server_is_waited_for_but_a_refusal_is_not(tmp_path: Path, postgres: Server) -> None:
     nowhere = PostgresSink(f"host={tmp_path} user=lanemq dbname=postgres", "rows", wait=0)
     with pytest.raises(TransportError):
         nowhere.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
@@ -235,76 +235,76 @@ def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refus
     tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     monkeypatch.setattr("lanemq.pipelines.sinks.postgres.LOCK_MS", 50)
-    place = PostgresPlace(tmp_path, postgres.dsn)
-    old = place.opened(epoch=1)
+    target = PostgresTarget(tmp_path, postgres.dsn)
+    old = target.opened(epoch=1)
     successors: list[Any] = []
 
     def hang(step: str) -> None:
         if step == at and not successors:
-            successors.append(place.opened(epoch=2))
+            successors.append(target.opened(epoch=2))
 
     old.reached = hang
     with pytest.raises(SinkFenced):
-        old.write(place.batch_rows(a=[1]), named(1, 0))
+        old.write(target.batch_rows(a=[1]), named(1, 0))
     assert successors[0].applied() is None
-    assert successors[0].write(place.batch_rows(a=[1]), named(2, 0))
-    assert place.numbers() == [1]
-    place.close()
+    assert successors[0].write(target.batch_rows(a=[1]), named(2, 0))
+    assert target.numbers() == [1]
+    target.close()
 
 
-def test_an_older_run_that_opens_late_ends_nobodys_session(
+def test_an_older_run_that_opens_late_ends_no_session(
     tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lanemq.pipelines.sinks.postgres.LOCK_MS", 50)
-    place = PostgresPlace(tmp_path, postgres.dsn)
-    new = place.opened(epoch=2)
+    target = PostgresTarget(tmp_path, postgres.dsn)
+    new = target.opened(epoch=2)
     refused: list[bool] = []
 
     def come_late(step: str) -> None:
         if step == "rows in":
             with pytest.raises(SinkFenced):
-                place.opened(epoch=1)
+                target.opened(epoch=1)
             refused.append(True)
 
     new.reached = come_late
-    assert new.write(place.batch_rows(a=[1]), named(2, 0))
+    assert new.write(target.batch_rows(a=[1]), named(2, 0))
     assert refused == [True]
-    place.close()
+    target.close()
 
 
 def test_a_row_that_postgres_cannot_store_changes_nothing(tmp_path: Path, postgres: Server) -> None:
-    place = PostgresPlace(tmp_path, postgres.dsn)
-    sink = place.merging()
+    target = PostgresTarget(tmp_path, postgres.dsn)
+    sink = target.merging()
     sink._nul = "fail"
     with pytest.raises(StorageError, match=r"NUL, which PostgreSQL cannot store \(1 of column text\)"):
         sink.write(changes((1, "nul \0", 1, False)), named(1, 0))
     assert sink.write(changes((1, "fine", 1, False)), named(1, 0))
-    assert place.changed() == {1: "fine"}
-    place.close()
+    assert target.changed() == {1: "fine"}
+    target.close()
 
 
-def test_a_crash_leaves_no_lock_behind(tmp_path: Path, postgres: Server) -> None:
-    place = PostgresPlace(tmp_path, postgres.dsn)
-    dying = place.opened()
+def test_a_crash_leaves_no_lock(tmp_path: Path, postgres: Server) -> None:
+    target = PostgresTarget(tmp_path, postgres.dsn)
+    dying = target.opened()
     dies_at(dying, 2)
     with pytest.raises(Died):
-        dying.write(place.batch_rows(a=[1]), named(1, 0))
-    assert place.opened(epoch=2).applied() is None
-    place.close()
+        dying.write(target.batch_rows(a=[1]), named(1, 0))
+    assert target.opened(epoch=2).applied() is None
+    target.close()
 
 
-def test_without_its_driver_the_postgres_sink_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InvalidOption, match=r"lanemq\[postgres\]"):
         PostgresSink("host=nowhere", "rows")
 
 
 @pytest.mark.parametrize("name", ["", "a.", ".b", "what?"])
-def test_names_that_are_no_tables_are_refused(name: str) -> None:
+def test_invalid_table_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidOption, match="write a name"):
         SqliteSink("rows.db", name)
 
 
-def test_types_without_a_column_are_refused() -> None:
+def test_types_without_a_postgres_type_are_refused() -> None:
     with pytest.raises(InvalidOption, match="cast it to text"):
         postgres.column_type(pa.duration("us"))

@@ -1,4 +1,4 @@
-"""The topic sink: messages in the order of their shard, once however often they are sent."""
+"""The topic sink: messages in the order of their shard, each stored once."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
-from tests.pipelines.sinks.places import CHANGES, EVENTS, KEYED, TopicPlace, changes, named
+from tests.pipelines.sinks.targets import CHANGES, EVENTS, KEYED, TopicTarget, changes, named
 from tests.spark.spark_driver import Query
 
 from lanemq.client.admin.admin import Admin
@@ -30,46 +30,46 @@ LETTER = StructType(
 
 
 @pytest.fixture
-def place(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> TopicPlace:
-    """Without a Spark session: batches of one shard are sent by the driver itself."""
-    return TopicPlace(tmp_path, broker.address, topic, None)
+def target(broker: EmbeddedBroker, topic: str, tmp_path: Path) -> TopicTarget:
+    """A target without a Spark session: the driver itself sends batches of one shard."""
+    return TopicTarget(tmp_path, broker.address, topic, None)
 
 
 def letters(*rows: dict[str, Any]) -> TableRows:
     return TableRows(LETTER, pa.Table.from_pylist(list(rows), schema=arrow_schema(LETTER)))
 
 
-def messages(place: TopicPlace) -> list[dict[str, Any]]:
-    with Query(servers=place.address, topic=place.topic, startingOffsets="earliest") as query:
+def messages(target: TopicTarget) -> list[dict[str, Any]]:
+    with Query(servers=target.address, topic=target.topic, startingOffsets="earliest") as query:
         return query.everything()
 
 
-def opened(place: TopicPlace, **options: Any) -> TopicSink:
-    sink = TopicSink(place.address, place.topic, wait=WAIT, **options)
-    sink.open(place.spark, "q", 1, LETTER, Append())
+def opened(target: TopicTarget, **options: Any) -> TopicSink:
+    sink = TopicSink(target.address, target.topic, wait=WAIT, **options)
+    sink.open(target.spark, "q", 1, LETTER, Append())
     return sink
 
 
-def test_key_value_and_tag_come_from_columns(place: TopicPlace) -> None:
-    opened(place, key="who", value="body", tags="tag").write(
+def test_key_value_and_tag_come_from_columns(target: TopicTarget) -> None:
+    opened(target, key="who", value="body", tags="tag").write(
         letters({"who": 7, "body": b"\x00raw", "tag": "paid"}), named(1, 0, "q")
     )
-    [message] = messages(place)
+    [message] = messages(target)
     assert (message["key"], message["value"], message["tags"]) == ("7", b"\x00raw", "paid")
 
 
-def test_without_a_value_column_the_row_is_sent_as_json(place: TopicPlace) -> None:
-    opened(place, key="who").write(letters({"who": 7, "body": b"\x00", "more": [("a", 1)]}), named(1, 0, "q"))
-    assert json.loads(messages(place)[0]["value"]) == {"who": 7, "body": "AA==", "tag": None, "more": {"a": 1}}
+def test_without_a_value_column_the_row_is_sent_as_json(target: TopicTarget) -> None:
+    opened(target, key="who").write(letters({"who": 7, "body": b"\x00", "more": [("a", 1)]}), named(1, 0, "q"))
+    assert json.loads(messages(target)[0]["value"]) == {"who": 7, "body": "AA==", "tag": None, "more": {"a": 1}}
 
 
-def test_a_row_without_a_body_is_refused(place: TopicPlace) -> None:
+def test_a_row_without_a_body_is_refused(target: TopicTarget) -> None:
     with pytest.raises(UsageError, match="no body"):
-        opened(place, key="who", value="body").write(letters({"who": 7}), named(1, 0, "q"))
+        opened(target, key="who", value="body").write(letters({"who": 7}), named(1, 0, "q"))
 
 
 def die_after(patch: pytest.MonkeyPatch, messages: int) -> None:
-    """The process ends when it has sent this many; those of full batches are stored."""
+    """Let the process end when it has sent this many messages; those of full batches are stored."""
     real, sent = sending.TaskSender.send, iter(range(10_000))
 
     def send(self: Any, row: Any) -> None:
@@ -81,41 +81,41 @@ def die_after(patch: pytest.MonkeyPatch, messages: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 63, 64])
-def test_a_batch_that_died_halfway_is_completed_by_its_repetition(
-    place: TopicPlace, cut: int, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_interrupted_halfway_is_completed_by_its_repetition(
+    target: TopicTarget, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "BATCH_MESSAGES", 4)
-    rows = place.batch_rows(a=range(100))
-    ended = place.opened()
+    rows = target.batch_rows(a=range(100))
+    ended = target.opened()
     with monkeypatch.context() as patch:
         die_after(patch, cut)
         with pytest.raises(KeyboardInterrupt):
             ended.write(rows, named(1, 0))
     assert ended.applied() is None
-    again = place.opened(epoch=2)
+    again = target.opened(epoch=2)
     assert again.write(rows, named(2, 0))
-    assert [row["n"] for row in place.events()] == list(range(100))
+    assert [row["n"] for row in target.events()] == list(range(100))
 
 
-def test_an_older_run_can_only_repeat_what_its_successor_sends(place: TopicPlace) -> None:
-    old, new = place.opened(epoch=1), place.opened(epoch=2)
-    rows = place.batch_rows(a=[1, 2])
+def test_an_older_run_can_only_repeat_what_its_successor_sends(target: TopicTarget) -> None:
+    old, new = target.opened(epoch=1), target.opened(epoch=2)
+    rows = target.batch_rows(a=[1, 2])
     old.write(rows, named(1, 0))
     new.write(rows, named(2, 0))
-    new.write(place.batch_rows(a=[3]), named(2, 1))
-    new.write(place.batch_rows(a=[4]), named(2, 2))
+    new.write(target.batch_rows(a=[3]), named(2, 1))
+    new.write(target.batch_rows(a=[4]), named(2, 2))
     with pytest.raises(SinkFenced, match="later batch"):
-        old.write(place.batch_rows(a=[3]), named(1, 1))
-    assert place.numbers() == [1, 2, 3, 4]
+        old.write(target.batch_rows(a=[3]), named(1, 1))
+    assert target.numbers() == [1, 2, 3, 4]
 
 
-def test_a_merge_that_died_halfway_is_completed_though_its_rows_come_in_another_order(
-    place: TopicPlace, monkeypatch: pytest.MonkeyPatch
+def test_a_merge_interrupted_halfway_is_completed_even_in_another_row_order(
+    target: TopicTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fold gives its rows in any order; without one of our own, rows would be taken for others of the batch."""
+    """A fold returns rows in any order; unless the sink sorts them, a row would get another row's stamp."""
     monkeypatch.setattr(sending, "BATCH_MESSAGES", 4)
     rows = [(n, f"text {n}", 1, n == 3) for n in range(50)]
-    first, second = (TopicSink(place.address, place.topic, wait=WAIT) for _ in range(2))
+    first, second = (TopicSink(target.address, target.topic, wait=WAIT) for _ in range(2))
     first.open(None, "q", 1, CHANGES, KEYED)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         die_after(patch, 30)
@@ -123,29 +123,29 @@ def test_a_merge_that_died_halfway_is_completed_though_its_rows_come_in_another_
             first.write(changes(*rows), named(1, 0, "q"))
     second.open(None, "q", 2, CHANGES, KEYED)  # type: ignore[arg-type]
     second.write(changes(*rows[::-1]), named(2, 0, "q"))
-    found = messages(place)
+    found = messages(target)
     assert sorted(json.loads(message["value"])["id"] for message in found) == list(range(50))
     assert {message["key"] for message in found} == {str(n) for n in range(50)}
 
 
-def test_two_sinks_of_one_pipeline_into_one_topic_need_names(place: TopicPlace) -> None:
+def test_two_sinks_of_one_pipeline_into_one_topic_need_names(target: TopicTarget) -> None:
     for name in ("results", "dead"):
-        opened(place, key="who", name=name).write(letters({"who": 1, "body": b"x"}), named(1, 0, "q"))
-    assert len(messages(place)) == 2
+        opened(target, key="who", name=name).write(letters({"who": 1, "body": b"x"}), named(1, 0, "q"))
+    assert len(messages(target)) == 2
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"key": "nobody"}, "key: there is no column nobody"), ({"value": "who"}, "value: column who is int64")],
 )
-def test_columns_that_cannot_be_sent_are_refused_when_the_sink_is_opened(
-    place: TopicPlace, options: dict[str, str], said: str
+def test_columns_that_cannot_be_sent_are_refused_at_open(
+    target: TopicTarget, options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(InvalidOption, match=said):
-        opened(place, **options)
+        opened(target, **options)
 
 
-def test_a_topic_that_is_not_there_is_refused_when_the_sink_is_opened(broker: EmbeddedBroker) -> None:
+def test_a_missing_topic_is_refused_at_open(broker: EmbeddedBroker) -> None:
     with pytest.raises(TopicNotFound):
         TopicSink(broker.address, "never-created", wait=WAIT).open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
 
@@ -157,12 +157,12 @@ def test_an_ordered_topic_needs_a_key_column(broker: EmbeddedBroker, topic: str)
         TopicSink(broker.address, f"{topic}-ordered", wait=WAIT).open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
 
 
-def test_a_refusal_in_a_task_is_told_not_raised(place: TopicPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark would run the task again, and bury why in a trace."""
+def test_a_refusal_in_a_task_is_returned_not_raised(target: TopicTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it were raised, Spark would run the task again and hide the reason in a trace."""
 
     def refuse(*_: Any) -> None:
         raise ProducerFenced("a newer one")
 
     monkeypatch.setattr(sending.TaskSender, "flush", refuse)
     with pytest.raises(SinkFenced, match="a newer one"):
-        place.opened().write(place.batch_rows(a=[1]), named(1, 0))
+        target.opened().write(target.batch_rows(a=[1]), named(1, 0))

@@ -1,4 +1,4 @@
-"""The topic sink at a broker that encrypts and asks who is there."""
+"""The topic sink with a broker that requires TLS and credentials."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.certificates import Authority
 from tests.guarded_broker import SECRET, guarded_broker
-from tests.pipelines.sinks.places import EVENTS, WAIT, TopicPlace, named
+from tests.pipelines.sinks.targets import EVENTS, WAIT, TopicTarget, named
 
 from lanemq import Admin, Credentials, TlsOptions
 from lanemq.model.errors import InvalidOption, LaneError
@@ -23,25 +23,25 @@ def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def sent_through(sink: Any, guarded: EmbeddedBroker, authority: Authority, topic: str, folder: Path) -> int:
-    """How many messages are in the topic after one batch of three rows."""
-    place = TopicPlace(folder, guarded.address, topic, None)
+    """The number of messages in the topic after one batch of three rows."""
+    target = TopicTarget(folder, guarded.address, topic, None)
     with Admin(guarded.address, tls=TlsOptions(authority.ca), credentials=Credentials("root", SECRET)) as admin:
         admin.create_topic(topic, 2, ordered=True)
         try:
             sink.open(None, "q", 1, EVENTS, Append())
-            assert sink.write(place.batch_rows(a=[1, 2, 3]), named(1, 0, "q"))
+            assert sink.write(target.batch_rows(a=[1, 2, 3]), named(1, 0, "q"))
         finally:
             sink.close()
         return sum(queue.end for queue in admin.describe_topic(topic).queues)
 
 
-def test_what_a_file_declares_is_used(guarded: EmbeddedBroker, authority: Authority, tmp_path: Path) -> None:
+def test_declared_tls_and_credentials_are_used(guarded: EmbeddedBroker, authority: Authority, tmp_path: Path) -> None:
     options = {"servers": guarded.address, "topic": "declared", "key": "shard", "wait": 3_000}
     secure = {"tls": {"ca": str(authority.ca)}, "accessKey": "root", "secretKey": SECRET}
     assert sent_through(open_sink("topic", {**options, **secure}), guarded, authority, "declared", tmp_path) == 3
 
 
-def test_what_is_not_declared_is_in_the_environment(
+def test_undeclared_tls_and_credentials_come_from_the_environment(
     guarded: EmbeddedBroker, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"TLS_CA": str(authority.ca), "ACCESS_KEY": "root", "SECRET_KEY": SECRET}.items():
@@ -50,7 +50,7 @@ def test_what_is_not_declared_is_in_the_environment(
     assert sent_through(sink, guarded, authority, "by_environment", tmp_path) == 3
 
 
-def test_python_says_it_with_the_values_of_every_client(
+def test_tls_and_credentials_can_be_given_in_python(
     guarded: EmbeddedBroker, authority: Authority, tmp_path: Path
 ) -> None:
     tls, credentials = TlsOptions(authority.ca), Credentials("root", SECRET)
@@ -73,6 +73,6 @@ def test_a_wrong_secret_is_refused(guarded: EmbeddedBroker, authority: Authority
         ({"accessKey": "root", "secretKey": "s", "secretKeyFile": "f"}, "contradicts secretKey"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(options: dict[str, Any], said: str) -> None:
+def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         open_sink("topic", {"servers": "h:9876", "topic": "t", **options})

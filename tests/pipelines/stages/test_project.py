@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
-from tests.pipelines.running.fakes import FakeSink
+from tests.pipelines.fakes import FakeSink
 from tests.spark.spark_driver import send
 
 from lanemq.client.producer.producer import Producer

@@ -1,4 +1,4 @@
-"""`lanemq.pipelines.parked`: keys that stand still, from Python."""
+"""`lanemq.pipelines.parked`: held and parked keys, from Python."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ FAILS = {"n": 1, "fails": 99}
 
 
 def stopped(folder: Path, policy: Any) -> pipeline_fixture.Pipeline:
-    """A checkpoint in which the keys a and b stand still, with two messages and one."""
+    """A checkpoint in which key a is held or parked with two messages, and key b with one."""
     Checkpoint(folder, "orders").close()
     stage_folder(folder).mkdir(parents=True)
     shutil.rmtree(stage_folder(folder).parent / "running", ignore_errors=True)  # the stage is driven without a run
@@ -40,7 +40,7 @@ def test_parked_keys_are_listed_shown_and_counted(tmp_path: Path) -> None:
         lanes.show("d")
 
 
-def test_keys_that_are_tried_by_themselves_are_told_apart(tmp_path: Path) -> None:
+def test_held_keys_are_listed_only_on_request(tmp_path: Path) -> None:
     stopped(tmp_path, Hold())
     lanes = parked(str(tmp_path))
     assert lanes.waiting() == []
@@ -48,7 +48,7 @@ def test_keys_that_are_tried_by_themselves_are_told_apart(tmp_path: Path) -> Non
     assert lanes.counts() == {"held": 2}
 
 
-def test_a_decision_is_carried_out_by_the_next_pass(tmp_path: Path) -> None:
+def test_a_request_is_carried_out_by_the_next_retry_pass(tmp_path: Path) -> None:
     pipeline = stopped(tmp_path, Park())
     lanes = parked(tmp_path)
     assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
@@ -63,7 +63,7 @@ def test_a_decision_is_carried_out_by_the_next_pass(tmp_path: Path) -> None:
     assert left.lane == "b"
 
 
-def test_a_decision_about_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_request_for_a_key_that_is_not_held_is_refused(tmp_path: Path) -> None:
     stopped(tmp_path, Park())
     lanes = parked(tmp_path)
     for decide in (lanes.redrive, lanes.discard):
@@ -76,7 +76,7 @@ def test_a_decision_about_nothing_is_refused(tmp_path: Path) -> None:
     assert operator_requests.pending_requests(stage_folder(tmp_path)) == []
 
 
-def test_a_pipeline_leads_to_its_checkpoint_and_another_folder_is_refused(tmp_path: Path) -> None:
+def test_parked_takes_a_pipeline_or_a_checkpoint_and_refuses_other_folders(tmp_path: Path) -> None:
     declared = Pipeline("orders", Topic("a:1", "t"), Project(["key"]), ParquetSink(tmp_path / "out"), tmp_path / "c")
     with pytest.raises(UsageError, match="was never started"):
         parked(declared)
@@ -87,7 +87,9 @@ def test_a_pipeline_leads_to_its_checkpoint_and_another_folder_is_refused(tmp_pa
         parked(declared).show("a")
 
 
-def test_a_look_at_files_that_are_just_removed_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reading_is_repeated_if_files_are_removed_while_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stopped(tmp_path, Park())
     answers: list[object] = [StateLost("gone"), StateLost("gone"), []]
 

@@ -1,4 +1,4 @@
-"""Messages that come again under another number: a member's queue that was put back after the sink had its batch."""
+"""In a group, messages that come again in another batch after a queue was rewound are not applied twice."""
 
 import json
 import sqlite3
@@ -24,15 +24,15 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 NEEDED = select_columns(["topic", "broker", "queue_id", "queue_offset", "store_timestamp", "key", "value"])
-Place = tuple[int, int]
+Coordinates = tuple[int, int]
 
 
 class PowerCut(Exception):
-    """The driver is gone."""
+    """The driver died."""
 
 
-class Member:
-    """A pipeline's work in a group, over frames that the test chooses; Spark's notes are the test's too."""
+class MemberFixture:
+    """The batch processor of a group member; the test supplies the messages and Spark's log."""
 
     def __init__(self, spark: Any, folder: Path) -> None:
         self.spark = spark
@@ -50,15 +50,15 @@ class Member:
         self.crash()
         checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
         dead = ParquetSink(self.folder / "dead")
-        work = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"), member=True)
-        self.held.append((checkpoint, work))
-        work.open(self.spark)
-        return work
+        processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"), member=True)
+        self.held.append((checkpoint, processor))
+        processor.open(self.spark)
+        return processor
 
     def crash(self) -> None:
         while self.held:
-            checkpoint, work = self.held.pop()
-            work.close()
+            checkpoint, processor = self.held.pop()
+            processor.close()
             checkpoint.close()
 
     def planned(self, batch: int, end: str) -> None:
@@ -71,7 +71,7 @@ class Member:
         self.planned(batch, json.dumps({"t": {f"b/{queue}": end for queue, end in enumerate(ends)}}))
 
     def messages(self, *queues: range, later: int = 0) -> Any:
-        """Of queue 0, 1 ...; stored a second apart, and `later` hours after the others."""
+        """Messages of queues 0, 1 ..., stored a second apart and `later` hours after the others."""
         rows = [
             ("t", "b", queue, offset, BEGAN + timedelta(hours=later, seconds=offset), f"k{queue}", b"{}")
             for queue, offsets in enumerate(queues)
@@ -88,42 +88,44 @@ class Member:
 
 
 @pytest.fixture
-def member(spark: Any, tmp_path: Path) -> Iterator[Member]:
-    made = Member(spark, tmp_path)
+def member(spark: Any, tmp_path: Path) -> Iterator[MemberFixture]:
+    made = MemberFixture(spark, tmp_path)
     yield made
     made.crash()
 
 
-def places(*queues: range) -> list[Place]:
+def coordinates(*queues: range) -> list[Coordinates]:
     return [(queue, offset) for queue, offsets in enumerate(queues) for offset in offsets]
 
 
-def test_a_queue_that_is_put_back_behind_a_batch_that_the_sink_has_is_not_applied_again(member: Member) -> None:
+def test_messages_that_the_sink_has_are_not_applied_again_in_a_later_batch(member: MemberFixture) -> None:
     member.ends(0, 5, 5)
     member.start().run_batch(member.messages(range(5), range(5)), 0)
-    work = member.start()  # the driver died before Spark's note, and another member has queue 1
-    assert work.run_batch(member.messages(range(5)), 0).repeated
+    processor = member.start()  # the driver died before Spark's note, and another member has queue 1
+    assert processor.run_batch(member.messages(range(5)), 0).repeated
     member.ends(1, 6, 0)
-    work.run_batch(member.messages(range(5, 6)), 1)
+    processor.run_batch(member.messages(range(5, 6)), 1)
     member.ends(2, 6, 8)
-    assert work.run_batch(member.messages(range(0), range(8)), 2).outputs == 3
-    assert member.rows() == places(range(6), range(8))
+    assert processor.run_batch(member.messages(range(0), range(8)), 2).outputs == 3
+    assert member.rows() == coordinates(range(6), range(8))
 
 
-def test_what_was_left_out_of_every_attempt_is_applied(member: Member) -> None:
-    """The sink has the batch, but not this queue of it: where Spark planned its end says nothing."""
+def test_a_queue_that_was_missing_from_every_attempt_is_applied(member: MemberFixture) -> None:
+    """The sink has the batch but not this queue, although Spark's plan of the batch includes it."""
     member.ends(0, 5, 5)
     member.start().run_batch(member.messages(range(5)), 0)
-    work = member.start()
-    assert work.run_batch(member.messages(range(5), range(5)), 0).repeated
+    processor = member.start()
+    assert processor.run_batch(member.messages(range(5), range(5)), 0).repeated
     member.ends(1, 5, 0)
     member.ends(2, 5, 5)
-    work.run_batch(member.messages(range(0), range(5)), 2)
-    assert member.rows() == places(range(5), range(5))
+    processor.run_batch(member.messages(range(0), range(5)), 2)
+    assert member.rows() == coordinates(range(5), range(5))
 
 
-def test_what_the_sink_never_got_is_applied(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Died behind the note of how far the batch goes, before the commit."""
+def test_messages_of_a_batch_that_was_not_committed_are_applied(
+    member: MemberFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies after the positions are written and before the commit."""
 
     def cut(*_: object) -> bool:
         raise PowerCut
@@ -133,26 +135,26 @@ def test_what_the_sink_never_got_is_applied(member: Member, monkeypatch: pytest.
         patched.setattr(member.sink, "write", cut)
         with pytest.raises(PowerCut):
             member.start().run_batch(member.messages(range(5), range(5)), 0)
-    work = member.start()
-    work.run_batch(member.messages(range(5)), 0)
+    processor = member.start()
+    processor.run_batch(member.messages(range(5)), 0)
     member.ends(1, 5, 0)
     member.ends(2, 5, 5)
-    work.run_batch(member.messages(range(0), range(5)), 2)
-    assert member.rows() == places(range(5), range(5))
+    processor.run_batch(member.messages(range(0), range(5)), 2)
+    assert member.rows() == coordinates(range(5), range(5))
 
 
-def test_a_topic_that_was_created_again_is_read_from_its_beginning(member: Member) -> None:
+def test_a_topic_that_was_created_again_is_read_from_its_beginning(member: MemberFixture) -> None:
     member.ends(0, 9)
-    work = member.start()
-    work.run_batch(member.messages(range(9)), 0)
+    processor = member.start()
+    processor.run_batch(member.messages(range(9)), 0)
     member.ends(1, 0)
     member.ends(2, 4)
-    assert work.run_batch(member.messages(range(4), later=1), 2).outputs == 4
+    assert processor.run_batch(member.messages(range(4), later=1), 2).outputs == 4
     assert len(member.rows()) == 13
 
 
-def test_a_decided_batch_is_known_as_far_as_it_was_decided(member: Member) -> None:
-    """A sink that cannot be asked what it has: the decision tells, whatever the repetition holds."""
+def test_the_positions_of_a_decided_batch_are_those_of_the_decision(member: MemberFixture) -> None:
+    """The sink has no ledger, so the decision determines the positions, whatever the repetition holds."""
     got: list[list[int]] = []
 
     def take(rows: Any, batch: Any) -> None:
@@ -164,23 +166,23 @@ def test_a_decided_batch_is_known_as_far_as_it_was_decided(member: Member) -> No
     member.ends(0, 3, 3)
     with pytest.raises(PowerCut):
         member.start().run_batch(member.messages(range(3), range(10, 13)), 0)
-    work = member.start()
-    work.run_batch(member.messages(range(3)), 0)
+    processor = member.start()
+    processor.run_batch(member.messages(range(3)), 0)
     member.noted(0)
     member.ends(1, 3, 10)
-    work = member.start()
+    processor = member.start()
     member.ends(2, 3, 15)
-    work.run_batch(member.messages(range(0), range(10, 15)), 2)
+    processor.run_batch(member.messages(range(0), range(10, 15)), 2)
     assert got == [[0, 1, 2, 10, 11, 12], [0, 1, 2, 10, 11, 12], [13, 14]]
 
 
-def test_columns_that_tell_a_message_may_not_be_dropped_in_a_group(member: Member) -> None:
+def test_columns_that_identify_a_message_are_required_in_a_group(member: MemberFixture) -> None:
     member.ends(0, 5)
     with pytest.raises(UsageError, match="no column queue_offset, store_timestamp: in a group"):
         member.start().run_batch(member.messages(range(5)).drop("queue_offset", "store_timestamp"), 0)
 
 
-def test_last_state_says_how_far_it_read(tmp_path: Path) -> None:
+def test_last_state_returns_its_positions(tmp_path: Path) -> None:
     from tests.pipelines.stages.cdc.replica_fixture import messages
 
     from lanemq.pipelines.batch import Batch
@@ -193,7 +195,7 @@ def test_last_state_says_how_far_it_read(tmp_path: Path) -> None:
     assert reach.stored > BEGAN.timestamp() * 1000
 
 
-def test_a_batch_without_messages_of_a_queue_forgets_nothing_of_it(tmp_path: Path) -> None:
+def test_a_batch_without_messages_of_a_queue_keeps_its_position(tmp_path: Path) -> None:
     reach = SinkPositions(tmp_path / "sink_positions.json")
     for number, positions in enumerate(
         [{"t/b/0": SinkPosition(5, 50)}, {}, {"t/b/1": SinkPosition(3, 10)}, {"t/b/0": SinkPosition(4, 60)}]
@@ -208,20 +210,20 @@ def test_a_batch_without_messages_of_a_queue_forgets_nothing_of_it(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_consumer_that_has_the_queues_for_a_while_doubles_nothing(
-    member: Member, spark: Any, broker: EmbeddedBroker, topic: str, group: str
+def test_a_consumer_that_takes_the_queues_in_between_causes_no_duplicates(
+    member: MemberFixture, spark: Any, broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
-    """The real source: batch 0 is in the sink, the driver dies, a consumer has the queues while it comes back."""
+    """With the real source: the sink has batch 0, the driver dies, and a consumer owns the queues until it restarts."""
     send(broker.address, topic, range(300))
     options: dict[str, Any] = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "8s"}
     member.stage = Project(["cast(cast(value as string) as long) n"])
     planned = Planned()
 
-    def run_batch(work: BatchProcessor, query: Query) -> int:
+    def run_batch(processor: BatchProcessor, query: Query) -> int:
         number = query.checkpoint.finished
         member.planned(number, query.checkpoint.ends[number + 1])
         rows = query.read(query.partitions())
-        work.run_batch(spark.createDataFrame(rows, NEEDED), number)
+        processor.run_batch(spark.createDataFrame(rows, NEEDED), number)
         return len(rows)
 
     with Query(planned, NEEDED.names, startingOffsets="earliest", **options) as query:
@@ -240,9 +242,9 @@ def test_a_consumer_that_has_the_queues_for_a_while_doubles_nothing(
     app.start()
     try:
         until(lambda: len(seen) >= 20)
-        query, work = Query(planned, NEEDED.names, startingOffsets="earliest", **options), member.start()
+        query, processor = Query(planned, NEEDED.names, startingOffsets="earliest", **options), member.start()
         assert query.plan()
-        assert run_batch(work, query) == 0, "the queues are the consumer's: nothing is read"
+        assert run_batch(processor, query) == 0, "the queues are the consumer's: nothing is read"
         query.finish()
     finally:
         going_on.append(True)
@@ -254,7 +256,7 @@ def test_a_consumer_that_has_the_queues_for_a_while_doubles_nothing(
         def all_read() -> bool:
             nonlocal again
             if query.plan():
-                again += run_batch(work, query)
+                again += run_batch(processor, query)
                 query.finish()
             return max(member.rows("n"))[0] == 309
 

@@ -132,8 +132,8 @@ class SteppedTopic(Steps, TopicSink):
         return refusals
 
 
-class Place:
-    """Where the sinks of one test write; rows come in through files, as from a stage."""
+class Target:
+    """The target that the sinks of one test write to; rows come from files, as from a stage."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ class Place:
         raise NotImplementedError
 
     def events(self) -> list[dict[str, Any]]:
-        """What is there; rows of one shard and batch in their order."""
+        """The rows in the target; rows of one shard and batch are in order."""
         raise NotImplementedError
 
     def changed(self) -> dict[int, str | None]:
@@ -159,7 +159,7 @@ class Place:
         how: Any = None,
         runs: Runs | None = None,
     ) -> Any:
-        """A sink as a run of the pipeline has it."""
+        """A sink that a run of the pipeline has opened."""
         sink = self.make()
         self.sinks.append(sink)
         if runs is not None:
@@ -171,7 +171,7 @@ class Place:
         return self.opened(epoch, query, CHANGES, KEYED)
 
     def batch_rows(self, **shards: Iterable[int]) -> FileRows:
-        """Numbered events, a file per shard."""
+        """Numbered events, one file per shard."""
         folder = self.folder / f"stage-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         files = []
@@ -190,7 +190,7 @@ class Place:
             sink.close()
 
 
-class DeltaPlace(Place):
+class DeltaTarget(Target):
     def make(self) -> DeltaSink:
         return SteppedDelta(self.folder / "table")
 
@@ -201,7 +201,7 @@ class DeltaPlace(Place):
         return {row["id"]: row["text"] for row in read_table(self.folder / "table").to_pylist()}
 
 
-class ParquetPlace(Place):
+class ParquetTarget(Target):
     def make(self) -> ParquetSink:
         return SteppedParquet(self.folder / "files")
 
@@ -210,7 +210,7 @@ class ParquetPlace(Place):
         return list(found.select(EVENTS.names).to_pylist()) if found.num_rows else []
 
 
-class SqlitePlace(Place):
+class SqliteTarget(Target):
     def make(self) -> SqliteSink:
         return SteppedSqlite(self.folder / "rows.db", "rows", wait=WAIT)
 
@@ -228,7 +228,7 @@ class SqlitePlace(Place):
         return dict(self.ask("SELECT id, text FROM rows WHERE NOT _deleted"))
 
 
-class PostgresPlace(Place):
+class PostgresTarget(Target):
     def __init__(self, folder: Path, dsn: str) -> None:
         super().__init__(folder)
         self.dsn = dsn
@@ -251,7 +251,7 @@ class PostgresPlace(Place):
         return dict(self.ask(f"SELECT id, text FROM {self.schema}.rows WHERE NOT _deleted"))
 
 
-class TopicPlace(Place):
+class TopicTarget(Target):
     def __init__(self, folder: Path, address: str, topic: str, spark: Any) -> None:
         super().__init__(folder)
         self.address = address
@@ -271,13 +271,13 @@ def named(sink_epoch: int, number: int, query: str = QUERY) -> Batch:
 
 
 def changes(*rows: Change) -> TableRows:
-    """(id, text, sequence, deleted)"""
+    """Rows to merge: (id, text, sequence, deleted)."""
     table = pa.Table.from_pylist([dict(zip(CHANGES.names, row, strict=True)) for row in rows], schema=_arrow(CHANGES))
     return TableRows(CHANGES, table)
 
 
 def dies_at(sink: Any, step: int) -> None:
-    """The sink's process ends at its step with this number."""
+    """Let the sink raise `Died` at its step with this number."""
     passed = iter(range(1_000))
 
     def reached(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Pipelines from files: what is found in them, and what is said when it cannot be used."""
+"""Pipelines from TOML and Python files, and the errors for wrong ones."""
 
 import ast
 import sys
@@ -63,7 +63,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """A file with this text, `steps_beside.py` beside it."""
+    """Write a file with this text, with `steps_beside.py` beside it."""
     monkeypatch.setenv("TEST_SERVERS", "localhost:9876")
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "steps_beside.py").write_text(STEPS)
@@ -79,14 +79,14 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def test_a_toml_file_names_who_has_the_last_word_about_a_state(write: Write) -> None:
+def test_a_toml_file_may_name_a_function_for_expired_states(write: Write) -> None:
     limits = 'on_expire = "steps_beside:count"\nlimits = { expire_after = 0.005, forget_numbers_after = 0.009 }'
     stage = load(write(WHOLE.replace("limits = { snapshot_every = 8 }", limits))).stage
     assert isinstance(stage, Transitions)
     assert stage._options.on_expire is sys.modules["steps_beside"].count
 
 
-def test_a_toml_file_is_a_pipeline(write: Write) -> None:
+def test_a_toml_file_declares_a_pipeline(write: Write) -> None:
     found = load(write(WHOLE))
     assert (found.name, found.trigger_ms, str(found.folder)) == ("orders", 5000, "/tmp/nowhere/checkpoint")
     assert found.source.parsed.servers == "localhost:9876"
@@ -98,8 +98,8 @@ def test_a_toml_file_is_a_pipeline(write: Write) -> None:
     assert found.spark == {"spark.sql.shuffle.partitions": "4"}
 
 
-def test_code_beside_the_file_travels_with_the_job(write: Write) -> None:
-    """Executors do not have the folder on their path: what they unpickle must bring its own code."""
+def test_code_beside_the_file_is_pickled_with_the_job(write: Write) -> None:
+    """Executors do not have the folder on their path, so pickled functions must contain their code."""
     load(write(WHOLE))
     step = sys.modules["steps_beside"].count
     packed = cloudpickle.dumps(step)
@@ -108,7 +108,7 @@ def test_code_beside_the_file_travels_with_the_job(write: Write) -> None:
     assert cloudpickle.loads(packed)(None, type("Event", (), {"key": "k"})) == (1, [{"order_id": "k", "total": 1}])
 
 
-def test_other_stages_have_their_options(write: Write) -> None:
+def test_the_options_of_the_other_stages_can_be_declared(write: Write) -> None:
     stage = '[stage]\nkind = "last_state"\nschema = "id bigint, name string"\nkeys = ["id"]\nformat = "debezium"\n'
     sink = '[sink]\nkind = "delta"\npath = "/tmp/nowhere/t"\n'
     head = WHOLE[: WHOLE.index("[stage]")]
@@ -120,7 +120,7 @@ def test_other_stages_have_their_options(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "error"),
     [
         ('topic = "orders"', "", r"\[source\] topic: give either"),
         ('servers = "${TEST_SERVERS}"', "", r"\[source\] servers: missing"),
@@ -152,14 +152,14 @@ def test_other_stages_have_their_options(write: Write) -> None:
         ("[pipeline]", "[pipeline", "the file is not valid TOML"),
     ],
 )
-def test_every_error_names_file_table_and_option(write: Write, old: str, new: str, told: str) -> None:
+def test_every_error_names_file_table_and_option(write: Write, old: str, new: str, error: str) -> None:
     assert old in WHOLE
     path = write(WHOLE.replace(old, new, 1))
-    with pytest.raises(InvalidOption, match=rf"declared\.toml: {told}"):
+    with pytest.raises(InvalidOption, match=rf"declared\.toml: {error}"):
         load(path)
 
 
-def test_a_python_file_may_declare_several(write: Write) -> None:
+def test_a_python_file_may_declare_several_pipelines(write: Write) -> None:
     path = write(PYTHON + "first = declare('a')\nalso_first = first\nsecond = declare('b')\n", "declared.py")
     assert sorted(load_all(path)) == ["a", "b"]
     assert load(path, "b").name == "b"
@@ -170,7 +170,7 @@ def test_a_python_file_may_declare_several(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         ("x = 1", "no pipeline is declared"),
         ("first = declare('a')\nsecond = declare('a')", "two pipelines are called 'a'"),
@@ -180,13 +180,13 @@ def test_a_python_file_may_declare_several(write: Write) -> None:
         ("pipeline = declare('no blanks')", "name: 'no blanks' is no name"),
     ],
 )
-def test_what_is_wrong_with_a_python_file_is_told_with_its_line(write: Write, text: str, told: str) -> None:
-    with pytest.raises(UsageError, match=rf"declared\.py: .*{told}"):
+def test_an_error_in_a_python_file_names_its_line(write: Write, text: str, error: str) -> None:
+    with pytest.raises(UsageError, match=rf"declared\.py: .*{error}"):
         load(write(PYTHON + text, "declared.py"))
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "error"),
     [
         ("Hold(retry=5)", r"Hold\(retry=...\): there is no such option; did you mean retries\?"),
         ("DeltaSink(pth='/tmp/x')", r"DeltaSink\(pth=...\): there is no such option; did you mean path\?"),
@@ -196,27 +196,27 @@ def test_what_is_wrong_with_a_python_file_is_told_with_its_line(write: Write, te
         ("Pipeline(sinc=1)", r"Pipeline\(sinc=...\): there is no such option; did you mean sink\?"),
     ],
 )
-def test_a_keyword_that_a_part_does_not_have_is_told_with_the_nearest(write: Write, call: str, told: str) -> None:
+def test_an_unknown_keyword_is_answered_with_the_nearest_option(write: Write, call: str, error: str) -> None:
     path = write(f"from lanemq.pipelines import *\n\nwrong = {call}\n", "declared.py")
-    with pytest.raises(InvalidOption, match=rf"declared\.py: line 3: {told}"):
+    with pytest.raises(InvalidOption, match=rf"declared\.py: line 3: {error}"):
         load(path)
 
 
-def test_a_wrong_call_of_somebody_else_is_not_taken_for_an_option(write: Write) -> None:
+def test_a_type_error_of_foreign_code_is_not_reported_as_an_option(write: Write) -> None:
     path = write("def mine(a):\n    pass\n\nmine(b=1)\n", "declared.py")
     with pytest.raises(UsageError, match=r"line 4: TypeError: mine\(\) got an unexpected keyword argument 'b'"):
         load(path)
 
 
-def test_a_text_where_a_list_of_texts_belongs_is_refused(write: Write) -> None:
-    """A text is a sequence of texts to Python: `keys = "id"` would mean the columns i and d."""
+def test_text_in_place_of_a_list_is_refused(write: Write) -> None:
+    """To Python a text is a sequence of texts: `keys = "id"` would mean the columns i and d."""
     stage = '[stage]\nkind = "last_state"\nschema = "id bigint, name string"\nkeys = "id"\n'
     sink = '[sink]\nkind = "delta"\npath = "/tmp/nowhere/t"\n'
     with pytest.raises(InvalidOption, match=r"\[stage\] keys: 'id' is not a list of texts"):
         load(write(WHOLE[: WHOLE.index("[stage]")] + stage + sink))
 
 
-def test_a_sink_that_only_adds_rows_is_refused_for_a_stage_that_replaces_them(write: Write) -> None:
+def test_a_merging_stage_with_an_appending_sink_is_refused(write: Write) -> None:
     stage = '[stage]\nkind = "last_state"\nschema = "id bigint, name string"\nkeys = ["id"]\n'
     sink = '[sink]\nkind = "parquet"\npath = "/tmp/nowhere/t"\n'
     with pytest.raises(InvalidOption, match="ParquetSink only adds rows, and LastState replaces them: use DeltaSink"):
@@ -229,14 +229,14 @@ def test_a_sink_that_only_adds_rows_is_refused_for_a_stage_that_replaces_them(wr
 def test_relative_paths_are_relative_to_the_working_directory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs, --help and `check` say; in a Python file it could not be otherwise, so a TOML file is the same."""
+    """As the documentation says. In a Python file it cannot be otherwise, so a TOML file does the same."""
     path = write(WHOLE.replace("/tmp/nowhere/checkpoint", "var/checkpoint"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert load(path).folder == tmp_path / "elsewhere" / "var" / "checkpoint"
 
 
-def test_files_of_another_kind_and_no_files_are_refused(write: Write, tmp_path: Path) -> None:
+def test_files_of_other_types_and_missing_files_are_refused(write: Write, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"declared in \.toml or \.py files"):
         load(write("", "declared.yaml"))
     with pytest.raises(UsageError, match="there is no such file"):
@@ -244,11 +244,11 @@ def test_files_of_another_kind_and_no_files_are_refused(write: Write, tmp_path: 
 
 
 @pytest.mark.parametrize("name", lanemq.pipelines.__all__)
-def test_a_public_name_is_where_it_is_said_to_be(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(lanemq.pipelines, name).__name__ == name
 
 
-def test_names_for_type_checkers_and_for_the_running_program_are_the_same() -> None:
+def test_type_checkers_see_the_same_public_names() -> None:
     tree = ast.parse(Path(lanemq.pipelines.__file__).read_text("utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {each.module: tuple(n.name for n in each.names) for each in block.body if isinstance(each, ast.ImportFrom)}
@@ -262,7 +262,7 @@ def declared(**parts: Any) -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "error"),
     [
         ({"source": "orders"}, "source: .* is no topic"),
         ({"stage": None}, "stage: None is no stage"),
@@ -274,18 +274,18 @@ def declared(**parts: Any) -> Pipeline:
         ({"trigger": "25h"}, "trigger: 25h is not between 0 and a day"),
     ],
 )
-def test_a_declaration_is_checked_where_it_is_written(parts: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidOption, match=told):
+def test_a_wrong_part_is_refused_when_the_pipeline_is_declared(parts: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidOption, match=error):
         declared(**parts)
 
 
-def test_one_sink_cannot_be_both() -> None:
+def test_one_sink_cannot_also_take_the_dead_letters() -> None:
     sink = ParquetSink("/tmp/x")
     with pytest.raises(InvalidOption, match="the same object as sink"):
         declared(sink=sink, dead_letters=sink)
 
 
-def test_options_of_a_topic_may_be_what_they_are() -> None:
+def test_options_of_a_topic_may_be_numbers_booleans_lists_and_dicts() -> None:
     topic = Topic("a:1", "t", startingOffsets={"t": {"0": 5}}, failOnDataLoss=False, columns=["key", "value"])
     assert topic.options["startingOffsets"] == '{"t": {"0": 5}}'
     assert topic.parsed.columns == ("key", "value")
@@ -295,7 +295,7 @@ def test_options_of_a_topic_may_be_what_they_are() -> None:
         Topic("a:1", "t", columns="colour")
 
 
-def test_a_pipeline_without_a_place_to_start_begins_with_the_first_message() -> None:
+def test_a_pipeline_without_starting_offsets_begins_with_the_first_message() -> None:
     assert Topic("a:1", "t").options["startingOffsets"] == "earliest"
     assert "startingOffsets" not in Topic("a:1", "t", group="g").options, "a group knows its place"
     assert "startingOffsets" not in Topic("a:1", "t", startingTimestamp=5).options

@@ -1,4 +1,4 @@
-"""Lag of plain queries: from Spark's progress, and in seconds from the broker."""
+"""Lag of queries: messages from Spark's progress, seconds from the broker."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ BROKER = "lanemq"
 
 
 class LaterClock(SystemClock):
-    """An hour ahead."""
+    """A clock that is an hour ahead."""
 
     def wall(self) -> Millis:
         return Millis(super().wall() + 3_600_000)
@@ -31,7 +31,7 @@ def source(start: Any, end: Any, latest: Any) -> dict[str, Any]:
     return {"startOffset": start, "endOffset": end, "latestOffset": latest}
 
 
-def test_lag_is_the_difference_of_two_offsets_of_the_progress() -> None:
+def test_lag_is_the_latest_offset_minus_the_end_of_the_batch() -> None:
     ours = source("null", '{"t": {"b/1": 5, "b/0": 7}}', '{"t": {"b/0": 10, "b/1": 5, "b/2": 3}}')
     rate, files, kafka = ([text] * 3 for text in ("2", '{"logOffset": 3}', '{"t": {"0": 5}}'))
     odd = ["no json"] * 3
@@ -40,11 +40,11 @@ def test_lag_is_the_difference_of_two_offsets_of_the_progress() -> None:
     assert lag_of({"sources": [source(None, None, None)]}) == ()
 
 
-def test_a_topic_that_shrank_has_no_negative_lag() -> None:
+def test_lag_is_never_negative() -> None:
     assert QueueLag(MessageQueue("t", "b", 0), 10, 4).messages == 0
 
 
-def test_a_batch_went_forward_by_its_offsets() -> None:
+def test_the_offsets_that_a_batch_advanced_are_counted() -> None:
     both = [source('{"t": {"b/0": 7}}', '{"t": {"b/0": 17, "b/1": 3}}', "null")]
     assert offsets_advanced({"sources": both, "numInputRows": 999}) == 13
     assert offsets_advanced({"sources": [source("null", '{"t": {"b/0": 17}}', "null")], "numInputRows": 9}) == 9
@@ -57,7 +57,7 @@ def times(broker: EmbeddedBroker) -> Iterator[LagAges]:
     made.close()
 
 
-def test_seconds_are_the_age_of_the_next_message(broker: EmbeddedBroker, topic: str, times: LagAges) -> None:
+def test_lag_in_seconds_is_the_age_of_the_next_message(broker: EmbeddedBroker, topic: str, times: LagAges) -> None:
     send(broker.address, topic, range(20))
     queue = MessageQueue(topic, BROKER, 0)
     behind, level, gone = times.with_ages(
@@ -69,7 +69,7 @@ def test_seconds_are_the_age_of_the_next_message(broker: EmbeddedBroker, topic: 
     assert gone.seconds is None
 
 
-def test_a_broker_that_is_away_costs_only_the_answer() -> None:
+def test_without_a_broker_the_lag_has_no_age() -> None:
     times = LagAges("127.0.0.1:1")
     (found,) = times.with_ages([QueueLag(MessageQueue("t", BROKER, 0), 0, 5)])
     assert (found.messages, found.seconds) == (5, None)
@@ -78,7 +78,7 @@ def test_a_broker_that_is_away_costs_only_the_answer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_listener_and_the_group_s_description_show_the_lag_of_a_query(
+def test_a_query_listener_and_the_group_description_show_the_lag(
     spark: Any, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
 ) -> None:
     send(broker.address, topic, range(30))

@@ -1,4 +1,4 @@
-"""A topic that gets more queues does not silently part keys from their state."""
+"""A topic that gets more queues does not silently separate keys from their state."""
 
 import logging
 from pathlib import Path
@@ -21,7 +21,7 @@ def positions(*queues: str) -> Positions:
     return found
 
 
-def test_more_queues_of_a_known_topic_stop_the_pipeline_until_they_are_gone(tmp_path: Path) -> None:
+def test_new_queues_of_a_known_topic_are_refused_until_they_are_gone(tmp_path: Path) -> None:
     path = tmp_path / "queues.json"
     QueueSet(path, "fail").check(positions("t/b/0", "t/b/1"))
     again = QueueSet(path, "fail")
@@ -33,7 +33,7 @@ def test_more_queues_of_a_known_topic_stop_the_pipeline_until_they_are_gone(tmp_
     again.check(positions("t/b/0", "t/b/1"))
 
 
-def test_a_new_topic_of_a_pattern_is_welcome_and_remembered(tmp_path: Path) -> None:
+def test_a_new_topic_of_a_pattern_is_accepted_and_remembered(tmp_path: Path) -> None:
     known = QueueSet(tmp_path / "queues.json", "fail")
     known.check(positions("t/b/0"))
     known.check(positions("t/b/0", "u/b/0"))
@@ -41,7 +41,7 @@ def test_a_new_topic_of_a_pattern_is_welcome_and_remembered(tmp_path: Path) -> N
         QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "u/b/0", "u/b/1"))
 
 
-def test_who_says_so_goes_on_and_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_continue_accepts_new_queues_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     known = QueueSet(tmp_path / "queues.json", "continue")
     known.check(positions("t/b/0"))
     with caplog.at_level(logging.WARNING):
@@ -51,7 +51,7 @@ def test_who_says_so_goes_on_and_is_told_once(tmp_path: Path, caplog: pytest.Log
     QueueSet(tmp_path / "queues.json", "fail").check(positions("t/b/0", "t/b/1"))
 
 
-def test_only_stages_that_depend_on_the_queue_care() -> None:
+def test_only_stages_that_depend_on_queues_check_them() -> None:
     def step(state: object, event: object) -> tuple[object, list[dict[str, object]]]:
         return state, []
 

@@ -1,4 +1,4 @@
-"""A batch whose step answers otherwise the second time comes to one result, wherever the first attempt died.
+"""A batch whose step answers differently the second time has one result, wherever the first attempt died.
 
 The real stages and sinks, without a JVM: a crash is an error raised inside a sink's commit.
 """
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
-from tests.pipelines.running.fakes import FakeSink, FakeStage, rows_of
+from tests.pipelines.fakes import FakeSink, FakeStage, rows_of
 from tests.pipelines.stages.cdc.replica_fixture import Frame, messages
 from tests.pipelines.stages.transitions.pipeline_fixture import FakeFrame, FakeSpark, Sent, arrow, never
 
@@ -42,11 +42,11 @@ END = {"orders": {"broker-a/0": 3}}
 
 
 class PowerCut(Exception):
-    """The driver is gone."""
+    """The driver died."""
 
 
 class Service:
-    """What the step asks: it refuses, or it does not. Counted, since a decided batch asks nobody."""
+    """A service that the step calls, with a count of its calls: a decided batch makes none."""
 
     up = True
     calls = 0
@@ -59,8 +59,8 @@ def asking(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
     return (state or 0) + 1, [{"key": event.key, "n": event.value["n"]}]
 
 
-class Sinking(SqliteSink):
-    """Dies where it is told to."""
+class DyingSqliteSink(SqliteSink):
+    """Raises where the test wants it to."""
 
     dies: Callable[[], None] | None = None
 
@@ -71,11 +71,11 @@ class Sinking(SqliteSink):
 
 
 class Run:
-    """One checkpoint with its sinks; `start` is a new run."""
+    """One checkpoint with its sinks; `start` starts a new run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.sink: Any = Sinking(folder / "rows.db", "rows")
+        self.sink: Any = DyingSqliteSink(folder / "rows.db", "rows")
         self.stage: Any = None
         self.held: list[tuple[Checkpoint, BatchProcessor]] = []
         self.spark_noted(planned=0, done=-1)
@@ -85,10 +85,10 @@ class Run:
         checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
         self.stage = self.make_stage()
         dead = ParquetSink(self.folder / "dead")
-        work = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"))
-        self.held.append((checkpoint, work))
-        work.open(FakeSpark(never))  # type: ignore[arg-type]
-        return work
+        processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"))
+        self.held.append((checkpoint, processor))
+        processor.open(FakeSpark(never))  # type: ignore[arg-type]
+        return processor
 
     def spark_noted(self, planned: int, done: int) -> None:
         for name, last in (("offsets", planned), ("commits", done)):
@@ -106,8 +106,8 @@ class Run:
 
     def crash(self) -> None:
         while self.held:
-            checkpoint, work = self.held.pop()
-            work.close()
+            checkpoint, processor = self.held.pop()
+            processor.close()
             checkpoint.close()
 
     def rows(self) -> list[int]:
@@ -140,8 +140,8 @@ def cut() -> None:
     raise PowerCut
 
 
-def test_a_message_that_was_set_aside_stays_set_aside_when_the_service_is_back(run: Run) -> None:
-    """Without the decision it would be in the dead letters of the first attempt and in the rows of the second."""
+def test_a_decided_dead_letter_stays_one_when_the_step_would_succeed_later(run: Run) -> None:
+    """Otherwise the message would be in the dead letters of the first attempt and in the rows of the second."""
     Service.up, run.sink.dies = False, cut
     with pytest.raises(PowerCut):
         run.start().run_batch(run.frame(), 0)
@@ -153,10 +153,10 @@ def test_a_message_that_was_set_aside_stays_set_aside_when_the_service_is_back(r
     assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a")[0].state == 1, "the state is the decided one"
 
 
-def test_a_message_is_not_lost_when_the_second_attempt_would_set_it_aside(
+def test_a_decided_row_is_not_lost_when_the_second_attempt_would_fail(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other way round: the dead letters of the batch are closed, and the second attempt has one more."""
+    """The reverse: the dead letters of the batch are committed, and the second attempt has one more."""
 
     def fails_differently(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         if event.value["n"] == (0 if Service.up else 2):
@@ -175,8 +175,8 @@ def test_a_message_is_not_lost_when_the_second_attempt_would_set_it_aside(
     assert sorted([*run.rows(), *run.dead_offsets()]) == [0, 1, 2], "every message once, in one of the two"
 
 
-def test_a_decision_counts_before_any_pass_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Died between decision and state: a pass in between would work on lanes that the decision knows nothing of."""
+def test_a_decision_is_settled_before_any_retry_pass(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash between decision and state, a retry pass would processor on state from before the decision."""
 
     def dies(stage: Transitions, batch: Batch, state: str) -> None:
         raise PowerCut
@@ -184,21 +184,21 @@ def test_a_decision_counts_before_any_pass_runs(run: Run, monkeypatch: pytest.Mo
     Service.up = False
     with monkeypatch.context() as patched:
         patched.setattr(Transitions, "settle", dies)
-        work = run.start()
+        processor = run.start()
         with pytest.raises(PowerCut):
-            work.run_batch(run.frame(), 0)
+            processor.run_batch(run.frame(), 0)
     place = run.folder / "checkpoint" / "lanemq" / "stage"
     assert show(place, "a") == []
     request_redrive(place, everything=True)
-    work = run.start()
+    processor = run.start()
     assert show(place, "a")[0].state == 1
-    assert work.due() is None
-    work.run_batch(run.frame(), 0)
+    assert processor.due() is None
+    processor.run_batch(run.frame(), 0)
     assert (run.rows(), run.dead_offsets()) == ([0, 2], [1])
 
 
-def test_the_usual_batch_costs_no_decision(run: Run) -> None:
-    """Rows and number are one commit of the sink: there is nothing in between to be completed."""
+def test_a_batch_without_dead_letters_needs_no_decision(run: Run) -> None:
+    """Rows and number are one commit of the sink, so no partial result is possible."""
     made: list[int] = []
     run.sink.dies = lambda: made.extend(run.decided())
     run.start().run_batch(run.frame(), 0)
@@ -227,17 +227,17 @@ def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run)
     assert run.decided() == []
 
 
-def test_the_next_batch_ends_the_decision_of_the_last(run: Run) -> None:
+def test_the_next_batch_removes_the_last_decision(run: Run) -> None:
     Service.up = False
-    work = run.start()
-    work.run_batch(run.frame(), 0)
+    processor = run.start()
+    processor.run_batch(run.frame(), 0)
     assert run.decided() == [NUMBER]
     run.spark_noted(planned=1, done=0)
-    work.run_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
+    processor.run_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
     assert run.decided() == []
 
 
-def test_last_state_is_decided_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_last_state_are_decided_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "make_stage", lambda: LastState("id bigint, n bigint", ["id"]))
     frame: Any = Frame(messages([(None, {"id": 1, "n": 5}), (None, b"poison")]))
     run.sink.dies = cut
@@ -249,8 +249,8 @@ def test_last_state_is_decided_too(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert (run.rows(), run.dead_offsets()) == ([5], [1])
 
 
-def test_a_run_that_was_replaced_decides_nothing(run: Run) -> None:
-    """On a shared disk whose locks do not hold, the older driver may be in the middle of the same batch."""
+def test_a_replaced_run_decides_nothing(run: Run) -> None:
+    """On a shared disk whose locks do not hold, the older driver may be processing the same batch."""
     old = run.start()
     (run.folder / "checkpoint" / "lanemq" / "epoch").write_text("99")
     Service.up = False
@@ -260,9 +260,9 @@ def test_a_run_that_was_replaced_decides_nothing(run: Run) -> None:
     assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor is its state anybody's"
 
 
-def test_a_run_that_is_replaced_behind_its_look_changes_no_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look and the write are two steps; a newer run may start between them."""
-    work, folder = run.start(), run.folder / "checkpoint"
+def test_a_run_replaced_after_its_check_changes_no_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check and the write are two steps; a newer run may start between them."""
+    processor, folder = run.start(), run.folder / "checkpoint"
 
     def replaced(checkpoint: Checkpoint) -> None:
         monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint._try_lock", lambda fd: True)
@@ -270,11 +270,11 @@ def test_a_run_that_is_replaced_behind_its_look_changes_no_state(run: Run, monke
 
     monkeypatch.setattr(Checkpoint, "refuse_if_replaced", replaced)
     with pytest.raises(SinkFenced, match=r"run 2 of the pipeline .* was replaced"):
-        work.run_batch(run.frame(), 0)
+        processor.run_batch(run.frame(), 0)
     assert (run.rows(), show(folder / "lanemq" / "stage", "a")) == ([], [])
 
 
-def test_more_queues_than_the_state_belongs_to_are_refused_before_the_step(run: Run) -> None:
+def test_new_queues_are_refused_before_the_step_runs(run: Run) -> None:
     run.start().run_batch(run.frame(), 0)
     asked = Service.calls
     run.spark_noted(planned=1, done=0)
@@ -293,7 +293,7 @@ def results(path: Path, n: int, state: str = "") -> Results:
     return Results(FileRows(schema, [RowFile("q", path, 1)]), counts={"events": n}, state=state)
 
 
-def test_of_two_attempts_the_first_that_is_there_counts_for_both(tmp_path: Path) -> None:
+def test_the_first_of_two_decisions_counts_for_both_attempts(tmp_path: Path) -> None:
     first, second = Decisions(tmp_path / "decided"), Decisions(tmp_path / "decided")
     mine = first.make(Batch("q", 7, 3), results(tmp_path / "a", 1, "one"), END)
     theirs = second.make(Batch("q", 7, 4), results(tmp_path / "b", 2, "two"), END)
@@ -302,7 +302,7 @@ def test_of_two_attempts_the_first_that_is_there_counts_for_both(tmp_path: Path)
     assert [path.name for path in (tmp_path / "decided").iterdir()] == ["7"]
 
 
-def test_a_decision_outlives_the_stage_s_files_and_half_of_one_is_none(tmp_path: Path) -> None:
+def test_a_decision_keeps_its_own_files_and_half_a_decision_is_ignored(tmp_path: Path) -> None:
     decisions, batch = Decisions(tmp_path / "decided"), Batch("q", 7, 3)
     made = results(tmp_path / "a", 1)
     decisions.make(batch, made, END)
@@ -326,8 +326,8 @@ def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: py
     assert made.outputs.table()["n"].to_pylist() == ["1"]
 
 
-def test_dead_letters_that_an_earlier_version_decided_can_be_written(tmp_path: Path) -> None:
-    """It knew two columns less: the batch could never be completed."""
+def test_dead_letters_decided_by_an_older_version_can_be_written(tmp_path: Path) -> None:
+    """It had two columns less, so without a conversion the batch could never be completed."""
     before = StructType([field for field in DEAD_LETTER_SCHEMA if field.name not in ("tags", "waits")])
     letter = {"topic": "orders", "queue_offset": 7, "reason": "x", "attempts": 1, "batch": 0}
     path = tmp_path / "dead.parquet"
@@ -343,7 +343,7 @@ def test_dead_letters_that_an_earlier_version_decided_can_be_written(tmp_path: P
     assert (row["queue_offset"], row["tags"], row["waits"]) == (7, None, None)
 
 
-def test_other_columns_and_other_pipelines_are_refused(tmp_path: Path) -> None:
+def test_a_decision_with_other_columns_or_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     decisions, made = Decisions(tmp_path / "decided"), results(tmp_path / "a", 1)
     decisions.make(Batch("q", 7, 3), made, END)
     with pytest.raises(UsageError, match="decided by run 3 with other columns"):
@@ -355,21 +355,21 @@ def test_other_columns_and_other_pipelines_are_refused(tmp_path: Path) -> None:
         decisions.find(Batch("q", 7, 4), made.outputs.schema, END)
 
 
-def test_a_pass_that_moved_nothing_writes_nothing(run: Run) -> None:
-    """A key that is tried every second would be a commit of the table every second."""
+def test_a_retry_pass_without_rows_writes_nothing(run: Run) -> None:
+    """Otherwise a key that is retried every second would cause a commit every second."""
     run.sink, stage = FakeSink(), FakeStage()
     run.make_stage = lambda: stage  # type: ignore[method-assign]
     run.spark_noted(planned=0, done=0)
-    work = run.start()
+    processor = run.start()
     stage.waiting += [Results(rows_of(), counts={"held": 1}), Results(rows_of(("t", 0, 1, "k")))]
-    assert work.run_retry_pass(0) is not None
+    assert processor.run_retry_pass(0) is not None
     assert (run.sink.numbers, run.decided()) == ([], [])
-    assert work.run_retry_pass(0) is not None
+    assert processor.run_retry_pass(0) is not None
     assert run.sink.numbers == [batch_number(0, 2)]
     assert stage.steps[1] == f"finished {batch_number(0, 1)}"
 
 
-def test_rows_that_lost_against_newer_ones_are_told(run: Run) -> None:
+def test_stale_rows_are_counted_in_the_progress(run: Run) -> None:
     run.sink = FakeSink()
     run.sink.last_stale = 3
     run.make_stage = lambda: FakeStage()  # type: ignore[method-assign]
@@ -377,17 +377,17 @@ def test_rows_that_lost_against_newer_ones_are_told(run: Run) -> None:
     assert done.counts["stale"] == 3
 
 
-def test_a_decision_about_other_messages_is_not_taken_for_this_batch_s(run: Run) -> None:
-    """A power cut took Spark's plan of the batch and left the decision: planned anew it holds more messages."""
+def test_a_decision_about_other_messages_is_refused(run: Run) -> None:
+    """A power cut removed Spark's plan of the batch but not the decision: the new plan holds more messages."""
     Service.up, run.sink.dies = False, cut
     with pytest.raises(PowerCut):
         run.start().run_batch(run.frame(), 0)
     run.sink.dies = None
     planned = run.folder / "checkpoint" / "offsets" / "0"
-    work = run.start()
+    processor = run.start()
     planned.write_text(planned.read_text().replace(": 3", ": 6"))
     with pytest.raises(StateLost, match=r"up to .*'broker-a/0': 3.*planned it up to .*'broker-a/0': 6"):
-        work.run_batch(run.frame(), 0)
+        processor.run_batch(run.frame(), 0)
     assert run.rows() == []
     planned.unlink()
     with pytest.raises(StateLost, match=r"decided by run 2 for messages up to"):
@@ -395,7 +395,7 @@ def test_a_decision_about_other_messages_is_not_taken_for_this_batch_s(run: Run)
 
 
 def test_what_spark_planned_is_on_the_disk_before_the_first_commit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark itself does not wait for the disk; the sink does, and would have a batch that nobody planned."""
+    """Spark does not wait for the disk, but the sink does, so it could have a batch that Spark's log has lost."""
     synced: list[str] = []
     monkeypatch.setattr("lanemq.pipelines.checkpoint.checkpoint.sync", lambda path: synced.append(path.name))
     before: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""What Spark and its workers say: in a file, and ours on the terminal all the same."""
+"""Spark's output goes to a file, and LaneMQ's warnings to the terminal too."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from lanemq.spark import worker_process
 LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
 
 
-def test_a_process_that_is_started_inside_writes_into_the_file(
+def test_a_child_process_writes_its_standard_error_to_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = spark_output_file(tmp_path)
@@ -27,8 +27,8 @@ def test_a_process_that_is_started_inside_writes_into_the_file(
     assert capfd.readouterr().err == "ours\n"
 
 
-def test_the_words_of_the_run_before_are_kept(tmp_path: Path) -> None:
-    """A run that a supervisor starts again must not wipe away why the last one died."""
+def test_the_output_of_the_run_before_is_kept(tmp_path: Path) -> None:
+    """A run that a supervisor restarts must not remove the reason why the last one died."""
     words = spark_output_file(tmp_path)
     for word in (b"first", b"second", b"third"):
         with inherited_stderr(words):
@@ -36,14 +36,14 @@ def test_the_words_of_the_run_before_are_kept(tmp_path: Path) -> None:
     assert (words.read_bytes(), words.with_name("spark.log.1").read_bytes()) == (b"third", b"second")
 
 
-def test_standard_error_comes_back_after_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_standard_error_is_restored_after_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no session"), inherited_stderr(tmp_path / "words"):
         raise ValueError("no session")
     os.write(2, b"back")
     assert capfd.readouterr().err == "back"
 
 
-def test_lines_are_told_whole_and_none_is_left_out(tmp_path: Path) -> None:
+def test_every_complete_line_is_read_once(tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_bytes(b"")
     told: list[str] = []
@@ -57,7 +57,7 @@ def test_lines_are_told_whole_and_none_is_left_out(tmp_path: Path) -> None:
     assert told == ["first", "second", "last"]
 
 
-def test_only_our_warnings_are_repeated(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_warnings_of_lanemq_are_repeated(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for line in (
         "2026-11-16 03:00:00,123 WARNING lanemq.spark.retrying: topic orders: no answer yet",
@@ -78,8 +78,8 @@ logging.getLogger("lanemq.x").warning("away")
 """
 
 
-def test_a_worker_of_sparks_writes_lines_that_are_recognised() -> None:
-    """Logging is set up nowhere but there: in an application's own process it is the application's matter."""
+def test_warnings_of_a_spark_worker_are_recognised() -> None:
+    """Logging is configured only in Spark's workers; in its own process it is up to the application."""
     said = {}
     for name in ("pyspark.daemon", "my.program"):
         words = [sys.executable, "-c", WARNS, name]

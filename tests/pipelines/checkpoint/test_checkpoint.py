@@ -1,4 +1,4 @@
-"""Who may use a checkpoint, what it is called, and which numbers it gives."""
+"""A checkpoint has one run at a time, a fixed identity, and numbers that never repeat."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_a_run_in_another_process_is_named_and_its_kill_frees_the_checkpoint(tmp
     after.close()
 
 
-def test_looking_at_the_lock_does_not_take_it_away(tmp_path: Path) -> None:
+def test_reading_the_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         (tmp_path / "lanemq" / "lock").stat()
     assert holder_of(tmp_path) is None
@@ -71,7 +71,7 @@ def test_looking_at_the_lock_does_not_take_it_away(tmp_path: Path) -> None:
     held.close()
 
 
-def test_identity_stays_and_epochs_grow(tmp_path: Path) -> None:
+def test_a_restart_keeps_the_identity_and_raises_the_epoch(tmp_path: Path) -> None:
     queries = set()
     for epoch in (1, 2, 3):
         run = Checkpoint(tmp_path, "orders", {"servers": "a:1", "topic": "orders"})
@@ -84,7 +84,7 @@ def test_identity_stays_and_epochs_grow(tmp_path: Path) -> None:
     assert (known.query, known.name, known.source["topic"]) == (*queries, "orders", "orders")
 
 
-def test_a_start_that_was_refused_takes_no_epoch(tmp_path: Path) -> None:
+def test_a_refused_start_uses_no_epoch(tmp_path: Path) -> None:
     Checkpoint(tmp_path, "orders").close()
     with pytest.raises(UsageError, match=r"belongs to pipeline 'orders': choose another folder for 'bills'"):
         Checkpoint(tmp_path, "bills")
@@ -93,7 +93,7 @@ def test_a_start_that_was_refused_takes_no_epoch(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_checkpoint_of_a_plain_query_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_plain_spark_query_is_refused(tmp_path: Path) -> None:
     """Its batches have numbers, but there is no state and no ledger that would fit them."""
     used_by_spark(tmp_path, planned=3, done=3)
     with pytest.raises(UsageError, match="belongs to a Spark query that is no pipeline"):
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_a_plain_query_is_refused(tmp_path: Path) -> None:
     assert holder_of(tmp_path) is None
 
 
-def test_a_pass_number_is_never_given_twice(tmp_path: Path) -> None:
+def test_the_number_of_a_retry_pass_is_never_given_twice(tmp_path: Path) -> None:
     run = Checkpoint(tmp_path, "orders")
     given = [run.next_retry_pass(4), run.next_retry_pass(4)]
     run.close()
@@ -111,7 +111,7 @@ def test_a_pass_number_is_never_given_twice(tmp_path: Path) -> None:
     assert given == [batch_number(4, 1), batch_number(4, 2), batch_number(4, 3), batch_number(5, 1), batch_number(5, 2)]
 
 
-def test_a_batch_has_room_for_so_many_passes(tmp_path: Path) -> None:
+def test_the_numbers_for_retry_passes_of_a_batch_are_limited(tmp_path: Path) -> None:
     run = Checkpoint(tmp_path, "orders")
     (tmp_path / "lanemq" / "retry_pass").write_text(str(batch_number(2, NUMBERS_PER_BATCH - 1)))
     assert run.next_retry_pass(2) is None
@@ -122,7 +122,7 @@ def test_a_batch_has_room_for_so_many_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [("epoch", "three"), ("pipeline.json", '{"name": "orders"'), ("pipeline.json", "[]")]
 )
-def test_a_damaged_file_is_told_and_nothing_is_guessed(tmp_path: Path, name: str, text: str) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path, name: str, text: str) -> None:
     Checkpoint(tmp_path, "orders").close()
     (tmp_path / "lanemq" / name).write_text(text)
     with pytest.raises(StateLost, match=name.replace(".", r"\.")):
@@ -130,7 +130,7 @@ def test_a_damaged_file_is_told_and_nothing_is_guessed(tmp_path: Path, name: str
     assert holder_of(tmp_path) is None
 
 
-def test_spark_s_log_tells_what_is_planned_and_what_is_done(tmp_path: Path) -> None:
+def test_sparks_log_has_the_planned_and_the_done_batches(tmp_path: Path) -> None:
     log = SparkLog(tmp_path)
     assert (log.planned(), log.done(), log.is_done(0)) == (None, None, False)
     used_by_spark(tmp_path, planned=12, done=11)
@@ -144,8 +144,8 @@ def test_spark_s_log_tells_what_is_planned_and_what_is_done(tmp_path: Path) -> N
         log.end_of(12)
 
 
-def test_the_new_text_is_whole_before_the_old_one_goes(tmp_path: Path) -> None:
-    """A half-written file of a crash lies beside and is not looked at."""
+def test_a_half_written_file_is_ignored(tmp_path: Path) -> None:
+    """A crash leaves a half-written file beside the real one."""
     Checkpoint(tmp_path, "orders").close()
     (tmp_path / "lanemq" / ".epoch.new").write_text("99")
     (tmp_path / "lanemq" / ".pipeline.json.new").write_text("{")
@@ -155,7 +155,7 @@ def test_the_new_text_is_whole_before_the_old_one_goes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "lanemq" / "pipeline.json").read_text())["name"] == "orders"
 
 
-def test_epochs_of_two_copies_differ_and_each_knows_its_own(tmp_path: Path) -> None:
+def test_each_copy_of_a_checkpoint_recognises_only_its_own_epochs(tmp_path: Path) -> None:
     Checkpoint(tmp_path / "one", "orders").close()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     one, two = Checkpoint(tmp_path / "one", "orders"), Checkpoint(tmp_path / "two", "orders")
@@ -166,7 +166,7 @@ def test_epochs_of_two_copies_differ_and_each_knows_its_own(tmp_path: Path) -> N
     two.close()
 
 
-def test_runs_before_those_that_are_remembered_and_before_marks_are_own_ones(tmp_path: Path) -> None:
+def test_epochs_older_than_the_remembered_ones_are_accepted(tmp_path: Path) -> None:
     runs = Runs(())
     for start in range(1, MAX_RUNS + 11):
         runs = runs.with_next(epoch_of_start(start, start))

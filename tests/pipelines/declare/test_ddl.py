@@ -1,4 +1,4 @@
-"""Columns as text."""
+"""Columns as text are parsed as Spark parses them."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ GOOD = (
     "text",
     ["", "id", "id bigint,", "id bigint name string", "id nosuch", "id decimal(40,2)", "id array<int", "a-b int"],
 )
-def test_text_that_is_no_list_of_columns_is_refused(text: str) -> None:
+def test_invalid_column_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="schema"):
         parse_columns(text)
 

@@ -1,4 +1,4 @@
-"""A stage and a sink that remember, and fail where they are told to."""
+"""A stage and a sink that record their calls and fail where a test wants it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def rows_of(*rows: tuple[str, int, int, str]) -> TableRows:
 
 
 class FakeStage(Stage):
-    """Hands every message on. `steps` is what happened, shared with the sinks."""
+    """Passes every message on. `steps` records what happened and is shared with the sinks."""
 
     columns: tuple[str, ...] = ("topic", "broker", "queue_id", "queue_offset", "key", "value")
     schema = SCHEMA
@@ -42,7 +42,7 @@ class FakeStage(Stage):
     def __init__(self, steps: list[str] | None = None) -> None:
         self.steps = steps if steps is not None else []
         self.waiting: list[Results] = []
-        """One pass each."""
+        """The results of the next retry passes."""
         self.unfinished: int | None = None
         self.dead: TableRows | None = None
         self.before_run: Callable[[Batch], None] = lambda batch: None
@@ -74,7 +74,7 @@ class FakeStage(Stage):
 
 
 class FakeSink(Sink):
-    """A table and a ledger that outlive the runs."""
+    """A table and a ledger in memory, kept across runs."""
 
     def __init__(self, steps: list[str] | None = None, word: str = "sink") -> None:
         self.steps = steps if steps is not None else []
