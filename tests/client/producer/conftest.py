@@ -1,4 +1,4 @@
-"""For tests of both producers."""
+"""Runs a test with both producers."""
 
 import pytest
 from tests.client.producer.producers import Blocking, OnALoop, Open

@@ -1,11 +1,10 @@
-"""A sim to drive on: an engine and a broker, with the wire between them in the test's hands."""
+"""A simulation of an engine and a broker. The test moves every request and reply by hand."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
-from tests.client.producer.test_engine import HandClock, RecordingWaiter
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
@@ -14,12 +13,10 @@ from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.replies import Actions
 from lanemq.client.producer.waiters import BatchWaiter, Waiter
+from lanemq.client.receipt import Receipt
 from lanemq.core.brokering.dedup import Duplicate, Fenced, Fresh, Gap, ProducerTable
 from lanemq.history import History
-from lanemq.model.errors import (
-    ConnectionLost,
-    LaneFrozen,
-)
+from lanemq.model.errors import ConnectionLost, LaneError, LaneFrozen
 from lanemq.model.queue import MessageQueue
 from lanemq.model.stamp import Stamp
 from lanemq.model.units import Millis, QueueOffset
@@ -30,8 +27,37 @@ from lanemq.wire.properties import find_stamp
 QUEUE = MessageQueue("orders", "b", 0)
 
 
+class HandClock:
+    def __init__(self) -> None:
+        self.millis = 0
+
+    def now(self) -> Millis:
+        return Millis(self.millis)
+
+    def wall(self) -> Millis:
+        return Millis(1_700_000_000_000 + self.millis)
+
+
+@dataclass
+class RecordingWaiter:
+    """A waiter that records outcomes."""
+
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+    errors: dict[int, LaneError] = field(default_factory=dict)
+
+    def stored(self, index: int, receipt: Receipt) -> None:
+        assert index not in self.receipts
+        assert index not in self.errors
+        self.receipts[index] = receipt
+
+    def failed(self, index: int, error: LaneError) -> None:
+        assert index not in self.receipts
+        assert index not in self.errors
+        self.errors[index] = error
+
+
 class RecordingHistory(History):
-    """What the producer writes down for the checker."""
+    """Records what the producer writes to its history."""
 
     def __init__(self) -> None:
         self.on = True
@@ -57,18 +83,18 @@ class RecordingHistory(History):
 
 @dataclass
 class Sent:
-    """A message as the test remembers it."""
+    """A message that was offered."""
 
     key: str | None
     bad: bool
     round: int
-    """How often its key had been opened by a person when it was offered."""
+    """How often its key had been resumed or dropped when it was offered."""
 
 
 class EngineSim:
-    """An engine and a broker that calls some messages illegal; the wire is in the test's hands.
+    """An engine and a broker that refuses some messages as illegal.
 
-    Refusals are answered at once, "stored" only after the disk: so answers come in another order than requests.
+    The broker refuses at once and acknowledges only after the disk, so replies come in another order than requests.
     """
 
     def __init__(self, *, checks_stamps: bool = True, **options: float) -> None:
@@ -79,7 +105,7 @@ class EngineSim:
         self.wire: list[SendRequest] = []
         self.answers: list[tuple[SendRequest, Command]] = []
         self.strays: list[SendRequest] = []
-        self.unheard: set[tuple[int, int]] = set()
+        self.unacknowledged: set[tuple[int, int]] = set()
         """Epoch and sequence of batches that are stored while their sender does not know it."""
         self.log: list[int] = []
         self.messages: list[Sent] = []
@@ -109,7 +135,7 @@ class EngineSim:
         self.connect()
 
     def take(self) -> None:
-        """The broker reads the next request; its answer waits to be read."""
+        """The broker reads the next request; its reply waits to be read."""
         if self.wire:
             request = self.wire.pop(0)
             self.answers.append((request, self._broker_takes(request)))
@@ -122,11 +148,11 @@ class EngineSim:
         self.answers.remove(pair)
         request, reply = pair
         if not reply.code:
-            self.unheard.discard((request.batch.epoch, request.batch.first_sequence))
+            self.unacknowledged.discard((request.batch.epoch, request.batch.first_sequence))
         self._do(self.engine.replied(request, reply, None))
 
     def cut(self) -> None:
-        """The connection ends; what the broker has not read it may still read later."""
+        """The connection is lost; the broker may still read later what it has not read."""
         lost = [*(request for request, _ in self.answers), *self.wire]
         self.strays += self.wire
         self.answers, self.wire = [], []
@@ -136,18 +162,19 @@ class EngineSim:
             self._do(self.engine.replied(request, None, ConnectionLost("gone")))
 
     def stray(self) -> None:
-        """The broker reads what a connection that is gone had left in some buffer; nobody gets the answer."""
+        """The broker reads a request of a lost connection from some buffer; its reply is lost."""
         if self.strays:
             self._broker_takes(self.strays.pop(0))
 
     def forget(self) -> None:
-        """Not while the first batch of an epoch is stored unheard: its repetition cannot be told from a beginning."""
-        if all(sequence for _, sequence in self.unheard):
+        """The broker forgets the producer, unless the first batch of an epoch is stored without its sender knowing: the
+        broker could not tell its repetition from a beginning."""
+        if all(sequence for _, sequence in self.unacknowledged):
             self.strays.clear()
             self.producers = ProducerTable()
 
     def ban(self, number: int) -> None:
-        """The broker's limits have changed: it refuses from now on what it may have stored before."""
+        """The broker's limits have changed: it now refuses a message that it may have stored before."""
         if number < len(self.messages):
             self.messages[number].bad = True
 
@@ -166,7 +193,7 @@ class EngineSim:
             outcome.notify()
 
     def mark(self) -> None:
-        """A flush begins."""
+        """Starts a flush."""
         self.marks.append((self.engine.mark(), len(self.messages)))
 
     def frozen(self) -> set[str | None]:
@@ -208,7 +235,7 @@ class EngineSim:
 
     def _store(self, request: SendRequest, numbers: list[int]) -> Command:
         self.log += numbers
-        self.unheard.add((request.batch.epoch, request.batch.first_sequence))
+        self.unacknowledged.add((request.batch.epoch, request.batch.first_sequence))
         return Command(0, 0, 1, {"queueOffset": str(len(self.log) - len(numbers))})
 
     # what must hold
@@ -219,10 +246,10 @@ class EngineSim:
                 assert all(number in self.results.errors or number in self.results.receipts for number in range(count))
 
     def check(self) -> None:
-        """What holds after every schedule."""
+        """What must hold after every schedule."""
         self.check_order()
         self.check_nothing_passed_a_failure()
-        self.check_told()
+        self.check_outcomes()
 
     def check_order(self) -> None:
         by_key: dict[str | None, list[int]] = defaultdict(list)
@@ -243,7 +270,7 @@ class EngineSim:
             elif number in self.results.receipts:
                 assert place not in failed, f"{number} of {message.key} passed a failed message"
 
-    def check_told(self) -> None:
+    def check_outcomes(self) -> None:
         assert self.results.errors.keys() | self.results.receipts.keys() == set(range(len(self.messages)))
         assert self.engine.buffered_bytes == 0
         assert all(mark.settled for mark, _ in self.marks)
@@ -300,7 +327,7 @@ def play(sim: EngineSim, steps: Sequence[tuple[object, ...]]) -> None:
 
 
 def served(**options: float) -> EngineSim:
-    """Connected, with nothing under way."""
+    """A connected simulation with nothing in flight."""
     sim = EngineSim(**options)
     sim.offer(None)
     sim.heal()
@@ -309,12 +336,12 @@ def served(**options: float) -> EngineSim:
 
 
 def stored(sim: EngineSim) -> list[int]:
-    """Without the message that `served` begins with."""
+    """The stored messages, without the one that `served` starts with."""
     return [number for number in sim.log if number]
 
 
 class Call(BatchWaiter):
-    """A call that sends many."""
+    """The waiter of a `send_many` call."""
 
     def _wake(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Both producers behind one face, so that every claim is tested for both."""
+"""Both producers with one interface, so that every test runs with both."""
 
 import asyncio
 import threading
@@ -134,10 +134,10 @@ async def _wait(future: asyncio.Future[Receipt]) -> Receipt:
 
 
 async def _settle() -> None:
-    """Closed transports need a turn or two of the loop to be gone."""
+    """Runs the loop a few times, so that transports close."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 Open = Callable[..., Blocking | OnALoop]
-"""One of the two, opened with a server and settings."""
+"""Creates one of the two from a server and settings."""

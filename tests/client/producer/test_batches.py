@@ -1,20 +1,36 @@
-"""From a call to a message: ids that never repeat, keys that keep their queue, receipts that find their caller."""
+"""From a call to a request: unique ids, queues of keys, runs, receipts, and the requests field by field."""
 
 import threading
 
 import pytest
+from tests.wire.encoding import encode_batch, split_batch
 
 from lanemq.client.identity import new_message_ids
-from lanemq.client.producer.batches import KNOWN_KEYS, RUN_BYTES, RUN_MESSAGES, Packer, QueueChooser
+from lanemq.client.producer.batches import (
+    KNOWN_KEYS,
+    RUN_BYTES,
+    RUN_MESSAGES,
+    Extras,
+    Packer,
+    PendingMessage,
+    QueueChooser,
+    RequestBuilder,
+    maybe_compressed,
+    properties_text,
+)
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.replies import Stored
 from lanemq.client.producer.waiters import NO_WAITER, ThreadBatchWaiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.sending.sharding import pick_queue
-from lanemq.model.errors import InvalidOption, LaneError, TopicNotFound
+from lanemq.model.errors import InvalidOption, LaneError, MessageTooLarge, TopicNotFound
 from lanemq.model.queue import MessageQueue
 from lanemq.net.address import Address
+from lanemq.wire.codes import RequestCode
+from lanemq.wire.compression import decompress
+from lanemq.wire.headers import SendHeader
+from lanemq.wire.properties import find_stamp
 
 
 def route(queues: int, *, provisional: bool = False, brokers: int = 1) -> TopicRoute:
@@ -43,20 +59,20 @@ def test_ids_of_threads_that_share_a_producer_differ() -> None:
     assert len(set().union(*made)) == 40_000
 
 
-def test_remembered_key_goes_where_the_hash_says() -> None:
+def test_cached_keys_go_to_the_queue_of_their_hash() -> None:
     chooser, six = QueueChooser(), route(6)
     keys = [f"key-{number}" for number in range(50)] * 2
     assert [chooser.by_key(six, key) for key in keys] == [pick_queue(key, six.publish) for key in keys]
 
 
-def test_new_route_forgets_where_keys_went() -> None:
+def test_a_new_route_invalidates_cached_keys() -> None:
     chooser, small, large = QueueChooser(), route(2), route(7)
     for each in (small, small, large, large, small):
         for key in ("a", "b", "c", "d"):
             assert chooser.by_key(each, key) == pick_queue(key, each.publish)
 
 
-def test_truth_value_is_no_key_even_behind_the_number_it_equals() -> None:
+def test_a_bool_is_refused_as_a_key_even_after_the_integer_it_equals() -> None:
     chooser, packer = QueueChooser(), Packer(ProducerOptions(codec="bytes"))
     for _ in range(2):
         assert chooser.by_key(route(4), 1) == route(4).publish[1]
@@ -66,21 +82,21 @@ def test_truth_value_is_no_key_even_behind_the_number_it_equals() -> None:
         chooser.sort_out(same, run)
 
 
-def test_keys_of_a_topic_that_may_move_are_not_remembered() -> None:
+def test_keys_of_a_provisional_topic_on_several_brokers_are_refused_every_time() -> None:
     chooser, moving = QueueChooser(), route(4, provisional=True, brokers=2)
     for _ in range(2):
         with pytest.raises(TopicNotFound):
             chooser.by_key(moving, "k")
 
 
-def test_remembered_keys_are_bounded() -> None:
+def test_the_number_of_cached_keys_is_bounded() -> None:
     chooser, four = QueueChooser(), route(4)
     for number in range(KNOWN_KEYS + 10):
         chooser.by_key(four, f"k{number}")
     assert len(chooser._known[1]) <= KNOWN_KEYS
 
 
-def test_parcels_of_a_queue_keep_the_order_of_the_call() -> None:
+def test_messages_of_a_queue_keep_the_order_of_the_call() -> None:
     chooser, packer, four = QueueChooser(), Packer(ProducerOptions(codec="bytes")), route(4)
     run = [(f"k{number % 9}", packer.plain(b"x", f"k{number % 9}", index=number)) for number in range(100)]
     for queue, messages in chooser.sort_out(four, run).items():
@@ -99,7 +115,7 @@ def test_runs_end_at_either_limit_and_lose_nothing() -> None:
 
 
 class Listener:
-    """Remembers what it was told."""
+    """A waiter that records its receipts."""
 
     def __init__(self) -> None:
         self.results: list[tuple[int, Receipt]] = []
@@ -111,8 +127,8 @@ class Listener:
         raise error
 
 
-def test_batch_of_several_callers_tells_each_its_own() -> None:
-    """`send_many` is told in one go only when the batch is all its own."""
+def test_a_batch_of_several_callers_notifies_each_of_its_own_messages() -> None:
+    """`send_many` gets all receipts at once only if the whole batch is its own."""
     packer, waiter, other = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter(), Listener()
     messages = [packer.plain(b"x", "k", waiter=each, index=at) for each, at in ((waiter, 0), (other, 9), (waiter, 1))]
     queue = MessageQueue("orders", "a", 0)
@@ -124,10 +140,77 @@ def test_batch_of_several_callers_tells_each_its_own() -> None:
     assert packer.plain(b"x", "k").waiter is NO_WAITER
 
 
-def test_many_receipts_in_one_go_complete_the_call() -> None:
+def test_receipts_of_one_batch_complete_the_call_in_order() -> None:
     packer, waiter = Packer(ProducerOptions(codec="bytes")), ThreadBatchWaiter()
     messages = [packer.plain(b"x", "k", waiter=waiter, index=at) for at in (1, 0, 2)]
     waiter.close(3)
     Stored(messages, MessageQueue("orders", "a", 0), 7, StoredAs.RELAXED, False).notify()
     waiter.wait()
     assert [each.offset for each in waiter.result()] == [8, 7, 9]
+
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+BUILDER = RequestBuilder("billing", "client-1", "producer-1")
+
+
+def message(body: bytes = b"x") -> PendingMessage:
+    return PendingMessage(body, properties_text("k", "A" * 32), "A" * 32, "k")
+
+
+def test_a_single_message_is_a_v2_send_with_its_stamp_in_the_properties() -> None:
+    command = BUILDER.send(QUEUE, [message()], epoch=2, sequence=9, born=1700)
+    assert command.code == RequestCode.SEND_MESSAGE_V2
+    expected = SendHeader(
+        producer_group="billing",
+        topic="orders",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=3,
+        sys_flag=0,
+        born_timestamp=1700,
+        flag=0,
+        properties=properties_text("k", "A" * 32) + "LANE_STAMP\x01producer-1.2.9\x02",
+        broker_name="broker-a",
+        lane_client="client-1",
+    )
+    assert SendHeader.from_ext_v2(command.ext) == expected
+    assert command.body == b"x"
+
+
+def test_several_messages_are_a_batch_with_consecutive_stamps() -> None:
+    command = BUILDER.send(QUEUE, [message(b"x"), message(b"y"), message(b"z")], epoch=1, sequence=5, born=1)
+    assert command.code == RequestCode.SEND_BATCH_MESSAGE
+    header = SendHeader.from_ext_v2(command.ext)
+    assert header.batch
+    assert header.properties == "", "a broker would add these to every message"
+    items = split_batch(command.body)
+    assert [item.body for item in items] == [b"x", b"y", b"z"]
+    stamps = [find_stamp(item.properties_text) for item in items]
+    assert [stamp and tuple(stamp) for stamp in stamps] == [("producer-1", 1, n) for n in (5, 6, 7)]
+
+
+def test_a_batch_body_equals_that_of_the_plain_encoder() -> None:
+    messages = [
+        message(b""),
+        message("ä".encode() * 300),
+        PendingMessage(b"z", properties_text("schlüssel", "B" * 32), "B" * 32),
+    ]
+    command = BUILDER.send(QUEUE, messages, epoch=3, sequence=99, born=1)
+    stamps = [f"LANE_STAMP\x01producer-1.3.{number}\x02" for number in (99, 100, 101)]
+    items = [(0, each.body, each.properties + stamp) for each, stamp in zip(messages, stamps, strict=True)]
+    assert command.body == encode_batch(items)
+
+
+def test_properties_over_the_limit_are_refused_by_the_call() -> None:
+    """Later they would hold a sequence number, and their failure would affect the messages behind them."""
+    with pytest.raises(MessageTooLarge):
+        properties_text("k" * 33_000, "A" * 32)
+    with pytest.raises(MessageTooLarge):
+        properties_text("k", "A" * 32, Extras(properties={"big": "ä" * 17_000}))
+
+
+def test_a_body_that_does_not_shrink_is_sent_uncompressed() -> None:
+    noise = bytes(range(256))
+    assert maybe_compressed(noise) == (noise, 0)
+    packed, flag = maybe_compressed(b"a" * 5000)
+    assert decompress(flag, packed) == b"a" * 5000

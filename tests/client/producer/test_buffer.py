@@ -1,4 +1,4 @@
-"""A full buffer makes senders wait; a small one keeps nobody out."""
+"""A full buffer makes senders wait, and a small one accepts every message in the end."""
 
 import pytest
 from tests.client.fake_broker import FakeBroker, Fault, serving
@@ -30,8 +30,8 @@ def test_buffer_that_stays_full_ends_with_a_time_out(broker: FakeBroker, kind: O
             first.result(30)
 
 
-def test_many_small_messages_pass_through_a_buffer_smaller_than_a_run_of_them(broker: FakeBroker, kind: Open) -> None:
-    """What they cost beside their bodies is more than the buffer, and no reason to wait for ever."""
+def test_a_run_that_weighs_more_than_the_buffer_is_sent(broker: FakeBroker, kind: Open) -> None:
+    """Overhead included it is larger than the whole buffer, and must not wait for ever."""
     with kind(broker.address, buffer_bytes=4000, max_body_bytes=3000, timeout=5.0) as producer:
         receipts = producer.send_many("orders", [("k", number) for number in range(1200)])
     assert [each.offset for each in receipts] == list(range(1200))
@@ -45,7 +45,7 @@ def test_a_body_as_large_as_the_buffer_is_sent(broker: FakeBroker, kind: Open) -
         assert [producer.submit("orders", body, key="k").result(30).offset for _ in range(2)] == [4, 5]
 
 
-def test_a_run_is_a_quarter_of_a_small_buffer_so_that_others_get_in() -> None:
+def test_a_run_takes_at_most_a_quarter_of_the_buffer() -> None:
     packer = Packer(ProducerOptions(codec="bytes", buffer_bytes=4000, max_body_bytes=4000))
     runs = packer.runs([("k", b"x" * 400)] * 6 + [("k", b"y" * 4000)], ThreadBatchWaiter())
     assert [len(run) for run in runs] == [2, 2, 2, 1]

@@ -1,4 +1,4 @@
-"""The end of a producer: it refuses what is new, settles what it took, and leaves nothing behind."""
+"""Closing a producer: it refuses new messages, settles accepted ones, and leaves nothing open."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ broker = serving(queues=1)
 
 
 class Restless:
-    """Somebody who submits one more message whenever one has arrived, so that the producer is never idle."""
+    """Submits another message whenever one arrives at the broker, so that the producer is never idle."""
 
     def __init__(self, producer: Blocking | OnALoop) -> None:
         self._producer = producer
@@ -35,14 +35,14 @@ class Restless:
 
 
 def in_time(call: Callable[[], None]) -> bool:
-    """Whether it returned; one that never does must fail its test, not hang it."""
+    """Whether the call returned in time, so that a call that never returns fails its test instead of hanging it."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(30)
     return not thread.is_alive()
 
 
-def test_close_ends_while_others_keep_submitting_and_they_are_refused(broker: FakeBroker, kind: Open) -> None:
+def test_close_returns_while_other_threads_keep_submitting_and_refuses_them(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         broker.faults = restless = Restless(producer)
         first = producer.submit("orders", 0, key="k")
@@ -55,7 +55,7 @@ def test_close_ends_while_others_keep_submitting_and_they_are_refused(broker: Fa
     assert len(broker.stored("orders", 0)) == restless.submitted + 1
 
 
-def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, kind: Open) -> None:
+def test_close_refuses_new_messages_at_once(broker: FakeBroker, kind: Open) -> None:
     answer = threading.Event()
     broker.faults = lambda header, number: None if answer.wait(10) else Fault.REFUSE
     with kind(broker.address) as producer:
@@ -76,7 +76,7 @@ def test_close_refuses_from_its_beginning_not_from_its_end(broker: FakeBroker, k
         assert [each.result(30).offset for each in accepted] == list(range(len(accepted)))
 
 
-def test_flush_does_not_wait_for_what_came_after_it(broker: FakeBroker, kind: Open) -> None:
+def test_flush_does_not_wait_for_later_messages(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         broker.faults = restless = Restless(producer)
         first = producer.submit("orders", 0, key="k")
@@ -87,8 +87,8 @@ def test_flush_does_not_wait_for_what_came_after_it(broker: FakeBroker, kind: Op
         assert first.result(30).offset == 0
 
 
-def test_connection_that_comes_after_the_close_is_ended_at_once(broker: FakeBroker) -> None:
-    """A slow dial may outlast the producer; nobody would ever close what it opened."""
+def test_a_connection_made_after_close_is_closed_at_once(broker: FakeBroker) -> None:
+    """A slow attempt to connect may outlast the producer, and its connection would stay open for ever."""
     producer = Producer(str(broker.address))
     producer.send("orders", 1, key="k")
     producer.close()
@@ -100,8 +100,8 @@ def test_connection_that_comes_after_the_close_is_ended_at_once(broker: FakeBrok
 
 
 @pytest.mark.parametrize("call", ["send", "send_many", "flush", "close"])
-def test_call_that_waits_is_refused_inside_a_callback(broker: FakeBroker, call: str) -> None:
-    """It would wait for an answer that its own thread has to read."""
+def test_calls_that_wait_are_refused_inside_a_callback(broker: FakeBroker, call: str) -> None:
+    """It would wait for a reply that its own thread has to read."""
     calls: dict[str, Callable[[Producer], object]] = {
         "send": lambda producer: producer.send("orders", 2, key="k"),
         "send_many": lambda producer: producer.send_many("orders", [("k", 2)]),
@@ -127,7 +127,7 @@ def test_call_that_waits_is_refused_inside_a_callback(broker: FakeBroker, call: 
     assert "use submit() there" in str(problems[0])
 
 
-def test_submit_inside_a_callback_is_fine(broker: FakeBroker) -> None:
+def test_submit_works_inside_a_callback(broker: FakeBroker) -> None:
     ready, told = threading.Event(), threading.Event()
     with Producer(str(broker.address)) as producer:
         broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
@@ -138,12 +138,12 @@ def test_submit_inside_a_callback_is_fine(broker: FakeBroker) -> None:
         producer.submit("orders", 1, key="k").add_done_callback(callback)
         ready.set()
         assert told.wait(30)
-        producer.send("orders", 3, key="k")  # this thread is nobody's callback
+        producer.send("orders", 3, key="k")  # not inside a callback
     assert broker.stored("orders", 0) == ["1", "2", "3"]
 
 
-def test_close_refuses_a_sender_who_waits_for_space(broker: FakeBroker, kind: Open) -> None:
-    """It was not accepted before, and taking it now could keep the producer open."""
+def test_close_refuses_a_sender_that_waits_for_room_in_the_buffer(broker: FakeBroker, kind: Open) -> None:
+    """Its message was not accepted before `close`, and accepting it now could keep the producer open."""
     broker.faults = lambda header, number: Fault.LOSE_REQUEST
     settings = {"buffer_bytes": 4000, "max_body_bytes": 3000, "timeout": 1.0}
     with kind(broker.address, **settings) as producer:
@@ -164,7 +164,7 @@ def test_close_refuses_a_sender_who_waits_for_space(broker: FakeBroker, kind: Op
     assert first.exception(0) is not None
 
 
-def test_a_second_close_returns_when_the_first_has_ended(broker: FakeBroker, kind: Open) -> None:
+def test_a_second_close_waits_for_the_first(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address, timeout=20.0) as producer:
         producer.send("orders", 0, key="k")
         with broker.asleep():

@@ -1,12 +1,12 @@
-"""The send logic without sockets: any schedule of loss and delay leaves each message stored once, in order."""
+"""The engine without sockets: after any schedule of losses and delays each message is stored once, in order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.client.producer.engine_sim import QUEUE, Call, HandClock, RecordingWaiter
 from tests.wire.encoding import split_batch
 
 from lanemq.client.producer.batches import PendingMessage, RequestBuilder
@@ -14,50 +14,17 @@ from lanemq.client.producer.engine import SendEngine
 from lanemq.client.producer.lane import SendRequest
 from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.replies import Actions
-from lanemq.client.producer.waiters import BatchWaiter, Waiter
-from lanemq.client.receipt import Receipt
+from lanemq.client.producer.waiters import Waiter
 from lanemq.core.brokering.dedup import Duplicate, Fresh, Gap, ProducerTable
-from lanemq.model.errors import ConnectionLost, LaneError, LaneFrozen, RequestTimedOut
-from lanemq.model.queue import MessageQueue
+from lanemq.model.errors import ConnectionLost, LaneFrozen, RequestTimedOut
 from lanemq.model.units import Millis, QueueOffset
 from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.properties import find_stamp
 
-QUEUE = MessageQueue("orders", "b", 0)
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.millis = 0
-
-    def now(self) -> Millis:
-        return Millis(self.millis)
-
-    def wall(self) -> Millis:
-        return Millis(1_700_000_000_000 + self.millis)
-
-
-@dataclass
-class RecordingWaiter:
-    """A waiter that writes down what it is told."""
-
-    receipts: dict[int, Receipt] = field(default_factory=dict)
-    errors: dict[int, LaneError] = field(default_factory=dict)
-
-    def stored(self, index: int, receipt: Receipt) -> None:
-        assert index not in self.receipts
-        assert index not in self.errors
-        self.receipts[index] = receipt
-
-    def failed(self, index: int, error: LaneError) -> None:
-        assert index not in self.receipts
-        assert index not in self.errors
-        self.errors[index] = error
-
 
 class Rig:
-    """An engine, a broker that judges stamps, and the wire between them in the test's hands."""
+    """An engine and a broker that checks stamps. The test moves every request and reply by hand."""
 
     def __init__(self, *, checks_stamps: bool = True, **options: int | float) -> None:
         self.clock = HandClock()
@@ -118,14 +85,14 @@ class Rig:
         self._do(self.engine.replied(request, reply, None))
 
     def lose(self) -> None:
-        """The connection ends: everything unanswered is answered with that."""
+        """The connection is lost, and with it every reply."""
         self.engine.disconnected("b")
         lost, self.wire = self.wire, []
         for request in lost:
             self._do(self.engine.replied(request, None, ConnectionLost("gone")))
 
     def serve(self) -> None:
-        """From now on nothing goes wrong."""
+        """Serves everything without faults."""
         for _ in range(200):
             self.tick(6000 if not self.wire and self.engine.buffered_bytes else 1)
             self.connect()
@@ -211,8 +178,8 @@ def test_broker_without_stamps_gets_one_batch_at_a_time(steps: Sequence[str]) ->
     assert rig.log == list(range(rig.sent))
 
 
-def test_repetition_is_the_same_request() -> None:
-    """Other bytes under the same stamp would be dropped as a repeat, and lost."""
+def test_a_repetition_is_the_same_request() -> None:
+    """The broker would drop other bytes with the same stamp as a repeat."""
     rig = Rig()
     rig.offer()
     rig.connect()
@@ -224,7 +191,7 @@ def test_repetition_is_the_same_request() -> None:
     assert rig.wire[0].command is first
 
 
-def test_partial_batch_waits_for_the_answer_and_gathers_company() -> None:
+def test_a_partial_batch_grows_until_the_reply_arrives() -> None:
     rig = Rig(max_batch_messages=10)
     rig.offer()
     rig.connect()
@@ -235,7 +202,7 @@ def test_partial_batch_waits_for_the_answer_and_gathers_company() -> None:
     assert [len(request.batch.messages) for request in rig.wire[1:]] == [6]
 
 
-def test_full_batch_does_not_wait_for_the_answer() -> None:
+def test_a_full_batch_does_not_wait_for_the_reply() -> None:
     rig = Rig(max_batch_messages=10, window=3)
     rig.offer()
     rig.connect()
@@ -243,7 +210,7 @@ def test_full_batch_does_not_wait_for_the_answer() -> None:
     assert [len(request.batch.messages) for request in rig.wire] == [1, 10, 10]
 
 
-def test_unanswered_request_is_a_reason_to_hang_up_only_if_repeats_are_dropped() -> None:
+def test_an_unanswered_request_replaces_the_connection_only_if_the_broker_drops_repeats() -> None:
     for checks_stamps, expected in ((True, ["b"]), (False, [])):
         rig = Rig(checks_stamps=checks_stamps, request_timeout=3.0)
         rig.offer()
@@ -252,7 +219,7 @@ def test_unanswered_request_is_a_reason_to_hang_up_only_if_repeats_are_dropped()
         assert rig.tick(1).hang_up == expected
 
 
-def test_deadline_fails_the_oldest_and_freezes_what_is_behind() -> None:
+def test_a_passed_deadline_fails_the_oldest_message_and_freezes_its_key() -> None:
     rig = Rig(timeout=10.0, max_batch_messages=1, window=1)
     rig.offer()
     rig.connect()
@@ -272,7 +239,9 @@ def test_deadline_fails_the_oldest_and_freezes_what_is_behind() -> None:
 
 
 @pytest.mark.parametrize(("sender_waits", "key"), [(True, "k"), (False, None)])
-def test_lane_opens_itself_when_nobody_can_be_overtaken(sender_waits: bool, key: str | None) -> None:
+def test_nothing_stays_frozen_if_the_sender_waits_or_the_message_has_no_key(
+    sender_waits: bool, key: str | None
+) -> None:
     rig = Rig(timeout=1.0)
     rig.offer(sender_waits=sender_waits, key=key)
     rig.connect()
@@ -283,14 +252,7 @@ def test_lane_opens_itself_when_nobody_can_be_overtaken(sender_waits: bool, key:
     assert rig.wire[-1].batch.epoch == 2
 
 
-class Call(BatchWaiter):
-    """A call that sends many."""
-
-    def _wake(self) -> None:
-        pass
-
-
-def test_lane_of_a_failed_call_opens_when_the_call_ends() -> None:
+def test_a_key_resumes_when_all_failed_calls_have_ended() -> None:
     rig, call, other = Rig(timeout=1.0), Call(), Call()
     rig.offer(waiter=call)
     rig.offer(waiter=other)
@@ -304,8 +266,8 @@ def test_lane_of_a_failed_call_opens_when_the_call_ends() -> None:
     assert rig.engine.frozen() == []
 
 
-def test_failure_after_the_end_of_its_call_does_not_hold_the_lane() -> None:
-    """A call that was cut short, by its own iterable for example: nobody would ever end it again."""
+def test_a_failure_after_its_call_has_ended_freezes_nothing() -> None:
+    """The call will not end a second time, so nothing would ever resume the key."""
     rig, call = Rig(timeout=1.0), Call()
     rig.offer(waiter=call)
     rig.connect()
@@ -315,8 +277,8 @@ def test_failure_after_the_end_of_its_call_does_not_hold_the_lane() -> None:
     assert rig.engine.frozen() == []
 
 
-def test_submit_turned_away_by_a_failed_call_keeps_the_lane_frozen() -> None:
-    """What its caller submits next would pass the one that was turned away."""
+def test_a_refused_submit_keeps_the_key_frozen_after_the_failed_call_ends() -> None:
+    """The next submit of that caller would overtake the refused one."""
     rig, call = Rig(timeout=1.0), Call()
     rig.offer(waiter=call)
     rig.connect()
@@ -329,7 +291,7 @@ def test_submit_turned_away_by_a_failed_call_keeps_the_lane_frozen() -> None:
     assert rig.engine.frozen() == []
 
 
-def test_late_answer_to_a_message_given_up_changes_nothing() -> None:
+def test_a_late_reply_to_a_message_given_up_changes_nothing() -> None:
     rig = Rig(timeout=1.0)
     rig.offer(sender_waits=True)
     rig.connect()
@@ -342,7 +304,7 @@ def test_late_answer_to_a_message_given_up_changes_nothing() -> None:
     assert rig.results.receipts == {}
 
 
-def test_late_refusal_of_an_earlier_attempt_does_not_hide_the_present_one() -> None:
+def test_a_late_refusal_of_an_earlier_attempt_does_not_settle_the_current_one() -> None:
     rig = Rig(window=2, max_batch_messages=1, request_timeout=3.0)
     rig.offer()
     rig.connect()
@@ -357,8 +319,8 @@ def test_late_refusal_of_an_earlier_attempt_does_not_hide_the_present_one() -> N
     assert rig.tick(3000).hang_up == ["b"]
 
 
-def test_lost_messages_are_reported_not_papered_over() -> None:
-    """The broker expects an earlier sequence than the oldest unanswered one: acknowledged messages are gone."""
+def test_messages_that_the_broker_lost_are_reported() -> None:
+    """The broker expects an earlier sequence than the oldest unanswered one: it has lost acknowledged messages."""
     rig = Rig()
     rig.offer()
     rig.connect()
@@ -379,13 +341,13 @@ def test_dial_waits_longer_after_every_failure() -> None:
             rig.clock.millis += 1
         waits.append(rig.clock.millis)
         assert rig.engine.to_dial() == []
-        rig.engine.dial_failed("b", ConnectionLost("nobody there"))
+        rig.engine.dial_failed("b", ConnectionLost("refused"))
     pauses = [after - before for before, after in pairwise(waits)]
     assert pauses == [50, 100, 200, 500, 1000, 1000]
 
 
-def test_a_keeper_is_never_sent_round_without_a_pause() -> None:
-    """Whatever is overdue after a look waits for an answer: looking again at once would burn a core until it comes."""
+def test_the_next_wake_is_always_later_than_now() -> None:
+    """What is still overdue after a tick waits for a reply: ticking again at once would use a whole core."""
     rig = Rig(timeout=1.0)
     rig.offer(sender_waits=True)
     rig.connect()

@@ -1,4 +1,4 @@
-"""One message that only the broker finds illegal, among a thousand keys over a real socket."""
+"""A message that only the broker finds illegal, among a thousand keys, over a real socket."""
 
 import json
 from collections import defaultdict
@@ -28,7 +28,7 @@ Kind: TypeAlias = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """Takes bodies of a kilobyte, which its clients do not know."""
+    """A broker with a limit of a kilobyte per body, which its clients do not know."""
     options = BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0), max_body_bytes=1024, durable=False)
     with EmbeddedBroker(options) as running:
         with Admin(running.address) as admin:
@@ -37,7 +37,7 @@ def narrow(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 def stored(broker: EmbeddedBroker) -> dict[str | None, list[str]]:
-    """What each key has in the log, in order."""
+    """The stored values of each key, in order."""
     found: dict[str | None, list[str]] = defaultdict(list)
     with TopicReader(broker.address, "orders") as reader:
         for queue in reader.queues:
@@ -47,7 +47,7 @@ def stored(broker: EmbeddedBroker) -> dict[str | None, list[str]]:
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
-def test_one_illegal_message_among_a_thousand_keys_freezes_its_own(narrow: EmbeddedBroker, kind: Kind) -> None:
+def test_one_illegal_message_among_a_thousand_keys_freezes_only_its_key(narrow: EmbeddedBroker, kind: Kind) -> None:
     steps = [f"step {number}" for number in range(STEPS)]
     with kind(narrow.address) as producer:
         pending = {}
@@ -77,21 +77,21 @@ def test_one_illegal_message_among_a_thousand_keys_freezes_its_own(narrow: Embed
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
-def test_a_dropped_key_goes_on_with_the_next_message(narrow: EmbeddedBroker, kind: Kind) -> None:
+def test_a_dropped_key_accepts_the_next_message(narrow: EmbeddedBroker, kind: Kind) -> None:
     with kind(narrow.address) as producer:
         with pytest.raises(MessageRefused):
             producer.submit("orders", LARGE, key=BAD).result(30)
-        assert producer.drop("orders", BAD) == 0, "what waited behind it had failed with it"
+        assert producer.drop("orders", BAD) == 0, "messages behind it had failed with it"
         producer.submit("orders", "next", key=BAD).result(30)
     assert stored(narrow) == {BAD: ["next"]}
 
 
-def test_send_many_stores_the_other_keys_and_tells_of_the_illegal_message(narrow: EmbeddedBroker) -> None:
+def test_send_many_stores_the_other_keys_and_raises_for_the_illegal_message(narrow: EmbeddedBroker) -> None:
     with Blocking(narrow.address) as producer:
         messages = [(f"k{number % 50}", LARGE if number == 120 else str(number)) for number in range(400)]
         with pytest.raises(MessageRefused):
             producer.send_many("orders", messages)
-        assert producer.frozen_keys() == [], "its caller knows now"
+        assert producer.frozen_keys() == [], "its caller knows of the failure"
         producer.send_many("orders", [("k20", "later")])
     log = stored(narrow)
     assert log.pop("k20") == ["20", "70", "later"]
@@ -99,7 +99,7 @@ def test_send_many_stores_the_other_keys_and_tells_of_the_illegal_message(narrow
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
-def test_one_illegal_message_costs_a_few_requests_and_not_one_for_every_message(kind: Kind) -> None:
+def test_one_illegal_message_costs_few_requests(kind: Kind) -> None:
     with FakeBroker() as broker:
         broker.create("orders", queues=1)
         broker.refuses = lambda body: body == b"500"
@@ -110,8 +110,8 @@ def test_one_illegal_message_costs_a_few_requests_and_not_one_for_every_message(
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
-def test_a_stock_broker_is_sent_to_by_the_same_rules(kind: Kind) -> None:
-    """It checks no numbers: the window of one request is all that keeps the order."""
+def test_an_illegal_message_at_a_stock_broker_freezes_only_its_key(kind: Kind) -> None:
+    """It checks no sequences: only the window of one request keeps the order."""
     with FakeBroker(lane=False) as stock:
         stock.create("orders", queues=1)
         stock.refuses = lambda body: body == b"150"
@@ -125,7 +125,7 @@ def test_a_stock_broker_is_sent_to_by_the_same_rules(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [Blocking, OnALoop])
-def test_a_time_out_at_a_stock_broker_freezes_the_key_under_way_only(kind: Kind) -> None:
+def test_a_time_out_at_a_stock_broker_freezes_only_the_key_in_flight(kind: Kind) -> None:
     with FakeBroker(lane=False) as stock:
         stock.create("orders", queues=1)
         with kind(stock.address, timeout=2.0, max_batch_messages=1) as producer:

@@ -1,4 +1,4 @@
-"""What senders are told when a message cannot be stored, and what is stored behind it: nothing of its key."""
+"""What senders get when a message cannot be stored, and that nothing of its key is stored behind it."""
 
 from collections.abc import Callable, Iterator
 
@@ -27,7 +27,7 @@ def texts(broker: FakeBroker, topic: str, receipt: Receipt) -> list[str]:
     return broker.stored(topic, receipt.queue.queue_id)
 
 
-def test_refused_pipelined_message_freezes_its_lane_until_resume(broker: FakeBroker, kind: Open) -> None:
+def test_a_refused_submit_freezes_its_key_until_resume(broker: FakeBroker, kind: Open) -> None:
     broker.faults = lambda header, number: Fault.REFUSE if number == 1 else None
     with kind(broker.address, window=1, max_batch_messages=1) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(3)]
@@ -44,8 +44,8 @@ def test_refused_pipelined_message_freezes_its_lane_until_resume(broker: FakeBro
     assert texts(broker, "orders", receipt) == ["5"]
 
 
-def test_refused_waiting_send_leaves_the_lane_open(broker: FakeBroker, kind: Open) -> None:
-    """Its caller was told before sending anything else; nobody has to call resume."""
+def test_a_refused_send_freezes_nothing(broker: FakeBroker, kind: Open) -> None:
+    """Its caller knows of the failure before it can send anything else."""
     broker.faults = once(Fault.REFUSE, 1)
     with kind(broker.address) as producer:
         with pytest.raises(MessageRefused):
@@ -54,7 +54,7 @@ def test_refused_waiting_send_leaves_the_lane_open(broker: FakeBroker, kind: Ope
     assert texts(broker, "orders", receipt) == ["2"]
 
 
-def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: Open) -> None:
+def test_a_refused_message_without_a_key_freezes_nothing(broker: FakeBroker, kind: Open) -> None:
     broker.faults = once(Fault.REFUSE, 1)
     broker.create("metrics", queues=1)
     with kind(broker.address) as producer:
@@ -64,8 +64,8 @@ def test_refused_message_without_key_holds_up_nobody(broker: FakeBroker, kind: O
         producer.submit("metrics", 2).result(30)
 
 
-def test_deleted_topic_does_not_come_back_by_a_send_that_still_knows_it(broker: FakeBroker, kind: Open) -> None:
-    """It would come back with other queues and without its order; the sender hears of it instead."""
+def test_a_send_does_not_recreate_a_deleted_topic(broker: FakeBroker, kind: Open) -> None:
+    """The topic would come back with other queues and unordered; the send fails instead."""
     with kind(broker.address) as producer:
         producer.send("orders", 1, key="k")
         del broker.topics["orders"]
@@ -83,17 +83,11 @@ def test_unknown_topic_is_created_by_its_first_messages(broker: FakeBroker, kind
     assert {header.default_topic for header in broker.requests} == {"TBW102"}
 
 
-def test_send_many_raises_the_first_failure(broker: FakeBroker, kind: Open) -> None:
-    broker.refuses = lambda body: body == b"7"
-    with kind(broker.address) as producer, pytest.raises(MessageRefused):
-        producer.send_many("orders", [("k", n) for n in range(10)])
-
-
 @pytest.mark.parametrize("bad", [0, 2500])
 def test_send_many_stores_nothing_of_a_key_behind_a_failure_and_stops_reading(
     broker: FakeBroker, kind: Open, bad: int
 ) -> None:
-    """Its caller hears of the failure only when the call ends: what it hands over until then must not pass it."""
+    """The caller learns of the failure only when the call ends: messages read until then must not overtake it."""
     read = []
 
     def source() -> Iterator[tuple[str, int]]:
@@ -112,7 +106,7 @@ def test_send_many_stores_nothing_of_a_key_behind_a_failure_and_stops_reading(
     assert texts(broker, "orders", receipts[0])[-1] == "later"
 
 
-def test_send_many_to_a_frozen_lane_sends_nothing_of_that_run(broker: FakeBroker, kind: Open) -> None:
+def test_send_many_sends_nothing_of_a_run_with_a_frozen_key(broker: FakeBroker, kind: Open) -> None:
     broker.faults = once(Fault.REFUSE, 1)
     with kind(broker.address) as producer:
         with pytest.raises(MessageRefused):
@@ -134,7 +128,7 @@ def test_unanswered_send_ends_with_a_time_out(broker: FakeBroker, kind: Open) ->
         producer.send("orders", 2, key="k")
 
 
-def test_send_to_nobody_says_that_nothing_was_sent(broker: FakeBroker, kind: Open) -> None:
+def test_a_time_out_names_the_last_problem(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address, timeout=2.0) as producer:
         producer.send("orders", 1, key="k")
         broker.stop()

@@ -1,4 +1,4 @@
-"""A failed key freezes itself, and nothing else: one case at a time."""
+"""A failed message freezes its key and nothing else, case by case."""
 
 import pytest
 from tests.client.producer.engine_sim import QUEUE, Call, EngineSim, served, stored
@@ -16,7 +16,7 @@ from lanemq.wire.codes import ResponseCode
 from lanemq.wire.command import Command
 
 
-def test_a_refused_batch_is_tried_by_halves_and_only_the_guilty_key_fails() -> None:
+def test_a_refused_batch_is_split_and_only_the_key_of_the_illegal_message_fails() -> None:
     sim = served(max_batch_messages=10)
     sim.offer(None, "a", "b", "a", "c", bad=[1])
     sim.heal()
@@ -28,8 +28,8 @@ def test_a_refused_batch_is_tried_by_halves_and_only_the_guilty_key_fails() -> N
     assert sim.frozen() == {"a"}
 
 
-def test_what_was_sent_behind_a_refused_one_waits_for_the_brokers_no() -> None:
-    """Sent again before that, under another number, it could be stored twice."""
+def test_batches_behind_a_refused_one_are_sent_again_only_after_they_are_refused() -> None:
+    """Sent again before that, under another sequence, they could be stored twice."""
     sim = served(max_batch_messages=1, window=3)
     sim.offer("a", "b", "c", bad=[0])
     sim.take()
@@ -46,8 +46,8 @@ def test_what_was_sent_behind_a_refused_one_waits_for_the_brokers_no() -> None:
     assert stored(sim) == [2, 3]
 
 
-def test_what_was_stored_before_the_refused_one_is_stored_once() -> None:
-    """Its answer waits for the disk, so the refusal is heard first."""
+def test_a_batch_stored_before_the_refused_one_is_stored_once() -> None:
+    """Its reply waits for the disk, so the refusal arrives first."""
     sim = served(max_batch_messages=1, window=3)
     sim.offer("a", "b", "c", bad=[1])
     for _ in range(3):
@@ -60,20 +60,20 @@ def test_what_was_stored_before_the_refused_one_is_stored_once() -> None:
     assert sim.results.receipts.keys() == {0, 1, 3}
 
 
-def test_a_straggler_of_the_old_epoch_is_refused() -> None:
+def test_a_delayed_request_of_the_old_epoch_is_refused() -> None:
     sim = served(max_batch_messages=1, window=2, timeout=10.0)
     sim.offer("a", "b")
-    sim.wire.pop()  # swallowed by the network, for now
-    straggler = sim.wire.pop()
+    sim.wire.pop()  # delayed by the network
+    delayed = sim.wire.pop()
     sim.tick(10_000)
     sim.resume("a")
     sim.offer("a")
     sim.heal()
-    assert sim._broker_takes(straggler).code == ResponseCode.PRODUCER_FENCED
+    assert sim._broker_takes(delayed).code == ResponseCode.PRODUCER_FENCED
     assert stored(sim) == [3]
 
 
-def test_a_time_out_freezes_the_keys_under_way_and_the_others_go_on() -> None:
+def test_a_time_out_freezes_the_keys_in_flight_and_the_others_continue() -> None:
     sim = served(max_batch_messages=2, window=1, timeout=10.0)
     sim.offer("a", "b")
     sim.tick(5000)
@@ -88,7 +88,7 @@ def test_a_time_out_freezes_the_keys_under_way_and_the_others_go_on() -> None:
     assert stored(sim) == [3, 5, 6]
 
 
-def test_a_message_that_was_never_sent_and_is_too_late_freezes_its_key() -> None:
+def test_a_message_that_times_out_unsent_freezes_its_key() -> None:
     sim = EngineSim(timeout=10.0)
     sim.offer("a", "b")
     sim.clock.millis += 5000
@@ -108,8 +108,8 @@ def test_a_message_that_was_never_sent_and_is_too_late_freezes_its_key() -> None
 @pytest.mark.parametrize(
     ("code", "why"), [(ResponseCode.NO_PERMISSION, None), (ResponseCode.PRODUCER_FENCED, ProducerFenced)]
 )
-def test_what_is_not_the_messages_fault_freezes_the_queue(code: int, why: type[LaneError] | None) -> None:
-    """Every other message would be refused as well: trying them all would only hide it."""
+def test_a_failure_that_any_message_would_meet_freezes_the_queue(code: int, why: type[LaneError] | None) -> None:
+    """Every other message would be refused too: trying them all would only hide the cause."""
     sim = served(max_batch_messages=2, window=1)
     sim.offer("a", "b", "c", None)
     request = sim.wire.pop()
@@ -135,7 +135,7 @@ def test_messages_without_a_key_freeze_nothing() -> None:
     assert sim.frozen() == set()
 
 
-def test_a_sender_that_is_told_first_needs_no_resume() -> None:
+def test_a_failed_send_needs_no_resume() -> None:
     sim = served()
     sim.offer("a", bad=[0], sender_waits=True)
     sim.heal()
@@ -144,7 +144,7 @@ def test_a_sender_that_is_told_first_needs_no_resume() -> None:
     assert stored(sim) == [2]
 
 
-def test_keys_of_a_failed_call_open_when_it_ends() -> None:
+def test_keys_of_a_failed_call_resume_when_it_ends() -> None:
     sim, call = served(), Call()
     sim.offer("a", "b", bad=[0], waiter=call)
     while sim.wire or sim.answers:
@@ -158,7 +158,7 @@ def test_keys_of_a_failed_call_open_when_it_ends() -> None:
     assert call.errors.keys() == {1}
 
 
-def test_nothing_of_a_run_is_taken_in_if_one_of_its_keys_is_frozen() -> None:
+def test_a_run_with_a_frozen_key_is_refused_as_a_whole() -> None:
     sim = served()
     sim.offer("a", bad=[0])
     sim.heal()
@@ -183,7 +183,7 @@ def test_the_first_failure_is_shown_as_the_reason() -> None:
     assert isinstance(frozen.why, MessageRefused)
 
 
-def test_drop_gives_up_what_waits_and_opens_the_key() -> None:
+def test_drop_gives_up_waiting_messages_and_resumes_the_key() -> None:
     sim = EngineSim()
     sim.offer("a", "b", "a")
     sim.drop("a")
@@ -191,10 +191,10 @@ def test_drop_gives_up_what_waits_and_opens_the_key() -> None:
     sim.offer("a")
     sim.heal()
     assert sim.log == [1, 3]
-    sim.check_told()
+    sim.check_outcomes()
 
 
-def test_drop_leaves_what_is_under_way_to_the_broker() -> None:
+def test_drop_does_not_touch_messages_in_flight() -> None:
     sim = served(max_batch_messages=1, window=1)
     sim.offer("a", "a")
     sim.drop("a")
@@ -203,23 +203,23 @@ def test_drop_leaves_what_is_under_way_to_the_broker() -> None:
     assert sim.results.errors.keys() == {2}
 
 
-def test_a_key_resumed_while_its_messages_are_still_refused_goes_on_behind_them() -> None:
-    """What was under way behind the failed one is told at once and not sent again; new messages are."""
+def test_a_resumed_key_continues_with_new_messages_while_old_ones_are_still_refused() -> None:
+    """Messages in flight behind the failed one fail at once and are not sent again; new messages are sent."""
     sim = served(max_batch_messages=1, window=3)
     sim.offer("a", "a", "b", bad=[0])
     sim.take()
     sim.answer()
     assert sim.results.errors.keys() == {1, 2}
-    assert sim.history.outcomes["2"] == "unknown", "nobody has heard of it yet"
+    assert sim.history.outcomes["2"] == "unknown", "its reply has not come yet"
     sim.resume("a")
     sim.offer("a")
     sim.heal()
     assert stored(sim) == [3, 4]
-    sim.check_told()
+    sim.check_outcomes()
 
 
-def test_an_answer_to_a_batch_that_was_taken_apart_is_not_told_twice() -> None:
-    """The broker's limits were changed by a restart: the first attempt is stored, the second one refused."""
+def test_a_late_reply_to_a_split_batch_notifies_no_sender_twice() -> None:
+    """A restart changed the broker's limits: the first attempt was stored, the second one is refused."""
     sim = served(max_batch_messages=3, window=1)
     sim.offer("a", "b", "c")
     late, stale = sim.wire[0], sim.engine
@@ -232,11 +232,11 @@ def test_an_answer_to_a_batch_that_was_taken_apart_is_not_told_twice() -> None:
     sim._do(stale.replied(late, Command(0, 0, 1, {"queueOffset": "0"}), None))
     sim.heal()
     assert sim.results.receipts.keys() == {0, 1, 3}
-    assert stored(sim) == [1, 2, 3], "each once: their numbers are the same, alone and together"
+    assert stored(sim) == [1, 2, 3], "each once: a message keeps its sequence when its batch is split"
 
 
-def test_flush_waits_for_what_was_accepted_though_others_left_the_line() -> None:
-    """It may wait for everything that was in line when they left, and never for what came after that."""
+def test_flush_waits_for_accepted_messages_after_others_were_dropped() -> None:
+    """It may wait for everything that was in line when they were dropped, but not for later messages."""
     sim = EngineSim(max_batch_messages=1, window=1)
     sim.offer("a", "b", "c")
     mark = sim.engine.mark()
@@ -251,8 +251,8 @@ def test_flush_waits_for_what_was_accepted_though_others_left_the_line() -> None
     assert mark.settled
 
 
-def test_a_message_given_up_under_way_is_not_told_again_when_its_batch_turns_out_stored() -> None:
-    """As above: the broker has them all, but calls the first one illegal when it is sent again."""
+def test_a_message_given_up_in_flight_is_not_reported_again_when_its_batch_was_stored() -> None:
+    """The broker has stored them all, but refuses the first one as illegal when it is sent again."""
     sim = served(max_batch_messages=2, window=2)
     sim.offer("a")
     sim.offer("a", "c")
@@ -270,7 +270,7 @@ def test_a_message_given_up_under_way_is_not_told_again_when_its_batch_turns_out
     assert stored(sim) == [1, 2, 3]
 
 
-def test_flush_waits_for_an_older_message_though_one_behind_it_did_not_come_back() -> None:
+def test_flush_waits_for_an_older_message_after_a_newer_one_was_given_up() -> None:
     sim = served(max_batch_messages=1, window=3)
     sim.offer("a", "b", bad=[0])
     mark = sim.engine.mark()
@@ -298,7 +298,7 @@ def test_flush_does_not_wait_longer_because_of_a_new_epoch() -> None:
     assert stored(sim) == [3]
 
 
-def test_a_frozen_key_is_open_after_drop_and_after_resume() -> None:
+def test_a_frozen_key_accepts_messages_after_drop_and_after_resume() -> None:
     for decide in (EngineSim.drop, EngineSim.resume):
         sim = served()
         sim.offer("a", "b", bad=[0, 1])
@@ -310,18 +310,18 @@ def test_a_frozen_key_is_open_after_drop_and_after_resume() -> None:
         assert stored(sim) == [3]
 
 
-def test_what_goes_out_again_fills_the_window_and_does_not_wait_for_company() -> None:
+def test_messages_sent_again_fill_the_window_at_once() -> None:
     sim = served(max_batch_messages=10, window=4)
     sim.offer(*[f"k{number}" for number in range(8)], bad=[0])
-    for _ in range(4):  # the batch, its half, a quarter, the guilty one
+    for _ in range(4):  # the batch, its half, a quarter, the illegal message
         sim.take()
         sim.answer()
     assert [request.batch.epoch for request in sim.wire] == [2, 2, 2, 2]
     assert [len(request.batch.messages) for request in sim.wire] == [1, 1, 1, 1]
 
 
-def test_a_request_whose_answer_is_lost_is_under_way_no_more() -> None:
-    """Otherwise the next connection would be ended for being silent."""
+def test_a_request_whose_reply_was_lost_is_not_in_flight() -> None:
+    """Otherwise the next connection would be closed as unresponsive."""
     sim = served(request_timeout=3.0)
     sim.offer("a")
     sim.cut()
@@ -329,7 +329,7 @@ def test_a_request_whose_answer_is_lost_is_under_way_no_more() -> None:
     assert sim.engine.tick().hang_up == []
 
 
-def test_a_stored_message_that_is_refused_when_it_is_sent_again_is_not_called_failed() -> None:
+def test_a_stored_message_that_is_refused_when_sent_again_is_reported_as_unknown() -> None:
     sim = served(max_batch_messages=1, window=1)
     sim.offer("a", "a")
     sim.take()
@@ -342,7 +342,7 @@ def test_a_stored_message_that_is_refused_when_it_is_sent_again_is_not_called_fa
     assert stored(sim) == [1]
 
 
-def test_a_queue_that_is_closed_while_an_answer_is_lost_leaves_open_what_is_stored() -> None:
+def test_a_refused_queue_reports_a_message_whose_reply_was_lost_as_unknown() -> None:
     sim = served(max_batch_messages=1, window=1)
     sim.offer("a")
     sim.take()
@@ -355,7 +355,7 @@ def test_a_queue_that_is_closed_while_an_answer_is_lost_leaves_open_what_is_stor
     assert sim.history.outcomes["1"] == "unknown"
 
 
-def test_a_time_out_leaves_younger_messages_of_other_keys_alone() -> None:
+def test_a_time_out_does_not_fail_younger_messages_of_other_keys() -> None:
     sim = served(max_batch_messages=1, window=3, timeout=10.0, request_timeout=3600.0)
     sim.offer("a")
     sim.tick(9_999)
@@ -369,4 +369,4 @@ def test_a_time_out_leaves_younger_messages_of_other_keys_alone() -> None:
     sim.wire.pop(0)  # it never arrives
     sim.heal()
     assert stored(sim) == [2, 4]
-    sim.check_told()
+    sim.check_outcomes()

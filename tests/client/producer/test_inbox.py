@@ -1,4 +1,4 @@
-"""Messages that `submit` leaves in the inbox while an answer is awaited: placed in order, and none forgotten."""
+"""Messages that `submit` leaves in the inbox while a reply is expected are sent in order, and none is left behind."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ from lanemq.model.queue import MessageQueue
 
 
 class Busy:
-    """A broker that answers when it is told to; `refuse` says which of its requests, counted from then, it refuses."""
+    """Makes a broker reply only when the test allows it. `refuse`: the numbers of requests, from then on, to refuse."""
 
     def __init__(self, broker: FakeBroker) -> None:
         self.answer = threading.Event()
@@ -48,21 +48,18 @@ QUEUES = tuple(MessageQueue("orders", "fake", number) for number in range(4))
 
 
 def stored(broker: FakeBroker) -> list[str]:
-    """What is in the queue of the key k, in order."""
+    """The stored values of the queue of key k, in order."""
     return broker.stored("orders", pick_queue("k", QUEUES).queue_id)
 
 
 def same_queue(key: str) -> str:
-    """Another key of this key's queue."""
+    """Another key of the same queue."""
     others = (f"{key}-{number}" for number in range(100))
     return next(other for other in others if pick_queue(other, QUEUES) == pick_queue(key, QUEUES))
 
 
 def warmed(producer: Blocking | OnALoop) -> None:
-    """The route is known, the connection is there, and nobody but those who send or answer empties the inbox.
-
-    The keeper would, five times a second, perhaps right before a test looks into it.
-    """
+    """Connects, and stops maintenance, which would empty the inbox five times a second."""
     producer.send("orders", "warm", key="k")
     producer.producer._maintain_once = lambda *_: None  # type: ignore[method-assign]
 
@@ -70,7 +67,7 @@ def warmed(producer: Blocking | OnALoop) -> None:
 # order and completeness
 
 
-def test_what_was_left_is_stored_in_order_and_once(broker: FakeBroker, kind: Open) -> None:
+def test_messages_in_the_inbox_are_stored_once_and_in_order(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -82,7 +79,7 @@ def test_what_was_left_is_stored_in_order_and_once(broker: FakeBroker, kind: Ope
     assert stored(broker) == ['"warm"', *(f'"{number}"' for number in range(len(futures)))]
 
 
-def test_the_long_way_does_not_pass_the_inbox(broker: FakeBroker, kind: Open) -> None:
+def test_calls_that_bypass_the_inbox_do_not_overtake_it(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -100,7 +97,7 @@ def test_the_long_way_does_not_pass_the_inbox(broker: FakeBroker, kind: Open) ->
     assert stored(broker) == ['"warm"', *"1234567"]
 
 
-def test_flush_waits_for_what_was_left(broker: FakeBroker, kind: Open) -> None:
+def test_flush_waits_for_messages_in_the_inbox(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -111,7 +108,7 @@ def test_flush_waits_for_what_was_left(broker: FakeBroker, kind: Open) -> None:
         assert all(future.result(30).offset == number + 1 for number, future in enumerate(futures))
 
 
-def test_flush_does_not_end_with_the_answer_that_empties_the_inbox(broker: FakeBroker, kind: Open) -> None:
+def test_flush_does_not_end_with_the_reply_that_empties_the_inbox(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -131,7 +128,7 @@ def test_flush_does_not_end_with_the_answer_that_empties_the_inbox(broker: FakeB
         flushing.join(10)
 
 
-def test_an_answer_empties_the_inbox_without_the_keeper(broker: FakeBroker, kind: Open) -> None:
+def test_a_reply_empties_the_inbox_without_the_maintenance_thread(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -161,7 +158,7 @@ def test_the_inbox_is_closed_before_close_waits(broker: FakeBroker) -> None:
     assert stored(broker) == ['"warm"', "1", "2"]
 
 
-def test_nobody_passes_a_call_that_waits_for_its_route(broker: FakeBroker) -> None:
+def test_submit_does_not_overtake_a_call_that_waits_for_its_route(broker: FakeBroker) -> None:
     with OnALoop(broker.address) as producer:
         warmed(producer)
         busy, inner = Busy(broker), producer.producer
@@ -181,7 +178,7 @@ def test_nobody_passes_a_call_that_waits_for_its_route(broker: FakeBroker) -> No
     assert stored(broker) == ['"warm"', "1", "2", "3"]
 
 
-def test_close_settles_what_was_left_and_refuses_the_rest(broker: FakeBroker, kind: Open) -> None:
+def test_close_settles_messages_in_the_inbox_and_refuses_new_ones(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -195,8 +192,8 @@ def test_close_settles_what_was_left_and_refuses_the_rest(broker: FakeBroker, ki
         assert [future.result(30).offset for future in futures] == list(range(1, len(futures) + 1))
 
 
-def test_a_broker_that_never_answers_ends_what_was_left_too(broker: FakeBroker, kind: Open) -> None:
-    """The keeper places it, so that its deadline begins."""
+def test_messages_in_the_inbox_time_out_if_the_broker_never_replies(broker: FakeBroker, kind: Open) -> None:
+    """Maintenance moves them to their lane, where their deadline starts."""
     with kind(broker.address, timeout=2.0) as producer:
         warmed(producer)
         work = type(producer.producer)._maintain_once.__get__(producer.producer)
@@ -212,7 +209,7 @@ def _error_of(future: Any) -> BaseException | None:
     return error
 
 
-# what the caller must hear at once
+# errors raised by the call
 
 
 @pytest.mark.parametrize(
@@ -233,7 +230,7 @@ def test_mistakes_are_raised_by_the_call_while_the_inbox_is_open(
     assert stored(broker) == ['"warm"', "1", "2"]
 
 
-def test_a_value_that_changes_after_the_call_is_sent_as_it_was(broker: FakeBroker, kind: Open) -> None:
+def test_a_value_that_changes_after_the_call_is_sent_as_it_was_at_the_call(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -246,7 +243,7 @@ def test_a_value_that_changes_after_the_call_is_sent_as_it_was(broker: FakeBroke
 
 
 @pytest.mark.parametrize("key", ["", "a\x01b", "a\x02b", "\ud800", "x" * (MAX_KEY + 1)])
-def test_keys_that_need_a_second_look_take_the_long_way(key: str) -> None:
+def test_unusual_keys_bypass_the_inbox(key: str) -> None:
     places = KeyTargets(TopicRoute("orders", (MessageQueue("orders", "fake", 0),), (), {}))
     assert places.find(key) is None
     assert places.find("ключ😀") is not None
@@ -255,7 +252,7 @@ def test_keys_that_need_a_second_look_take_the_long_way(key: str) -> None:
 # freezing
 
 
-def test_what_was_left_behind_a_failure_of_its_key_is_told_so_and_other_keys_go_on(
+def test_messages_in_the_inbox_behind_a_failure_of_their_key_fail_and_other_keys_continue(
     broker: FakeBroker, kind: Open
 ) -> None:
     other = same_queue("k")
@@ -276,7 +273,7 @@ def test_what_was_left_behind_a_failure_of_its_key_is_told_so_and_other_keys_go_
         assert after[1].result(30).offset == 2
 
 
-def test_a_frozen_key_does_not_turn_others_of_its_queue_away(broker: FakeBroker, kind: Open) -> None:
+def test_a_frozen_key_does_not_refuse_others_of_its_queue(broker: FakeBroker, kind: Open) -> None:
     other = same_queue("k")
     with kind(broker.address) as producer:
         warmed(producer)
@@ -293,7 +290,7 @@ def test_a_frozen_key_does_not_turn_others_of_its_queue_away(broker: FakeBroker,
         assert all(isinstance(_error_of(futures[number]), LaneFrozen) for number in (1, 3))
 
 
-def test_drop_gives_up_what_was_left_of_the_key(broker: FakeBroker) -> None:
+def test_drop_gives_up_messages_of_the_key_in_the_inbox(broker: FakeBroker) -> None:
     with Blocking(broker.address) as producer:
         warmed(producer)
         busy = Busy(broker)
@@ -305,7 +302,7 @@ def test_drop_gives_up_what_was_left_of_the_key(broker: FakeBroker) -> None:
         assert all(_error_of(future) is not None for future in futures[1:])
 
 
-# when it is open
+# when the inbox is open
 
 
 def inbox_of(**settings: Any) -> SendInbox:
@@ -319,7 +316,7 @@ def route(queues: int, **more: Any) -> TopicRoute:
     return TopicRoute("orders", tuple(MessageQueue("orders", "fake", n) for n in range(queues)), (), {}, **more)
 
 
-def test_it_is_open_only_while_an_answer_is_awaited() -> None:
+def test_the_inbox_is_open_only_while_a_reply_is_expected() -> None:
     inbox = inbox_of()
     assert inbox.take("orders", "k", b"x") is None
     inbox.adjust(True, 0)
@@ -328,7 +325,7 @@ def test_it_is_open_only_while_an_answer_is_awaited() -> None:
     assert inbox.take("orders", "k", b"x") is None
 
 
-def test_it_is_open_only_while_all_that_it_can_hold_fits_into_the_buffer() -> None:
+def test_the_inbox_is_open_only_while_a_full_inbox_fits_into_the_buffer() -> None:
     inbox = inbox_of(buffer_bytes=MAX_BYTES + 1000)
     inbox.adjust(True, 1001)
     assert inbox.take("orders", "k", b"x") is None
@@ -341,21 +338,21 @@ def test_it_is_open_only_while_all_that_it_can_hold_fits_into_the_buffer() -> No
     assert sum(message.size + MESSAGE_OVERHEAD for message in messages) <= MAX_BYTES
 
 
-def test_lingering_messages_do_not_come_in() -> None:
-    """How long they linger is counted from the call."""
+def test_lingering_messages_bypass_the_inbox() -> None:
+    """Lingering is counted from the call, which the inbox does not do."""
     inbox = inbox_of(linger=0.005)
     inbox.adjust(True, 0)
     assert inbox.take("orders", "k", b"x") is None
 
 
-def test_bodies_to_be_compressed_do_not_come_in() -> None:
+def test_bodies_to_be_compressed_bypass_the_inbox() -> None:
     inbox = inbox_of(compress_above=100)
     inbox.adjust(True, 0)
     assert inbox.take("orders", "k", b"x" * 100) is None
     assert inbox.take("orders", "k", b"x" * 99) is not None
 
 
-def test_a_topic_whose_route_is_old_changed_or_provisional_takes_the_long_way() -> None:
+def test_topics_with_an_old_changed_or_provisional_route_bypass_the_inbox() -> None:
     inbox = inbox_of()
     inbox.adjust(True, 0)
     inbox.forget_old(lambda topic: None)
@@ -377,8 +374,8 @@ def test_known_keys_are_bounded() -> None:
     assert len(places) <= KNOWN_KEYS
 
 
-def test_a_message_that_comes_in_while_the_inbox_closes_is_not_left_behind() -> None:
-    """Whoever closed it may have emptied it before: then the one who came in late has to."""
+def test_a_message_accepted_while_the_inbox_closes_is_not_left_behind() -> None:
+    """The thread that closed the inbox may have emptied it before: then the late caller has to."""
     emptied: list[int] = []
 
     def closes() -> Any:

@@ -1,4 +1,4 @@
-"""A `send` that is interrupted: nobody hears what became of its message, so if that fails its key is closed."""
+"""An interrupted call does not learn the outcome of its messages: if one fails later, its key is frozen."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ class Interrupted(BaseException):
 
 @pytest.fixture
 def broker() -> Iterator[FakeBroker]:
-    """Swallows the second request, and refuses what is bad when it is sent again."""
+    """Drops the second request, and refuses bad messages when they are sent again."""
     with FakeBroker() as fake:
         fake.create("orders", queues=1, ordered=True)
         fake.refuses = lambda body: body == b'"bad"'
@@ -39,7 +39,7 @@ def broker() -> Iterator[FakeBroker]:
 
 
 def interrupt_when(true: Callable[[], bool]) -> None:
-    """Interrupts the main thread, which waits in a call, as soon as that is true."""
+    """Interrupts the main thread, which waits in a call, when the condition is true."""
     done = threading.Event()
 
     def watch() -> None:
@@ -128,10 +128,10 @@ def test_a_send_whose_caller_has_timed_out_freezes_its_key(broker: FakeBroker) -
     on_a_loop(broker, work)
 
 
-def test_a_send_cancelled_while_the_news_is_on_its_way_freezes_its_key(
+def test_a_send_cancelled_after_its_message_failed_freezes_its_key(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The future has failed, the task has not run since: it hears of the cancellation and not of the failure."""
+    """The future has failed, but its task has not run since: the task gets the cancellation, not the failure."""
     broker.faults = lambda header, number: None
 
     async def work(producer: AsyncProducer) -> None:
@@ -152,7 +152,7 @@ def test_a_send_cancelled_while_the_news_is_on_its_way_freezes_its_key(
     assert "never retrieved" not in caplog.text
 
 
-def test_a_send_that_hears_of_its_failure_freezes_nothing(broker: FakeBroker) -> None:
+def test_a_send_that_raises_its_failure_freezes_nothing(broker: FakeBroker) -> None:
     broker.faults = lambda header, number: None
     with Blocking(broker.address) as producer:
         with pytest.raises(MessageRefused):
@@ -161,7 +161,7 @@ def test_a_send_that_hears_of_its_failure_freezes_nothing(broker: FakeBroker) ->
         producer.send("orders", "after", key="k")
 
 
-# the rule itself
+# the engine
 
 
 def settle_all(sim: EngineSim) -> None:
@@ -170,14 +170,14 @@ def settle_all(sim: EngineSim) -> None:
         sim.answer()
 
 
-@pytest.mark.parametrize("is_left_first", [True, False])
-def test_a_key_is_closed_whether_its_message_fails_before_or_after_the_call_was_left(is_left_first: bool) -> None:
+@pytest.mark.parametrize("interrupted_first", [True, False])
+def test_a_key_is_frozen_whether_its_message_fails_before_or_after_the_interruption(interrupted_first: bool) -> None:
     sim, waiter = served(), ThreadWaiter()
     sim.offer("a", bad=[0], sender_waits=True, waiter=waiter)
-    if is_left_first:
+    if interrupted_first:
         sim.engine.send_interrupted(waiter)
     settle_all(sim)
-    if not is_left_first:
+    if not interrupted_first:
         assert sim.frozen() == set()
         sim.engine.send_interrupted(waiter)
     assert sim.frozen() == {"a"}
@@ -187,8 +187,8 @@ def test_a_key_is_closed_whether_its_message_fails_before_or_after_the_call_was_
     assert stored(sim) == [2]
 
 
-def test_a_call_that_was_turned_away_and_left_keeps_its_key_closed() -> None:
-    """It heard nothing of the freeze, which would else end with the call that caused it."""
+def test_an_interrupted_call_that_was_refused_keeps_its_key_frozen() -> None:
+    """Its caller does not know of the freeze, which would otherwise end with the call that caused it."""
     sim, call, waiter = served(), Call(), ThreadWaiter()
     sim.offer("a", bad=[0], waiter=call)
     settle_all(sim)
@@ -199,7 +199,7 @@ def test_a_call_that_was_turned_away_and_left_keeps_its_key_closed() -> None:
     assert sim.frozen() == {"a"}
 
 
-def test_a_message_that_was_stored_after_its_call_was_left_closes_nothing() -> None:
+def test_a_message_stored_after_the_interruption_freezes_nothing() -> None:
     sim, waiter = served(), ThreadWaiter()
     sim.offer("a", sender_waits=True, waiter=waiter)
     sim.engine.send_interrupted(waiter)
@@ -212,7 +212,7 @@ def test_a_message_that_was_stored_after_its_call_was_left_closes_nothing() -> N
 
 
 def alive() -> int:
-    """Waiters that somebody keeps, or that nobody can free."""
+    """The number of waiters in memory."""
     gc.collect()
     kinds = SingleWaiter, BatchWaiter, LoopFuture, SubmittedFuture
     return sum(isinstance(each, kinds) for each in gc.get_objects())
@@ -227,9 +227,9 @@ def fail(producer: Blocking | OnALoop, call: str) -> None:
         producer.submit("orders", "bad", key="k").result(30)
 
 
-@pytest.mark.parametrize("call", ["send", "submit", "send_many", "turned away"])
-def test_calls_that_fail_are_forgotten(broker: FakeBroker, kind: Open, call: str) -> None:
-    """Parcels are unknown to the garbage collector: an error that leads back to one would keep all of it for ever."""
+@pytest.mark.parametrize("call", ["send", "submit", "send_many", "refused"])
+def test_failed_calls_are_garbage_collected(broker: FakeBroker, kind: Open, call: str) -> None:
+    """The garbage collector does not track messages: an error that refers back to one would keep it for ever."""
     broker.faults = lambda header, number: None
     with kind(broker.address) as producer:
         producer.send("orders", "warm", key="w")
@@ -242,7 +242,7 @@ def test_calls_that_fail_are_forgotten(broker: FakeBroker, kind: Open, call: str
         assert alive() <= before + 2
 
 
-def test_messages_turned_away_from_the_inbox_are_forgotten() -> None:
+def test_messages_refused_from_the_inbox_are_garbage_collected() -> None:
     engine = served().engine
     engine._lanes[QUEUE].frozen_keys.freeze("a", MessageRefused(13, "bad"), None, wall=Millis(1))
     inbox = SendInbox(ProducerOptions(codec="bytes"), Packer(ProducerOptions(codec="bytes")), SubmittedFuture, list)

@@ -1,4 +1,4 @@
-"""A call that sends many and ends with something else than its messages' fate leaves no failure unheard of."""
+"""A `send_many` that ends early freezes the keys of messages that fail later."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from lanemq.model.errors import LaneFrozen
 
 @pytest.fixture
 def broker() -> Iterator[FakeBroker]:
-    """Refuses what is bad, but only after the first run has been tried once in vain."""
+    """Refuses bad messages, but only after a first attempt at the run that it does not answer."""
     with FakeBroker() as fake:
         fake.create("orders", queues=1, ordered=True)
         fake.refuses = lambda body: body == b'"bad"'
@@ -24,8 +24,8 @@ def broker() -> Iterator[FakeBroker]:
 
 
 def source(end: BaseException) -> Iterator[tuple[str, str]]:
-    """One run, and then no more."""
-    yield "guilty", "bad"
+    """Yields one run, then raises."""
+    yield "illegal", "bad"
     for number in range(RUN_MESSAGES - 1):
         yield f"other-{number}", "fine"
     raise end
@@ -33,15 +33,15 @@ def source(end: BaseException) -> Iterator[tuple[str, str]]:
 
 def check_frozen(producer: Blocking | OnALoop) -> None:
     producer.flush()
-    assert [each.key for each in producer.frozen_keys("orders")] == ["guilty"]
+    assert [each.key for each in producer.frozen_keys("orders")] == ["illegal"]
     with pytest.raises(LaneFrozen, match="resume"):
-        producer.send("orders", "after", key="guilty")
+        producer.send("orders", "after", key="illegal")
     producer.send("orders", "after", key="other-1")
-    producer.resume("orders", key="guilty")
-    producer.send("orders", "after", key="guilty")
+    producer.resume("orders", key="illegal")
+    producer.send("orders", "after", key="illegal")
 
 
-def test_what_fails_behind_an_error_of_the_source_freezes_its_key(broker: FakeBroker, kind: Open) -> None:
+def test_a_failure_after_the_source_raised_freezes_its_key(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         producer.send("orders", "warm", key="w")
         with pytest.raises(ValueError, match="row 501"):
@@ -49,7 +49,7 @@ def test_what_fails_behind_an_error_of_the_source_freezes_its_key(broker: FakeBr
         check_frozen(producer)
 
 
-def test_what_fails_behind_an_interruption_freezes_its_key(broker: FakeBroker) -> None:
+def test_a_failure_after_an_interruption_freezes_its_key(broker: FakeBroker) -> None:
     with Blocking(broker.address) as producer:
         producer.send("orders", "warm", key="w")
         with pytest.raises(KeyboardInterrupt):
@@ -57,22 +57,22 @@ def test_what_fails_behind_an_interruption_freezes_its_key(broker: FakeBroker) -
         check_frozen(producer)
 
 
-def test_what_fails_behind_a_cancellation_freezes_its_key(broker: FakeBroker) -> None:
+def test_a_failure_after_a_cancellation_freezes_its_key(broker: FakeBroker) -> None:
     async def main() -> list[str | None]:
         async with AsyncProducer(str(broker.address)) as producer:
             await producer.send("orders", "warm", key="w")
-            call = asyncio.ensure_future(producer.send_many("orders", [("guilty", "bad"), ("other", "fine")]))
-            await asyncio.sleep(0)  # now its messages are handed over
+            call = asyncio.ensure_future(producer.send_many("orders", [("illegal", "bad"), ("other", "fine")]))
+            await asyncio.sleep(0)  # now its messages are accepted
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             await producer.flush()
             return [each.key for each in producer.frozen_keys("orders")]
 
-    assert asyncio.run(main()) == ["guilty"]
+    assert asyncio.run(main()) == ["illegal"]
 
 
-def test_a_source_that_breaks_behind_good_messages_freezes_nothing(broker: FakeBroker, kind: Open) -> None:
+def test_a_source_that_raises_after_good_messages_freezes_nothing(broker: FakeBroker, kind: Open) -> None:
     broker.refuses = lambda body: False
     with kind(broker.address) as producer:
         producer.send("orders", "warm", key="w")
@@ -83,7 +83,7 @@ def test_a_source_that_breaks_behind_good_messages_freezes_nothing(broker: FakeB
     assert len(broker.stored("orders", 0)) == 1 + RUN_MESSAGES
 
 
-def test_a_key_that_failed_before_its_call_was_left_stays_closed() -> None:
+def test_a_key_that_failed_before_its_call_was_interrupted_stays_frozen() -> None:
     sim, call, other = served(), Call(), Call()
     sim.offer("a", "b", bad=[0, 1], waiter=call)
     while sim.wire or sim.answers:

@@ -1,10 +1,10 @@
-"""What the engine remembers of a queue changes with the broker behind it, and with what is answered."""
+"""A lane adapts to the kind of its broker, and batches grow while a request is in flight."""
 
 from tests.client.producer.engine_sim import served
 
 
 def test_a_stock_broker_under_a_known_name_gets_one_request_at_a_time() -> None:
-    """It would store what it gets behind a lost one."""
+    """It would store a later request although an earlier one was lost."""
     sim = served(max_batch_messages=1, window=4)
     sim.offer("a", "b", "c")
     assert len(sim.wire) == 3
@@ -17,10 +17,10 @@ def test_a_stock_broker_under_a_known_name_gets_one_request_at_a_time() -> None:
     sim.offer("a", "b", "c")
     assert len(sim.wire) == 3
     sim.heal()
-    sim.check_told()
+    sim.check_outcomes()
 
 
-def test_a_silent_stock_broker_under_a_known_name_is_not_asked_twice() -> None:
+def test_a_silent_stock_broker_under_a_known_name_gets_no_repetition() -> None:
     sim = served(request_timeout=3.0, timeout=20.0)
     sim.checks_stamps = False
     sim.offer("a")
@@ -28,8 +28,8 @@ def test_a_silent_stock_broker_under_a_known_name_is_not_asked_twice() -> None:
     assert sim.engine.tick().hang_up == []
 
 
-def test_messages_gather_while_a_repetition_is_under_way() -> None:
-    """It is answered like any other request: one busy broker must not make batches small."""
+def test_batches_grow_while_a_repetition_is_in_flight() -> None:
+    """A repetition is answered like any request: a busy broker must not make batches small."""
     sim = served(max_batch_messages=10, window=4)
     sim.offer("a")
     sim.busy()

@@ -1,4 +1,4 @@
-"""What a producer promises, for the blocking and the asyncio one alike."""
+"""What both producers promise."""
 
 import asyncio
 import itertools
@@ -54,8 +54,8 @@ def test_receipts_of_a_key_name_one_queue_with_growing_offsets(broker: FakeBroke
 
 
 @pytest.mark.row("A11")
-def test_key_stays_in_one_queue_and_no_key_goes_round(broker: FakeBroker, kind: Open) -> None:
-    """Without a key messages that belong together are scattered: the negative control."""
+def test_messages_with_a_key_share_a_queue_and_messages_without_use_all(broker: FakeBroker, kind: Open) -> None:
+    """The messages without a key are the negative control: they are spread over all queues."""
     with kind(broker.address) as producer:
         for number in range(40):
             producer.send("metrics", f"keyed-{number % 10}", key=f"key-{number % 10}")
@@ -70,7 +70,7 @@ def test_key_stays_in_one_queue_and_no_key_goes_round(broker: FakeBroker, kind: 
 
 
 @pytest.mark.row("A13")
-def test_selector_decides_and_gets_queues_message_and_argument(broker: FakeBroker, kind: Open) -> None:
+def test_a_selector_gets_queues_message_and_argument_and_chooses_the_queue(broker: FakeBroker, kind: Open) -> None:
     seen: list[tuple[int, object, object]] = []
 
     def last(queues: Sequence[MessageQueue], message: object, arg: object) -> MessageQueue:
@@ -83,20 +83,20 @@ def test_selector_decides_and_gets_queues_message_and_argument(broker: FakeBroke
     assert seen == [(4, "hello", 7)]
 
 
-def test_selector_that_invents_a_queue_is_refused(broker: FakeBroker, kind: Open) -> None:
+def test_a_selector_that_returns_an_unknown_queue_is_refused(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer, pytest.raises(InvalidOption, match="no queue of topic 'orders'"):
         producer.send("orders", 1, selector=lambda queues, message, arg: MessageQueue("orders", "elsewhere", 0))
 
 
 @pytest.mark.row("A14")
 @pytest.mark.parametrize(("number", "queue"), [(0, 0), (7, 3), (-7, 3), (-1, 1), (2**40 + 1, 1)])
-def test_integer_goes_by_modulo_without_hashing(broker: FakeBroker, kind: Open, number: int, queue: int) -> None:
+def test_by_int_modulo_does_not_hash(broker: FakeBroker, kind: Open, number: int, queue: int) -> None:
     with kind(broker.address) as producer:
         assert producer.send("orders", 1, selector=by_int_modulo, arg=number).queue.queue_id == queue
 
 
 @pytest.mark.parametrize("key", [5, -5, 2**31 - 1, 2**40 + 1, "order-1", "你好"])
-def test_key_finds_the_queue_that_javas_hash_selector_picks(broker: FakeBroker, kind: Open, key: Any) -> None:
+def test_a_key_goes_to_the_queue_that_javas_hash_selector_picks(broker: FakeBroker, kind: Open, key: Any) -> None:
     queues = [MessageQueue("orders", "fake", number) for number in range(4)]
     with kind(broker.address) as producer:
         receipt = producer.send("orders", 1, key=key)
@@ -104,7 +104,7 @@ def test_key_finds_the_queue_that_javas_hash_selector_picks(broker: FakeBroker, 
     assert receipt.key == str(key)
 
 
-def test_explicit_queue_is_honoured_and_checked(broker: FakeBroker, kind: Open) -> None:
+def test_an_explicit_queue_is_used_and_checked(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         assert producer.send("orders", 1, queue=3).queue.queue_id == 3
         assert producer.send("orders", 1, queue=MessageQueue("orders", "fake", 1)).queue.queue_id == 1
@@ -112,7 +112,7 @@ def test_explicit_queue_is_honoured_and_checked(broker: FakeBroker, kind: Open) 
             producer.send("orders", 1, queue=4)
 
 
-def test_ordered_topic_without_key_is_a_mistake_at_call_time(broker: FakeBroker, kind: Open) -> None:
+def test_a_missing_key_for_an_ordered_topic_is_raised_by_the_call(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         with pytest.raises(MissingKey, match="topic 'orders' is ordered"):
             producer.submit("orders", 1)
@@ -129,7 +129,7 @@ def test_unknown_topic_is_created_by_its_first_message(broker: FakeBroker, kind:
     assert texts(broker, "fresh", first) == ["1", "2"]
 
 
-def test_topic_of_the_broker_is_closed_to_senders(broker: FakeBroker, kind: Open) -> None:
+def test_sending_to_a_topic_of_the_broker_is_refused(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer, pytest.raises(NotAllowed, match="belongs to the broker"):
         producer.send("SCHEDULE_TOPIC_XXXX", 1)
 
@@ -137,8 +137,8 @@ def test_topic_of_the_broker_is_closed_to_senders(broker: FakeBroker, kind: Open
 # order
 
 
-def test_ways_of_sending_share_one_line(broker: FakeBroker, kind: Open) -> None:
-    """Sync, pipelined, one-way, batched: the call order is the stored order."""
+def test_all_ways_of_sending_keep_one_order(broker: FakeBroker, kind: Open) -> None:
+    """send, submit, send_oneway, send_many and batch: messages are stored in the order of the calls."""
     with kind(broker.address) as producer:
         for base in range(0, 100, 10):
             pending = [producer.submit("orders", base + n, key="k") for n in range(4)]
@@ -150,7 +150,7 @@ def test_ways_of_sending_share_one_line(broker: FakeBroker, kind: Open) -> None:
     assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(100)]
 
 
-def test_messages_that_gather_share_a_request(broker: FakeBroker, kind: Open) -> None:
+def test_waiting_messages_share_a_request(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         producer.send_many("orders", [("k", n) for n in range(2000)])
     assert len(broker.requests) < 20
@@ -172,8 +172,8 @@ def test_pipelined_messages_are_stored_once_and_in_order_whatever_goes_wrong(
 
 
 @pytest.mark.row("A10")
-def test_naive_pipelining_shows_the_inversion() -> None:
-    """Negative control: a task per message over several connections, and one message is late."""
+def test_naive_pipelining_inverts_the_order() -> None:
+    """Negative control: one task per message over several connections, and one message is late."""
 
     async def naive(broker: FakeBroker) -> None:
         links = [await open_connection(broker.address) for _ in range(3)]
@@ -200,7 +200,7 @@ def test_naive_pipelining_shows_the_inversion() -> None:
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_many_keys_survive_a_storm_of_faults(broker: FakeBroker, kind: Open, number: int) -> None:
+def test_many_keys_keep_their_order_through_random_faults(broker: FakeBroker, kind: Open, number: int) -> None:
     chance = random.Random(number)
     kinds = [Fault.HANG_UP, Fault.HANG_UP_AFTER, Fault.BUSY, Fault.LATE, None, None, None]
     broker.faults = lambda header, number: chance.choice(kinds) if number < 12 else None
@@ -218,7 +218,7 @@ def test_many_keys_survive_a_storm_of_faults(broker: FakeBroker, kind: Open, num
         assert [m.text for m in stored if m.properties["__SHARDINGKEY"] == key] == expected
 
 
-def test_broker_restart_in_the_middle_loses_and_doubles_nothing(broker: FakeBroker, kind: Open) -> None:
+def test_a_broker_restart_loses_and_repeats_nothing(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         producer.send("orders", 0, key="k")
         broker.stop()
@@ -228,7 +228,7 @@ def test_broker_restart_in_the_middle_loses_and_doubles_nothing(broker: FakeBrok
     assert texts(broker, "orders", receipts[0]) == [str(n) for n in range(20)]
 
 
-def test_lost_answer_shows_as_a_repeat(broker: FakeBroker, kind: Open) -> None:
+def test_a_lost_reply_shows_as_a_repeat(broker: FakeBroker, kind: Open) -> None:
     broker.faults = once(Fault.HANG_UP_AFTER, 1)
     with kind(broker.address) as producer:
         receipt = producer.send("orders", 1, key="k")
@@ -237,7 +237,7 @@ def test_lost_answer_shows_as_a_repeat(broker: FakeBroker, kind: Open) -> None:
     assert receipt.offset == 0
 
 
-def test_forgotten_producer_starts_a_new_epoch_and_goes_on(broker: FakeBroker, kind: Open) -> None:
+def test_a_producer_that_the_broker_forgot_continues_in_a_new_epoch(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         producer.send("orders", 0, key="k")
         broker.forget_producers()
@@ -247,8 +247,8 @@ def test_forgotten_producer_starts_a_new_epoch_and_goes_on(broker: FakeBroker, k
     assert ".2." in broker.everything("orders")[-1].properties["LANE_STAMP"]
 
 
-def test_repeat_to_a_broker_that_forgot_the_producer_is_not_stored_again(broker: FakeBroker, kind: Open) -> None:
-    """The lost answer may have been "stored": doubt means no, and the caller is told."""
+def test_a_repetition_to_a_broker_that_forgot_the_producer_is_not_stored_again(broker: FakeBroker, kind: Open) -> None:
+    """The lost reply may have been "stored", so it is not sent again, and the caller gets an error."""
 
     def forgetful(header: SendHeader, number: int) -> Fault | None:
         if number == 3:  # the repetition of the second
@@ -270,8 +270,8 @@ def test_repeat_to_a_broker_that_forgot_the_producer_is_not_stored_again(broker:
 # a broker that does not check stamps
 
 
-def test_stock_broker_never_sees_two_batches_of_a_queue_at_once(stock: FakeBroker, kind: Open) -> None:
-    """It would store a late batch behind its successor: with the window open this test fails."""
+def test_a_stock_broker_gets_one_batch_of_a_queue_at_a_time(stock: FakeBroker, kind: Open) -> None:
+    """It would store a late batch behind its successor: with a larger window this test fails."""
     stock.faults = once(Fault.LATE, 1, 3, 5)
     with kind(stock.address, max_batch_messages=2) as producer:
         pending = [producer.submit("orders", number, key="k") for number in range(30)]
@@ -280,15 +280,15 @@ def test_stock_broker_never_sees_two_batches_of_a_queue_at_once(stock: FakeBroke
     assert {receipt.stored for receipt in receipts} == {StoredAs.UNKNOWN}
 
 
-def test_stock_broker_that_is_slow_is_not_asked_twice(stock: FakeBroker, kind: Open) -> None:
-    """A repetition would be stored twice; only a lost connection makes one necessary."""
+def test_a_slow_stock_broker_gets_no_repetition(stock: FakeBroker, kind: Open) -> None:
+    """It would store a repetition twice; only a lost connection makes one necessary."""
     stock.faults = once(Fault.LOSE_REPLY, 1)
     with kind(stock.address, timeout=2.0, request_timeout=0.1) as producer, pytest.raises(RequestTimedOut):
         producer.send("orders", 1, key="k")
     assert len(stock.requests) == 1
 
 
-def test_repetition_on_a_stock_broker_can_be_told_by_its_stamp(stock: FakeBroker, kind: Open) -> None:
+def test_a_repetition_at_a_stock_broker_has_the_same_stamp(stock: FakeBroker, kind: Open) -> None:
     stock.faults = once(Fault.HANG_UP_AFTER, 1)
     with kind(stock.address) as producer:
         producer.send("orders", 1, key="k")
@@ -296,10 +296,10 @@ def test_repetition_on_a_stock_broker_can_be_told_by_its_stamp(stock: FakeBroker
     assert first.properties["LANE_STAMP"] == second.properties["LANE_STAMP"]
 
 
-# its life
+# options and closing
 
 
-def test_closed_producer_refuses_and_closing_twice_is_fine(broker: FakeBroker, kind: Open) -> None:
+def test_a_closed_producer_refuses_messages_and_may_be_closed_again(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         pending = producer.submit("orders", 1, key="k")
         producer.close()
@@ -308,7 +308,7 @@ def test_closed_producer_refuses_and_closing_twice_is_fine(broker: FakeBroker, k
             producer.send("orders", 2, key="k")
 
 
-def test_lingering_messages_gather_and_still_leave(broker: FakeBroker, kind: Open) -> None:
+def test_lingering_messages_share_a_batch(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address, linger=0.5) as producer:  # a busy machine needs a while for ten calls
         producer.send("orders", "warm", key="k")
         pending = [producer.submit("orders", number, key="k") for number in range(10)]
@@ -316,7 +316,7 @@ def test_lingering_messages_gather_and_still_leave(broker: FakeBroker, kind: Ope
     assert len(broker.requests) == 2
 
 
-def test_heartbeat_names_the_group(broker: FakeBroker, kind: Open) -> None:
+def test_a_producer_sends_heartbeats(broker: FakeBroker, kind: Open) -> None:
     with kind(broker.address) as producer:
         producer.send("orders", 1, key="k")
     assert broker.codes[RequestCode.HEART_BEAT] >= 1
@@ -331,6 +331,6 @@ def test_heartbeat_names_the_group(broker: FakeBroker, kind: Open) -> None:
         ({"group": "no spaces"}, "group name"),
     ],
 )
-def test_impossible_options_are_refused_together(kind: Open, settings: dict[str, Any], problem: str) -> None:
+def test_all_invalid_options_are_reported_at_once(kind: Open, settings: dict[str, Any], problem: str) -> None:
     with pytest.raises((InvalidOption, ValueError), match=problem):
         kind("localhost:9876", **settings)

@@ -1,4 +1,4 @@
-"""What a broker's answer says about places, and what senders are told of it, compiled or not."""
+"""The offsets in a broker's reply, and the receipts that senders get, compiled and pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,13 +34,13 @@ def receipts(waiters: Sequence[Any]) -> list[Receipt]:
     return [waiter.result(0) for waiter in waiters]
 
 
-@pytest.fixture(params=["as it runs", "reference"])
+@pytest.fixture(params=["current", "reference"])
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "reference" and twins:
         monkeypatch.setattr(replies, "receipts_of", references["receipts_of"])
 
 
-def told(waiters: Sequence[Any], **ext: str) -> list[Receipt]:
+def notified(waiters: Sequence[Any], **ext: str) -> list[Receipt]:
     messages = [
         PendingMessage(b"", "", f"id{index}", "k", waiter=each, index=index) for index, each in enumerate(waiters)
     ]
@@ -51,28 +51,28 @@ def told(waiters: Sequence[Any], **ext: str) -> list[Receipt]:
 
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("waiters", [futures, waiter])
-def test_a_batch_whose_place_is_forgotten_has_no_place_at_all(waiters: Waiters) -> None:
-    found = told(waiters(3), queueOffset="-1", laneDuplicate="true", laneStored="durable")
+def test_a_batch_whose_offset_is_forgotten_has_no_offsets(waiters: Waiters) -> None:
+    found = notified(waiters(3), queueOffset="-1", laneDuplicate="true", laneStored="durable")
     assert [(each.offset, each.repeat, each.stored) for each in found] == [(-1, True, StoredAs.DURABLE)] * 3
     assert [each.message_id for each in found] == ["id0", "id1", "id2"]
 
 
 @pytest.mark.usefixtures("variant")
 @pytest.mark.parametrize("waiters", [futures, waiter])
-def test_a_forgotten_beginning_does_not_count_on_into_the_rest(waiters: Waiters) -> None:
-    found = told(waiters(4), queueOffset="70", laneSkipped="2")
+def test_a_forgotten_first_part_does_not_change_the_offsets_of_the_rest(waiters: Waiters) -> None:
+    found = notified(waiters(4), queueOffset="70", laneSkipped="2")
     assert [(each.offset, each.repeat) for each in found] == [(-1, True), (-1, True), (70, False), (71, False)]
 
 
 @pytest.mark.parametrize("waiters", [futures, waiter])
 @pytest.mark.parametrize("skipped", ["3", "99", "-1", "many", ""])
-def test_a_beginning_that_makes_no_sense_costs_no_receipt(waiters: Waiters, skipped: str) -> None:
-    assert [each.offset for each in told(waiters(3), queueOffset="7", laneSkipped=skipped)] == [7, 8, 9]
+def test_an_invalid_size_of_the_first_part_is_ignored(waiters: Waiters, skipped: str) -> None:
+    assert [each.offset for each in notified(waiters(3), queueOffset="7", laneSkipped=skipped)] == [7, 8, 9]
 
 
 @pytest.mark.parametrize("offset", ["", "first", "-7", "1.5", str(2**70)])
-def test_an_answer_without_a_readable_place_still_says_stored(offset: str) -> None:
-    """Lost, the sender would wait for it for ever."""
+def test_a_reply_without_a_readable_offset_still_means_stored(offset: str) -> None:
+    """Otherwise the sender would wait for ever."""
     sim = served()
     sim.offer("a", "a")
     sim._do(sim.engine.replied(sim.wire.pop(), Command(0, 0, 1, {"queueOffset": offset}), None))

@@ -1,4 +1,4 @@
-"""A failed key freezes itself, and nothing else: any schedule of refusals, losses and late arrivals."""
+"""A failed message freezes its key and nothing else, after any schedule of refusals, losses and delays."""
 
 from collections.abc import Sequence
 
@@ -13,25 +13,23 @@ from lanemq.model.errors import (
 
 @settings(max_examples=250, deadline=None)
 @given(st.lists(GOOD | BAD | DECISIONS | WIRE | WIRE | WIRE, max_size=50), st.integers(1, 4), st.integers(1, 4))
-def test_refused_messages_freeze_their_keys_and_no_other(
-    steps: Sequence[tuple[object, ...]], window: int, batch: int
-) -> None:
+def test_refused_messages_freeze_only_their_keys(steps: Sequence[tuple[object, ...]], window: int, batch: int) -> None:
     sim = EngineSim(window=window, max_batch_messages=batch, timeout=3600.0, request_timeout=3600.0)
     play(sim, steps)
     sim.cut()
     sim.heal()
     sim.check()
-    guilty = {message.key for message in sim.messages if message.bad}
+    illegal = {message.key for message in sim.messages if message.bad}
     for number, error in sim.results.errors.items():
         message = sim.messages[number]
-        assert isinstance(error, Dropped) or message.key in guilty
-        assert message.key is not None or message.bad, "without a key only the illegal one fails"
+        assert isinstance(error, Dropped) or message.key in illegal
+        assert message.key is not None or message.bad, "without a key only the illegal message fails"
     assert not any(sim.messages[number].bad for number in sim.log)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(GOOD | BAD | DECISIONS | WIRE | WIRE | FORGET, max_size=50), st.integers(1, 4), st.integers(1, 4))
-def test_a_broker_that_forgets_costs_at_most_the_keys_in_doubt(
+def test_a_broker_that_forgets_the_producer_fails_only_keys_in_doubt(
     steps: Sequence[tuple[object, ...]], window: int, batch: int
 ) -> None:
     sim = EngineSim(window=window, max_batch_messages=batch, timeout=3600.0, request_timeout=3600.0)
@@ -47,7 +45,7 @@ def test_a_broker_that_forgets_costs_at_most_the_keys_in_doubt(
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_time_outs_freeze_what_is_in_doubt_and_the_rest_goes_on(
+def test_time_outs_freeze_keys_in_doubt_and_the_others_continue(
     steps: Sequence[tuple[object, ...]], window: int, batch: int
 ) -> None:
     sim = EngineSim(window=window, max_batch_messages=batch, timeout=10.0, request_timeout=3600.0)
@@ -60,7 +58,7 @@ def test_time_outs_freeze_what_is_in_doubt_and_the_rest_goes_on(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(GOOD | BAD | DECISIONS | st.tuples(st.sampled_from(["take", "answer", "tick", "busy"])), max_size=50))
-def test_a_stock_broker_gets_one_request_at_a_time_and_loses_only_the_guilty_keys(
+def test_a_stock_broker_gets_one_request_at_a_time_and_fails_only_illegal_keys(
     steps: Sequence[tuple[object, ...]],
 ) -> None:
     sim = EngineSim(checks_stamps=False, window=4, max_batch_messages=3, timeout=3600.0)

@@ -1,4 +1,4 @@
-"""The search for an illegal message in a refused batch: the same end as trying all of them one by one, much sooner."""
+"""The search for an illegal message in a refused batch: same result as trying one by one, with fewer requests."""
 
 from collections.abc import Sequence
 from math import ceil, log2
@@ -12,7 +12,7 @@ from lanemq.core.sending.in_flight import SentBatch
 from lanemq.model.units import Millis
 
 ALONE = 2**62
-"""A size beyond every limit: such a message shares no batch, then or later."""
+"""A size beyond every limit: such a message shares no batch."""
 
 ROUNDS = st.lists(
     st.tuples(st.lists(KEYS, min_size=1, max_size=40), st.sets(st.integers(0, 39), max_size=6)), min_size=1, max_size=3
@@ -22,7 +22,7 @@ TROUBLE = st.dictionaries(st.integers(0, 60), st.sampled_from(["cut", "busy", "u
 
 
 def one_by_one(batch: SentBatch[str]) -> list[SentBatch[str]]:
-    """What the search is measured by: every message of a refused batch by itself."""
+    """The alternative to the search: every message of a refused batch by itself."""
     return [
         SentBatch(
             batch.first_sequence + index,
@@ -38,12 +38,12 @@ def one_by_one(batch: SentBatch[str]) -> list[SentBatch[str]]:
 
 
 def drive(sim: EngineSim, trouble: dict[int, str]) -> None:
-    """Until everything is settled, with trouble on the way."""
+    """Runs until everything is settled, with these faults."""
     while not sim.engine.is_idle:
         sim.tick(6000 if not sim.wire and not sim.answers else 1)
         while sim.wire or sim.answers:
             match trouble.pop(len(sim.requests), None):
-                case "cut":  # read, and the answer is lost
+                case "cut":  # read, and the reply is lost
                     sim.take()
                     sim.cut()
                 case "unread":
@@ -62,7 +62,7 @@ def drive(sim: EngineSim, trouble: dict[int, str]) -> None:
 def outcome(
     rounds: Sequence[tuple[list[str | None], set[int]]], trouble: dict[int, str], window: int, batch: int
 ) -> tuple[object, ...]:
-    """Which messages are stored, in which order of each key, who was told of a failure, and what is frozen."""
+    """Which messages are stored, in which order of each key, which failed, and what is frozen."""
     sim = EngineSim(window=window, max_batch_messages=batch, timeout=36_000.0, request_timeout=36_000.0)
     left = dict(trouble)
     for keys, bad in rounds:
@@ -77,7 +77,7 @@ def outcome(
 
 @settings(max_examples=150, deadline=None)
 @given(ROUNDS, TROUBLE, st.integers(1, 4), st.integers(2, 40))
-def test_the_search_ends_as_trying_one_by_one_ends(
+def test_the_search_has_the_same_result_as_trying_one_by_one(
     rounds: Sequence[tuple[list[str | None], set[int]]], trouble: dict[int, str], window: int, batch: int
 ) -> None:
     found = outcome(rounds, trouble, window, batch)
@@ -88,22 +88,20 @@ def test_the_search_ends_as_trying_one_by_one_ends(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 300), st.sets(st.integers(0, 299), min_size=1, max_size=8), st.integers(1, 4))
-def test_every_illegal_message_costs_a_number_of_requests_that_grows_with_the_logarithm(
-    count: int, bad: set[int], window: int
-) -> None:
+def test_an_illegal_message_costs_a_logarithmic_number_of_requests(count: int, bad: set[int], window: int) -> None:
     sim = served(max_batch_messages=count, window=window)
     sim.offer(*[f"k{number}" for number in range(count)], bad=sorted(bad))
     sim.heal()
-    guilty = {f"k{number}" for number in bad if number < count}
-    assert sim.frozen() == guilty
-    assert len(stored(sim)) == count - len(guilty)
+    illegal = {f"k{number}" for number in bad if number < count}
+    assert sim.frozen() == illegal
+    assert len(stored(sim)) == count - len(illegal)
     search, growth, refused_behind = 2 * ceil(log2(count)) + 1, ceil(log2(count)) + window, window
-    assert len(sim.requests) <= 1 + len(guilty) * (search + growth + refused_behind)
+    assert len(sim.requests) <= 1 + len(illegal) * (search + growth + refused_behind)
 
 
 @pytest.mark.parametrize("window", [1, 4])
-def test_a_thousand_illegal_messages_cost_no_search_each(window: int) -> None:
-    """Found one by one from the front, they would cost twenty requests each."""
+def test_a_thousand_illegal_messages_do_not_cost_a_search_each(window: int) -> None:
+    """Found one by one, they would cost twenty requests each."""
     sim = served(max_batch_messages=1000, window=window)
     sim.offer(*[f"k{number}" for number in range(1000)], bad=range(1000))
     sim.heal()

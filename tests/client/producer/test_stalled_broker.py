@@ -1,6 +1,6 @@
-"""A broker that is stopped, and takes nothing any more, stops no deadline of the blocking producer.
+"""A broker that stops reading does not stop the deadlines of the blocking producer.
 
-Its machine keeps the connection and accepts new ones, so nothing tells a sender but the bytes that do not leave.
+Its machine keeps the connection and accepts new ones, so a sender notices only that its bytes are not taken.
 """
 
 import os
@@ -16,7 +16,7 @@ from lanemq.net.blocking import DuplexConnection
 
 QUEUES = 16
 BODY = os.urandom(900_000)
-"""Less than a batch, so it waits for company if it may. So many of them are more than a connection's buffers hold."""
+"""Smaller than a batch, so it lingers if it may. `QUEUES` of them are more than the buffers of a connection hold."""
 
 
 @pytest.fixture(params=[True, False], ids=["lane", "stock"])
@@ -32,10 +32,10 @@ def opened(broker: FakeBroker, **settings: float) -> Blocking:
     return producer
 
 
-def test_deadlines_are_kept_although_the_keeper_has_something_to_send(
+def test_the_maintenance_thread_keeps_deadlines_although_it_has_something_to_send(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lingering messages are the keeper's to send. It has them written by others, whatever the kernel's limits."""
+    """The maintenance thread sends lingering messages. It leaves writing to another thread."""
     writers, flush = set[str](), DuplexConnection.flush
 
     def noted(link: DuplexConnection) -> None:
@@ -44,7 +44,7 @@ def test_deadlines_are_kept_although_the_keeper_has_something_to_send(
 
     monkeypatch.setattr(DuplexConnection, "flush", noted)
     with opened(broker, timeout=1.0, request_timeout=0.5, linger=0.02) as producer, broker.asleep():
-        producer.producer._next_heartbeat = 0  # it is due, too
+        producer.producer._next_heartbeat = 0  # a heartbeat is due, too
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
             with pytest.raises(RequestTimedOut):
@@ -54,8 +54,8 @@ def test_deadlines_are_kept_although_the_keeper_has_something_to_send(
 
 
 @pytest.mark.parametrize("request_timeout", [0.1, 60.0])
-def test_a_caller_does_not_hang_in_its_write(broker: FakeBroker, request_timeout: float) -> None:
-    """Neither for longer than a request may take, nor for longer than the whole send."""
+def test_a_caller_does_not_block_in_its_write(broker: FakeBroker, request_timeout: float) -> None:
+    """Neither for longer than `request_timeout`, nor for longer than `timeout`."""
     with opened(broker, timeout=1.0, request_timeout=request_timeout) as producer, broker.asleep():
         futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]
         for future in futures:
@@ -63,7 +63,7 @@ def test_a_caller_does_not_hang_in_its_write(broker: FakeBroker, request_timeout
                 future.result(10)
 
 
-def test_a_broker_that_wakes_up_is_sent_to_again(broker: FakeBroker) -> None:
+def test_a_broker_that_recovers_gets_the_messages(broker: FakeBroker) -> None:
     with opened(broker, timeout=20.0, request_timeout=0.1) as producer:
         with broker.asleep():
             futures = [producer.submit("orders", BODY, queue=queue) for queue in range(QUEUES)]

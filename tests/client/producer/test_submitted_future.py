@@ -1,4 +1,4 @@
-"""The future of `submit` is one of `concurrent.futures`, reference and twin alike."""
+"""The future of `submit` behaves like one of `concurrent.futures`, compiled and pure."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ def receipt(offset: int = 7) -> Receipt:
 
 
 def store(*futures: Any) -> None:
-    """As the engine does it."""
+    """Settles futures as the engine does."""
     messages = [PendingMessage(b"x", "", "id", "k", waiter=each) for each in futures]
     Stored(messages, QUEUE, 7, StoredAs.DURABLE, False).notify()
 
@@ -65,14 +65,14 @@ def test_it_ends_with_its_error(future: Any) -> None:
         future.result()
 
 
-def test_whoever_waits_is_told(future: Any) -> None:
+def test_a_waiting_thread_is_woken(future: Any) -> None:
     timer = threading.Timer(0.05, store, [future])
     timer.start()
     assert future.result(10) == receipt()
     timer.join()
 
 
-def test_callbacks_run_once_whether_they_come_before_or_after(future: Any) -> None:
+def test_a_callback_runs_once_whether_it_is_added_before_or_after(future: Any) -> None:
     calls: list[Any] = []
     future.add_done_callback(calls.append)
     store(future)
@@ -80,7 +80,7 @@ def test_callbacks_run_once_whether_they_come_before_or_after(future: Any) -> No
     assert calls == [future, future]
 
 
-def test_a_batch_of_watched_and_unwatched_futures_tells_each_its_own(future: Any) -> None:
+def test_futures_with_and_without_callbacks_in_one_batch_get_their_own_receipts(future: Any) -> None:
     others = [type(future)() for _ in range(3)]
     told: list[int] = []
     for each in (others[0], others[2]):
@@ -90,7 +90,7 @@ def test_a_batch_of_watched_and_unwatched_futures_tells_each_its_own(future: Any
     assert told == [7, 10]
 
 
-def test_pythons_own_ways_to_wait_know_it(future: Any) -> None:
+def test_wait_and_as_completed_accept_it(future: Any) -> None:
     done, other = future, type(future)()
     store(done)
     assert wait([done, other], 0).done == {done}
@@ -109,18 +109,18 @@ def test_it_can_be_awaited(future: Any) -> None:
 
 
 @pytest.mark.parametrize("tie", ["callback", "attribute", "traceback"])
-def test_a_future_in_a_ring_is_collected(tie: str) -> None:
-    """The twin is unknown to the garbage collector until something could refer back to it."""
+def test_a_future_in_a_reference_cycle_is_collected(tie: str) -> None:
+    """The garbage collector does not track the twin until something could refer back to it."""
     intake = Intake(bytes, lambda: "id", SubmittedFuture, lambda: None, 100, True)
     intake.topics["orders"] = KeyTargets(TopicRoute("orders", (QUEUE,), (), {}))
     intake.open = True
-    gone = weakref.ref(in_a_ring(intake.take("orders", "k", b"x"), tie))
+    gone = weakref.ref(in_a_cycle(intake.take("orders", "k", b"x"), tie))
     intake.take_out()
     gc.collect()
     assert gone() is None
 
 
-def in_a_ring(future: Any, tie: str) -> Any:
+def in_a_cycle(future: Any, tie: str) -> Any:
     if tie == "attribute":
         future.order = [future]
     elif tie == "callback":
