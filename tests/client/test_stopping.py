@@ -26,8 +26,7 @@ from tests.client.virtual_time import run_virtual
 
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.async_consumer import AsyncConsumer
-from lanemq.client.consumer.consumer import Consumer
-from lanemq.client.consumer.open_turns import Undecided
+from lanemq.client.consumer.consumer import Consumer, Undecided
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
@@ -232,8 +231,8 @@ def test_sigterm_lets_a_push_consumer_finish_before_it_ends_the_process(real: Em
 # --- messages in somebody's hands
 
 
-class Impatient:
-    """A board on which another thread decides about the first message just when the last one goes back."""
+class DecidingScheduler:
+    """A scheduler: while the last message is given back, another thread decides about the first one."""
 
     def __init__(self) -> None:
         self.ended: list[Any] = []
@@ -247,14 +246,14 @@ class Impatient:
 
 
 def test_a_close_while_others_decide_ends_every_turn_once() -> None:
-    scheduler = Impatient()
-    runs = Undecided(scheduler, "g", NO_HISTORY, SystemClock())  # type: ignore[arg-type]
-    given = [runs.give_out(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
-    scheduler.meanwhile.append(lambda: runs.done(given[1]))
-    runs.abandon()
+    scheduler = DecidingScheduler()
+    undecided = Undecided(scheduler, "g", NO_HISTORY, SystemClock())  # type: ignore[arg-type]
+    given = [undecided.add(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
+    scheduler.meanwhile.append(lambda: undecided.done(given[1]))
+    undecided.give_back()
     assert sorted(run.messages[0].offset for run in scheduler.ended) == [0, 1, 2, 3]
     with pytest.raises(UsageError):
-        runs.done(given[0])
+        undecided.done(given[0])
 
 
 # --- an end that nobody asked for

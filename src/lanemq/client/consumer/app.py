@@ -1,4 +1,4 @@
-"""Handlers by decorator: the way most programs consume.
+"""Handlers by decorator, the usual way to consume.
 
     app = App("localhost:9876", group="billing")
 
@@ -7,8 +7,8 @@
 
     app.run()
 
-Messages of one key reach the handler in order and one at a time; different keys run side by side. Return means
-done, raise means again. SIGTERM finishes what runs, commits, hands the queues over and ends.
+The handler gets the messages of one key in order and one at a time; different keys run in parallel. A handler returns
+when it is done, and raises to try again. SIGTERM lets running handlers finish, commits, hands the queues over and ends.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ class App:
     ) -> Callable[[H], H]:
         """Registers a handler that gets the messages of each key in order, one at a time.
 
-        `on_fail` says who waits after a failure: `HoldKey` (default) the key, which is parked in the end with all
-        behind it; `HoldQueue` the whole queue, as in RocketMQ; `DeadLetter(skip=True)` sets the message aside in
-        the end and lets its successors pass.
-        `lanes` is how many keys are worked on at once. With `batch_size` above 1 the handler gets lists.
+        `on_fail` says what waits after a failure: `HoldKey` (default) holds the key, and parks it with everything
+        behind it when its retries are used up; `HoldQueue` holds the whole queue, as in RocketMQ;
+        `DeadLetter(skip=True)` makes the message a dead letter when its retries are used up, and lets its successors
+        pass. `lanes` is the number of keys that run at once. With `batch_size` above 1 the handler gets lists.
         """
         policy = on_fail or HoldKey()
         if isinstance(policy, SendBack):
@@ -66,15 +66,15 @@ class App:
     def concurrent(
         self, topic: str, *, tags: str = "*", workers: int = DEFAULT_WORKERS, batch_size: int = 1
     ) -> Callable[[H], H]:
-        """Registers a handler without any order: failures go back to the broker and return later."""
+        """Registers a handler without any order; the broker delivers failed messages again later."""
         return self._register(topic, tags, Order.NONE, SendBack(), workers, batch_size)
 
     def run(self) -> None:
-        """Works until SIGINT or SIGTERM; a second one ends at once."""
+        """Consumes until SIGINT or SIGTERM; a second signal ends at once."""
         asyncio.run(self.run_async())
 
     async def run_async(self) -> None:
-        """The same inside an event loop of yours; cancel it, or call `stop`, to end."""
+        """`run` inside an event loop of the program; cancel it, or call `stop`, to end."""
         if self._engine is not None or self._thread is not None:
             raise Closed("this app was started before: make a new one")
         self._engine = engine = ConsumerEngine(self.options, self._subscriptions)
@@ -85,7 +85,7 @@ class App:
                 self._engine = None
 
     def start(self) -> None:
-        """Works in the background; for programs that have their own life cycle."""
+        """Consumes in the background, on a thread of its own."""
         if self._engine is not None or self._thread is not None:
             raise Closed("this app was started before: make a new one")
         thread = EngineThread(self.options, self._subscriptions)
@@ -93,23 +93,23 @@ class App:
         self._thread = thread
 
     def stop(self, *, now: bool = False) -> None:
-        """Finishes what runs, hands over, ends; `now` does not wait for handlers."""
+        """Lets running handlers finish, hands the queues over and ends; `now` does not wait for handlers."""
         if self._thread is not None:
             self._thread.stop(now=now)
         elif self._engine is not None:
             (self._engine.stop_now if now else self._engine.stop)()
 
     def snapshot(self) -> ConsumerSnapshot:
-        """What this member holds and has done, for people and dashboards."""
+        """The assigned queues, and what was done so far."""
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None:
             raise Closed("this app is not running")
         return take_snapshot(engine)
 
     def resume(self, topic: str, key: str | None = None) -> bool:
-        """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; whether there was one here.
+        """Lets a parked key (or, with `HoldQueue`, a parked queue) try again; returns whether there was one here.
 
-        A lane that the broker keeps is redriven, as `lanemq parked redrive` would: this call does not wait for it.
+        A lane that is parked at the broker is redriven, as by `lanemq parked redrive`; this call does not wait for it.
         """
         engine = self._thread.engine if self._thread is not None else self._engine
         if engine is None or topic not in engine.subscriptions:
@@ -128,11 +128,11 @@ class App:
         self, topic: str, tags: str, order: Order, policy: FailurePolicy, workers: int, batch_size: int
     ) -> Callable[[H], H]:
         def register(handler: H) -> H:
-            if any(plan.topic == topic for plan in self._subscriptions):
+            if any(each.topic == topic for each in self._subscriptions):
                 raise InvalidOption(f"topic {topic!r} has a handler in this app already")
             batched = batch_size > 1
             call = handler_call(handler, batched=batched)
-            plan = Subscription(
+            subscription = Subscription(
                 topic=topic,
                 tags=tags,
                 order=order,
@@ -142,7 +142,7 @@ class App:
                 handler=None if call.is_async else batch_handler(call, batched=batched),
                 async_handler=async_batch_handler(call, batched=batched) if call.is_async else None,
             )
-            self._subscriptions.append(plan)
+            self._subscriptions.append(subscription)
             return handler
 
         return register

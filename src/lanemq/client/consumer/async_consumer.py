@@ -5,7 +5,7 @@ async with AsyncConsumer("localhost:9876", group="audit", topics=["orders"]) as 
         ...
         await consumer.done(message)
 
-SIGTERM ends the iteration after the present message, and leaving the block commits and unlocks.
+SIGTERM ends the iteration after the current message; leaving the block commits and releases the queues.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Unpack
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.consumer import Undecided, subscriptions_for
 from lanemq.client.consumer.engine import ConsumerEngine, ended_by, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.open_turns import Undecided, subscriptions_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
 from lanemq.client.message import Message
@@ -41,26 +41,26 @@ class AsyncConsumer:
         self.options = consumer_options(servers, group, **settings)
         self._subscriptions = subscriptions_for(topics, tags, on_fail)
         first = self._subscriptions[0]
-        self._board = AsyncScheduler(LaneScheduler(first.lanes), first.order, self.options.clock)
-        self._runs = Undecided(self._board, group, self.options.history, self.options.clock)
+        self._scheduler = AsyncScheduler(LaneScheduler(first.lanes), first.order, self.options.clock)
+        self._undecided = Undecided(self._scheduler, group, self.options.history, self.options.clock)
         self._engine: ConsumerEngine | None = None
         self._running: asyncio.Task[None] | None = None
         self._term: object | None = None
         self._ending = False
 
     async def start(self) -> None:
-        """Returns when the first queues were asked for; raises what made that impossible."""
+        """Starts consuming; returns after the first rebalance round, or raises the error that prevented it."""
         if self._running is not None:
             raise Closed("this consumer was started before: make a new one")
-        self._engine = engine = ConsumerEngine(self.options, self._subscriptions, self._board)
+        self._engine = engine = ConsumerEngine(self.options, self._subscriptions, self._scheduler)
         self._running = asyncio.create_task(engine.run())
         await until_started(engine, self._running)
         if self._running.done():
             await self._running
 
     async def close(self, *, now: bool = False) -> None:
-        """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
-        self._runs.abandon()
+        """Commits, and hands the queues over. Undecided messages are delivered again."""
+        self._undecided.give_back()
         if self._engine is not None and self._running is not None:
             (self._engine.stop_now if now else self._engine.stop)()
             try:
@@ -69,31 +69,33 @@ class AsyncConsumer:
                 TERMINATION.forget(self._term)
 
     async def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if none came in `timeout` seconds, or the consumer was closed.
+        """The next message; None if none came within `timeout` seconds, or the consumer was closed.
 
-        Raises what ended the consumer, if nobody asked it to end.
+        Raises:
+            LaneError: the consumer ended by an error.
         """
-        run = await self._board.take_run_async(timeout)
+        run = await self._scheduler.take_run_async(timeout)
         if run is None and self._engine is not None and self._engine.failure is not None:
             raise ended_by(self._engine.failure)
-        return None if run is None else self._runs.give_out(run)
+        return None if run is None else self._undecided.add(run)
 
     async def done(self, message: Message) -> bool:
-        """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
-        return self._runs.done(message)
+        """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
+        return self._undecided.done(message)
 
     async def retry(self, message: Message, after: float | None = None) -> None:
-        """The same message again, after `after` seconds or as the failure policy says."""
-        self._runs.retry(message, after)
+        """Delivers the same message again, after `after` seconds or as the failure policy says."""
+        self._undecided.retry(message, after)
 
     async def dead(self, message: Message, why: str = "") -> bool:
-        """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
-        run, end = self._runs.dead_letter(message, why)
+        """Moves the message to the group's dead letters; its lane goes on. False: the broker did not take it."""
+        run, end = self._undecided.dead(message, why)
         engine = self._require_engine()
         finished = await engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
         return finished.why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:
+        """The assigned queues, and what was done so far."""
         return take_snapshot(self._require_engine())
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -104,7 +106,7 @@ class AsyncConsumer:
 
     def _end_iteration(self) -> None:
         self._ending = True
-        self._loop.call_soon_threadsafe(self._board.close)
+        self._loop.call_soon_threadsafe(self._scheduler.close)
 
     async def __anext__(self) -> Message:
         message = None if self._ending else await self.poll()

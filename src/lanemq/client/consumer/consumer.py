@@ -1,13 +1,13 @@
-"""Messages by iteration, for programs that want to drive.
+"""Messages by iteration: the program takes each message and decides about it.
 
     with Consumer("localhost:9876", group="audit", topics=["orders"]) as consumer:
         for message in consumer:
             ...
             consumer.done(message)
 
-Messages of a key come in order: the next one only after `done` (or `dead`) of the one before; `retry` brings the
-same one again. Messages of other keys may be taken meanwhile. SIGTERM ends the iteration after the present message,
-and `close` commits and unlocks.
+Messages of a key come in order: the next one follows only after `done` or `dead`; `retry` delivers the same one again.
+Messages of other keys come in between. SIGTERM ends the iteration after the current message; `close` commits and
+releases the queues.
 """
 
 import asyncio
@@ -16,19 +16,26 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from lanemq.client.consumer.engine import EngineThread
+from lanemq.client.consumer.handler import Stop
+from lanemq.client.consumer.history import TurnRecorder
+from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.open_turns import Undecided, subscriptions_for
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
+from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.signals import TERMINATION
-from lanemq.client.consumer.subscription import make_scheduler
+from lanemq.client.consumer.subscription import Subscription, make_scheduler
+from lanemq.client.consumer.workers import RunEnd
 from lanemq.client.message import Message
-from lanemq.core.consuming.retry_policy import FailurePolicy
-from lanemq.core.consuming.runs import Why
-from lanemq.model.errors import Closed
+from lanemq.clock import Clock
+from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue
+from lanemq.core.consuming.runs import DONE, FAILED, STOPPED, Order, Suspend, Why
+from lanemq.history import History
+from lanemq.model.errors import Closed, InvalidOption, UsageError
+from lanemq.model.units import to_millis
 
 
 class Consumer:
-    """One member of a group. Iterate from one thread; decide about messages from any."""
+    """One member of a group. Iterate from one thread; decide about messages from any thread."""
 
     def __init__(
         self,
@@ -42,9 +49,9 @@ class Consumer:
     ) -> None:
         self.options = consumer_options(servers, group, **settings)
         subscriptions = subscriptions_for(topics, tags, on_fail)
-        scheduler = make_scheduler(subscriptions[0], self.options.clock)
-        self._runs = Undecided(scheduler, group, self.options.history, self.options.clock)
-        self._thread = EngineThread(self.options, subscriptions, scheduler)
+        self._scheduler = make_scheduler(subscriptions[0], self.options.clock)
+        self._undecided = Undecided(self._scheduler, group, self.options.history, self.options.clock)
+        self._thread = EngineThread(self.options, subscriptions, self._scheduler)
         self._term: object | None = None
         self._ending = False
 
@@ -52,40 +59,42 @@ class Consumer:
         self._thread.start()
 
     def close(self, *, now: bool = False) -> None:
-        """Undecided messages go back and will be delivered again; the rest is committed and handed over."""
-        self._runs.abandon()
+        """Commits, and hands the queues over. Undecided messages are delivered again."""
+        self._undecided.give_back()
         try:
             self._thread.stop(now=now)
         finally:
             TERMINATION.forget(self._term)
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if none came in `timeout` seconds, or the consumer was closed.
+        """The next message; None if none came within `timeout` seconds, or the consumer was closed.
 
-        Raises what ended the consumer, if nobody asked it to end.
+        Raises:
+            LaneError: the consumer ended by an error.
         """
-        run = self._runs.scheduler.take_run(timeout)
+        run = self._scheduler.take_run(timeout)
         if run is None:
             self._thread.check()
             return None
-        return self._runs.give_out(run)
+        return self._undecided.add(run)
 
     def done(self, message: Message) -> bool:
-        """The lane goes on. False: the queue was lost meanwhile, the message will be delivered again."""
-        return self._runs.done(message)
+        """Finishes the message; its lane goes on. False: the queue was lost, and the message is delivered again."""
+        return self._undecided.done(message)
 
     def retry(self, message: Message, after: float | None = None) -> None:
-        """The same message again, after `after` seconds or as the failure policy says."""
-        self._runs.retry(message, after)
+        """Delivers the same message again, after `after` seconds or as the failure policy says."""
+        self._undecided.retry(message, after)
 
     def dead(self, message: Message, why: str = "") -> bool:
-        """To the group's dead letters; the lane goes on behind it. False: the broker did not take it."""
-        run, end = self._runs.dead_letter(message, why)
+        """Moves the message to the group's dead letters; its lane goes on. False: the broker did not take it."""
+        run, end = self._undecided.dead(message, why)
         engine = self._thread.engine
-        settling = engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
-        return asyncio.run_coroutine_threadsafe(settling, self._thread.loop).result().why is Why.STOPPED
+        reporting = engine.reporter.report(engine.subscriptions[run.queue.topic], run, end)
+        return asyncio.run_coroutine_threadsafe(reporting, self._thread.loop).result().why is Why.STOPPED
 
     def snapshot(self) -> ConsumerSnapshot:
+        """The assigned queues, and what was done so far."""
         return take_snapshot(self._thread.engine)
 
     def __iter__(self) -> Iterator[Message]:
@@ -96,7 +105,7 @@ class Consumer:
     def _end_iteration(self) -> None:
         self._ending = True
         with contextlib.suppress(RuntimeError, Closed):  # ended already
-            self._thread.loop.call_soon_threadsafe(self._runs.scheduler.close)
+            self._thread.loop.call_soon_threadsafe(self._scheduler.close)
 
     def __next__(self) -> Message:
         message = None if self._ending else self.poll()
@@ -110,3 +119,64 @@ class Consumer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def subscriptions_for(topics: str | Sequence[str], tags: str, policy: FailurePolicy | None) -> list[Subscription]:
+    """Subscriptions without handlers, one per topic, with runs of one message."""
+    policy = policy or HoldKey()
+    if not isinstance(policy, (HoldKey, HoldQueue)):
+        raise InvalidOption("an iterator holds failed messages: use HoldKey or HoldQueue, and dead() for a dead letter")
+    order = Order.QUEUE if isinstance(policy, HoldQueue) else Order.KEY
+    names = [topics] if isinstance(topics, str) else list(topics)
+    return [Subscription(topic=name, tags=tags, order=order, policy=policy, run_limit=1) for name in names]
+
+
+class Undecided:
+    """The messages that were delivered to the user and not decided. Shared by both iterators."""
+
+    def __init__(self, scheduler: Scheduler, group: str, history: History, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._runs: dict[Message, MessageRun] = {}
+        self._recorder = TurnRecorder(group, history, clock) if history.on else None
+
+    def add(self, run: MessageRun) -> Message:
+        """The message of a run; its lane waits for the decision."""
+        (message,) = run.messages
+        message.retried_here = run.attempt - 1
+        self._runs[message] = run
+        if self._recorder is not None:
+            self._recorder.begin(run.messages, run)
+        return message
+
+    def done(self, message: Message) -> bool:
+        """False if the queue was lost: its next owner gets the message again."""
+        return self._finish(message, None).why is not Why.QUEUE_GONE
+
+    def retry(self, message: Message, after: float | None) -> MessageFinished:
+        return self._finish(message, Stop(FAILED if after is None else Suspend(to_millis(after))))
+
+    def dead(self, message: Message, why: str) -> tuple[MessageRun, RunEnd]:
+        """The run, and the end that makes its message a dead letter; the caller reports it."""
+        stop = Stop(Suspend(None), dead_letter=why)
+        return self._remove(message, stop), RunEnd(stop, 0)
+
+    def give_back(self) -> None:
+        """Returns everything undecided to its lane. Safe while other threads decide: each run ends once."""
+        with contextlib.suppress(KeyError):  # empty
+            while True:
+                _, run = self._runs.popitem()
+                self._scheduler.finish(run, STOPPED)
+
+    def _finish(self, message: Message, stop: Stop | None) -> MessageFinished:
+        run = self._remove(message, stop)
+        if stop is None:
+            return self._scheduler.finish(run, DONE)
+        return self._scheduler.finish(run, stop.outcome, reason="the consumer asked for a retry")
+
+    def _remove(self, message: Message, stop: Stop | None) -> MessageRun:
+        run = self._runs.pop(message, None)
+        if run is None:
+            raise UsageError(f"{message} is not waiting for a decision: decide about each message once")
+        if self._recorder is not None:
+            self._recorder.end(run.messages, run, stop)
+        return run

@@ -1,4 +1,4 @@
-"""Reading queues by hand: choose them, choose where to start, poll, commit when it suits.
+"""Reads chosen queues from chosen offsets, without a group's rebalancing.
 
     with PullConsumer("localhost:9876", group="export") as consumer:
         consumer.assign(consumer.queues("orders"))
@@ -7,12 +7,13 @@
             ...
         consumer.commit()
 
-No group membership and no leases: two pull consumers that are assigned the same queue both read it. No threads
-either; everything happens inside the calls.
+A pull consumer is no member of its group and needs no leases: two that are assigned the same queue both read it. It has
+no threads; everything happens inside the calls.
 """
 
 import contextlib
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Unpack
 
 from lanemq.client.codec import Codec, codec_named
@@ -46,7 +47,7 @@ _NOT_NEW = (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseC
 
 
 class PullConsumer:
-    """Reads assigned queues in turn. For one thread."""
+    """Reads its assigned queues in turn. Use it from one thread."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class PullConsumer:
         self._security = security_of(**protection)
         self._routes = BlockingRoutes(parse_addresses(servers), self._clock, security=self._security)
         self._connections: dict[Address, BlockingConnection] = {}
-        # Where the next poll reads of each assigned queue; what `commit` reports.
+        # Where the next poll reads each assigned queue; `commit` reports this.
         self._positions: dict[MessageQueue, QueueOffset] = {}
         self._order: list[MessageQueue] = []
 
@@ -78,7 +79,7 @@ class PullConsumer:
         return list(self._routes.get(topic).subscribe)
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Reads these from now on, each from where the group stands, or from its first message."""
+        """Reads these queues from now on, each from the group's offset, or else from its first message."""
         self._order = list(queues)
         self._positions = {
             queue: self._positions[queue] if queue in self._positions else self._start_of(queue)
@@ -86,7 +87,7 @@ class PullConsumer:
         }
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next message read from the queue is the one at `offset`."""
+        """Reads the queue from `offset` on."""
         self._known(queue)
         self._positions[queue] = QueueOffset(offset)
 
@@ -98,18 +99,19 @@ class PullConsumer:
         for queue in self._order:
             self._positions[queue] = self._offset(queue, RequestCode.GET_MAX_OFFSET, _of(queue))
 
-    def seek_to_time(self, timestamp_ms: int) -> None:
-        """The first messages stored at that wall time or later."""
+    def seek_to_time(self, when: datetime | float) -> None:
+        """Reads all assigned queues from the first message stored at that time, a `datetime` or seconds since 1970."""
+        timestamp_ms = int((when.timestamp() if isinstance(when, datetime) else when) * 1000)
         for queue in self._order:
             header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
             self._positions[queue] = self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     def position(self, queue: MessageQueue) -> QueueOffset:
-        """The next offset a poll reads."""
+        """The offset that the next poll reads."""
         return self._known(queue)
 
     def poll(self, timeout: float = 1.0) -> list[Message]:
-        """Messages of one queue, in order; the queues take turns. Empty if nothing came in time."""
+        """Messages of one queue, in order; the queues take turns. Empty if none came within `timeout` seconds."""
         deadline = self._clock.now() + int(timeout * 1000)
         while self._order:
             for queue in tuple(self._order):
@@ -121,14 +123,14 @@ class PullConsumer:
             left = deadline - self._clock.now()
             if left <= 0:
                 break
-            # Nothing anywhere: wait at the first queue, shortly if others might get something meanwhile.
+            # All queues are empty: wait at the first one, only shortly if there are others.
             messages = self._pull(self._order[0], hold_ms=left if len(self._order) == 1 else min(left, 50))
             if messages:
                 return messages
         return []
 
     def commit(self) -> None:
-        """Reports the positions of all assigned queues as the group's, and waits until the brokers have them."""
+        """Commits the positions of all assigned queues as the group's offsets; returns when the brokers have them."""
         for queue in self._order:
             header = UpdateOffsetHeader(
                 consumer_group=self._group,
@@ -139,7 +141,7 @@ class PullConsumer:
             self._ask(queue, Command(RequestCode.UPDATE_CONSUMER_OFFSET, 0, ext=header.to_ext()))
 
     def committed(self, queue: MessageQueue) -> QueueOffset | None:
-        """Where the group stands; None if it has never been there."""
+        """The group's offset of the queue; None if it has none."""
         header = QueryOffsetHeader(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         ext = header.to_ext() | {LANE_CLIENT: self._group}
         try:
@@ -202,7 +204,7 @@ class PullConsumer:
         return reply
 
     def _request(self, queue: MessageQueue, command: Command, extra: float) -> Command:
-        """Over the kept connection; once more over a new one, since brokers close idle ones."""
+        """Uses the open connection; if that fails, a new one, because brokers close idle connections."""
         address = self._routes.get(queue.topic).master(queue.broker)
         kept = self._connections.pop(address, None)
         if kept is not None:

@@ -1,4 +1,4 @@
-"""RocketMQ's push consumer under its own names, for those who come from it.
+"""RocketMQ's push consumer, with RocketMQ's names.
 
 consumer = PushConsumer("localhost:9876", group="billing")
 consumer.subscribe("orders", "paid || shipped")
@@ -34,7 +34,7 @@ MAX_RECONSUME = 16
 
 
 class PushConsumer:
-    """One member of a group with one listener. Which kind is registered decides about order (A19)."""
+    """One member of a group with one listener. The kind of listener decides about order (A19)."""
 
     def __init__(
         self,
@@ -48,9 +48,11 @@ class PushConsumer:
         manual_commit: bool = False,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        """`max_reconsume_times`: attempts before a message becomes a dead letter. -1, RocketMQ's own default, never
-        gives up with an orderly listener and means 16 with a concurrent one; None is -1 with `compat="rocketmq"`
-        and 16 otherwise.
+        """Takes RocketMQ's options beside `ConsumerSettings`.
+
+        `max_reconsume_times` is the number of attempts before a message becomes a dead letter. -1, RocketMQ's default,
+        retries for ever with an orderly listener and means 16 with a concurrent one; None is -1 with
+        `compat="rocketmq"` and 16 otherwise.
         """
         settings.setdefault("start", StartFrom.LAST)
         self.options = consumer_options(servers, group, **settings)
@@ -60,7 +62,7 @@ class PushConsumer:
         self._suspend = suspend_current_queue_time_millis / 1000
         self._manual = manual_commit
         self._topics: dict[str, str] = {}
-        self._attempt: BatchHandler | None = None
+        self._handler: BatchHandler | None = None
         self._thread: EngineThread | None = None
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
@@ -68,30 +70,30 @@ class PushConsumer:
         self._topics[topic] = tags
 
     def register_orderly(self, listener: OrderlyListener) -> None:
-        """One queue, one message at a time, in order."""
+        """Registers a listener that gets the messages of each queue in order, one at a time."""
         self._not_started()
-        self._attempt = OrderlyHandler(listener, manual=self._manual)
+        self._handler = OrderlyHandler(listener, manual=self._manual)
 
     def register_concurrent(self, listener: ConcurrentListener) -> None:
-        """As many at once as there are threads, in any order."""
+        """Registers a listener that gets messages in any order, as many at once as there are threads."""
         self._not_started()
-        self._attempt = ConcurrentHandler(listener)
+        self._handler = ConcurrentHandler(listener)
 
     @property
     def consume_orderly(self) -> bool:
-        return isinstance(self._attempt, OrderlyHandler)
+        return isinstance(self._handler, OrderlyHandler)
 
     def start(self) -> None:
-        """Once; a second start is refused. On the main thread: SIGTERM shuts down before it ends the process."""
+        """Starts consuming; a second start is refused. On the main thread, SIGTERM shuts down first."""
         self._not_started()
-        if self._attempt is None:
+        if self._handler is None:
             raise InvalidOption("no listener: call register_orderly or register_concurrent first")
         thread = EngineThread(self.options, [self._plan(topic, tags) for topic, tags in self._topics.items()])
         self._thread = thread
         thread.start(finish_on_sigterm=True)
 
     def shutdown(self, *, now: bool = False) -> None:
-        """Finishes what runs, commits, unlocks, says goodbye."""
+        """Lets running listeners finish, commits, releases the queues and leaves the group."""
         if self._thread is not None:
             self._thread.stop(now=now)
 
@@ -104,7 +106,7 @@ class PushConsumer:
         return Subscription(
             topic=topic,
             tags=tags,
-            handler=self._attempt,
+            handler=self._handler,
             order=Order.QUEUE if self.consume_orderly else Order.NONE,
             policy=self._policy(),
             workers=self._threads,
@@ -113,13 +115,13 @@ class PushConsumer:
         )
 
     def _policy(self) -> FailurePolicy:
-        most = self._max_reconsume
+        retries = self._max_reconsume
         if not self.consume_orderly:
-            return SendBack() if most in (None, RETRY_FOREVER) else SendBack(retries=most)
-        if most is None:
-            most = RETRY_FOREVER if self.options.compat == "rocketmq" else MAX_RECONSUME
-        hold = HoldQueue(retries=most, suspend=self._suspend)
-        return hold if most == RETRY_FOREVER else DeadLetter(skip=True, hold=hold)
+            return SendBack() if retries in (None, RETRY_FOREVER) else SendBack(retries=retries)
+        if retries is None:
+            retries = RETRY_FOREVER if self.options.compat == "rocketmq" else MAX_RECONSUME
+        hold = HoldQueue(retries=retries, suspend=self._suspend)
+        return hold if retries == RETRY_FOREVER else DeadLetter(skip=True, hold=hold)
 
     def _not_started(self) -> None:
         if self._thread is not None:
