@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run
-from tests.pipelines.stages.transitions.dead_letter_fixture import Kept
+from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
 from tests.pipelines.stages.transitions.pipeline_fixture import Sent
 
 from lanemq.pipelines import DeadLetter
@@ -14,10 +14,10 @@ DEAD_LETTER = "orders/broker-a/0/0"
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeadLetterPipeline:
     """A checkpoint with two dead letters of a key and one of another."""
     monkeypatch.setattr("lanemq.cli.pipeline.status.BROKER_WAIT", "1ms")
-    pipeline = Kept(tmp_path, on_failure=DeadLetter(skip=True))
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=DeadLetter(skip=True))
     pipeline.run(*(Sent(0, at, key, {"n": at, "fails": 1}) for at, key in enumerate(["a", "a", "b"])))
     return pipeline
 
@@ -38,7 +38,9 @@ def test_dead_letters_are_listed_and_shown(run: Run, tmp_path: Path) -> None:
     assert (missing.exit_code, len(missing.stderr.splitlines())) == (1, 1)
 
 
-def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(run: Run, tmp_path: Path, kept: Kept) -> None:
+def test_a_redrive_says_that_it_comes_late_and_is_shown_until_it_is_done(
+    run: Run, tmp_path: Path, kept: DeadLetterPipeline
+) -> None:
     place = str(tmp_path)
     dry = run("pipeline", "dead-letters", "redrive", place, "--key", "a", "--dry-run").stdout
     assert dry.startswith("2 dead letters of 1 key would be passed to the step again\nthey come late: after everything")

@@ -1,7 +1,7 @@
-"""Histories that make no sense: every kind of event, few names, no rules.
+"""Random histories: every kind of event, few names, no rules.
 
-A correct run never contradicts itself, so it says little about two judges. Here nearly every line contradicts another
-one, messages change keys and queues, and lines of different files fall into one moment.
+A correct run never contradicts itself, so it cannot show that two checkers differ. Here nearly every line contradicts
+another one, messages change keys and queues, and lines of different files have equal times.
 """
 
 from random import Random
@@ -22,7 +22,7 @@ KINDS = [kind for kind in AnyEvent.__args__ if kind.__struct_config__.tag not in
 
 
 def garbage(number: int, *, length: int = 120, regular: bool = False) -> list[Event]:
-    """`regular`: a message keeps its key, and a key its queue, as they do in a healthy run."""
+    """Random events; with `regular` a message keeps its key, and a key its queue, as in a healthy run."""
     random = Random(number)
     t = 0
     events: list[Event] = []

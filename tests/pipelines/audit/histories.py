@@ -1,4 +1,4 @@
-"""Histories as files: what the checker's tests keep in memory, written down as processes would."""
+"""Writes the histories of the checker's tests to files, as processes would."""
 
 import json
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from lanemq.checker.events import Event
 
 
 def write_history(folder: Path, events: Iterable[Event], *, lives: int = 1) -> Path:
-    """One file per process, numbered, in time order; `lives` is how often each process starts again on the way."""
+    """Writes one file per process, numbered, in time order; `lives` is how often each process starts."""
     folder.mkdir(parents=True)
     files: dict[str, list[dict[str, Any]]] = {}
     ordered = sorted(events, key=lambda event: event.t)

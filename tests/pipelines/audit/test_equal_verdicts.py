@@ -1,4 +1,4 @@
-"""The Spark form and the plain checker say the same about every history: verdict, counts, texts, coverage."""
+"""The Spark job and the plain checker report the same about every history: verdict, counts, texts, coverage."""
 
 import json
 from collections.abc import Callable
@@ -25,23 +25,23 @@ from lanemq.pipelines.audit.routing import Topics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def judged_plainly(runs: list[Path], options: Options | None = None) -> list[Report]:
+def check_plainly(runs: list[Path], options: Options | None = None) -> list[Report]:
     return [replace(check([run], options), around=()) for run in runs]
 
 
-def judged_by_spark(spark: Any, runs: list[Path], options: Options | None = None) -> list[Report]:
+def check_by_spark(spark: Any, runs: list[Path], options: Options | None = None) -> list[Report]:
     return check_runs_with_spark(spark, [[run] for run in runs], options)
 
 
 def compare(spark: Any, runs: list[Path], options: Options | None = None) -> list[Report]:
-    """Every run judged both ways; the reports, once they are known to be the same."""
-    plain = judged_plainly(runs, options)
-    for run, one, other in zip(runs, plain, judged_by_spark(spark, runs, options), strict=True):
+    """Checks every run both ways, asserts that the reports are equal, and returns them."""
+    plain = check_plainly(runs, options)
+    for run, one, other in zip(runs, plain, check_by_spark(spark, runs, options), strict=True):
         assert other == one, run.name
     return plain
 
 
-def test_every_planted_violation_is_found_with_the_same_words(spark: Any, tmp_path: Path) -> None:
+def test_every_planted_violation_is_reported_with_the_same_text(spark: Any, tmp_path: Path) -> None:
     runs = [write_history(tmp_path / f"{i:03}", parse(script)) for i, (_, script) in enumerate(PLANTED.values())]
     found: set[str] = set()
     for drained in (False, True):
@@ -53,7 +53,7 @@ def test_every_planted_violation_is_found_with_the_same_words(spark: Any, tmp_pa
     assert found == set(INVARIANTS), "the comparison covers every invariant"
 
 
-def test_random_histories_clean_and_damaged_are_judged_alike(spark: Any, tmp_path: Path) -> None:
+def test_random_histories_get_the_same_report(spark: Any, tmp_path: Path) -> None:
     runs = [write_history(tmp_path / f"clean{number}", World(number).run()) for number in range(100)]
     clean = len(runs)
     for damage in DAMAGE:
@@ -68,17 +68,17 @@ def test_random_histories_clean_and_damaged_are_judged_alike(spark: Any, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def nonsense(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A hundred and fifty runs without sense, half of them with the one kind of sense that shards rely on."""
-    folder = tmp_path_factory.mktemp("nonsense")
+def random_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """150 runs of random events; half of them are regular, which shards rely on."""
+    folder = tmp_path_factory.mktemp("random_runs")
     return [
         write_history(folder / str(number), garbage(number, regular=number % 2 == 0), lives=1 + number % 3)
         for number in range(150)
     ]
 
 
-def test_histories_without_sense_are_judged_alike(spark: Any, nonsense: list[Path]) -> None:
-    reports = compare(spark, nonsense, Options(slack_ns=0))
+def test_histories_of_random_events_get_the_same_report(spark: Any, random_runs: list[Path]) -> None:
+    reports = compare(spark, random_runs, Options(slack_ns=0))
     found = {name for report in reports for name in report.counts}
     assert len(found) > 18, f"only {found} were ever violated"
 
@@ -92,23 +92,23 @@ def forget_first_sends(topics: Topics) -> Topics:
 
 
 @pytest.mark.parametrize("forget", [forget_irregular, forget_first_sends])
-def test_what_shards_are_told_of_their_topic_matters(
-    spark: Any, nonsense: list[Path], monkeypatch: pytest.MonkeyPatch, forget: Callable[[Topics], Topics]
+def test_reports_differ_if_shards_do_not_know_their_topic(
+    spark: Any, random_runs: list[Path], monkeypatch: pytest.MonkeyPatch, forget: Callable[[Topics], Topics]
 ) -> None:
-    """Else the comparisons above would prove nothing about it."""
+    """Negative control: otherwise the comparisons above would prove nothing about it."""
     known = job.find_topics
     monkeypatch.setattr(job, "find_topics", lambda routes: forget(known(routes)))
-    some = nonsense[:40]
-    assert judged_by_spark(spark, some) != judged_plainly(some)
+    some = random_runs[:40]
+    assert check_by_spark(spark, some) != check_plainly(some)
 
 
-def test_sends_that_miss_their_shard_are_noticed(
-    spark: Any, nonsense: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_reports_differ_if_sends_reach_the_wrong_shard(
+    spark: Any, random_runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routed = job.into_shards
     monkeypatch.setattr(job, "into_shards", lambda pieces, routes, topics: routed(pieces, routes.limit(0), topics))
-    regular = nonsense[:40:2]
-    assert judged_by_spark(spark, regular) != judged_plainly(regular)
+    regular = random_runs[:40:2]
+    assert check_by_spark(spark, regular) != check_plainly(regular)
 
 
 def damage_gap(lines: list[str]) -> list[str]:
@@ -135,7 +135,7 @@ def damage_kind(lines: list[str]) -> list[str]:
     return ["Dear diary,", *lines]
 
 
-def test_damaged_files_are_complained_about_in_the_same_words(spark: Any, tmp_path: Path) -> None:
+def test_damaged_files_are_reported_with_the_same_text(spark: Any, tmp_path: Path) -> None:
     runs = []
     for damage in (damage_gap, damage_line, damage_end, damage_begin, damage_time, damage_kind):
         run = write_history(tmp_path / damage.__name__, World(7).run())
@@ -151,7 +151,7 @@ def test_damaged_files_are_complained_about_in_the_same_words(spark: Any, tmp_pa
 
 
 def test_the_events_around_a_violation_are_the_same(spark: Any, tmp_path: Path) -> None:
-    """One run for each way a violation is placed: in one file, in many with equal times, at the end."""
+    """One run for each position of a violation: in one file, in many with equal times, at the end."""
     scripts = [garbage(3), parse(PLANTED["1 never runs, 2 does"][1])]
     for number, events in enumerate(scripts):
         run = write_history(tmp_path / str(number), events)
@@ -160,7 +160,7 @@ def test_the_events_around_a_violation_are_the_same(spark: Any, tmp_path: Path) 
         assert report == check([run])
 
 
-def test_a_long_history_and_one_in_parquet(spark: Any, tmp_path: Path) -> None:
+def test_a_long_history_and_one_in_parquet_get_the_same_report(spark: Any, tmp_path: Path) -> None:
     for name, messages in (("long", 125_000), ("short", 10_000)):
         (tmp_path / name).mkdir()
         assert write_long_run(tmp_path / name, messages) > 4 * messages
@@ -171,7 +171,7 @@ def test_a_long_history_and_one_in_parquet(spark: Any, tmp_path: Path) -> None:
     assert columns == short
 
 
-def test_nothing_to_judge_is_unknown(spark: Any) -> None:
+def test_an_empty_history_is_unknown(spark: Any) -> None:
     assert check_with_spark(spark, []).verdict is Verdict.UNKNOWN
 
 

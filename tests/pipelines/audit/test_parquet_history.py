@@ -1,4 +1,4 @@
-"""A history written as Parquet from the start."""
+"""A history that is written as Parquet."""
 
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ def effects(history: ParquetHistory, first: int, last: int) -> None:
         history.effect(Place("g", "orders", 0, offset), "k", "table", epoch=1)
 
 
-def test_everything_reads_as_the_lines_do(tmp_path: Path) -> None:
+def test_a_parquet_history_reads_like_one_of_lines(tmp_path: Path) -> None:
     for folder, opened in (("lines", open_history), ("columns", open_parquet_history)):
         history = opened(tmp_path / folder, "member/1", count(1).__next__, "consumer", "run-1")
         write_everything(history)
@@ -33,7 +33,7 @@ def test_everything_reads_as_the_lines_do(tmp_path: Path) -> None:
     assert columns == lines
 
 
-def test_what_was_flushed_survives_without_a_close(tmp_path: Path) -> None:
+def test_flushed_events_survive_without_close(tmp_path: Path) -> None:
     history = ParquetHistory(tmp_path / "sink.parquet", "sink", count(1).__next__)
     effects(history, 0, 5)
     history.flush()
@@ -43,7 +43,7 @@ def test_what_was_flushed_survives_without_a_close(tmp_path: Path) -> None:
     assert check([tmp_path]).coverage["effects"] == 7
 
 
-def test_parts_are_one_history_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_files_are_one_history_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_history, "MAX_ROWS", 4)
     history = ParquetHistory(tmp_path / "sink.parquet", "sink", count(1).__next__)
     effects(history, 0, 30)
@@ -54,7 +54,7 @@ def test_parts_are_one_history_without_a_gap(tmp_path: Path, monkeypatch: pytest
     assert report.coverage["effects"] == 30
 
 
-def test_a_second_life_follows_the_first(tmp_path: Path) -> None:
+def test_a_restarted_process_continues_its_history(tmp_path: Path) -> None:
     clock = count(1).__next__
     for _ in range(2):
         history = ParquetHistory(tmp_path / "sink.parquet", "sink", clock)
@@ -74,7 +74,7 @@ def test_an_unfinished_part_is_not_read(tmp_path: Path) -> None:
     assert check([tmp_path]).coverage["effects"] == 3
 
 
-def test_closed_or_off_it_writes_nothing(tmp_path: Path) -> None:
+def test_a_closed_or_disabled_history_writes_nothing(tmp_path: Path) -> None:
     assert open_parquet_history(None, "sink", count().__next__) is NO_HISTORY
     history = ParquetHistory(tmp_path / "sink.parquet", "sink", count(1).__next__)
     history.close()
@@ -84,8 +84,8 @@ def test_closed_or_off_it_writes_nothing(tmp_path: Path) -> None:
     assert check([tmp_path]).events == 1
 
 
-def test_a_part_appears_only_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk must not leave half a file under a name that is read, and costs nothing that was recorded."""
+def test_a_file_appears_only_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk must not leave an incomplete file under a name that is read, and must not lose recorded events."""
     history = ParquetHistory(tmp_path / "sink.parquet", "sink", count(1).__next__)
     effects(history, 0, 3)
 

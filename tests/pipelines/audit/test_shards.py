@@ -1,6 +1,6 @@
-"""Cutting a history into shards loses nothing: the Spark form without Spark, against hundreds of senseless histories.
+"""Cutting a history into shards loses nothing, shown without Spark on hundreds of random histories.
 
-What Spark does in between, finding routes and bringing pieces together, is done here by a few lines of Python.
+A few lines of Python do what Spark does in between: find routes and bring pieces together.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ STRICT = Options(slack_ns=0)
 
 
 class Routes:
-    """`routing.find_routes` in plain words."""
+    """`routing.find_routes` in plain Python."""
 
     def __init__(self, places: list[dict[str, Any]]) -> None:
         self.irregular = {row["topic"] for row in places if row["whole"]}
@@ -54,7 +54,7 @@ class Routes:
         return min(self.queues.get((piece["topic"], piece["name"])) or {UNKNOWN_QUEUE})
 
 
-def judged_in_shards(run: Path) -> Report:
+def check_in_shards(run: Path) -> Report:
     files = files_of([find_files([run])])
     routes = Routes([row for batch in scan_messages(files, _all_of(files)) for row in batch.to_pylist()])
     pieces = [row for batch in scan_pieces(files, _all_of(files)) for row in batch.to_pylist()]
@@ -73,9 +73,11 @@ def _all_of(files: Files) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("enough", [1, 20, judging.EVENTS_PER_SORT])
-def test_shards_add_up_to_the_plain_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int) -> None:
-    """However many events are put in order at once."""
+def test_findings_of_shards_add_up_to_the_plain_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int
+) -> None:
+    """However many events are sorted at once."""
     monkeypatch.setattr(judging, "EVENTS_PER_SORT", enough)
     for number in range(enough, enough + 60):
         run = write_history(tmp_path / str(number), garbage(number, regular=number % 2 == 0), lives=1 + number % 3)
-        assert judged_in_shards(run) == replace(check([run], STRICT), around=()), number
+        assert check_in_shards(run) == replace(check([run], STRICT), around=()), number

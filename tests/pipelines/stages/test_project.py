@@ -1,4 +1,4 @@
-"""`Project` over messages that an expression cannot be computed of: they are set aside, and all others come through."""
+"""`Project`: messages for which an expression fails become dead letters, and all others are written."""
 
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 NUMBER = "cast(cast(value as string) as int)"
 SHARED = ["queue_id", "queue_offset", f"{NUMBER} as n", f"1000 / ({NUMBER} - 7)"]
-"""Fails for a text, for a number that is too large, and for 7. The same part twice: Spark would compute it once."""
+"""Fails for a text, for a number that is too large, and for 7. Has the same part twice, which Spark would share."""
 
 
 class Seen(Project):
-    """Remembers what came of every batch."""
+    """Remembers the results of every batch."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -39,7 +39,7 @@ class Seen(Project):
 
 
 class Settings(dict[str, str]):
-    """Of a session."""
+    """The settings of a session."""
 
     @property
     def conf(self) -> "Settings":
@@ -51,7 +51,7 @@ class Settings(dict[str, str]):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_message_that_fails_is_set_aside_and_the_query_lives(
+def test_a_message_that_fails_is_a_dead_letter_and_the_query_continues(
     spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
     bodies = {"k-4": b"left out", "k-1": b"abc", "k-2": b"5000000000", "k-3": b"7"}
@@ -93,7 +93,7 @@ def test_a_message_that_fails_is_set_aside_and_the_query_lives(
 
 
 @pytest.mark.parametrize("before", ["true", "false"])
-def test_the_session_is_left_as_it_was(before: str) -> None:
+def test_the_settings_of_the_session_are_restored(before: str) -> None:
     name = "spark.sql.subexpressionElimination.enabled"
     session: Any = Settings({name: before})
     seen: list[str] = []
@@ -109,7 +109,7 @@ def test_the_session_is_left_as_it_was(before: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_it"),
+    ("text", "expected"),
     [
         ("[CAST_INVALID_INPUT] The value 'abc' ... SQLSTATE: 22018", True),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", True),
@@ -117,10 +117,10 @@ def test_the_session_is_left_as_it_was(before: str) -> None:
         ("the broker is away", False),
     ],
 )
-def test_only_what_is_caused_by_value_is_a_message_s_fault(said: str, is_it: bool) -> None:
-    assert row_attempts.is_caused_by_value(ValueError(said)) is is_it
+def test_only_errors_caused_by_a_value_make_dead_letters(text: str, expected: bool) -> None:
+    assert row_attempts.is_caused_by_value(ValueError(text)) is expected
 
 
-def test_what_is_done_with_poison_is_one_of_two() -> None:
+def test_an_unknown_on_poison_is_refused() -> None:
     with pytest.raises(InvalidOption, match="on_poison: 'null' is not one of dead_letter, fail"):
         Project(["key"], on_poison="null")  # type: ignore[arg-type]

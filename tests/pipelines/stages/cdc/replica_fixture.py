@@ -34,7 +34,7 @@ _minutes = count(1)
 
 
 def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first: int = 0) -> pa.Table:
-    """Messages of one queue: (key, value) in the order of their offsets; stored a minute after those made before."""
+    """Messages of one queue from (key, value) pairs in offset order, stored a minute after those of the call before."""
     stored = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=next(_minutes))
     rows = [
         {
@@ -53,7 +53,7 @@ def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first
 
 
 class Frame:
-    """As much of a data frame as the stage uses; every table is a partition."""
+    """As much of a data frame as the stage uses. Every table is a partition."""
 
     def __init__(self, *partitions: pa.Table) -> None:
         self._partitions = partitions
@@ -71,7 +71,7 @@ class Frame:
 
 
 class Replica:
-    """A table as a sink's merge keeps it: newer rows replace older ones, deletions stay as rows."""
+    """A table as a sink merges it: newer rows replace older ones, deletions stay as rows."""
 
     def __init__(self, stage: LastState, place: Path) -> None:
         self._stage = stage
@@ -81,12 +81,12 @@ class Replica:
         self.dead: list[dict[str, Any]] = []
 
     def run(self, *partitions: pa.Table) -> Results:
-        """One batch, stage and merge."""
+        """Runs a batch and merges its rows."""
         self._number += 1
         return self.repeat(*partitions)
 
     def repeat(self, *partitions: pa.Table) -> Results:
-        """The last batch once more, under its number."""
+        """Runs the last batch again, under its number."""
         frame: Any = Frame(*partitions)
         results = self._stage.run(frame, Batch("q", self._number, 1))
         if results.state:
@@ -106,7 +106,7 @@ class Replica:
 
     @property
     def live(self) -> dict[Any, dict[str, Any]]:
-        """The rows that exist, by their key, without what the merge needed."""
+        """The rows that exist, by key, without the columns for the merge."""
         hidden = (SEQUENCE, DELETED, KEPT)
         return {
             key if len(key) > 1 else key[0]: {name: value for name, value in row.items() if name not in hidden}

@@ -1,4 +1,4 @@
-"""What Debezium's connectors write by default never becomes a wrong value, and never null over a good one."""
+"""Default values of Debezium's connectors never become wrong values, and never replace good ones by null."""
 
 import json
 from base64 import b64encode
@@ -35,10 +35,10 @@ def stage(columns: str = COLUMNS, **options: Any) -> LastState:
 @pytest.mark.parametrize("misfits", ["null", "dead_letter"])
 @pytest.mark.parametrize("fold_first", [None, False])
 @pytest.mark.parametrize(("name", "mark"), MARKS)
-def test_a_change_that_leaves_a_column_out_is_set_aside_and_the_row_stays(
+def test_a_change_that_leaves_a_column_out_is_a_dead_letter_and_the_row_stays(
     tmp_path: Path, name: str, mark: Any, fold_first: bool | None, misfits: Any
 ) -> None:
-    """Null over the stored value would look like data."""
+    """Null in place of the stored value would look like data."""
     replica = Replica(stage(format="debezium", fold_first=fold_first, misfits=misfits), tmp_path)
     replica.run(messages([('{"id": 1}', debezium("c", None, WHOLE))] * 3))
     before = replica.live
@@ -51,7 +51,7 @@ def test_a_change_that_leaves_a_column_out_is_set_aside_and_the_row_stays(
 
 
 @pytest.mark.parametrize("fold_first", [None, False])
-def test_the_newest_whole_change_counts_behind_one_that_leaves_a_column_out(
+def test_the_newest_whole_change_counts_before_one_that_leaves_a_column_out(
     tmp_path: Path, fold_first: bool | None
 ) -> None:
     partly = WHOLE | {"note": UNAVAILABLE}
@@ -65,10 +65,10 @@ def test_the_newest_whole_change_counts_behind_one_that_leaves_a_column_out(
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("fold_first", [None, False])
 @pytest.mark.parametrize(("misfits", "wrong"), [("null", {"note": UNAVAILABLE}), ("dead_letter", {"price": "much"})])
-def test_a_row_that_moves_leaves_no_ghost_under_its_old_key(
+def test_a_row_whose_key_changed_is_deleted_under_its_old_key(
     tmp_path: Path, misfits: Any, wrong: Any, fold_first: bool | None, together: bool
 ) -> None:
-    """The old row is gone for certain, and no later change would ever take it away: wherever the batch ends."""
+    """Even if the new row is poison, and wherever the batch ends: no later change would delete the old row."""
     replica = Replica(stage(format="debezium", one_queue=True, fold_first=fold_first, misfits=misfits), tmp_path)
     replica.run(messages([('{"id":2}', debezium("c", None, WHOLE | {"id": 2}))]))
     pairs = [('{"id":1}', debezium("u", {"id": 2}, WHOLE | wrong)), *[('{"id":1}', debezium("u", None, WHOLE))] * 3]
@@ -82,8 +82,8 @@ def test_a_row_that_moves_leaves_no_ghost_under_its_old_key(
     assert (set(replica.live), replica.tombstones()) == ({1}, {2})
 
 
-def test_a_row_that_moves_last_is_counted_once(tmp_path: Path) -> None:
-    """All messages of its key are read again then."""
+def test_a_change_of_key_that_comes_last_is_counted_once(tmp_path: Path) -> None:
+    """All messages of its key are then read again."""
     replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
     moved = debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE})
     results = replica.run(messages([*[('{"id":1}', debezium("u", None, WHOLE))] * 3, ('{"id":1}', moved)]))
@@ -91,14 +91,14 @@ def test_a_row_that_moves_last_is_counted_once(tmp_path: Path) -> None:
     assert (results.counts["key_changes"], results.counts["poison"]) == (1, 1)
 
 
-def test_a_row_that_moves_is_refused_without_an_order_even_if_it_is_not_whole(tmp_path: Path) -> None:
-    """Its deletion counts, so it needs an order like any other one."""
+def test_an_incomplete_change_of_key_without_a_sequence_is_refused(tmp_path: Path) -> None:
+    """Its deletion counts, so it needs an order like any other change of key."""
     replica = Replica(stage(format="debezium"), tmp_path)
     with pytest.raises(OrderError, match="changes of a row's key"):
         replica.run(messages([('{"id":1}', debezium("u", {"id": 2}, WHOLE | {"note": UNAVAILABLE}))]))
 
 
-def test_a_row_that_moves_to_no_key_is_poison_with_both_halves(tmp_path: Path) -> None:
+def test_a_change_to_no_key_is_poison_and_deletes_nothing(tmp_path: Path) -> None:
     replica = Replica(stage(format="debezium", one_queue=True), tmp_path)
     replica.run(messages([(None, debezium("u", {"id": 2}, WHOLE | {"id": "x", "note": UNAVAILABLE}))]))
     assert (replica.live, replica.tombstones()) == ({}, set())
@@ -106,8 +106,8 @@ def test_a_row_that_moves_to_no_key_is_poison_with_both_halves(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_several_rows_of_a_message_change_together_or_not_at_all(tmp_path: Path, wrong: int) -> None:
-    """One of them cannot be deleted while another takes its key."""
+def test_the_rows_of_a_message_change_together_or_not_at_all(tmp_path: Path, wrong: int) -> None:
+    """One must not be deleted while another takes its key."""
     rows: list[dict[str, Any]] = [{"id": "3", "note": "a"}, {"id": "2", "note": "b"}]
     rows[wrong]["price"] = "much"
     event = {"type": "UPDATE", "table": "t", "data": rows, "old": [{"id": "2"}, {"id": "1"}]}
@@ -133,8 +133,8 @@ def test_precise_decimals_keep_sign_and_every_digit(number: int, scale: int) -> 
     assert found.as_tuple() == Decimal(f"{number}E{-scale}").as_tuple()
 
 
-def test_precise_decimals_are_decoded_where_that_was_declared(tmp_path: Path) -> None:
-    """`1234` is Base64 too: only the declaration can say which it is."""
+def test_base64_decimals_are_decoded_only_if_declared(tmp_path: Path) -> None:
+    """`1234` is valid Base64 too; only the declaration says which it is."""
     pairs: list[tuple[str | None, Value]] = [
         (str(key), {"id": key, "price": price})
         for key, price in enumerate([precisely(12345), precisely(-5), "1234", {"scale": 1, "value": precisely(15)}, 7])
@@ -153,7 +153,7 @@ def test_precise_decimals_are_decoded_where_that_was_declared(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "price", ["?", "AAA", "", "A" * 4000, {"scale": "1", "value": "AQ=="}, {"scale": 10**9, "value": "AQ=="}, {}]
 )
-def test_what_is_no_precise_decimal_is_null_and_counted(tmp_path: Path, price: Any) -> None:
+def test_an_invalid_base64_decimal_is_null_and_counted(tmp_path: Path, price: Any) -> None:
     replica = Replica(stage("id bigint, price decimal(10,2)", decimals="base64"), tmp_path)
     found = replica.run(messages([("1", {"id": 1, "price": price})]))
     assert replica.live == {1: {"id": 1, "price": None}}
@@ -161,7 +161,7 @@ def test_what_is_no_precise_decimal_is_null_and_counted(tmp_path: Path, price: A
 
 
 def test_every_timestamp_may_have_its_own_unit(tmp_path: Path) -> None:
-    """PostgreSQL's columns come in microseconds, MySQL's by their precision, and Debezium's own in milliseconds."""
+    """PostgreSQL uses microseconds, MySQL the precision of the column, and Debezium itself milliseconds."""
     units: Any = {"a": "us", "b": "s", "c": "ns"}
     replica = Replica(stage("id bigint, a timestamp, b timestamp, c timestamp, d timestamp", time_unit=units), tmp_path)
     second = 1_700_000_000

@@ -1,4 +1,4 @@
-"""`LastState(evolve=True)`: fields that rows get become columns, once, in the commit of their batch."""
+"""`LastState(evolve=True)`: new fields become columns, once, in the commit of their batch."""
 
 import json
 import sqlite3
@@ -22,8 +22,8 @@ from lanemq.pipelines.stages.cdc.evolving import can_be_column
 SCHEMA = "id bigint, name string"
 
 
-class Following:
-    """A stage and a table, with one run after the other."""
+class EvolvingTable:
+    """A stage and a table, through several runs."""
 
     def __init__(self, folder: Path, make: Callable[[], Any], **options: Any) -> None:
         self.folder, self.make = folder, make
@@ -39,7 +39,7 @@ class Following:
         self.sink.open(None, "q", self.epoch, self.stage.schema, self.stage.how)
 
     def run(self, *rows: Any, queue: int = 0) -> Results:
-        """A batch of rows; each is a message of its own key."""
+        """Runs a batch of rows; each is a message with its own key."""
         self.number += 1
         return self.repeat(made(rows, self.number * 100, queue))
 
@@ -57,7 +57,7 @@ def made(rows: Any, first: int, queue: int = 0) -> pa.Table:
     return messages([(None, row) for row in rows], first=first, queue=queue)
 
 
-class Sqlite(Following):
+class Sqlite(EvolvingTable):
     def __init__(self, folder: Path, **options: Any) -> None:
         self.file = folder / "table.db"
         super().__init__(folder, lambda: SqliteSink(self.file, "people"), **options)
@@ -81,7 +81,7 @@ class Sqlite(Following):
         return {name: kind for name, kind in found.items() if name not in ("_sequence", "_deleted")}
 
 
-class Delta(Following):
+class Delta(EvolvingTable):
     def __init__(self, folder: Path, **options: Any) -> None:
         self.path = folder / "table"
         super().__init__(folder, lambda: DeltaSink(self.path), **options)
@@ -101,7 +101,7 @@ class Delta(Following):
 
 @pytest.fixture(params=[Sqlite, Delta])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    made: Following = request.param(tmp_path)
+    made: EvolvingTable = request.param(tmp_path)
     yield made
     made.sink.close()
 
@@ -136,7 +136,7 @@ def test_a_column_is_known_after_a_restart_and_keeps_its_type(place: Any) -> Non
     assert [row["age"] for row in place.rows()] == [7, None]
 
 
-def test_a_conflict_of_types_is_null_counted_and_told_once(place: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_conflict_of_types_is_null_counted_and_logged_once(place: Any, caplog: pytest.LogCaptureFixture) -> None:
     place.run({"id": 1, "name": "a", "age": 7})
     caplog.clear()
     for at in range(3):
@@ -148,7 +148,7 @@ def test_a_conflict_of_types_is_null_counted_and_told_once(place: Any, caplog: p
     assert [row["age"] for row in place.rows()] == [7, None, None, None]
 
 
-def test_a_conflict_does_not_make_a_message_poison_even_if_misfits_do(tmp_path: Path) -> None:
+def test_a_conflict_of_types_is_not_poison_even_if_misfits_are(tmp_path: Path) -> None:
     place = Sqlite(tmp_path, misfits="dead_letter")
     place.run({"id": 1, "name": "a", "age": 7})
     results = place.run({"id": 2, "name": "b", "age": "old"})
@@ -158,8 +158,8 @@ def test_a_conflict_does_not_make_a_message_poison_even_if_misfits_do(tmp_path: 
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_repeated_batch_adds_nothing_again(place: Any, settled: bool) -> None:
-    """Before the state was written, or after it, or after the table had all of it."""
+def test_a_repeated_batch_adds_no_column_again(place: Any, settled: bool) -> None:
+    """After a crash before or after the state was written, or after the table had the batch."""
     place.number += 1
     batch = made([{"id": 1, "name": "a", "age": 7}], 0)
     first = place.repeat(batch, settle=settled, write=False)
@@ -175,8 +175,8 @@ def test_a_repeated_batch_adds_nothing_again(place: Any, settled: bool) -> None:
 
 
 def test_two_writers_that_add_the_same_column_are_safe(place: Any) -> None:
-    """Two pipelines into one table, say; the second finds the column when its batch comes."""
-    other = Following(place.folder / "other", place.make)
+    """For example two pipelines into one table; the second finds the column when its batch comes."""
+    other = EvolvingTable(place.folder / "other", place.make)
     other.sink.close()
     other.sink = place.make()
     other.sink.open(None, "q2", 1, other.stage.schema, other.stage.how)
@@ -188,8 +188,10 @@ def test_two_writers_that_add_the_same_column_are_safe(place: Any) -> None:
     assert [row["age"] for row in place.rows()] == [7, 8]
 
 
-def test_a_column_of_another_type_that_is_there_ends_nothing(sqlite: Sqlite, caplog: pytest.LogCaptureFixture) -> None:
-    """Text takes everything as text; what takes neither is left out, and said."""
+def test_an_existing_column_of_another_type_does_not_end_the_query(
+    sqlite: Sqlite, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text column takes every value as text; a value that no column takes is left out, with a warning."""
     sqlite.ask("ALTER TABLE people ADD COLUMN note TEXT")
     sqlite.ask("ALTER TABLE people ADD COLUMN picture BLOB")
     for at in range(2):
@@ -198,7 +200,7 @@ def test_a_column_of_another_type_that_is_there_ends_nothing(sqlite: Sqlite, cap
     assert caplog.text.count("has a column picture that does not take int64") == 1
 
 
-def test_a_delta_column_of_another_type_that_is_there_ends_nothing(tmp_path: Path) -> None:
+def test_an_existing_delta_column_of_another_type_does_not_end_the_query(tmp_path: Path) -> None:
     before = Delta(tmp_path, schema=f"{SCHEMA}, note string, day date", evolve=False)
     before.run({"id": 1, "name": "a", "note": "n"})
     before.sink.close()
@@ -211,8 +213,8 @@ def test_a_delta_column_of_another_type_that_is_there_ends_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("value", [b'"\xff"', b"1e999999", b"[" * 100_000 + b"]" * 100_000, b'"\\ud800"'])
-def test_a_new_field_that_cannot_be_read_ends_nothing(sqlite: Sqlite, value: bytes) -> None:
-    """Nobody declared the field, so nobody can be asked to repair it: the query would end at every start."""
+def test_an_unreadable_new_field_does_not_end_the_query(sqlite: Sqlite, value: bytes) -> None:
+    """The field was not declared, so the declaration cannot be corrected, and the query would end at every start."""
     good = [{"id": 1, "name": "a"}, {"id": 3, "name": "c", "age": 7}]
     sqlite.run(good[0], b'{"id":2,"name":"b","note":' + value + b"}", good[1])
     assert list(sqlite.columns()) == ["id", "name", "age"]
@@ -222,8 +224,8 @@ def test_a_new_field_that_cannot_be_read_ends_nothing(sqlite: Sqlite, value: byt
 
 
 @pytest.mark.parametrize("left_out", ["dead_letter", "keep"])
-def test_a_field_with_a_name_of_ours_is_no_column_and_no_word_to_the_sink(place: Any, left_out: str) -> None:
-    """`_kept` tells a sink which columns stay: a field of that name would leave old values in the table."""
+def test_a_field_with_a_reserved_name_becomes_no_column(place: Any, left_out: str) -> None:
+    """`_kept` tells a sink which columns to keep: a field of that name would leave old values in the table."""
     place.options["left_out"] = left_out
     place.sink.close()
     place.restart()
@@ -233,8 +235,8 @@ def test_a_field_with_a_name_of_ours_is_no_column_and_no_word_to_the_sink(place:
     assert set(place.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
 
 
-def test_rows_that_keep_columns_are_refused_by_a_sink_that_did_not_agree_to_it(place: Any) -> None:
-    """A batch decided with `keep` and finished without: either null over what was kept, or old values, unasked."""
+def test_rows_with_kept_columns_are_refused_by_a_sink_opened_without_them(place: Any) -> None:
+    """A batch decided with `keep` and finished without it would write nulls, or keep old values."""
     place.run({"id": 1, "name": "old"})
     decided = LastState(**place.options, left_out="keep")
     decided.open(None, place.folder / "other")  # type: ignore[arg-type]
@@ -246,7 +248,7 @@ def test_rows_that_keep_columns_are_refused_by_a_sink_that_did_not_agree_to_it(p
     assert place.rows() == [{"id": 1, "name": "old"}]
 
 
-def test_a_checkpoint_that_took_a_name_of_ours_for_a_column_goes_on(place: Any) -> None:
+def test_a_checkpoint_with_a_reserved_name_as_column_continues(place: Any) -> None:
     (place.folder / "stage").mkdir(exist_ok=True)
     (place.folder / "stage" / "columns.json").write_text('{"columns": {"_kept": "string", "age": "long"}}')
     place.restart()
@@ -266,10 +268,10 @@ def test_a_checkpoint_that_took_a_name_of_ours_for_a_column_goes_on(place: Any) 
         ([True, 10, 10.5], "boolean"),
     ],
 )
-def test_a_whole_number_beside_a_fraction_is_a_number(
+def test_a_whole_number_in_a_batch_with_fractions_gives_a_double_column(
     sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch, values: list[Any], kind: str, parted: bool
 ) -> None:
-    """JSON writes a price of 10.00 as 10; and however the batch is divided, the column is the same."""
+    """JSON writes a price of 10.00 as 10. The column must not depend on how the batch is divided."""
     rows = [{"id": at, "name": "a", "price": value} for at, value in enumerate(values)]
     parts = [made([row], at) for at, row in enumerate(rows)] if parted else [made(rows, 0)]
     sqlite.number = 1
@@ -282,13 +284,13 @@ def test_a_whole_number_beside_a_fraction_is_a_number(
         assert found["price"].dataType.simpleString() == kind
 
 
-def test_a_column_of_whole_numbers_that_was_written_stays_one(place: Any) -> None:
+def test_a_column_of_whole_numbers_keeps_its_type_in_later_batches(place: Any) -> None:
     place.run({"id": 1, "name": "a", "price": 10})
     assert place.run({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
     assert [row["price"] for row in place.rows()] == [10, None]
 
 
-def test_names_that_a_database_could_not_hold_are_told_and_no_columns(sqlite: Sqlite) -> None:
+def test_names_that_a_database_could_not_hold_become_no_columns(sqlite: Sqlite) -> None:
     sqlite.run({"id": 1, "name": "a"})
     odd = ["Name", "_SEQUENCE", "ctid", "a b", "1st", "x" * 64, 'q"uote', "semi;colon"]
     counts = sqlite.run({"id": 2, "name": "b", "größe": 1, "Class": 2, **dict.fromkeys(odd, 1)}).counts
@@ -303,15 +305,15 @@ def test_names_that_differ_in_case_only_are_one_column(sqlite: Sqlite) -> None:
     assert sqlite.rows() == [{"id": 1, "name": "a", "City": "Ulm"}]
 
 
-def test_rows_that_are_maps_do_not_make_columns_for_ever(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_added_columns_is_limited(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evolving, "MAX_COLUMNS", 3)
     for at in range(5):
         sqlite.run({"id": at, "name": "a", f"k{at}": 1})
     assert list(sqlite.columns()) == ["id", "name", "k0", "k1", "k2"]
 
 
-def test_the_type_does_not_depend_on_the_task_that_saw_the_field_first(sqlite: Sqlite) -> None:
-    """By queue and offset: a repetition may divide the messages otherwise."""
+def test_the_type_does_not_depend_on_how_messages_are_divided_into_tasks(sqlite: Sqlite) -> None:
+    """The first value by queue and offset decides: a repeated batch may be divided differently."""
     one, two = made([{"id": 1, "name": "a", "age": "x"}], 5, 1), made([{"id": 2, "name": "b", "age": 7}], 9, 0)
     sqlite.number = 1
     for order in ((one, two), (two, one)):
@@ -337,7 +339,7 @@ def test_every_format_evolves_by_the_rows_of_its_own_table(tmp_path: Path, form:
     place.sink.close()
 
 
-def test_deletions_have_nothing_in_new_columns(place: Any) -> None:
+def test_deletions_have_null_in_new_columns(place: Any) -> None:
     place.options["deleted"] = "gone"
     place.restart()
     place.run({"id": 1, "name": "a", "age": 7}, {"id": 2, "name": "b", "age": 8})
@@ -345,7 +347,7 @@ def test_deletions_have_nothing_in_new_columns(place: Any) -> None:
     assert place.rows() == [{"id": 2, "name": "b", "age": 8}]
 
 
-def test_a_column_that_is_declared_later_is_declared(place: Any) -> None:
+def test_an_added_column_may_be_declared_later(place: Any) -> None:
     place.run({"id": 1, "name": "a", "age": 7})
     place.restart(schema=f"{SCHEMA}, age bigint")
     place.run({"id": 2, "name": "b", "age": 8, "city": "Ulm"})
@@ -359,7 +361,7 @@ def test_evolution_can_be_switched_off(place: Any) -> None:
     assert [row["age"] for row in place.rows()] == [7, None]
 
 
-def test_without_it_fields_are_only_told_and_counted(tmp_path: Path) -> None:
+def test_without_evolve_new_fields_are_only_logged_and_counted(tmp_path: Path) -> None:
     place = Sqlite(tmp_path, evolve=False)
     place.run({"id": 1, "name": "a"})
     assert place.run({"id": 2, "name": "b", "age": 8}).counts["new_fields"] == 1
@@ -367,7 +369,7 @@ def test_without_it_fields_are_only_told_and_counted(tmp_path: Path) -> None:
     place.sink.close()
 
 
-def test_a_sequence_of_the_source_is_no_column(tmp_path: Path) -> None:
+def test_the_sequence_field_becomes_no_column(tmp_path: Path) -> None:
     place = Sqlite(tmp_path, sequence=["version"])
     place.run({"id": 1, "name": "a", "version": 5, "age": 7})
     place.restart()
@@ -377,7 +379,7 @@ def test_a_sequence_of_the_source_is_no_column(tmp_path: Path) -> None:
 
 
 def test_a_decision_with_new_columns_is_completed_by_a_run_that_does_not_know_them(tmp_path: Path) -> None:
-    """A crash between the decision and the stage's state: refused, the pipeline would never start again."""
+    """After a crash between the decision and the stage's state. If refused, the pipeline could never start again."""
     place = Sqlite(tmp_path)
     place.number = 1
     results = place.repeat(made([{"id": 1, "name": "a", "age": 7}], 0), settle=False, write=False)
@@ -399,14 +401,14 @@ def test_a_decision_with_new_columns_is_completed_by_a_run_that_does_not_know_th
     [lambda f: TopicSink("127.0.0.1:1", "t", key="id"), lambda f: SqliteSink(f / "x", "t", evolve=False)],
     ids=["no table", "not allowed"],
 )
-def test_a_sink_that_cannot_get_columns_is_refused_when_it_is_declared(tmp_path: Path, sink: Any) -> None:
+def test_a_sink_that_cannot_add_columns_is_refused_when_declared(tmp_path: Path, sink: Any) -> None:
     stage, source = LastState(SCHEMA, ["id"], evolve=True), Topic("127.0.0.1:1", "people")
-    with pytest.raises(InvalidOption, match="stage: evolve needs a table that may get columns"):
+    with pytest.raises(InvalidOption, match="stage: evolve needs a sink that adds columns"):
         Pipeline("people", source, stage, sink(tmp_path), tmp_path)
     Pipeline("people", source, stage, SqliteSink(tmp_path / "x", "t"), tmp_path)
 
 
-def test_a_file_can_ask_for_it(tmp_path: Path) -> None:
+def test_evolve_can_be_set_in_a_toml_file(tmp_path: Path) -> None:
     file = tmp_path / "people.toml"
     file.write_text(
         f'[pipeline]\nname = "people"\ncheckpoint = "{tmp_path}/c"\n[source]\nservers = "127.0.0.1:1"\ntopic = "p"\n'
@@ -415,5 +417,5 @@ def test_a_file_can_ask_for_it(tmp_path: Path) -> None:
     )
     assert load(file).stage.evolves  # type: ignore[attr-defined]
     file.write_text(file.read_text().replace("evolve = true", 'evolve = "yes"'))
-    with pytest.raises(InvalidOption, match="evolve: 'yes' does not fit, true or false is wanted"):
+    with pytest.raises(InvalidOption, match="evolve: 'yes' is not true or false"):
         load(file)

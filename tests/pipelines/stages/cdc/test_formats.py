@@ -1,4 +1,4 @@
-"""Events as the formats' own documentation shows them, read into rows."""
+"""Events as in the documentation of each format, read into rows."""
 
 import json
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_json_is_the_row_and_no_value_deletes_it(tmp_path: Path) -> None:
     assert counts(replica) == {"events": 6, "keys": 5, "deletes": 3}
 
 
-def test_json_rows_may_say_themselves_that_they_are_gone(tmp_path: Path) -> None:
+def test_json_rows_may_have_a_field_that_marks_deletions(tmp_path: Path) -> None:
     gone = ANNE | {"__deleted": "true"}
     replica = followed(tmp_path, [gone | {"__deleted": "false"}, gone], deleted="__deleted")
     assert (replica.live, replica.tombstones()) == ({}, {1})
@@ -95,7 +95,7 @@ def test_a_path_may_lead_into_a_column(tmp_path: Path) -> None:
 
 
 def test_json_takes_its_sequence_from_the_row(tmp_path: Path) -> None:
-    """The column `amount` is a column and part of the sequence; `meta.version` is only the latter."""
+    """`amount` is a column and part of the sequence; `meta.version` is only part of the sequence."""
     values: list[Value] = [
         {"id": 1, "name": "new", "amount": 5, "meta": {"version": 2}},
         {"id": 1, "name": "old", "amount": 5, "meta": {"version": 1}},
@@ -129,7 +129,7 @@ def test_debezium_may_move_a_row_to_another_key_in_one_event(tmp_path: Path) -> 
     assert counts(replica)["key_changes"] == 1
 
 
-def test_debezium_events_about_no_row_are_passed_over(tmp_path: Path) -> None:
+def test_debezium_events_about_no_row_are_ignored(tmp_path: Path) -> None:
     values: list[Value] = [
         {"ts_ms": 1700000000000},
         {"status": "BEGIN", "id": "571", "event_count": None, "data_collections": None},
@@ -144,7 +144,7 @@ def test_debezium_events_about_no_row_are_passed_over(tmp_path: Path) -> None:
     assert counts(replica) == {"events": 7, "keys": 1, "ddl": 1, "ignored": 5}
 
 
-def test_debezium_tombstones_say_nothing_where_a_sequence_is_needed(tmp_path: Path) -> None:
+def test_debezium_tombstones_are_ignored_if_a_sequence_is_needed(tmp_path: Path) -> None:
     """A tombstone follows its deletion and has no sequence of its own."""
     values: list[Value] = [debezium("d", {"id": 1}, None, lsn=5), None, debezium("c", None, ANNE, lsn=6)]
     replica = followed(tmp_path, values, ['{"id": 1}'] * 3, format="debezium", sequence=LSN)
@@ -154,7 +154,7 @@ def test_debezium_tombstones_say_nothing_where_a_sequence_is_needed(tmp_path: Pa
 
 @pytest.mark.parametrize("fold_first", [None, False])
 def test_a_tombstone_of_another_table_deletes_nothing(tmp_path: Path, fold_first: bool | None) -> None:
-    """Both tables have a row 1, and a tombstone does not say whose it is."""
+    """Both tables have a row 1, and a tombstone does not name its table."""
     other = debezium("d", {"id": 1}, None, table="orders")
     values: list[Value] = [debezium("c", None, ANNE), other, None, debezium("c", None, {"id": 2}), None]
     values += [debezium("d", {"id": 2}, None), None]
@@ -163,7 +163,7 @@ def test_a_tombstone_of_another_table_deletes_nothing(tmp_path: Path, fold_first
     assert (replica.live, replica.tombstones()) == ({1: ANNE}, {2})
 
 
-def test_canal_carries_several_rows_as_text(tmp_path: Path) -> None:
+def test_canal_has_several_rows_as_text_per_message(tmp_path: Path) -> None:
     rows = [{"id": "1", "name": "Anne", "amount": "1.5"}, {"id": "2", "name": None, "amount": None}]
     values: list[Value] = [
         canal("INSERT", rows),
@@ -178,7 +178,7 @@ def test_canal_carries_several_rows_as_text(tmp_path: Path) -> None:
     assert counts(replica) == {"events": 5, "keys": 4, "deletes": 2, "key_changes": 1, "ddl": 1, "ignored": 1}
 
 
-def test_canal_rows_that_move_into_each_others_places_end_where_the_source_has_them(tmp_path: Path) -> None:
+def test_canal_rows_that_take_each_others_keys_end_as_in_the_source(tmp_path: Path) -> None:
     """`set id = id + 1 order by id desc`: the deletion of 2 comes first, and the row that becomes 2 stays."""
     data = [{"id": "3", "name": "B"}, {"id": "2", "name": "A"}]
     values: list[Value] = [canal("UPDATE", data, [{"id": "2"}, {"id": "1"}])]
@@ -226,10 +226,10 @@ POISON: list[tuple[str, Value, str]] = [
 
 
 @pytest.mark.parametrize(("format", "value", "why"), POISON)
-def test_a_message_that_is_not_understood_is_set_aside_whole(
+def test_a_message_that_is_not_understood_is_a_dead_letter_as_a_whole(
     tmp_path: Path, format: Any, value: Value, why: str
 ) -> None:
-    """No row of it is applied, so that it can be repaired and sent again."""
+    """None of its rows is applied, so that it can be corrected and sent again."""
     replica = followed(tmp_path, [value], [""], format=format)
     [letter] = replica.dead
     assert why in letter["reason"]

@@ -1,4 +1,4 @@
-"""A restart with other keys or another sequence is refused, before it can leave old rows beside new ones."""
+"""A restart with other keys or another sequence is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def stage(keys: list[str] | None = None, **options: Any) -> LastState:
         (stage(sequence=["lsn"]), stage(), "begin with an empty table and an empty checkpoint"),
     ],
 )
-def test_a_restart_with_another_key_or_order_is_refused(
+def test_a_restart_with_other_keys_or_another_sequence_is_refused(
     tmp_path: Path, before: LastState, after: LastState, words: str
 ) -> None:
     Replica(before, tmp_path).run(messages([("k", ROW)]))
@@ -37,18 +37,18 @@ def test_a_restart_with_another_key_or_order_is_refused(
     Replica(before, tmp_path)
 
 
-def test_the_order_of_key_columns_and_everything_else_may_change(tmp_path: Path) -> None:
+def test_the_order_of_key_columns_and_other_options_may_change(tmp_path: Path) -> None:
     Replica(stage(["id", "region"]), tmp_path).run(messages([("k", ROW)]))
     Replica(LastState(COLUMNS + ", more int", ["region", "id"], misfits="dead_letter"), tmp_path)
 
 
-def test_a_start_that_made_no_batch_fixes_nothing(tmp_path: Path) -> None:
-    """Wrong keys are often what the first start is refused for by the sink."""
+def test_a_start_without_a_batch_freezes_no_options(tmp_path: Path) -> None:
+    """The sink often refuses the first start because of wrong keys."""
     Replica(stage(["region"]), tmp_path)
     Replica(stage(), tmp_path)
 
 
-def test_a_checkpoint_of_a_version_that_did_not_note_it_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_without_recorded_options_continues(tmp_path: Path) -> None:
     Replica(stage(), tmp_path).run(messages([("k", ROW)]))
     (tmp_path / "table.json").unlink()
     Replica(stage(), tmp_path).run(messages([("k", ROW)], first=1))

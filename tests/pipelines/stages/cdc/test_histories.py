@@ -1,4 +1,4 @@
-"""Whatever happened at the source, however it was cut into queues and batches: the replica ends equal to it."""
+"""The replica ends equal to its source, however changes are divided into queues and batches."""
 
 import json
 import random
@@ -20,7 +20,7 @@ QUEUES = 3
 
 
 class Source:
-    """A table under random changes; every change is written down as (key, old key, row or None)."""
+    """A table under random changes; each is recorded as (key, old key, row or None)."""
 
     def __init__(self, dice: random.Random, changes: int, *, moves: bool) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
@@ -41,7 +41,7 @@ class Source:
 
 
 def replicated(stage: LastState, queues: list[list[Pair]], dice: random.Random) -> dict[Any, Any]:
-    """Queues advance unevenly, batches are cut anywhere, some are done twice, and old ones are merged again."""
+    """Runs random batches over the queues; some are repeated, and old ones are merged again."""
     with tempfile.TemporaryDirectory() as folder:
         replica = Replica(stage, Path(folder))
         places = [0] * len(queues)
@@ -62,7 +62,7 @@ def replicated(stage: LastState, queues: list[list[Pair]], dice: random.Random) 
 
 
 def with_repeats(pairs: list[Pair], dice: random.Random) -> list[Pair]:
-    """A producer that knows no stamps sends what was not acknowledged again: runs of messages come twice."""
+    """The messages with repeats, as a producer without stamps sends unacknowledged messages again."""
     out: list[Pair] = []
     for pair in pairs:
         out.append(pair)
@@ -86,7 +86,7 @@ def test_rows_by_offsets_follow_the_source(seed: int, fold_first: bool | None) -
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_debezium_by_offsets_follows_the_source(seed: int, fold_first: bool | None) -> None:
-    """Changes of keys come as Debezium sends them: deletion, tombstone, creation, each under its own message key."""
+    """Changes of keys are deletion, tombstone and creation, each under its own message key."""
     dice = random.Random(seed)
     source, queues = Source(dice, 25, moves=True), [list[Pair]() for _ in range(QUEUES)]
 
@@ -105,7 +105,7 @@ def test_debezium_by_offsets_follows_the_source(seed: int, fold_first: bool | No
 
 
 def single_updates(source: Source, dice: random.Random) -> list[Pair]:
-    """Changes of keys as one update under the new key; what stands before is null, the key, or the whole row."""
+    """Changes of keys as one update under the new key; `before` is null, the key, or the whole row."""
     pairs: list[Pair] = []
     for key, old, row in source.log:
         same = dice.choice((None, {"id": key}, {"id": key, "name": "before", "amount": 0.5}))
@@ -115,7 +115,7 @@ def single_updates(source: Source, dice: random.Random) -> list[Pair]:
 
 
 def compact(value: Value) -> bytes:
-    """As Debezium's converters write: without spaces, and what stands before comes first."""
+    """JSON as Debezium's converters write it: without spaces, and with `before` first."""
     assert isinstance(value, dict)
     return json.dumps({"before": value["before"], "after": value["after"], **value}, separators=(",", ":")).encode()
 
@@ -123,7 +123,7 @@ def compact(value: Value) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_keys_changed_by_single_updates_in_one_queue_follow_the_source(seed: int, fold_first: bool | None) -> None:
-    """The new key's later changes stand behind the one message that says that the old row is gone."""
+    """Only one message of the new key, followed by others, says that the old row was deleted."""
     dice = random.Random(seed)
     source = Source(dice, dice.choice((10, 40)), moves=True)
     stage = LastState(SCHEMA, ["id"], format="debezium", one_queue=True, fold_first=fold_first)
@@ -147,7 +147,7 @@ def test_a_key_changed_by_a_single_update_in_several_queues_is_always_refused(
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_debezium_by_its_own_sequence_follows_the_source_through_any_queue(seed: int) -> None:
-    """Messages without a key, in whatever queue: only the log's position orders them; moves are single updates."""
+    """Messages without a key in random queues, ordered only by log position; changes of keys are single updates."""
     dice = random.Random(seed)
     source, queues = Source(dice, 25, moves=True), [list[Pair]() for _ in range(QUEUES)]
     for number, (key, old, row) in enumerate(source.log):
@@ -163,7 +163,7 @@ def test_debezium_by_its_own_sequence_follows_the_source_through_any_queue(seed:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_canal_in_one_queue_follows_the_source(seed: int) -> None:
-    """Several rows a message, changes of keys among them, ordered by offset and place within the message."""
+    """Several rows per message, with changes of keys, ordered by offset and position in the message."""
     dice = random.Random(seed)
     source, queue = Source(dice, 25, moves=True), list[Pair]()
     log = list(source.log)

@@ -1,4 +1,4 @@
-"""The stage on Spark: the same frame, the same rows, however often and in however many tasks."""
+"""The stage on Spark gives the same rows for the same frame, however often and in however many tasks."""
 
 import importlib.util
 from pathlib import Path
@@ -43,7 +43,7 @@ def rows_of(results: Results) -> list[dict[str, Any]]:
     return results.outputs.table().sort_by("id").to_pylist()  # type: ignore[no-any-return]
 
 
-def test_a_topic_becomes_one_row_per_key_the_same_every_time(
+def test_a_topic_gives_the_same_row_per_key_every_time(
     spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
     sent(broker, topic)
@@ -74,7 +74,7 @@ def test_a_topic_becomes_one_row_per_key_the_same_every_time(
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["table.json"]
 
 
-def test_work_of_a_killed_run_is_removed(spark: Any, tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "work" / str(NUMBERS_PER_BATCH)).mkdir(parents=True)
     (tmp_path / "work" / str(NUMBERS_PER_BATCH) / "left.rows").write_bytes(b"half")
     stage = LastState("id bigint", ["id"])

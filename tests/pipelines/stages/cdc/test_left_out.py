@@ -1,4 +1,4 @@
-"""`left_out="keep"`: a column that a change left out has the value of the newest change before it that has one."""
+"""`left_out="keep"`: a left-out column has the value of the newest earlier change that has one."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def stage(**options: Any) -> LastState:
 
 
 class Source:
-    """A table of which updates tell only what they touched; large columns are the texts."""
+    """A table whose updates carry only the large (text) columns that they touched."""
 
     def __init__(self, dice: random.Random, changes: int) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
@@ -53,9 +53,7 @@ class Source:
     fold_first=st.sampled_from([None, False]),
     misfits=st.sampled_from(["null", "dead_letter"]),
 )
-def test_updates_that_tell_only_what_they_touched_follow_the_source(
-    seed: int, fold_first: bool | None, misfits: str
-) -> None:
+def test_updates_with_only_touched_columns_follow_the_source(seed: int, fold_first: bool | None, misfits: str) -> None:
     dice = random.Random(seed)
     source = Source(dice, 30)
     pairs: list[Pair] = [(f'{{"id":{key}}}', value) for key, value in source.sent]
@@ -72,7 +70,7 @@ def test_updates_that_tell_only_what_they_touched_follow_the_source(
         assert not replica.dead
 
 
-def test_chunks_of_a_task_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_kept_across_the_chunks_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
     source = Source(random.Random(7), 40)
     pairs: list[Pair] = [(f'{{"id":{key}}}', value) for key, value in source.sent]
@@ -82,7 +80,7 @@ def test_chunks_of_a_task_are_put_together(tmp_path: Path, monkeypatch: pytest.M
     assert replica.live == source.rows
 
 
-def test_what_the_batch_does_not_know_is_named_for_the_sink(tmp_path: Path) -> None:
+def test_left_out_columns_unknown_to_the_batch_are_named_for_the_sink(tmp_path: Path) -> None:
     row = {"id": 1, "a": UNAVAILABLE, "b": UNAVAILABLE, "n": 1}
     pairs: list[Pair] = [('{"id":1}', debezium("u", None, row | {"b": "x"})), ('{"id":1}', debezium("u", None, row))]
     results = Replica(stage(), tmp_path).run(messages(pairs))
@@ -90,8 +88,8 @@ def test_what_the_batch_does_not_know_is_named_for_the_sink(tmp_path: Path) -> N
     assert (found["a"], found["b"], json.loads(found[KEPT])) == (None, "x", ["a"])
 
 
-def test_a_deletion_ends_what_a_column_kept(tmp_path: Path) -> None:
-    """No source sends this; but if one did, the value of a row that is gone would be worse than none."""
+def test_no_value_is_kept_across_a_deletion(tmp_path: Path) -> None:
+    """No source sends this, but the value of a deleted row would be worse than none."""
     row = {"id": 1, "a": "x", "b": "y", "n": 1}
     events = [debezium("c", None, row), debezium("d", {"id": 1}, None), debezium("u", None, row | {"a": UNAVAILABLE})]
     replica = Replica(stage(), tmp_path)
@@ -99,8 +97,8 @@ def test_a_deletion_ends_what_a_column_kept(tmp_path: Path) -> None:
     assert replica.live == {1: row | {"a": None}}
 
 
-def test_a_row_that_moves_without_a_column_is_set_aside(tmp_path: Path) -> None:
-    """What it kept is in the row of its old key, which no merge by the new one finds; but that row is gone."""
+def test_a_change_of_key_that_leaves_a_column_out_is_a_dead_letter(tmp_path: Path) -> None:
+    """The kept value is in the row of the old key, which a merge by the new key does not find. That row is deleted."""
     replica = Replica(stage(one_queue=True), tmp_path)
     whole = {"id": 1, "a": "x", "b": "y", "n": 1}
     replica.run(messages([('{"id":1}', debezium("c", None, whole))]))
@@ -113,10 +111,10 @@ def test_a_row_that_moves_without_a_column_is_set_aside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", ['{"id": 1}', None])
 @pytest.mark.parametrize("fold_first", [None, False])
-def test_a_deletion_under_another_message_key_ends_what_a_column_kept(
+def test_no_value_is_kept_across_a_deletion_under_another_message_key(
     tmp_path: Path, fold_first: bool | None, other: str | None
 ) -> None:
-    """Spelled otherwise, or without a key: the messages of one key alone do not know that the row was gone."""
+    """Written differently, or without a key: the messages of one message key do not show that the row was deleted."""
     row = {"id": 1, "a": "x", "b": "y", "n": 1}
     pairs: list[Pair] = [
         *[('{"id":1}', debezium("c", None, row))] * 4,
@@ -128,13 +126,13 @@ def test_a_deletion_under_another_message_key_ends_what_a_column_kept(
     assert replica.live == {1: row | {"a": None}}
 
 
-def test_a_table_without_the_option_has_no_such_column() -> None:
+def test_without_keep_the_table_has_no_kept_column() -> None:
     assert KEPT not in stage(left_out="dead_letter").schema.names
     assert stage().schema.names[-1] == KEPT
     with pytest.raises(InvalidOption, match="left_out"):
         stage(left_out="null")
 
 
-def test_changes_that_may_come_late_cannot_be_kept_together() -> None:
+def test_keep_is_refused_with_a_sequence() -> None:
     with pytest.raises(InvalidOption, match="keep needs a row's changes in one queue"):
         stage(sequence=["source.lsn"])

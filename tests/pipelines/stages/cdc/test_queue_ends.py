@@ -1,4 +1,4 @@
-"""Offsets that begin again: what the stage refuses, and what it must let through."""
+"""Queues whose offsets start over: what the stage refuses, and what it accepts."""
 
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,29 @@ def row(name: str, **more: Any) -> Value:
     return {"id": 7, "name": name, **more}
 
 
-def test_a_queue_that_began_again_is_refused_instead_of_losing_every_change(tmp_path: Path) -> None:
+def test_a_recreated_queue_is_refused(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("7", row(f"old {n}")) for n in range(60)]))
     with pytest.raises(OrderError, match=r"queue t/b/0 continues at offset 0 after 59.*sequence="):
         replica.run(messages([("7", row("new"))]))
 
 
-def test_the_same_last_offset_again_is_a_restart_too(tmp_path: Path) -> None:
+def test_a_newer_message_at_the_last_offset_is_refused(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("7", row("old"))]))
     with pytest.raises(OrderError, match="offset 0 after 0"):
         replica.run(messages([("7", row("new"))]))
 
 
-def test_the_lowest_offset_of_all_tasks_and_the_highest_count(tmp_path: Path) -> None:
-    """A frame may have been divided in any way before the stage."""
+def test_the_lowest_and_the_highest_offset_of_all_tasks_count(tmp_path: Path) -> None:
+    """A frame may have been divided in any way."""
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("7", row("b"))] * 5, first=5), messages([("7", row("a"))] * 5))
     with pytest.raises(OrderError, match="offset 9 after 9"):
         replica.run(messages([("7", row("d"))], first=12), messages([("7", row("c"))], first=9))
 
 
-def test_a_repeated_batch_is_no_restart(tmp_path: Path) -> None:
+def test_a_repeated_batch_is_accepted(tmp_path: Path) -> None:
     stage = LastState(SCHEMA, ["id"])
     stage.open(None, tmp_path)  # type: ignore[arg-type]
     frame: Any = Frame(messages([("7", row("same"))]))
@@ -47,7 +47,7 @@ def test_a_repeated_batch_is_no_restart(tmp_path: Path) -> None:
     assert stage.run(frame, Batch("q", 2048, 2)).outputs.table() == first, "a new run begins where Spark says"
 
 
-def test_queues_are_compared_with_themselves_only(tmp_path: Path) -> None:
+def test_a_queue_is_compared_only_with_itself(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("7", row("old"))], first=50))
     replica.run(messages([("8", {"id": 8, "name": "other"})], queue=1))
@@ -55,15 +55,15 @@ def test_queues_are_compared_with_themselves_only(tmp_path: Path) -> None:
     assert {key: found["name"] for key, found in replica.live.items()} == {7: "newer", 8: "other"}
 
 
-def test_a_sequence_of_the_source_survives_a_queue_that_began_again(tmp_path: Path) -> None:
+def test_a_recreated_queue_is_accepted_with_a_sequence(tmp_path: Path) -> None:
     replica = Replica(LastState(SCHEMA, ["id"], sequence=["at"]), tmp_path)
     replica.run(messages([("7", row("old", at=n)) for n in range(60)]))
     replica.run(messages([("7", row("new", at=60))]))
     assert replica.live[7]["name"] == "new"
 
 
-def test_a_later_run_knows_how_far_an_earlier_one_was(tmp_path: Path) -> None:
-    """After a restart every change of the new queue would lose, and only a warning would say so."""
+def test_a_later_run_refuses_a_recreated_queue(tmp_path: Path) -> None:
+    """Otherwise every change of the new queue would lose, with only a warning."""
     Replica(LastState(SCHEMA, ["id"]), tmp_path).run(messages([("7", row(f"old {n}")) for n in range(60)]))
     after = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     after.run(messages([("8", {"id": 8, "name": "other"})], queue=1))
@@ -71,7 +71,7 @@ def test_a_later_run_knows_how_far_an_earlier_one_was(tmp_path: Path) -> None:
         after.run(messages([("7", row("new"))], first=3))
 
 
-def test_an_attempt_that_does_not_count_is_not_remembered(tmp_path: Path) -> None:
+def test_an_attempt_that_does_not_count_changes_nothing(tmp_path: Path) -> None:
     stage = LastState(SCHEMA, ["id"])
     stage.open(None, tmp_path)  # type: ignore[arg-type]
     far: Any = Frame(messages([("7", row("far"))], first=90))
@@ -81,8 +81,8 @@ def test_an_attempt_that_does_not_count_is_not_remembered(tmp_path: Path) -> Non
     assert stage.run(near, Batch("q", 2048, 2)).outputs.count() == 1
 
 
-def test_messages_that_come_again_are_no_restart(tmp_path: Path) -> None:
-    """A member's queue may be put back after its messages were read: they are as old as they were."""
+def test_repeated_messages_are_accepted(tmp_path: Path) -> None:
+    """A member's queue may be read again from an earlier offset; its messages have their old store times."""
     replica, same = Replica(LastState(SCHEMA, ["id"]), tmp_path), messages([("7", row("same"))] * 3)
     replica.run(same)
     replica.run(same)

@@ -1,4 +1,4 @@
-"""Reading only what counts, and never at the price of the result."""
+"""Reading messages into the newest rows, and leaving messages unread without changing the result."""
 
 import json
 from pathlib import Path
@@ -26,9 +26,9 @@ def stage(**options: Any) -> LastState:
     return LastState(SCHEMA, ["id"], **options)
 
 
-def reads(plan_of: LastState, pairs: list[tuple[str | None, Value]]) -> int:
-    """How many messages are decoded."""
-    reader, seen = Reader(plan_of.options), 0
+def count_reads(stage: LastState, pairs: list[tuple[str | None, Value]]) -> int:
+    """The number of messages that are decoded."""
+    reader, seen = Reader(stage.options), 0
     original = reader._read
 
     def counting(some: Any) -> Any:
@@ -44,27 +44,27 @@ def reads(plan_of: LastState, pairs: list[tuple[str | None, Value]]) -> int:
 MANY: list[tuple[str | None, Value]] = [('{"id": 1}', row(1, number)) for number in range(50)]
 
 
-def test_a_message_key_that_names_its_row_saves_the_reading_of_older_messages() -> None:
-    assert reads(stage(), MANY) == 1
-    assert reads(stage(fold_first=False), MANY) == 50
-    assert reads(stage(sequence=("id",)), MANY) == 50, "a source sequence may disagree with the offsets"
+def test_only_the_newest_message_is_read_if_the_message_key_names_its_row() -> None:
+    assert count_reads(stage(), MANY) == 1
+    assert count_reads(stage(fold_first=False), MANY) == 50
+    assert count_reads(stage(sequence=("id",)), MANY) == 50, "a source sequence may disagree with the offsets"
 
 
-def test_a_plain_message_key_proves_nothing_unless_it_was_promised() -> None:
-    """Lane "17" may be customer 17 with many orders, one of them the order 17."""
+def test_all_messages_of_a_plain_message_key_are_read_without_fold_first() -> None:
+    """Message key "17" may be customer 17 with many orders, one of them order 17."""
     pairs: list[tuple[str | None, Value]] = [("17", row(3, "x")), *[("17", row(17, "y"))] * 9]
-    assert reads(stage(), pairs) == 10
-    assert reads(stage(fold_first=True), pairs) == 1
+    assert count_reads(stage(), pairs) == 10
+    assert count_reads(stage(fold_first=True), pairs) == 1
 
 
-def test_message_keys_without_repetition_are_not_looked_at_twice() -> None:
+def test_messages_with_distinct_keys_are_read_once() -> None:
     pairs: list[tuple[str | None, Value]] = [(f'{{"id": {key}}}', row(key, "x")) for key in range(20)]
-    assert reads(stage(), pairs) == 20
+    assert count_reads(stage(), pairs) == 20
 
 
 @pytest.mark.parametrize("fold_first", [None, True, False])
-def test_behind_poison_the_last_readable_state_counts(tmp_path: Path, fold_first: bool | None) -> None:
-    """The newest message stands for its key; if it turns out to be poison, the one before it does."""
+def test_if_the_newest_message_is_poison_the_one_before_it_counts(tmp_path: Path, fold_first: bool | None) -> None:
+    """Also with fold_first, where only the newest message is read at first."""
     pairs = [*MANY[:8], ('{"id": 1}', row(1, "good")), ('{"id": 1}', b"{broken"), ('{"id": 2}', row(2, "other"))]
     replica = Replica(stage(fold_first=fold_first), tmp_path)
     results = replica.run(messages(pairs))
@@ -74,7 +74,7 @@ def test_behind_poison_the_last_readable_state_counts(tmp_path: Path, fold_first
     assert results.counts["events"] == 11
 
 
-def test_a_message_that_is_about_another_row_than_its_key_says_hides_nothing(tmp_path: Path) -> None:
+def test_a_message_about_another_row_than_its_key_names_hides_no_message(tmp_path: Path) -> None:
     pairs = [*MANY[:8], ('{"id": 1}', row(2, "stray"))]
     replica = Replica(stage(), tmp_path)
     replica.run(messages(pairs))
@@ -83,15 +83,15 @@ def test_a_message_that_is_about_another_row_than_its_key_says_hides_nothing(tmp
 
 @pytest.mark.parametrize("spaced", [True, False])
 def test_an_unread_message_that_is_about_another_row_is_found(tmp_path: Path, spaced: bool) -> None:
-    """Its key claims the row of the newer ones, whose own claim is right."""
+    """Its message key names the row of the newer messages, for which it is right."""
     texts = [json.dumps(row(*each), separators=None if spaced else (",", ":")) for each in ((2, "x"), (1, "y"))]
     replica = Replica(stage(), tmp_path)
     replica.run(messages([('{"id": 1}', texts[0].encode()), *[('{"id": 1}', texts[1].encode())] * 8]))
     assert names(replica) == {1: "y", 2: "x"}
 
 
-def test_keys_that_differ_behind_a_comma_or_an_escape_are_different_rows(tmp_path: Path) -> None:
-    """The look at bytes must not take a part of a key for the whole."""
+def test_keys_that_differ_after_a_comma_or_an_escape_are_different_rows(tmp_path: Path) -> None:
+    """Comparing bytes must not take a part of a key for the whole."""
     for first, other in (("a,b", "a,c"), ('a"b', 'a"c'), ("a}", "a}b"), ("ä", "ä ")):
         replica = Replica(LastState("`the id` string, n int", ["the id"]), tmp_path / first)
         bodies = [json.dumps({"the id": key, "n": 1}, separators=(",", ":")).encode() for key in (other, first)]
@@ -100,7 +100,7 @@ def test_keys_that_differ_behind_a_comma_or_an_escape_are_different_rows(tmp_pat
         assert set(replica.live) == {first, other}
 
 
-def test_a_message_that_says_nothing_hides_nothing(tmp_path: Path) -> None:
+def test_a_message_without_a_change_hides_no_message(tmp_path: Path) -> None:
     events: list[tuple[str | None, Value]] = [('{"id": 1}', debezium("c", None, row(1, n))) for n in range(8)]
     replica = Replica(stage(format="debezium"), tmp_path)
     results = replica.run(messages([*events, ('{"id": 1}', {"ts_ms": 5})]))
@@ -137,14 +137,14 @@ def test_poison_can_end_the_query(tmp_path: Path) -> None:
 
 
 def test_insert_delete_insert_ends_with_the_last_one(tmp_path: Path) -> None:
-    """By sequence only: a rule like "deletions win" would leave nothing."""
+    """The sequence alone decides; a rule such as "deletions win" would leave no row."""
     replica = Replica(stage(), tmp_path)
     replica.run(messages([("1", row(1, "first")), ("1", None), ("1", row(1, "again"))]))
     assert names(replica) == {1: "again"}
 
 
-def test_chunks_of_a_task_are_one_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever part of a long range is in memory at once, the newest of all parts counts."""
+def test_the_newest_of_all_chunks_of_a_task_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task with many messages folds them in chunks."""
     monkeypatch.setattr(reading, "CHUNK_BYTES", 1)
     replica = Replica(stage(), tmp_path)
     parts = [messages(MANY[start : start + 10], first=start) for start in range(0, 50, 10)]
@@ -167,7 +167,7 @@ def test_an_empty_batch_gives_no_rows(tmp_path: Path) -> None:
     assert results.outputs.table().schema.names == ["id", "name", "amount", "_sequence", "_deleted"]
 
 
-def test_files_of_a_batch_are_gone_when_it_is_done(tmp_path: Path) -> None:
+def test_the_files_of_a_batch_are_removed(tmp_path: Path) -> None:
     Replica(stage(), tmp_path).run(messages(MANY))
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"ends.json", "table.json"}
 
@@ -188,7 +188,7 @@ def test_decimals_keep_all_their_digits(tmp_path: Path) -> None:
         ("map<string, struct<n: decimal(38,18)>>", '{"k": {"n": %s}}', lambda value: value[0][1]["n"]),
     ],
 )
-def test_decimals_inside_others_keep_all_their_digits(tmp_path: Path, column: str, text: str, found: Any) -> None:
+def test_nested_decimals_keep_all_their_digits(tmp_path: Path, column: str, text: str, found: Any) -> None:
     digits = "12345678901234567.123456789012345678"
     replica = Replica(LastState(f"id bigint, price {column}", ["id"]), tmp_path)
     replica.run(messages([("1", f'{{"id": 1, "price": {text % digits}}}'.encode())]))
@@ -196,7 +196,7 @@ def test_decimals_inside_others_keep_all_their_digits(tmp_path: Path, column: st
 
 
 def test_a_decimal_column_does_not_change_its_neighbours(tmp_path: Path) -> None:
-    """Every number with a fraction is then decoded as a decimal, whatever its own column is."""
+    """All fractions are then decoded as decimals, whatever their column is."""
     body = b'{"id": 1, "d": 1.5, "n": 12345678901234567.0, "t": {"x": 1.25}, "price": 1}'
     replica = Replica(LastState("id bigint, d double, n bigint, t string, price decimal(10,2)", ["id"]), tmp_path)
     replica.run(messages([("1", body)]))
@@ -204,14 +204,14 @@ def test_a_decimal_column_does_not_change_its_neighbours(tmp_path: Path) -> None
     assert (found["d"], found["n"], found["t"]) == (1.5, 12345678901234567, '{"x":1.25}')
 
 
-def test_a_number_beyond_all_numbers_sets_its_message_aside_and_no_other(tmp_path: Path) -> None:
+def test_a_number_that_is_too_large_makes_only_its_message_a_dead_letter(tmp_path: Path) -> None:
     replica = Replica(LastState("id bigint, price decimal(10,2)", ["id"]), tmp_path)
     replica.run(messages([("1", b'{"id": 1, "price": 1e99999999999999999999999}'), ("2", b'{"id": 2, "price": 1.5}')]))
     assert set(replica.live) == {2}
     assert "not readable" in replica.dead[0]["reason"]
 
 
-def test_a_message_key_that_is_nested_without_end_names_no_row(tmp_path: Path) -> None:
+def test_a_message_key_nested_too_deeply_names_no_row(tmp_path: Path) -> None:
     key = '{"id": ' + "[" * 100_000
     replica = Replica(stage(), tmp_path)
     replica.run(messages([(key, row(1, "a"))] * 3))
@@ -234,15 +234,15 @@ def test_a_partition_may_be_in_any_order(tmp_path: Path) -> None:
     assert names(replica) == {1: "49"}
 
 
-def test_a_deletion_is_a_key_and_nothing_else(tmp_path: Path) -> None:
-    """Whatever of the old row the event carries: a table with deletions in it must not keep people's data."""
+def test_a_deletion_has_only_a_key(tmp_path: Path) -> None:
+    """Even if the event carries the old row: a table that keeps deletions must not keep personal data."""
     results = Replica(stage(deleted="gone"), tmp_path).run(messages([("1", {**row(1, "Anne"), "gone": True})]))
     expected = {"id": 1, "name": None, "amount": None, "_sequence": 0, "_deleted": True}
     assert results.outputs.table().to_pylist() == [expected]
 
 
-def test_a_dead_letter_says_which_message_it_was(tmp_path: Path) -> None:
-    """By its id a message is found at the broker, also where `prepare` left the column out it is a dead letter."""
+def test_a_dead_letter_has_the_message_id(tmp_path: Path) -> None:
+    """The broker finds a message by its id. Without the column (`prepare` may drop it) the id is null."""
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("a", b"poison")], queue=3, first=7))
     replica.run(messages([("a", b"poison")], first=9).drop_columns("message_id"))
@@ -259,10 +259,10 @@ def test_a_dead_letter_says_which_message_it_was(tmp_path: Path) -> None:
         ("maxwell", lambda row: {"type": "update", "data": row}),
     ],
 )
-def test_a_field_that_the_source_got_is_told_once_and_skipped(
+def test_a_new_field_of_the_source_is_logged_once_and_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, format: Any, wrapped: Any
 ) -> None:
-    """What the declaration left out from the start is nobody's surprise."""
+    """Fields that the declaration leaves out from the start are not logged."""
     replica = Replica(LastState(SCHEMA, ["id"], format=format), tmp_path)
     old = {"id": 1, "name": "a", "amount": 1.0, "never_wanted": True}
     counts = [
@@ -281,8 +281,8 @@ def test_messages_without_a_row_do_not_hide_new_fields(tmp_path: Path) -> None:
     assert found.counts["new_fields"] == 1
 
 
-def test_a_field_whose_name_is_no_text_ends_nothing(tmp_path: Path) -> None:
-    """Half of a surrogate pair cannot be told of, neither to the driver nor in a log."""
+def test_a_field_name_that_is_not_utf8_does_not_end_the_query(tmp_path: Path) -> None:
+    """A lone surrogate can be neither sent to the driver nor logged."""
     replica = Replica(LastState(SCHEMA, ["id"]), tmp_path)
     replica.run(messages([("k", {"id": 1}), ("k", b'{"id": 2, "\\ud800": 1}')]))
     assert set(replica.live) == {1}

@@ -1,4 +1,4 @@
-"""What is newer."""
+"""Sequences: what is newer."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def encoded(*rows: tuple[Any, Any, int]) -> list[Any]:
 @settings(max_examples=200, deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 10**7), NUMBERS, NUMBERS), min_size=2, max_size=5))
 def test_text_compares_as_the_numbers_do(rows: list[tuple[int, int, int]]) -> None:
-    """Among them file 1000000, which a comparison of names puts before file 999999."""
+    """Including file 1000000, whose name sorts before that of file 999999."""
     texts = encoded(*((f"mysql-bin.{file:06}", place, offset) for file, place, offset in rows))
     assert sorted(texts) == [text for _, text in sorted(zip(rows, texts, strict=True))]
     assert len({len(text) for text in texts}) == 1
@@ -37,8 +37,8 @@ def test_of_equal_source_sequences_the_later_offset_is_newer() -> None:
 
 
 @pytest.mark.parametrize("row", [(None, 4, 1), ("bin.1", None, 1), ("bin", 4, 1), ("bin.1", -4, 1), ("bin.1", "x", 1)])
-def test_a_part_that_cannot_be_read_makes_no_sequence(row: tuple[Any, Any, int]) -> None:
-    """Padded as if it were zero, the change would lose against everything, silently."""
+def test_a_part_that_cannot_be_read_gives_a_null_sequence(row: tuple[Any, Any, int]) -> None:
+    """If it counted as zero, the change would silently lose against all others."""
     assert encoded(row) == [None]
 
 
@@ -49,20 +49,20 @@ def test_text_parts_compare_by_length_first() -> None:
     assert long is None
 
 
-def test_offsets_alone_stay_numbers() -> None:
+def test_without_parts_the_sequence_is_the_offset() -> None:
     assert isinstance(sequence_type(()), LongType)
     assert isinstance(sequence_type(BINLOG), StringType)
     assert encode((), [], pa.array([5])).to_pylist() == [5]
 
 
 @pytest.mark.parametrize("text", ["", "a..b", "a b", "lsn:roman", "1a"])
-def test_a_path_that_leads_nowhere_is_refused(text: str) -> None:
+def test_an_invalid_path_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="sequence"):
         parse_parts([text])
 
 
-def test_a_bound_is_above_every_older_position_and_above_no_other() -> None:
-    """Deletions below it are purged; one at the position itself may still have older changes on their way."""
+def test_a_bound_is_above_older_positions_only() -> None:
+    """Deletions below it are purged; older changes may still come for one at the position itself."""
     parts = parse_parts(("file:file", "pos"))
     stage = LastState("id bigint", ["id"], format="maxwell", sequence=("file:file", "pos"))
     bound = stage.sequence_before("mysql-bin.000003", 154)
@@ -72,12 +72,12 @@ def test_a_bound_is_above_every_older_position_and_above_no_other() -> None:
 
 
 @pytest.mark.parametrize("position", [(), ("bin.1",), ("bin", 1), ("bin.1", -1), ("bin.1", None), ("bin.1", 1, 2)])
-def test_what_is_no_position_gives_no_bound(position: tuple[object, ...]) -> None:
+def test_an_invalid_position_is_refused(position: tuple[object, ...]) -> None:
     stage = LastState("id bigint", ["id"], format="maxwell", sequence=("file:file", "pos"))
     with pytest.raises(InvalidOption, match="file:file, pos:number"):
         stage.sequence_before(*position)
 
 
-def test_offsets_have_no_position_of_the_source() -> None:
+def test_a_bound_without_a_sequence_is_refused() -> None:
     with pytest.raises(InvalidOption, match="queue offsets order it"):
         LastState("id bigint", ["id"]).sequence_before(7)

@@ -99,13 +99,13 @@ def test_a_value_that_fits_is_kept_exactly(value: Any, wanted: pa.DataType, foun
         ("{", pa.struct([("x", pa.int32())])),
     ],
 )
-def test_a_value_that_does_not_fit_is_null_and_told(value: Any, wanted: pa.DataType) -> None:
-    """Rounded, cut or guessed it would look like data."""
+def test_a_value_that_does_not_fit_is_null_and_reported(value: Any, wanted: pa.DataType) -> None:
+    """A rounded, truncated or guessed value would look like data."""
     column, misfits = convert([None, value], wanted)
     assert (column.to_pylist(), misfits) == ([None, None], [1])
 
 
-def test_no_values_are_an_empty_column() -> None:
+def test_no_values_give_an_empty_column() -> None:
     for wanted in (pa.int64(), pa.string(), MOMENT, pa.binary(), pa.list_(pa.int64()), pa.bool_()):
         assert convert([], wanted)[0].type == wanted
 
@@ -131,7 +131,7 @@ TYPES = st.sampled_from(
 
 @settings(max_examples=150, deadline=None)
 @given(values=st.lists(VALUES, max_size=12), wanted=TYPES)
-def test_a_values_neighbours_do_not_matter(values: list[Any], wanted: pa.DataType) -> None:
+def test_a_value_is_converted_the_same_whatever_its_neighbours(values: list[Any], wanted: pa.DataType) -> None:
     together, misfits = convert(values, wanted)
     alone = [convert([value], wanted) for value in values]
     assert together.to_pylist() == [column[0].as_py() for column, _ in alone]

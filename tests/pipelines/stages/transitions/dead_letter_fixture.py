@@ -1,4 +1,4 @@
-"""A pipeline without a JVM whose dead letters are where those of a real one are: Parquet files in the checkpoint."""
+"""A pipeline without a JVM that keeps its dead letters as a real one does: in Parquet files in the checkpoint."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA
 
 
-class Kept(pipeline_fixture.Pipeline):
-    """Below a folder that is its checkpoint."""
+class DeadLetterPipeline(pipeline_fixture.Pipeline):
+    """A pipeline with a checkpoint folder and a dead-letter sink."""
 
     def __init__(self, checkpoint: Path, **options: Any) -> None:
         self.checkpoint = checkpoint
@@ -31,7 +31,7 @@ class Kept(pipeline_fixture.Pipeline):
         super().__init__(place, **options)
 
     @property
-    def letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetters:
         return dead_letters(self.checkpoint)
 
     def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:

@@ -1,5 +1,6 @@
-"""Runs `Transitions` without a JVM: frames that are lists of Arrow batches, a clock that stands still, a sink that
-keeps what it got under the batch's number. Crashes are raised where a test wants them.
+"""Runs `Transitions` without a JVM, with fake frames, a manual clock and a sink in memory.
+
+Tests raise crashes through `Pipeline.lose`.
 """
 
 import json
@@ -36,11 +37,11 @@ class Sent(NamedTuple):
 
 
 class Crash(Exception):
-    """The driver, or a task for the last time, is gone."""
+    """A crash of the driver, or the last failure of a task."""
 
 
 class FakeClock:
-    """Moves when it is told to."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.time = 1_000_000
@@ -77,7 +78,7 @@ def arrow(messages: Sequence[Sent]) -> pa.RecordBatch:
 
 
 class FakeFrame:
-    """Partitions of Arrow batches. `lose` is called before every partition, and with None behind the last."""
+    """Partitions of Arrow batches. `lose` is called before every partition, and with None after the last."""
 
     def __init__(self, partitions: Sequence[Sequence[pa.RecordBatch]], lose: Callable[[int | None], None]) -> None:
         self._partitions = partitions
@@ -105,7 +106,7 @@ class FakeFrame:
 
 
 class FakeSpark:
-    """Only what a pass asks for."""
+    """As much of a session as a retry pass uses."""
 
     def __init__(self, lose: Callable[[int | None], None]) -> None:
         self.lose = lose
@@ -116,7 +117,7 @@ class FakeSpark:
 
 
 class Sink:
-    """What a sink promises: a number that it has is not applied again."""
+    """A sink in memory. It does not apply a batch number twice."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[dict[str, Any]]] = {}
@@ -136,11 +137,11 @@ class Sink:
 
 
 def never(_: int | None) -> None:
-    """Nothing is lost."""
+    """Default for `lose`: no crash."""
 
 
 class Pipeline:
-    """One stage, one sink, one clock; `restart` makes a new stage on the same place."""
+    """One stage, one sink, one clock. `restart` makes a new stage in the same folder."""
 
     def __init__(self, place: Path, **options: Any) -> None:
         self.place = place
@@ -158,7 +159,7 @@ class Pipeline:
         self.stage.open(FakeSpark(lambda at: self.lose(at)), self.place)  # type: ignore[arg-type]
 
     def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
-        """The next batch, or the last one again; a partition per queue. Gives the counts."""
+        """Runs the next batch, or the last one again, with a partition per queue. Returns the counts."""
         if not again:
             self.batch, self.passes = self.batch + 1, 0
         batch = Batch(QUERY, batch_number(self.batch), 1)
@@ -170,7 +171,7 @@ class Pipeline:
         return FakeFrame(partitions, lambda at: self.lose(at))
 
     def run_retry_pass(self, number: int | None = None) -> dict[str, int] | None:
-        """The next pass, or one that was interrupted; None if nothing was due."""
+        """Runs the next retry pass, or an interrupted one. None if nothing was due."""
         at = self.passes + 1 if number is None else number % NUMBERS_PER_BATCH
         batch = Batch(QUERY, batch_number(self.batch, at), 1)
         results = self.stage.run_retry_pass(batch)
@@ -192,7 +193,7 @@ class Pipeline:
 
 
 def counting(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
-    """Adds up; a value with "fails" fails that many times, after it has spoilt the state."""
+    """A step that counts events. A value with "fails" fails that many times, after the step has changed the state."""
     state = {"seen": 0} if state is None else state
     state["seen"] += 1
     value = event.value if isinstance(event.value, dict) else {"n": event.value}

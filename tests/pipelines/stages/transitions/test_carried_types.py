@@ -1,4 +1,4 @@
-"""Types that travel by value decode in another process as they do here."""
+"""Types that are pickled by value decode the same in another process."""
 
 import base64
 import subprocess
@@ -25,7 +25,7 @@ except msgspec.ValidationError as error:
 
 
 def types() -> list[Any]:
-    """Made here, so that they cannot be imported elsewhere."""
+    """Made in a function, so that another process cannot import them."""
 
     @dataclass
     class Plain:
@@ -73,7 +73,7 @@ def test_a_type_of_the_users_file_decodes_the_same_in_an_executor(at: int) -> No
         assert elsewhere(kind, message).rpartition(".")[2] == here(kind, message).rpartition(".")[2]
 
 
-def test_methods_travel_too() -> None:
+def test_methods_of_a_type_are_pickled_too() -> None:
     carry_types()
     below = cloudpickle.loads(cloudpickle.dumps(types()[3]))
     assert below(number=1, extra="x").shout() == "X"

@@ -1,4 +1,4 @@
-"""Bodies that are empty, or not there at all."""
+"""Empty and missing bodies."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ class Payment(msgspec.Struct):
     n: int
 
 
-def told(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
+def last_value(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
     """A deletion ends the key."""
     if event.value is None:
         return None, [{"key": event.key, "n": -1}]
@@ -24,22 +24,22 @@ def told(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
 
 @pytest.mark.parametrize("decode", ["json", Payment])
 def test_an_empty_body_is_a_tombstone_for_the_step(tmp_path: Path, decode: Any) -> None:
-    """Debezium sends one behind every deletion; poison, it would stop its key."""
-    running = Pipeline(tmp_path, step=told, decode=decode)
+    """Debezium sends one after every deletion; as poison it would hold its key."""
+    running = Pipeline(tmp_path, step=last_value, decode=decode)
     counts = running.run(Sent(0, 0, "k", {"n": 1}), Sent(0, 1, "k", b""), Sent(0, 2, "k", {"n": 2}))
     assert (counts.get("poison", 0), counts["lanes_held"]) == (0, 0)
     assert running.outputs("k") == [1, -1, 2]
 
 
 def test_an_empty_body_that_waited_is_a_tombstone_too(tmp_path: Path) -> None:
-    running = Pipeline(tmp_path, step=told, sequence=lambda event: 3 if event.value is None else event.value["n"])
+    running = Pipeline(tmp_path, step=last_value, sequence=lambda event: 3 if event.value is None else event.value["n"])
     running.restart(on_gap="hold")
     running.run(Sent(0, 0, "k", {"n": 2}), Sent(0, 1, "k", b""), Sent(0, 2, "k", {"n": 1}))
     assert running.outputs("k") == [1, 2, -1]
 
 
 def test_an_empty_body_has_no_number_of_its_own(tmp_path: Path) -> None:
-    running = Pipeline(tmp_path, step=told, sequence="n", on_failure=Park())
+    running = Pipeline(tmp_path, step=last_value, sequence="n", on_failure=Park())
     assert running.run(Sent(0, 0, "k", b""))["parked"] == 1
 
 
@@ -50,6 +50,6 @@ def test_other_decoders_are_given_the_empty_body(decode: Any, value: object) -> 
 
 @pytest.mark.parametrize("decode", ["json", "text", "bytes", Payment, lambda body: "anything"])
 def test_a_message_without_any_body_is_poison(decode: Any) -> None:
-    """The source could not unpack it, or `prepare` took it: nobody may take it for a tombstone."""
+    """The source could not decompress it, or `prepare` removed it; it must not count as a tombstone."""
     with pytest.raises(ValueError, match="no body"):
         empty_decoder(decode)(None)

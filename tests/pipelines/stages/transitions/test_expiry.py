@@ -1,4 +1,4 @@
-"""Keys that were silent for too long: what goes, what stays, what is said about it, and what comes back."""
+"""Expiry: which states and numbers are forgotten, `on_expire`, and keys that come back."""
 
 import logging
 from pathlib import Path
@@ -48,10 +48,8 @@ def sent(offset: int, key: str, n: int, hours: float, **more: object) -> Sent:
 
 
 @pytest.mark.parametrize("on_gap", ["report", "hold", "fail"])
-def test_a_numbered_key_that_comes_back_goes_on_with_its_number_and_without_a_state(
-    tmp_path: Path, on_gap: str
-) -> None:
-    """Without its number it would wait for ever for what was applied long ago, or miss it."""
+def test_a_numbered_key_that_comes_back_has_its_number_but_no_state(tmp_path: Path, on_gap: str) -> None:
+    """Without its number it would wait for events that were applied long ago."""
     running = numbered(tmp_path, on_gap)
     running.run(*(sent(at, "k", at + 1, 0) for at in range(3)))
     assert running.run(sent(3, "other", 1, 50))["expired"] == 1
@@ -63,14 +61,14 @@ def test_a_numbered_key_that_comes_back_goes_on_with_its_number_and_without_a_st
     ]  # fmt: skip
 
 
-def test_missing_numbers_are_still_missing_behind_an_expiry(tmp_path: Path) -> None:
+def test_missing_numbers_are_remembered_after_an_expiry(tmp_path: Path) -> None:
     running = numbered(tmp_path, "report")
     running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 0))
     running.run(sent(2, "other", 1, 50))
     assert running.run(sent(3, "k", 2, 51))["late"] == 1
 
 
-def test_numbers_are_forgotten_when_their_own_time_is_over(tmp_path: Path) -> None:
+def test_numbers_are_forgotten_after_their_own_time(tmp_path: Path) -> None:
     limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 100)
     running = numbered(tmp_path, "report", limits=limits)
     running.run(sent(0, "k", 1, 0))
@@ -81,7 +79,7 @@ def test_numbers_are_forgotten_when_their_own_time_is_over(tmp_path: Path) -> No
     assert show(tmp_path, "k") == []
 
 
-def test_numbers_of_keys_that_ended_can_be_forgotten_while_states_stay(tmp_path: Path) -> None:
+def test_numbers_of_ended_keys_are_forgotten_while_states_are_kept(tmp_path: Path) -> None:
     def ending(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return (None if event.key == "ended" else 1), []
 
@@ -91,8 +89,8 @@ def test_numbers_of_keys_that_ended_can_be_forgotten_while_states_stay(tmp_path:
     assert (counts["forgotten_numbers"], counts["keys"]) == (1, 2)
 
 
-def test_the_first_event_that_is_skipped_leaves_its_number(tmp_path: Path) -> None:
-    """Its key was taken for one that was silent since 1970, and forgotten in the batch that brought it."""
+def test_a_skipped_first_event_leaves_its_number(tmp_path: Path) -> None:
+    """Its key has no store time yet, and must not count as silent since 1970."""
     limits = StateLimits(expire_after=HOUR / 1000, forget_numbers_after=HOUR / 1000)
     running = numbered(tmp_path, "hold", on_failure=DeadLetter(skip=True), limits=limits)
     running.run(sent(0, "k", 1, 0, fails=1))
@@ -100,14 +98,14 @@ def test_the_first_event_that_is_skipped_leaves_its_number(tmp_path: Path) -> No
     assert running.outputs("k") == [2]
 
 
-def test_a_message_that_is_late_is_a_sign_of_life(tmp_path: Path) -> None:
+def test_a_late_message_keeps_a_state_from_expiring(tmp_path: Path) -> None:
     running = numbered(tmp_path, "report")
     running.run(sent(0, "k", 2, 0))
     assert running.run(sent(1, "k", 1, 0.9), sent(2, "other", 1, 1.1))["late"] == 1
     assert show(tmp_path, "k")[0].state == {"seen": 1}
 
 
-def test_an_expired_state_has_the_last_word(tmp_path: Path) -> None:
+def test_on_expire_is_called_for_an_expired_state(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing)
     running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1), sent(2, "b", 3, 0.9))
     counts = running.run(sent(3, "c", 4, 1.5))
@@ -116,10 +114,8 @@ def test_an_expired_state_has_the_last_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_state_is_expired_for_the_event_that_comes_too_late_wherever_batches_end(
-    tmp_path: Path, batches: int
-) -> None:
-    """Nobody has looked for silent keys since, and the event's own time says that the state's was over."""
+def test_an_event_finds_a_state_expired_wherever_batches_end(tmp_path: Path, batches: int) -> None:
+    """The key was not swept since, but the event's store time shows that its state has expired."""
     events = [sent(0, "a", 1, 0), sent(1, "a", 2, 0.9), sent(2, "a", 3, 1.9), sent(3, "a", 4, 2)]
     running = pipeline(tmp_path, on_expire=closing)
     for part in [events] if batches == 1 else [events[:2], events[2:]]:
@@ -127,7 +123,7 @@ def test_a_state_is_expired_for_the_event_that_comes_too_late_wherever_batches_e
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1), (4, 2)]
 
 
-def test_last_words_are_said_once_when_the_event_behind_them_fails(tmp_path: Path) -> None:
+def test_on_expire_is_called_once_if_the_event_after_it_fails(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 1.5, fails=2))
     assert [row["n"] for row in running.sink.rows()] == [1, -1]
@@ -139,9 +135,7 @@ def test_last_words_are_said_once_when_the_event_behind_them_fails(tmp_path: Pat
 
 @pytest.mark.parametrize("cut", [4, 2])
 @pytest.mark.parametrize("bad", [{"n": 2, "fails": 9}, b"{"])
-def test_an_event_that_fails_brings_no_state_back_to_life_wherever_batches_end(
-    tmp_path: Path, bad: object, cut: int
-) -> None:
+def test_a_failing_event_does_not_revive_a_state_wherever_batches_end(tmp_path: Path, bad: object, cut: int) -> None:
     running = pipeline(tmp_path, on_expire=closing, on_failure=DeadLetter(skip=True))
     failing = sent(2, "k", 2, 5)._replace(value=bad)
     events = [sent(0, "k", 1, 0), sent(1, "other", 1, 4), failing, sent(3, "k", 3, 5.1)]
@@ -152,13 +146,13 @@ def test_an_event_that_fails_brings_no_state_back_to_life_wherever_batches_end(
     assert mine == [(1, 1), (-1, 1), (3, 1)]
 
 
-def test_a_late_number_brings_no_state_back_to_life(tmp_path: Path) -> None:
+def test_a_late_number_does_not_revive_a_state(tmp_path: Path) -> None:
     running = numbered(tmp_path, "report", on_expire=closing)
     running.run(sent(0, "k", 2, 0), sent(1, "k", 1, 5), sent(2, "k", 3, 5.1))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (-1, 1), (3, 1)]
 
 
-def test_a_late_number_takes_no_state_from_what_waits_for_it(tmp_path: Path) -> None:
+def test_a_late_number_does_not_expire_a_state_that_messages_wait_for(tmp_path: Path) -> None:
     running = numbered(tmp_path, "hold", on_expire=closing)
     running.run(sent(0, "k", 2, 0))
     request_redrive(tmp_path, "k")
@@ -167,7 +161,7 @@ def test_a_late_number_takes_no_state_from_what_waits_for_it(tmp_path: Path) -> 
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(2, 1), (3, 2), (4, 3), (-1, 3)]
 
 
-def test_a_number_is_not_settled_by_the_last_words_before_its_event_failed(tmp_path: Path) -> None:
+def test_on_expire_does_not_settle_the_number_of_an_event_that_fails(tmp_path: Path) -> None:
     running = numbered(tmp_path, "hold", on_expire=closing, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "k", 1, 0), sent(1, "k", 2, 5, fails=1))
     running.clock.time += 100
@@ -175,14 +169,14 @@ def test_a_number_is_not_settled_by_the_last_words_before_its_event_failed(tmp_p
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (2, 1)]
 
 
-def test_an_event_that_waits_for_a_number_lets_no_state_go_before_its_turn(tmp_path: Path) -> None:
+def test_an_event_that_waits_for_a_number_expires_no_state(tmp_path: Path) -> None:
     running = numbered(tmp_path, "hold", on_expire=closing)
     running.run(sent(0, "k", 1, 0), sent(1, "k", 3, 5), sent(2, "k", 2, 0.5))
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (2, 2), (-1, 2), (3, 1)]
 
 
-def test_an_event_whose_key_cannot_say_its_last_words_follows_the_policy(tmp_path: Path) -> None:
-    """Given to the step with the old state, the old session would go on; without, its last words were lost."""
+def test_an_event_follows_the_policy_if_on_expire_fails_for_its_key(tmp_path: Path) -> None:
+    """With the old state the old session would continue; without it the rows of `on_expire` would be lost."""
     running = pipeline(tmp_path, on_expire=raising, on_failure=Hold(retries=3, first=0.01))
     running.run(sent(0, "a", 1, 0))
     counts = running.run(sent(1, "a", 2, 5), sent(2, "a", 3, 5.1))
@@ -199,7 +193,7 @@ def spoiling(state: Any, key: str | None) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("bad", [{"n": 2}, b"{"])
-def test_a_skipped_event_leaves_a_state_expired_that_has_not_said_its_last_words(tmp_path: Path, bad: object) -> None:
+def test_a_skipped_event_leaves_a_state_expired_if_on_expire_fails(tmp_path: Path, bad: object) -> None:
     running = pipeline(tmp_path, on_expire=spoiling, on_failure=DeadLetter(skip=True))
     running.run(sent(0, "a", 1, 0))
     assert running.run(sent(1, "a", 2, 5)._replace(value=bad))["expire_failed"] == 1
@@ -208,15 +202,15 @@ def test_a_skipped_event_leaves_a_state_expired_that_has_not_said_its_last_words
     assert [(row["n"], row["seen"]) for row in running.sink.rows()] == [(1, 1), (-1, 1), (3, 1)]
 
 
-def test_last_words_are_the_same_in_a_repeated_batch(tmp_path: Path) -> None:
+def test_rows_of_on_expire_are_the_same_in_a_repeated_batch(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing)
     running.run(sent(0, "a", 1, 0))
 
-    def behind_the_tasks(at: int | None) -> None:
+    def after_the_tasks(at: int | None) -> None:
         if at is None:
             raise Crash
 
-    running.lose = behind_the_tasks
+    running.lose = after_the_tasks
     with pytest.raises(Crash):
         running.run(sent(1, "b", 2, 5))
     running.lose = lambda at: None
@@ -235,7 +229,7 @@ def misfitting(state: Any, key: str | None) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("failing", [raising, misfitting])
-def test_a_state_whose_last_words_fail_stays_and_is_asked_again(
+def test_a_state_is_kept_if_on_expire_fails_and_expires_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: Any
 ) -> None:
     running = pipeline(tmp_path, on_expire=failing)
@@ -249,7 +243,7 @@ def test_a_state_whose_last_words_fail_stays_and_is_asked_again(
     assert [row["n"] for row in running.sink.rows()] == [1, 2, 3, -1]
 
 
-def test_keys_that_stand_still_do_not_expire(tmp_path: Path) -> None:
+def test_held_keys_do_not_expire(tmp_path: Path) -> None:
     running = pipeline(tmp_path, on_expire=closing)
     running.run(sent(0, "a", 1, 0), sent(1, "a", 2, 0.1, fails=1))
     assert running.run(sent(2, "b", 3, 50)).get("expired", 0) == 0
@@ -267,7 +261,7 @@ def test_keys_that_stand_still_do_not_expire(tmp_path: Path) -> None:
         ({"on_expire": "close", "limits": LIMITS}, "on_expire='close'"),
     ],
 )
-def test_last_words_that_are_never_said_are_refused(options: dict[str, Any], named: str) -> None:
+def test_on_expire_without_expire_after_is_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidOption, match=named):
         Transitions(step=step, outputs=OUTPUTS, **options)
 
@@ -275,13 +269,13 @@ def test_last_words_that_are_never_said_are_refused(options: dict[str, Any], nam
 @pytest.mark.parametrize(
     "limits", [{"forget_numbers_after": 0.0}, {"expire_after": 0.005, "forget_numbers_after": 0.004}]
 )
-def test_numbers_go_with_the_state_or_behind_it(limits: dict[str, int]) -> None:
+def test_numbers_are_not_forgotten_before_states(limits: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match=f"forget_numbers_after={limits['forget_numbers_after']}"):
         StateLimits(**limits)
 
 
-def test_rows_that_come_of_no_message_are_not_in_the_history(tmp_path: Path) -> None:
-    """A judge of the history would look for the message that they came from."""
+def test_rows_of_on_expire_are_not_in_the_history(tmp_path: Path) -> None:
+    """The checker would look for the message that they came from."""
     effects = Effects(tmp_path / "history", "orders")
     schema = parse_columns("topic string, queue_id int, queue_offset long, key string")
     path = tmp_path / "rows.parquet"

@@ -1,4 +1,4 @@
-"""Keys that fail: held, parked, redriven, discarded, or left without a message; and the passes that try them."""
+"""Keys that fail: held, parked, redriven, discarded or skipped, and the retry passes that try them."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def test_a_failed_step_changes_neither_state_nor_rows_and_holds_its_key_only(tmp
     assert show(tmp_path, "a")[0].state == {"seen": 1}
 
 
-def test_a_held_key_is_tried_again_in_passes_and_then_goes_on(tmp_path: Path) -> None:
+def test_a_held_key_is_retried_in_passes_and_then_continues(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}), Sent(0, 1, "a", 1))
     assert pipeline.stage.due(pipeline.clock.wall()) == 100
@@ -44,7 +44,7 @@ def test_a_held_key_is_tried_again_in_passes_and_then_goes_on(tmp_path: Path) ->
     assert pipeline.stage.due(pipeline.clock.wall()) is None
 
 
-def test_a_key_whose_retries_are_used_up_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
+def test_a_key_without_retries_left_is_parked_until_it_is_redriven(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.001))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
     pipeline.clock.time += 1_000
@@ -68,17 +68,17 @@ def forgiving(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
     return state or {"seen": 0}, [{"key": event.key, "n": value["n"]}]
 
 
-def test_a_request_outlives_a_pipeline_that_is_down_and_a_pass_that_crashed(tmp_path: Path) -> None:
+def test_a_request_survives_a_restart_and_a_retry_pass_that_crashed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "b", {"n": 1, "fails": 9}))
     request_redrive(tmp_path, everything=True)
     pipeline.restart(step=forgiving)
 
-    def behind_the_tasks(at: int | None) -> None:
+    def after_the_tasks(at: int | None) -> None:
         if at is None:
             raise Crash
 
-    pipeline.lose = behind_the_tasks
+    pipeline.lose = after_the_tasks
     with pytest.raises(Crash):
         pipeline.run_retry_pass()
     pipeline.lose = lambda at: None
@@ -92,7 +92,7 @@ def test_a_request_outlives_a_pipeline_that_is_down_and_a_pass_that_crashed(tmp_
     assert pipeline.stage.due(pipeline.clock.wall()) is None
 
 
-def test_a_redriven_key_has_its_retries_again(tmp_path: Path) -> None:
+def test_a_redriven_key_gets_all_its_retries_again(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=1, first=0.01))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}))
     pipeline.clock.time += 10
@@ -103,8 +103,8 @@ def test_a_redriven_key_has_its_retries_again(tmp_path: Path) -> None:
     assert [(lane.why, lane.failures) for lane in list_parked(tmp_path)] == [(Why.HELD, 1)]
 
 
-def test_a_repeated_batch_waits_as_long_as_the_first_attempt_said(tmp_path: Path) -> None:
-    """Its wall time is written down with its intent."""
+def test_a_repeated_batch_holds_a_key_until_the_same_time(tmp_path: Path) -> None:
+    """The wall time of a batch is recorded with its intent."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     held = Sent(0, 0, "a", {"n": 0, "fails": 1})
     pipeline.run(held, settle=False)
@@ -116,8 +116,8 @@ def test_a_repeated_batch_waits_as_long_as_the_first_attempt_said(tmp_path: Path
 
 
 @pytest.mark.parametrize("jump", [1_000, -80])
-def test_a_repeated_pass_tries_what_the_first_attempt_tried(tmp_path: Path, jump: int) -> None:
-    """The sink has the pass already: rows of lanes that became due in the meantime would never reach it."""
+def test_a_repeated_retry_pass_tries_the_same_lanes(tmp_path: Path, jump: int) -> None:
+    """The sink has the pass already: rows of lanes that became due since would never reach it."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}))
     pipeline.clock.time += 50
@@ -140,7 +140,7 @@ def test_a_repeated_pass_tries_what_the_first_attempt_tried(tmp_path: Path, jump
     assert (pipeline.outputs("a"), pipeline.outputs("b")) == ([0], [1])
 
 
-def test_discarded_messages_become_dead_letters_and_the_key_goes_on(tmp_path: Path) -> None:
+def test_discarded_messages_become_dead_letters_and_the_key_continues(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 9}), Sent(0, 1, "a", 1))
     request_discard(tmp_path, "a")
@@ -162,7 +162,7 @@ def test_only_the_failed_message_can_be_discarded(tmp_path: Path) -> None:
     assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [0]
 
 
-def test_a_request_about_a_key_that_does_not_stand_still_is_answered_with_nothing(tmp_path: Path) -> None:
+def test_a_request_for_a_key_that_is_not_held_does_nothing(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     pipeline.run(Sent(0, 0, "a", 0))
     request_redrive(tmp_path, "a")
@@ -170,7 +170,7 @@ def test_a_request_about_a_key_that_does_not_stand_still_is_answered_with_nothin
     assert pipeline.stage.due(pipeline.clock.wall()) is None
 
 
-def test_a_dead_letter_lets_its_key_go_on(tmp_path: Path) -> None:
+def test_a_key_continues_after_a_dead_letter(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=DeadLetter(skip=True))
     counts = pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 1}), Sent(0, 2, "a", 2))
     assert (counts["dead"], counts["lanes_held"]) == (1, 0)
@@ -180,7 +180,7 @@ def test_a_dead_letter_lets_its_key_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", [HOLD, Park(), DeadLetter(skip=True)])
-def test_poison_is_reported_and_stops_its_key_unless_told_otherwise(tmp_path: Path, policy: Any) -> None:
+def test_poison_is_a_dead_letter_and_holds_its_key_unless_the_policy_skips_it(tmp_path: Path, policy: Any) -> None:
     pipeline = Pipeline(tmp_path, on_failure=policy)
     counts = pipeline.run(Sent(0, 0, "a", b"{"), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
     assert (counts["poison"], counts["dead"]) == (1, 1)
@@ -199,14 +199,14 @@ def test_poison_is_reported_once_however_often_it_is_tried(tmp_path: Path) -> No
     assert len(pipeline.sink.dead_rows()) == 1
 
 
-def test_messages_without_a_key_are_a_lane_of_their_queue(tmp_path: Path) -> None:
+def test_messages_of_a_queue_without_a_key_share_a_lane(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, None, {"n": 0, "fails": 1}), Sent(0, 1, None, 1), Sent(1, 0, None, 2))
     assert [row["n"] for row in pipeline.sink.rows()] == [2]
     assert [(each.key, len(each.messages)) for each in list_parked(tmp_path)] == [(None, 2)]
 
 
-def test_a_full_lane_stops_the_pipeline_before_anything_is_lost(tmp_path: Path) -> None:
+def test_a_full_lane_fails_the_batch_before_anything_is_lost(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_per_lane=2))
     full = [Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1)]
     pipeline.run(*full)
@@ -222,15 +222,15 @@ def test_a_full_lane_stops_the_pipeline_before_anything_is_lost(tmp_path: Path) 
     assert pipeline.outputs("a") == [2]
 
 
-def test_a_full_lane_can_give_up_its_order_instead(tmp_path: Path) -> None:
+def test_messages_for_a_full_lane_can_become_dead_letters(tmp_path: Path) -> None:
     limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=limits)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", 1))
     assert [row["queue_offset"] for row in pipeline.sink.dead_rows()] == [1]
 
 
-def test_a_stopped_lane_is_bounded_in_bytes_too(tmp_path: Path) -> None:
-    """A few messages of some megabytes are as much as very many small ones, and are written with every batch."""
+def test_a_held_lane_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    """What waits is written with every batch, and a few large messages are as much as many small ones."""
     pipeline = Pipeline(tmp_path, on_failure=Park(), limits=StateLimits(max_waiting_bytes_per_lane=50))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), Sent(0, 1, "a", b"x" * 20))
     with pytest.raises(LaneFrozen, match=r"2 messages of key .* StateLimits\(max_waiting_bytes_per_lane=50\)"):

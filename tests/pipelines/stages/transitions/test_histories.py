@@ -1,7 +1,7 @@
-"""Random pipelines against a model that knows nothing of files, batches and crashes.
+"""Random pipelines compared with a model without files, batches and crashes.
 
-A history is a list of batches, each with messages, failures and the places where its attempts die. Whatever dies, the
-sink must hold every key's events once and in order, up to the first one that can never succeed.
+A history is a list of batches, each with messages, failures and the points where its attempts crash. The sink must hold
+every key's events once and in order, up to the first one that never succeeds.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ NEVER = 99
 DEATHS = ("before", "first task", "behind tasks", "before sink", "before finish")
 
 
-class Plan(NamedTuple):
+class RandomBatch(NamedTuple):
     """One batch: (queue, key, fails, repeat of the message before) of every message, and how its attempts end."""
 
     messages: list[tuple[int, int, int, bool]]
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
 
 plans = st.builds(
-    Plan,
+    RandomBatch,
     st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 2), st.sampled_from([0, 0, 0, 0, 1, 2, NEVER]), st.booleans()),
         max_size=8,
@@ -46,7 +46,7 @@ plans = st.builds(
 
 
 class World:
-    """The topic, the pipeline and the truth."""
+    """The topic, the pipeline and the expected result."""
 
     def __init__(self, place: Path) -> None:
         limits = StateLimits(snapshot_every=3, max_waiting_per_lane=1_000)
@@ -57,7 +57,7 @@ class World:
         self.number = 0
         self.stamped = 0
 
-    def messages(self, plan: Plan) -> list[Sent]:
+    def messages(self, plan: RandomBatch) -> list[Sent]:
         made: list[Sent] = []
         for queue, key, fails, repeat in plan.messages:
             before = [each for each in made if each.queue == queue]
@@ -77,7 +77,7 @@ class World:
         return Sent(queue, self.offsets[queue], key, value, ("producer", 1, sequence))
 
     def attempt(self, death: str | None, work: Callable[[], Any]) -> None:
-        """Runs a unit of work and dies where it is told to."""
+        """Runs a unit of work and crashes at the given point."""
         pipeline = self.pipeline
 
         def lose(at: int | None) -> None:
@@ -104,7 +104,7 @@ class World:
             pipeline.lose = never
             pipeline.sink.write = written  # type: ignore[method-assign]
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: RandomBatch) -> None:
         pipeline, messages = self.pipeline, self.messages(plan)
         pipeline.batch, pipeline.passes = pipeline.batch + 1, 0
         for death in [*plan.deaths, None]:
@@ -117,13 +117,13 @@ class World:
             self.finish_passes()
 
     def finish_passes(self) -> None:
-        """What a restarted runner does first."""
+        """Repeats interrupted retry passes, as a restarted runner does first."""
         number = self.pipeline.stage.unfinished_retry_pass()
         if number is not None:
             self.pipeline.run_retry_pass(number)
 
     def settle(self) -> None:
-        """Until nothing is tried by itself any more."""
+        """Runs retry passes until none is due."""
         while self.pipeline.stage.due(self.pipeline.clock.wall()) is not None:
             self.pipeline.clock.time += 20
             self.pipeline.run_retry_pass()
@@ -135,7 +135,7 @@ class World:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(plans, min_size=1, max_size=5))
-def test_whatever_dies_every_event_is_applied_once_and_in_order(history: list[Plan]) -> None:
+def test_every_event_is_applied_once_and_in_order_through_crashes(history: list[RandomBatch]) -> None:
     CACHE._shards.clear()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
@@ -153,14 +153,14 @@ def test_whatever_dies_every_event_is_applied_once_and_in_order(history: list[Pl
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(plans, min_size=1, max_size=3))
-def test_redriven_lanes_with_a_mended_step_end_with_everything_applied_in_order(history: list[Plan]) -> None:
+def test_redriving_all_lanes_with_a_corrected_step_applies_everything_in_order(history: list[RandomBatch]) -> None:
     CACHE._shards.clear()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         for plan in history:
             world.run(plan)
         world.settle()
-        world.pipeline.restart(step=mended)
+        world.pipeline.restart(step=corrected)
         request_redrive(Path(folder), everything=True)
         world.settle()
         for key, sent in world.sent.items():
@@ -168,5 +168,5 @@ def test_redriven_lanes_with_a_mended_step_end_with_everything_applied_in_order(
         assert list_parked(Path(folder)) == []
 
 
-def mended(state: Any, event: Any) -> tuple[Any, list[dict[str, object]]]:
+def corrected(state: Any, event: Any) -> tuple[Any, list[dict[str, object]]]:
     return state or {"seen": 0}, [{"key": event.key, "n": event.value["n"]}]

@@ -1,7 +1,7 @@
-"""Random histories of numbered keys in two queues: whatever order they are read in, every number has its turn once.
+"""Random histories of numbered keys in two queues: every number is applied once, in whatever order queues are read.
 
-Queues are cut into batches at random, messages come twice, some can never succeed and are skipped, and long silences
-let states expire in between. What a key's rows say must not depend on any of it.
+Queues are cut into batches at random, messages are repeated, some never succeed and are skipped, and states expire in
+long silences. The rows of a key must not depend on any of this.
 """
 
 import json
@@ -24,9 +24,9 @@ class History(NamedTuple):
     events: list[tuple[int, int, bool]]
     """Queue, key, and whether it fails, in the order in which they happened."""
     repeats: list[tuple[int, int]]
-    """(which event, to which queue) once more, behind everything."""
+    """Repeats as (event, queue), sent after everything else."""
     cuts: list[tuple[int, int, int]]
-    """How many messages of each queue the next batch has, and how long nothing came before it."""
+    """Messages of each queue in the next batch, and the silence before it."""
 
 
 histories = st.builds(
@@ -70,7 +70,7 @@ def queues_of(history: History) -> tuple[list[list[tuple[str, bytes]]], dict[str
 
 @settings(max_examples=150, deadline=None)
 @given(histories)
-def test_every_number_has_its_turn_once_wherever_and_whenever_it_is_read(history: History) -> None:
+def test_every_number_is_applied_once_in_whatever_order_queues_are_read(history: History) -> None:
     limits = StateLimits(expire_after=SPAN / 1000)
     stage = Transitions(
         step=step, outputs="key string, n long", sequence="n", first_number=history.first, shards=1,
@@ -86,7 +86,7 @@ def test_every_number_has_its_turn_once_wherever_and_whenever_it_is_read(history
         for queue, count in enumerate(counts):
             part = queues[queue][at[queue] : at[queue] + count]
             if part:
-                machine.take(_run(queue, at[queue], part, stored))
+                machine.take(_slice(queue, at[queue], part, stored))
             at[queue] += len(part)
         machine.finish()
         rows += machine.table.outputs
@@ -96,7 +96,7 @@ def test_every_number_has_its_turn_once_wherever_and_whenever_it_is_read(history
     assert shard.meta.waiting == {}
 
 
-def _run(queue: int, first: int, part: list[tuple[str, bytes]], stored: int) -> QueueSlice:
+def _slice(queue: int, first: int, part: list[tuple[str, bytes]], stored: int) -> QueueSlice:
     count = len(part)
     keys, values = ([each[at] for each in part] for at in (0, 1))
     offsets = list(range(first, first + count))

@@ -1,4 +1,4 @@
-"""Keys whose events are numbered by the user: repeats, gaps, and what a gap does."""
+"""`sequence=`: repeats, gaps, and what `on_gap` does."""
 
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ def test_a_number_that_was_applied_is_a_repeat(tmp_path: Path) -> None:
     assert running.outputs("k") == [1, 2, 3, 4]
 
 
-def test_a_gap_is_counted_and_passed_when_it_is_only_reported(tmp_path: Path) -> None:
+def test_a_reported_gap_is_counted_and_the_key_continues(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "report")
     assert running.run(*numbered(1, 4, 5))["gaps"] == 2
     assert running.outputs("k") == [1, 4, 5]
 
 
-def test_a_number_that_comes_late_is_a_dead_letter_and_its_repeat_is_a_repeat(tmp_path: Path) -> None:
-    """It was never applied, so calling it a repeat would lose it without a trace."""
+def test_a_late_number_is_a_dead_letter_and_its_repeat_is_dropped(tmp_path: Path) -> None:
+    """It was never applied, so dropping it as a repeat would lose it silently."""
     running = pipeline(tmp_path, "report")
     counts = running.run(*numbered(1, 3, 2, 2, 3, 6))
     assert (counts["late"], counts["dead"], counts["repeats"]) == (1, 1, 2)
@@ -56,8 +56,8 @@ def test_a_number_that_comes_late_is_a_dead_letter_and_its_repeat_is_a_repeat(tm
     assert running.outputs("k") == [1, 3, 6]
 
 
-def test_a_late_number_does_not_stop_its_key(tmp_path: Path) -> None:
-    """Neither as it comes nor when it waited behind a failure."""
+def test_a_late_number_does_not_hold_its_key(tmp_path: Path) -> None:
+    """Neither when it arrives nor when it waited behind a failure."""
     running = pipeline(tmp_path, "report", on_failure=Hold(retries=3, first=0.01))
     running.run(*numbered(1, 3), *numbered(4, first=2, fails=1), *numbered(2, 5, first=3))
     running.clock.time += 10
@@ -68,7 +68,7 @@ def test_a_late_number_does_not_stop_its_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decide", [request_redrive, request_discard])
-def test_what_a_person_went_on_without_is_late_when_it_comes(tmp_path: Path, decide: Any) -> None:
+def test_a_number_that_an_operator_skipped_is_late_when_it_comes(tmp_path: Path, decide: Any) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 4))
     decide(tmp_path, "k")
@@ -77,7 +77,7 @@ def test_what_a_person_went_on_without_is_late_when_it_comes(tmp_path: Path, dec
     assert (counts["late"], counts["repeats"], counts["lanes_held"]) == (2, 1, 1)
 
 
-def test_what_is_late_is_never_taken_for_a_repeat_however_many_are_missing(tmp_path: Path) -> None:
+def test_a_late_number_is_never_taken_for_a_repeat_however_many_are_missing(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "report")
     running.run(*numbered(*range(2, 202, 2)))
     CACHE._shards.clear()
@@ -90,14 +90,14 @@ def test_missing_numbers_are_remembered_with_a_typed_state(tmp_path: Path) -> No
     assert running.run(*numbered(2, first=2))["late"] == 1
 
 
-def test_the_limit_of_keys_advises_only_what_helps(tmp_path: Path) -> None:
-    """The number of a key that ended stays, so giving back None makes no room here."""
+def test_the_error_about_too_many_keys_suggests_only_what_helps(tmp_path: Path) -> None:
+    """The number of an ended key is kept, so returning None from the step makes no room."""
     running = pipeline(tmp_path, "report", limits=StateLimits(max_keys_per_shard=1))
     with pytest.raises(InvalidOption, match=r"forget old keys with expire_after and .* forget_numbers_after$"):
         running.run(*(Sent(0, at, f"key-{at}", {"seq": 1, "end": True}) for at in range(2)))
 
 
-def test_a_key_waits_for_a_missing_number_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_a_key_waits_for_a_missing_number_and_continues_when_it_comes(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     counts = running.run(*numbered(1, 4, 3, 4))
     assert (counts["applied"], counts["repeats"], counts["lanes_held"]) == (1, 1, 1)
@@ -107,7 +107,7 @@ def test_a_key_waits_for_a_missing_number_and_goes_on_by_itself(tmp_path: Path) 
     assert list_parked(tmp_path) == []
 
 
-def test_a_second_gap_behind_the_first_is_waited_for_as_well(tmp_path: Path) -> None:
+def test_a_key_waits_for_a_second_gap_after_the_first(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 3, 5, 2))
     assert running.outputs("k") == [1, 2, 3]
@@ -115,16 +115,16 @@ def test_a_second_gap_behind_the_first_is_waited_for_as_well(tmp_path: Path) -> 
     assert running.outputs("k") == [1, 2, 3, 4, 5]
 
 
-def test_a_full_key_takes_the_number_that_it_waits_for_and_drops_repeats(tmp_path: Path) -> None:
-    """With `when_lane_is_full="stop"` the batch that brings it would fail for ever."""
+def test_a_full_lane_takes_the_number_that_it_waits_for_and_drops_repeats(tmp_path: Path) -> None:
+    """With `when_lane_is_full="stop"` the batch that brings it would always fail."""
     running = pipeline(tmp_path, "hold", limits=StateLimits(max_waiting_per_lane=2))
     running.run(*numbered(1, 3, 4))
     assert running.run(*numbered(1, 4, 2, 5, first=3))["repeats"] == 2
     assert running.outputs("k") == [1, 2, 3, 4, 5]
 
 
-def test_late_numbers_do_not_make_what_is_remembered_grow(tmp_path: Path) -> None:
-    """Each of them cuts a stretch in two."""
+def test_late_numbers_do_not_exceed_the_limit_of_missed_ranges(tmp_path: Path) -> None:
+    """Each of them cuts a range in two."""
     running = pipeline(tmp_path, "report")
     counts = running.run(*numbered(1, 202, *range(3, 202, 2), *range(2, 202, 2)))
     assert counts["late"] == 200
@@ -136,7 +136,7 @@ def test_late_numbers_do_not_make_what_is_remembered_grow(tmp_path: Path) -> Non
     assert not any(lane.has_missed(number) and not lane.is_doubtful(number) for number in range(3, 202, 2))
 
 
-def test_redriving_a_key_goes_on_without_the_missing_number(tmp_path: Path) -> None:
+def test_a_redriven_key_continues_without_the_missing_number(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 5, 4))
     (lane,) = list_parked(tmp_path)
@@ -147,7 +147,7 @@ def test_redriving_a_key_goes_on_without_the_missing_number(tmp_path: Path) -> N
     assert running.outputs("k") == [1, 4, 5, 6]
 
 
-def test_discarding_a_waiting_key_counts_its_numbers_as_seen(tmp_path: Path) -> None:
+def test_numbers_of_discarded_messages_count_as_seen(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 4, 3))
     request_discard(tmp_path, "k")
@@ -156,7 +156,7 @@ def test_discarding_a_waiting_key_counts_its_numbers_as_seen(tmp_path: Path) -> 
     assert running.outputs("k") == [1, 5]
 
 
-def test_a_gap_can_be_a_failure_and_redriving_accepts_it(tmp_path: Path) -> None:
+def test_a_gap_can_be_a_failure_which_a_redrive_accepts(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "fail")
     counts = running.run(*numbered(1, 3, 4))
     assert (counts["parked"], counts["gaps"]) == (1, 1)
@@ -165,7 +165,7 @@ def test_a_gap_can_be_a_failure_and_redriving_accepts_it(tmp_path: Path) -> None
     assert running.outputs("k") == [1, 3, 4]
 
 
-def test_a_dead_letter_is_not_missed_as_a_number(tmp_path: Path) -> None:
+def test_the_number_of_a_dead_letter_is_not_missing(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "fail", on_failure=DeadLetter(skip=True))
     counts = running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(3, first=2))
     assert (counts["dead"], counts["gaps"]) == (1, 0)
@@ -180,8 +180,8 @@ def test_a_held_key_is_tried_in_the_order_of_its_numbers(tmp_path: Path) -> None
     assert running.outputs("k") == [1, 2, 3, 4]
 
 
-def test_nobody_passes_a_message_that_tells_no_number(tmp_path: Path) -> None:
-    """It cannot be decoded, so it may be any of them."""
+def test_no_message_overtakes_one_whose_number_is_unknown(tmp_path: Path) -> None:
+    """It cannot be decoded, so it may have any number."""
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1), Sent(0, 1, "k", b"{"), *numbered(3, 2, first=2))
     request_redrive(tmp_path, "k")
@@ -192,7 +192,7 @@ def test_nobody_passes_a_message_that_tells_no_number(tmp_path: Path) -> None:
     assert running.outputs("k") == [1, 2, 3]
 
 
-def test_a_message_that_tells_no_number_passes_nobody_either(tmp_path: Path) -> None:
+def test_a_message_whose_number_is_unknown_overtakes_none(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold")
     running.run(*numbered(1, 3), Sent(0, 2, "k", b"{"), *numbered(4, first=3))
     assert list_parked(tmp_path)[0].why is Why.GAP
@@ -202,15 +202,15 @@ def test_a_message_that_tells_no_number_passes_nobody_either(tmp_path: Path) -> 
     assert [each.offset for each in list_parked(tmp_path)[0].messages] == [2, 3]
 
 
-def test_a_key_may_begin_with_any_number_if_told_so(tmp_path: Path) -> None:
+def test_a_key_may_begin_with_any_number_if_first_number_is_none(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "hold", first_number=None)
     running.run(*numbered(17, 18))
     assert running.outputs("k") == [17, 18]
 
 
 @pytest.mark.parametrize("first_number", [0, -7, 5])
-def test_numbers_may_begin_anywhere(tmp_path: Path, first_number: int) -> None:
-    """Also where the first event is skipped, or redriven behind a gap: 0 is a number, and so is what is below it."""
+def test_first_number_may_be_zero_or_negative(tmp_path: Path, first_number: int) -> None:
+    """Also if the first event is skipped, or redriven after a gap."""
     running = pipeline(tmp_path, "hold", first_number=first_number, on_failure=DeadLetter(skip=True))
     first = first_number
     running.run(*numbered(first, fails=1))
@@ -223,8 +223,8 @@ def test_numbers_may_begin_anywhere(tmp_path: Path, first_number: int) -> None:
     assert running.run(Sent(0, 5, "gap", {"seq": first + 1}))["late"] == 1
 
 
-def test_a_function_that_numbers_events_sees_their_key_wherever_they_wait(tmp_path: Path) -> None:
-    """A number that is not known is not settled when its message is skipped, and the key waits for it."""
+def test_a_sequence_function_sees_the_key_of_waiting_events(tmp_path: Path) -> None:
+    """If the number of a skipped message is unknown, its key would wait for it."""
     running = pipeline(tmp_path, "hold", on_failure=DeadLetter(skip=True), sequence=of_a_key)
     running.run(*numbered(1, fails=1), *numbered(2, 4, 3, first=1))
     assert running.outputs("k") == [2, 3, 4]
@@ -236,14 +236,14 @@ def of_a_key(event: Event) -> int:
 
 
 @pytest.mark.parametrize("number", [1.0, True, "1", None, 2**70])
-def test_a_function_that_gives_no_whole_number_fails_its_event(tmp_path: Path, number: object) -> None:
-    """Kept as a key's number it could not be read again, and the pipeline would end at every start."""
+def test_a_sequence_function_that_returns_no_integer_fails_its_event(tmp_path: Path, number: object) -> None:
+    """A stored number of another type could not be read, and the pipeline would fail at every start."""
     running = pipeline(tmp_path, "hold", sequence=lambda event: number, first_number=None)
     assert running.run(*numbered(1))["parked"] == 1
 
 
-def test_a_key_that_ended_still_knows_its_number(tmp_path: Path) -> None:
-    """Without it, a late repeat would bring the key back."""
+def test_an_ended_key_keeps_its_number(tmp_path: Path) -> None:
+    """Without it, a late repeat would revive the key."""
     running = pipeline(tmp_path, "report")
     running.run(*numbered(1), *numbered(2, first=1, end=True))
     assert running.run(*numbered(1, 2, first=2))["repeats"] == 2

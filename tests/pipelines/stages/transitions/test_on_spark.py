@@ -26,7 +26,7 @@ OUTPUTS = "key string, n long, seen long"
 
 
 def make_step() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
-    """Made here, so that workers get it by value: they cannot import tests."""
+    """Made in a function, so that it is pickled by value: workers cannot import tests."""
 
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         seen = (state or 0) + 1
@@ -38,7 +38,7 @@ def make_step() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
 
 
 class Stream:
-    """A topic read into a stage and a sink, batch by batch; restarted as often as it takes."""
+    """A topic read into a stage and a sink, batch by batch, with restarts."""
 
     def __init__(self, spark: SparkSession, broker: EmbeddedBroker, topic: str, place: Path, **options: Any) -> None:
         self.spark, self.broker, self.topic, self.place = spark, broker, topic, place
@@ -85,7 +85,7 @@ def stream(spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Pa
 
 
 def test_a_stream_applies_every_event_once_whatever_is_repeated(stream: Stream) -> None:
-    """Dies after the state was written, after the sink wrote, and after everything but Spark's own note."""
+    """Crashes after the state was written, after the sink wrote, and before Spark recorded the batch."""
     stream.send(*((f"key-{n % 3}", {"n": n}) for n in range(12)))
     for where in ("stage", "sink", "finished"):
         stream.fail_after = where
@@ -96,7 +96,7 @@ def test_a_stream_applies_every_event_once_whatever_is_repeated(stream: Stream) 
         assert stream.outputs(f"key-{key}") == [(n, n // 3 + 1) for n in range(key, 12, 3)]
 
 
-def test_a_held_key_goes_on_in_a_pass_and_a_parked_one_after_redrive(stream: Stream) -> None:
+def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(stream: Stream) -> None:
     stream.send(("a", {"n": 0, "fails": 1}), ("a", {"n": 1}), ("b", {"n": 2, "fails": 2}), ("b", {"n": 3}))
     stream.catch_up()
     assert stream.sink.rows() == []
@@ -127,14 +127,14 @@ def _lenient() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
 
 
 def _until_due(stream: Stream) -> None:
-    """A millisecond is what the policy asks for; the clock is the machine's."""
+    """Waits until a retry pass is due: the policy asks for a millisecond of real time."""
     clock = stream.stage._clock
     while stream.stage.due(clock.wall()) != 0:
         pass
 
 
 def ran(stage: Transitions, messages: DataFrame, batch: Batch) -> Results:
-    """Run and settled, as a pipeline does it."""
+    """Runs and settles a batch, as a pipeline does."""
     results = stage.run(messages, batch)
     stage.settle(batch, results.state)
     return results
@@ -149,7 +149,7 @@ def feed(queues: int, count: int, first: int = 0) -> list[Sent]:
     return [Sent(queue, at, f"key-{queue}-{at % 5}", {"n": at}) for queue, at in made]
 
 
-def test_shuffled_rows_are_put_in_order_by_numbered_shards(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_number_of_shards_restores_the_order_of_shuffled_rows(spark: SparkSession, tmp_path: Path) -> None:
     stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
     stage.open(spark, tmp_path)
     rows = []
@@ -164,8 +164,8 @@ def test_shuffled_rows_are_put_in_order_by_numbered_shards(spark: SparkSession, 
         assert [row["n"] for row in rows if row["key"] == f"key-{queue}-2"] == list(range(2, 40, 5))
 
 
-def test_redriven_letters_find_the_shards_of_their_keys(spark: SparkSession, tmp_path: Path) -> None:
-    """Shards are shares of the keys by Spark's own hash, which the driver asks for."""
+def test_redriven_dead_letters_reach_the_shards_of_their_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """Shards are shares of the keys by Spark's hash, which the driver computes too."""
     stage = Transitions(step=make_step(), outputs=OUTPUTS, shards=3)
     stage.open(spark, tmp_path)
     first, behind = Batch(QUERY, 0, 1), Batch(QUERY, 1, 1)
@@ -188,7 +188,7 @@ def test_redriven_letters_find_the_shards_of_their_keys(spark: SparkSession, tmp
 
 
 def test_a_queue_that_a_shuffle_split_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """The negative control of the test above: without numbered shards the same rows are an error, not a wrong table."""
+    """Negative control of the test above: without `shards=<number>` the same rows are an error, not a wrong table."""
     stage = Transitions(step=make_step(), outputs=OUTPUTS)
     stage.open(spark, tmp_path)
     shuffled = frame(spark, feed(1, 40)).repartition(2)
@@ -206,7 +206,7 @@ def test_coalesced_queues_stay_in_order(spark: SparkSession, tmp_path: Path) -> 
     assert show(tmp_path, "key-2-4")[0].state == 4
 
 
-def test_empty_and_tiny_frames_are_batches(spark: SparkSession, tmp_path: Path) -> None:
+def test_empty_and_tiny_frames_are_accepted(spark: SparkSession, tmp_path: Path) -> None:
     stage = Transitions(step=make_step(), outputs=OUTPUTS, on_failure=Park())
     stage.open(spark, tmp_path)
     assert ran(stage, frame(spark, feed(1, 1)).limit(0), Batch(QUERY, 0, 1)).outputs.count() == 0

@@ -1,4 +1,4 @@
-"""Messages, rows, states and errors that cannot be written down: each concerns its key, and the batch goes on."""
+"""Messages, rows, states and errors that cannot be stored affect only their key."""
 
 import datetime
 import json
@@ -15,7 +15,7 @@ from lanemq.pipelines.stages.transitions.rules import UnfitState
 from lanemq.pipelines.stages.transitions.views import list_parked
 
 HALF = "\ud800"
-"""Half of a surrogate pair: JSON may say it, UTF-8 has no place for it."""
+"""A lone surrogate: JSON may contain it, UTF-8 cannot."""
 
 
 def echo(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -23,7 +23,7 @@ def echo(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
 
 
 @pytest.mark.parametrize("texts", [["fine", HALF, "größer"], [HALF, "fine", "größer"]])
-def test_a_row_with_half_a_character_fails_its_event_only(tmp_path: Path, texts: list[str]) -> None:
+def test_a_row_with_a_lone_surrogate_fails_only_its_event(tmp_path: Path, texts: list[str]) -> None:
     pipeline = Pipeline(tmp_path, step=echo, outputs="text string", decode=json.loads, on_failure=Park())
     counts = pipeline.run(*(Sent(0, at, f"key-{at}", text) for at, text in enumerate(texts)))
     assert (counts["applied"], counts["parked"]) == (2, 1)
@@ -33,7 +33,7 @@ def test_a_row_with_half_a_character_fails_its_event_only(tmp_path: Path, texts:
 
 @pytest.mark.parametrize("policy", [Hold(), Park(), DeadLetter(skip=True)])
 @pytest.mark.parametrize("words", [f"bad: {HALF}", "with\0in it", None])
-def test_an_error_that_cannot_be_written_down_concerns_its_key_only(
+def test_an_error_whose_text_cannot_be_stored_affects_only_its_key(
     tmp_path: Path, policy: Any, words: str | None
 ) -> None:
     class Odd(Exception):
@@ -55,7 +55,7 @@ def test_an_error_that_cannot_be_written_down_concerns_its_key_only(
     assert "\0" not in reason
 
 
-def test_an_error_that_says_too_much_is_cut() -> None:
+def test_a_long_error_text_is_cut() -> None:
     assert len(error_text(ValueError("x" * 10_000_000))) < MAX_CHARACTERS + 10
 
 
@@ -74,8 +74,8 @@ def test_a_decoder_whose_error_cannot_be_printed_makes_poison(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "bad", [{datetime.date(2024, 1, 1): 2}, {"deep": [{datetime.date(2024, 1, 1): 2}]}, {Why.GAP: 2}]
 )
-def test_a_state_whose_keys_would_come_back_as_others_is_refused(tmp_path: Path, bad: Any) -> None:
-    """A dict that is fine proves nothing about the next one: counts were split between a date and its text."""
+def test_a_state_whose_keys_change_when_read_back_is_refused(tmp_path: Path, bad: Any) -> None:
+    """Each state is checked: a date as a key is read back as text, so counts would be split between both."""
 
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return (bad if event.key == "bad" else {"fine": 1}), []
@@ -85,7 +85,7 @@ def test_a_state_whose_keys_would_come_back_as_others_is_refused(tmp_path: Path,
         pipeline.run(Sent(0, 0, "good", 0), Sent(0, 1, "bad", 1))
 
 
-def test_keys_of_a_state_may_be_whatever_comes_back(tmp_path: Path) -> None:
+def test_state_keys_of_types_that_are_read_back_are_allowed(tmp_path: Path) -> None:
     kept = {1: "a", -2: "b", 1.5: "c", None: "d", b"x": "e", False: "f", (1, "x"): "g"}
 
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -97,7 +97,7 @@ def test_keys_of_a_state_may_be_whatever_comes_back(tmp_path: Path) -> None:
         assert pipeline.run(Sent(0, offset, "k", 0))["applied"] == 1
 
 
-def test_a_state_that_cannot_be_stored_fails_its_event_only_and_is_not_counted(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_stored_fails_only_its_event(tmp_path: Path) -> None:
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return (HALF if event.value == 1 else "fine"), []
 

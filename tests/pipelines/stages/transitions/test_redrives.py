@@ -1,4 +1,4 @@
-"""Dead letters that are given to the step again: late, once, whatever crashes."""
+"""Dead letters that are given to the step again: late, and once through crashes."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipelines.stages.transitions.dead_letter_fixture import Kept
+from tests.pipelines.stages.transitions.dead_letter_fixture import DeadLetterPipeline
 from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Sent
 
 from lanemq.model.errors import StateLost, UsageError
@@ -34,27 +34,27 @@ SKIP = DeadLetter(skip=True)
 LETTER = "orders/broker-a/0/1"
 
 
-def with_a_letter(folder: Path, **options: Any) -> Kept:
-    """The key a without its second message, which nothing fails for any more."""
-    pipeline = Kept(folder, **{"on_failure": SKIP} | options)
+def with_a_dead_letter(folder: Path, **options: Any) -> DeadLetterPipeline:
+    """A pipeline whose key `a` has a dead letter, its second message. The step no longer fails."""
+    pipeline = DeadLetterPipeline(folder, **{"on_failure": SKIP} | options)
     pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", FAILS), Sent(0, 2, "a", 2), Sent(0, 3, "b", 3))
     pipeline.restart(step=late_or_counting)
     return pipeline
 
 
 def late_or_counting(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
-    """The step of `driving`, mended: nothing fails; a negative number of events says that the event came late."""
+    """The step of the fixture, corrected: it never fails. A negative count marks a late event."""
     state = {"seen": 0} if state is None else state
     state["seen"] += 1
     value = event.value if isinstance(event.value, dict) else {"n": event.value}
     return state, [{"key": event.key, "n": value["n"], "seen": -state["seen"] if event.late else state["seen"]}]
 
 
-def test_a_redriven_letter_comes_behind_everything_of_its_key_and_says_that_it_is_late(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
+def test_a_redriven_dead_letter_comes_after_everything_of_its_key_and_is_marked_late(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
     pipeline.run(Sent(0, 4, "a", 4))
     assert pipeline.stage.due(pipeline.clock.wall()) is None
-    (asked,) = pipeline.letters.redrive(LETTER)
+    (asked,) = pipeline.dead_letters.redrive(LETTER)
     assert (asked.key, asked.value) == ("a", None)
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
     counts = pipeline.run_retry_pass()
@@ -67,25 +67,25 @@ def test_a_redriven_letter_comes_behind_everything_of_its_key_and_says_that_it_i
     assert pipeline.stage.due(pipeline.clock.wall()) is None
 
 
-def test_a_letter_is_redriven_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
-    pipeline.letters.redrive(LETTER)
+def test_a_dead_letter_is_redriven_once_however_often_it_is_requested(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
+    pipeline.dead_letters.redrive(LETTER)
     with pytest.raises(UsageError, match="redriven already, or will be"):
-        pipeline.letters.redrive(LETTER)
-    assert pipeline.letters.redrive(everything=True) == []
+        pipeline.dead_letters.redrive(LETTER)
+    assert pipeline.dead_letters.redrive(everything=True) == []
     pipeline.run_retry_pass()
     with pytest.raises(UsageError, match="redriven already"):
-        pipeline.letters.redrive(key="a")
+        pipeline.dead_letters.redrive(key="a")
     assert pipeline.run_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1]
-    assert pipeline.letters.records() == []
-    assert [each.state for each in pipeline.letters.records(redriven=True)] == ["redriven"]
-    assert pipeline.letters.counts() == {"redriven": 1}
+    assert pipeline.dead_letters.records() == []
+    assert [each.state for each in pipeline.dead_letters.records(redriven=True)] == ["redriven"]
+    assert pipeline.dead_letters.counts() == {"redriven": 1}
 
 
-def test_of_persons_who_ask_at_once_one_is_taken(tmp_path: Path) -> None:
-    """Each has seen the letter as open before any of them asks."""
-    pipeline = with_a_letter(tmp_path)
+def test_of_simultaneous_requests_one_is_taken(tmp_path: Path) -> None:
+    """All have seen the dead letter as open before the first request is written."""
+    pipeline = with_a_dead_letter(tmp_path)
     (letter,) = redrives_of(pipeline)
     gate, taken = threading.Barrier(4), list[int]()
 
@@ -103,41 +103,45 @@ def test_of_persons_who_ask_at_once_one_is_taken(tmp_path: Path) -> None:
     assert pipeline.outputs("a") == [0, 2, 1]
 
 
-def redrives_of(pipeline: Kept) -> list[redrives.RedrivenLetter]:
-    """The open letters as they are asked for, without asking."""
+def redrives_of(pipeline: DeadLetterPipeline) -> list[redrives.RedrivenLetter]:
+    """The open dead letters as `redrive` would request them."""
     from lanemq.pipelines.operate.dead_letters import _redriven
 
-    return [_redriven(each) for each in pipeline.letters.show(LETTER)]
+    return [_redriven(each) for each in pipeline.dead_letters.show(LETTER)]
 
 
-def in_the_tasks(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+def in_the_tasks(pipeline: DeadLetterPipeline, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
     pipeline.lose = crash
 
 
-def behind_the_state(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+def after_the_state(pipeline: DeadLetterPipeline, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pipeline.sink, "write", crash)
 
 
-def behind_the_sink(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+def after_the_sink(pipeline: DeadLetterPipeline, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transitions, "finished", crash)
 
 
-def behind_the_letters(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+def after_the_request_is_done(
+    pipeline: DeadLetterPipeline, crash: Callable[..., Any], patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr("lanemq.pipelines.stages.transitions.stage.remove_old", crash)
 
 
-def before_the_bodies_go(pipeline: Kept, crash: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
+def before_bodies_are_removed(
+    pipeline: DeadLetterPipeline, crash: Callable[..., Any], patch: pytest.MonkeyPatch
+) -> None:
     patch.setattr(Redrives, "forget_bodies", crash)
 
 
 @pytest.mark.parametrize(
-    "where", [in_the_tasks, behind_the_state, behind_the_sink, behind_the_letters, before_the_bodies_go]
+    "where", [in_the_tasks, after_the_state, after_the_sink, after_the_request_is_done, before_bodies_are_removed]
 )
-def test_a_crash_anywhere_neither_loses_nor_doubles_a_redriven_letter(
+def test_a_crash_neither_loses_nor_repeats_a_redriven_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Callable[..., None]
 ) -> None:
-    pipeline = with_a_letter(tmp_path)
-    pipeline.letters.redrive(LETTER)
+    pipeline = with_a_dead_letter(tmp_path)
+    pipeline.dead_letters.redrive(LETTER)
 
     def crash(*_: Any) -> None:
         raise Crash
@@ -155,14 +159,14 @@ def test_a_crash_anywhere_neither_loses_nor_doubles_a_redriven_letter(
     assert pipeline.run_retry_pass() is None
     assert pipeline.outputs("a") == [0, 2, 1, 4]
     assert pipeline.sink.rows()[-1]["seen"] == 4
-    assert pipeline.letters.counts() == {"redriven": 1}
+    assert pipeline.dead_letters.counts() == {"redriven": 1}
 
 
-def test_a_letter_waits_behind_a_key_that_stands_still(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
+def test_a_redriven_dead_letter_waits_behind_a_held_key(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(on_failure=Park(), step=failing_at_7)
     pipeline.run(Sent(0, 4, "a", 7), Sent(0, 5, "a", 8))
-    pipeline.letters.redrive(key="a")
+    pipeline.dead_letters.redrive(key="a")
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2]
     (lane,) = parked(tmp_path).waiting()
@@ -180,15 +184,15 @@ def failing_at_7(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]
     return late_or_counting(state, event)
 
 
-def test_a_letter_that_fails_again_is_another_letter(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
+def test_a_redriven_message_that_fails_again_is_another_dead_letter(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(step=failing_late)
-    pipeline.letters.redrive(LETTER)
+    pipeline.dead_letters.redrive(LETTER)
     pipeline.run_retry_pass()
-    assert pipeline.letters.counts() == {"open": 1, "redriven": 1}
-    assert [each.batch for each in pipeline.letters.show(LETTER)] == [0, batch_number(0, 1)]
+    assert pipeline.dead_letters.counts() == {"open": 1, "redriven": 1}
+    assert [each.batch for each in pipeline.dead_letters.show(LETTER)] == [0, batch_number(0, 1)]
     pipeline.restart(step=late_or_counting)
-    assert len(pipeline.letters.redrive(LETTER)) == 1
+    assert len(pipeline.dead_letters.redrive(LETTER)) == 1
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 2, 1]
 
@@ -199,10 +203,10 @@ def failing_late(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]
     return late_or_counting(state, event)
 
 
-def test_a_letter_that_fails_again_follows_the_policy_of_now(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
+def test_a_redriven_message_that_fails_again_follows_the_current_policy(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(step=failing_late, on_failure=Hold(retries=1, first=0.01))
-    pipeline.letters.redrive(LETTER)
+    pipeline.dead_letters.redrive(LETTER)
     pipeline.run_retry_pass()
     pipeline.run(Sent(0, 4, "a", 4))
     assert pipeline.outputs("a") == [0, 2], "newer messages wait behind it now"
@@ -212,67 +216,67 @@ def test_a_letter_that_fails_again_follows_the_policy_of_now(tmp_path: Path) -> 
     assert pipeline.outputs("a") == [0, 2, 1, 4]
 
 
-def test_a_message_that_its_key_kept_is_not_redriven_as_a_letter(tmp_path: Path) -> None:
-    """It would be applied twice: from the key, and from the letter."""
-    pipeline = Kept(tmp_path, on_failure=Park())
+def test_a_message_that_waits_in_its_lane_is_not_redriven_as_a_dead_letter(tmp_path: Path) -> None:
+    """It would be applied twice: from the lane, and as a dead letter."""
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
-    assert [each.state for each in pipeline.letters.records()] == ["notice"]
-    assert pipeline.letters.redrive(everything=True) == []
+    assert [each.state for each in pipeline.dead_letters.records()] == ["notice"]
+    assert pipeline.dead_letters.redrive(everything=True) == []
     with pytest.raises(UsageError, match="still waits in its key 'a'; redrive the key"):
-        pipeline.letters.redrive(LETTER)
+        pipeline.dead_letters.redrive(LETTER)
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
     parked(tmp_path).redrive("a")
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
     with pytest.raises(UsageError, match="waits in its key"):
-        pipeline.letters.redrive(LETTER)
+        pipeline.dead_letters.redrive(LETTER)
 
 
 @pytest.mark.parametrize("policy", [SKIP, DeadLetter(skip=True, hold=Hold(retries=1, first=0.001))])
-def test_poison_that_was_given_up_can_be_redriven(tmp_path: Path, policy: DeadLetter) -> None:
-    """With retries it is told of at first, and given up later: two letters, of which the second counts."""
-    pipeline = Kept(tmp_path, on_failure=policy)
+def test_skipped_poison_can_be_redriven(tmp_path: Path, policy: DeadLetter) -> None:
+    """With retries it is reported first and skipped later: two dead letters, of which the second counts."""
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=policy)
     pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", b"{"))
     pipeline.clock.time += 10
     pipeline.run_retry_pass()
     pipeline.restart(decode=lambda body: 1 if body == b"{" else int(body))
-    assert len(pipeline.letters.redrive(everything=True)) == 1
+    assert len(pipeline.dead_letters.redrive(everything=True)) == 1
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [0, 1]
 
 
-def test_discarded_messages_can_be_redriven_and_are_not_among_all(tmp_path: Path) -> None:
-    """A person gave them up: another who wants everything back after an outage does not mean them."""
-    pipeline = Kept(tmp_path, on_failure=Park())
+def test_discarded_messages_are_redriven_by_name_but_not_with_everything(tmp_path: Path) -> None:
+    """An operator gave them up; one who redrives everything after an outage does not mean them."""
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2), Sent(0, 2, None, FAILS))
     parked(tmp_path).discard(everything=True)
     pipeline.run_retry_pass()
     pipeline.restart(step=late_or_counting)
-    assert pipeline.letters.counts() == {"discarded": 3}
-    assert pipeline.letters.redrive(everything=True) == []
-    assert len(pipeline.letters.redrive(key="a")) == 2
-    assert len(pipeline.letters.redrive("orders/broker-a/0/2")) == 1
+    assert pipeline.dead_letters.counts() == {"discarded": 3}
+    assert pipeline.dead_letters.redrive(everything=True) == []
+    assert len(pipeline.dead_letters.redrive(key="a")) == 2
+    assert len(pipeline.dead_letters.redrive("orders/broker-a/0/2")) == 1
     pipeline.run_retry_pass()
     assert [(row["key"], row["n"]) for row in pipeline.sink.rows()] == [("a", 1), ("a", 2), (None, 1)]
 
 
 @pytest.mark.parametrize("on_gap", ["report", "hold", "fail"])
-def test_the_number_of_a_letter_does_not_make_it_a_repeat(tmp_path: Path, on_gap: str) -> None:
-    """Its key has gone on to higher numbers, as if it had been seen."""
-    pipeline = Kept(tmp_path, on_failure=SKIP, sequence="n", on_gap=on_gap)
+def test_a_redriven_dead_letter_is_not_dropped_as_a_repeat(tmp_path: Path, on_gap: str) -> None:
+    """Its key has reached higher numbers."""
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP, sequence="n", on_gap=on_gap)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 2}))
     pipeline.restart(step=late_or_counting)
-    pipeline.letters.redrive(key="a")
+    pipeline.dead_letters.redrive(key="a")
     pipeline.run_retry_pass()
     pipeline.run(Sent(0, 2, "a", {"n": 2}), Sent(0, 3, "a", {"n": 3}))
     assert pipeline.outputs("a") == [2, 1, 3]
 
 
-def test_a_letter_does_not_keep_a_key_waiting_for_a_number_that_comes(tmp_path: Path) -> None:
-    pipeline = Kept(tmp_path, on_failure=SKIP, sequence="n", on_gap="hold")
+def test_a_redriven_dead_letter_does_not_delay_a_number_that_comes(tmp_path: Path) -> None:
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP, sequence="n", on_gap="hold")
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", {"n": 3}))
     pipeline.restart(step=late_or_counting)
-    pipeline.letters.redrive(key="a")
+    pipeline.dead_letters.redrive(key="a")
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == []
     pipeline.run(Sent(0, 2, "a", {"n": 4}), Sent(0, 3, "a", {"n": 2}))
@@ -282,22 +286,22 @@ def test_a_letter_does_not_keep_a_key_waiting_for_a_number_that_comes(tmp_path: 
 FULL_AT_2 = StateLimits(max_waiting_per_lane=2, when_lane_is_full="dead_letter")
 
 
-def with_letters_of_a_full_key(folder: Path, on_gap: str) -> Kept:
-    """Of four numbers the last two found no room; the key has gone on to 2."""
-    pipeline = Kept(folder, sequence="n", on_gap=on_gap, limits=FULL_AT_2, on_failure=Park())
+def with_dead_letters_of_a_full_lane(folder: Path, on_gap: str) -> DeadLetterPipeline:
+    """Of four numbers the last two became dead letters because the lane was full; the key has reached 2."""
+    pipeline = DeadLetterPipeline(folder, sequence="n", on_gap=on_gap, limits=FULL_AT_2, on_failure=Park())
     pipeline.run(Sent(0, 0, "a", FAILS), *(Sent(0, at, "a", {"n": at + 1}) for at in (1, 2, 3)))
     pipeline.restart(step=late_or_counting)
     parked(folder).redrive("a")
     pipeline.run_retry_pass()
-    assert (pipeline.outputs("a"), pipeline.letters.counts()) == ([1, 2], {"open": 2})
+    assert (pipeline.outputs("a"), pipeline.dead_letters.counts()) == ([1, 2], {"open": 2})
     return pipeline
 
 
-def test_letters_of_a_full_key_have_their_turn_if_the_key_waits_for_them(tmp_path: Path) -> None:
-    """Behind what waits for them they would be waited for in vain; and a lane that is full again needs them most."""
-    pipeline = with_letters_of_a_full_key(tmp_path, "hold")
+def test_dead_letters_of_a_full_lane_are_applied_in_order_if_the_lane_waits_for_them(tmp_path: Path) -> None:
+    """The lane waits for their numbers, so they must not queue behind what waits, even if the lane is full again."""
+    pipeline = with_dead_letters_of_a_full_lane(tmp_path, "hold")
     pipeline.run(Sent(0, 4, "a", {"n": 5}), Sent(0, 5, "a", {"n": 6}))
-    pipeline.letters.redrive(everything=True)
+    pipeline.dead_letters.redrive(everything=True)
     pipeline.run_retry_pass()
     pipeline.run(Sent(0, 6, "a", {"n": 7}))
     assert pipeline.outputs("a") == [1, 2, 3, 4, 5, 6, 7]
@@ -305,91 +309,89 @@ def test_letters_of_a_full_key_have_their_turn_if_the_key_waits_for_them(tmp_pat
 
 
 @pytest.mark.parametrize("on_gap", ["report", "hold", "fail"])
-def test_letters_of_a_full_key_count_before_newer_ones_come(tmp_path: Path, on_gap: str) -> None:
-    pipeline = with_letters_of_a_full_key(tmp_path, on_gap)
-    pipeline.letters.redrive(everything=True)
+def test_redriven_dead_letters_of_a_full_lane_count_before_newer_numbers(tmp_path: Path, on_gap: str) -> None:
+    pipeline = with_dead_letters_of_a_full_lane(tmp_path, on_gap)
+    pipeline.dead_letters.redrive(everything=True)
     pipeline.run_retry_pass()
     counts = pipeline.run(Sent(0, 4, "a", {"n": 3}), Sent(0, 5, "a", {"n": 5}))
     assert (counts["repeats"], counts.get("gaps", 0), counts["lanes_held"]) == (1, 0, 0)
     assert pipeline.outputs("a") == [1, 2, 3, 4, 5]
 
 
-def test_a_number_that_a_late_letter_brought_is_a_repeat_from_then_on(tmp_path: Path) -> None:
-    pipeline = with_letters_of_a_full_key(tmp_path, "report")
+def test_the_number_of_an_applied_dead_letter_is_a_repeat_afterwards(tmp_path: Path) -> None:
+    pipeline = with_dead_letters_of_a_full_lane(tmp_path, "report")
     pipeline.run(Sent(0, 4, "a", {"n": 5}))
-    pipeline.letters.redrive(everything=True)
+    pipeline.dead_letters.redrive(everything=True)
     pipeline.run_retry_pass()
     assert pipeline.run(Sent(0, 5, "a", {"n": 3}))["repeats"] == 1
-    assert (pipeline.outputs("a"), pipeline.letters.records()) == ([1, 2, 5, 3, 4], [])
+    assert (pipeline.outputs("a"), pipeline.dead_letters.records()) == ([1, 2, 5, 3, 4], [])
 
 
-def test_a_letter_that_told_no_number_has_its_turn_once_it_does(tmp_path: Path) -> None:
-    pipeline = Kept(tmp_path, sequence="n", on_gap="hold", on_failure=SKIP)
+def test_a_dead_letter_whose_number_was_unknown_is_applied_in_order_once_it_is_known(tmp_path: Path) -> None:
+    pipeline = DeadLetterPipeline(tmp_path, sequence="n", on_gap="hold", on_failure=SKIP)
     pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", b"{"), Sent(0, 2, "a", {"n": 3}))
     pipeline.restart(decode=lambda body: {"n": 2} if body == b"{" else {"n": int(body[6:-1])})
-    pipeline.letters.redrive(LETTER)
+    pipeline.dead_letters.redrive(LETTER)
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [1, 2, 3]
 
 
-def test_a_letter_of_a_key_whose_number_was_forgotten_is_not_waited_for(tmp_path: Path) -> None:
-    pipeline = Kept(
+def test_a_key_whose_number_was_forgotten_does_not_wait_for_a_dead_letter(tmp_path: Path) -> None:
+    pipeline = DeadLetterPipeline(
         tmp_path, sequence="n", on_gap="hold", on_failure=SKIP, limits=StateLimits(forget_numbers_after=0.001)
     )
     end = {"n": 2, "end": True}
     pipeline.run(Sent(0, 0, "a", {"n": 1}), Sent(0, 1, "a", end), Sent(0, 2, "a", {"n": 3, "fails": 9}))
     assert pipeline.run(Sent(0, 3, "b", {"n": 1}, stored=1_800_000_000_000))["forgotten_numbers"] == 1
     pipeline.restart(step=late_or_counting)
-    pipeline.letters.redrive(everything=True)
+    pipeline.dead_letters.redrive(everything=True)
     pipeline.run_retry_pass()
     pipeline.run(Sent(0, 4, "a", {"n": 1}, stored=1_800_000_000_000))
-    assert pipeline.outputs("a") == [1, 3, 1], "it begins anew, as without the letter"
+    assert pipeline.outputs("a") == [1, 3, 1], "it begins again, as without the dead letter"
 
 
 @pytest.mark.parametrize("options", [{}, {"state_type": dict[str, int]}, {"limits": StateLimits(expire_after=0.001)}])
-def test_a_repeat_among_too_many_missed_numbers_is_redriven_only_by_its_name(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    """Its key does not know any more that it was applied; among all letters it would be applied twice unasked."""
-    pipeline = Kept(tmp_path, sequence="n", on_gap="report", **options)
+def test_a_doubtful_repeat_is_redriven_only_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Its key no longer knows whether it was applied; redriving everything could apply it twice."""
+    pipeline = DeadLetterPipeline(tmp_path, sequence="n", on_gap="report", **options)
     pipeline.run(*(Sent(0, at, "a", {"n": 2 * at + 1}) for at in range(39)))
     pipeline.run(Sent(0, 39, "b", {"n": 1}, stored=1_800_000_000_000))
     pipeline.run(Sent(0, 40, "a", {"n": 5}), Sent(0, 41, "a", {"n": 76}))
-    assert [each.state for each in pipeline.letters.records()] == ["doubtful", "open"]
-    assert [each.offset for each in pipeline.letters.redrive(everything=True)] == [41]
+    assert [each.state for each in pipeline.dead_letters.records()] == ["doubtful", "open"]
+    assert [each.offset for each in pipeline.dead_letters.redrive(everything=True)] == [41]
     with pytest.raises(UsageError, match=r"may be a repeat .*number 5 came late or again.*, orders/broker-a/0/40"):
-        pipeline.letters.redrive(key="a")
+        pipeline.dead_letters.redrive(key="a")
     pipeline.run_retry_pass()
     assert (pipeline.outputs("a").count(5), pipeline.outputs("a")[-1]) == (1, 76)
-    assert len(pipeline.letters.redrive("orders/broker-a/0/40")) == 1
+    assert len(pipeline.dead_letters.redrive("orders/broker-a/0/40")) == 1
 
 
-def test_a_letter_whose_turn_is_to_come_stops_nothing_either(tmp_path: Path) -> None:
-    pipeline = with_letters_of_a_full_key(tmp_path, "hold")
+def test_a_redriven_number_for_a_full_lane_does_not_fail_the_batch(tmp_path: Path) -> None:
+    pipeline = with_dead_letters_of_a_full_lane(tmp_path, "hold")
     pipeline.restart(limits=StateLimits(max_waiting_per_lane=1))
     pipeline.run(Sent(0, 4, "a", {"n": 5}))
-    pipeline.letters.redrive("orders/broker-a/0/3")
+    pipeline.dead_letters.redrive("orders/broker-a/0/3")
     pipeline.run_retry_pass()
-    assert [each.offset for each in pipeline.letters.records()] == [2, 3]
+    assert [each.offset for each in pipeline.dead_letters.records()] == [2, 3]
 
 
-def test_a_letter_for_a_full_key_is_a_letter_again_and_stops_nothing(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
+def test_a_redriven_message_for_a_full_lane_is_a_dead_letter_again(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
     pipeline.restart(on_failure=Park(), step=failing_at_7, limits=StateLimits(max_waiting_per_lane=1))
     pipeline.run(Sent(0, 4, "a", 7))
-    pipeline.letters.redrive(LETTER)
+    pipeline.dead_letters.redrive(LETTER)
     pipeline.run_retry_pass()
-    assert [each.reason for each in pipeline.letters.records()] == ["its lane is full (1 messages wait in it)"]
+    assert [each.reason for each in pipeline.dead_letters.records()] == ["its lane is full (1 messages wait in it)"]
 
 
-def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither who asks nor a pass has all of them in memory."""
+def test_many_dead_letters_are_redriven_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the request nor a retry pass has all of them in memory."""
     monkeypatch.setattr(redrives, "LETTERS_PER_FILE", 2)
     monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.LETTERS_PER_FILE", 3)
-    pipeline = Kept(tmp_path, on_failure=SKIP)
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=SKIP)
     pipeline.run(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
     pipeline.restart(step=late_or_counting)
-    assert len(pipeline.letters.redrive(everything=True)) == 10
+    assert len(pipeline.dead_letters.redrive(everything=True)) == 10
     assert len(Redrives(pipeline.place).pending()) == 5
     pipeline.run_retry_pass()
     assert (len(Redrives(pipeline.place).pending()), pipeline.stage.due(pipeline.clock.wall())) == (1, 0)
@@ -401,25 +403,25 @@ def test_many_letters_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("at_once", [1, 5_000])
-def test_letters_come_in_the_order_of_their_offsets_whenever_they_were_set_aside(
+def test_dead_letters_are_redriven_in_the_order_of_their_offsets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("lanemq.pipelines.operate.dead_letters.LETTERS_PER_FILE", at_once)
     limits = StateLimits(max_waiting_per_lane=1, when_lane_is_full="dead_letter")
-    pipeline = Kept(tmp_path, on_failure=Park(), limits=limits)
+    pipeline = DeadLetterPipeline(tmp_path, on_failure=Park(), limits=limits)
     pipeline.run(Sent(0, 0, "a", FAILS), Sent(0, 1, "a", 2))
     parked(tmp_path).discard("a")
     pipeline.run_retry_pass()
-    assert [each.offset for each in pipeline.letters.records()] == [1, 0]
+    assert [each.offset for each in pipeline.dead_letters.records()] == [1, 0]
     pipeline.restart(step=late_or_counting)
-    pipeline.letters.redrive(key="a")
+    pipeline.dead_letters.redrive(key="a")
     pipeline.run_retry_pass()
     assert pipeline.outputs("a") == [1, 2]
 
 
-def test_letters_that_somebody_removed_are_not_passed_over(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
-    pipeline.letters.redrive(LETTER)
+def test_a_removed_request_file_is_an_error(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
+    pipeline.dead_letters.redrive(LETTER)
     pipeline.lose = lambda at: (_ for _ in ()).throw(Crash)
     with pytest.raises(Crash):
         pipeline.run_retry_pass()
@@ -430,31 +432,31 @@ def test_letters_that_somebody_removed_are_not_passed_over(tmp_path: Path) -> No
         pipeline.run_retry_pass(1)
 
 
-def test_a_letter_has_everything_of_its_message(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
-    (letter,) = pipeline.letters.show(LETTER)
+def test_a_dead_letter_has_everything_of_its_message(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
+    (letter,) = pipeline.dead_letters.show(LETTER)
     assert (letter.topic, letter.queue_id, letter.offset, letter.key) == ("orders", 0, 1, "a")
     assert (letter.stored, letter.message_id, letter.attempts) == (1_700_000_000_000, "id-0-1", 1)
     assert letter.reason == "ValueError: attempt 1 failed"
     with pytest.raises(UsageError, match="there is no dead letter 'x'"):
-        pipeline.letters.show("x")
+        pipeline.dead_letters.show("x")
 
 
-def test_what_cannot_be_redriven_is_told(tmp_path: Path) -> None:
-    pipeline = with_a_letter(tmp_path)
+def test_what_cannot_be_redriven_is_refused_with_a_reason(tmp_path: Path) -> None:
+    pipeline = with_a_dead_letter(tmp_path)
     with pytest.raises(UsageError, match="give one id"):
-        pipeline.letters.redrive()
+        pipeline.dead_letters.redrive()
     with pytest.raises(UsageError, match="there is no dead letter of key 'zzz'"):
-        pipeline.letters.redrive(key="zzz")
+        pipeline.dead_letters.redrive(key="zzz")
     (pipeline.place / "stage.json").unlink()
     with pytest.raises(UsageError, match="has no step: only dead letters"):
-        pipeline.letters.redrive(LETTER)
+        pipeline.dead_letters.redrive(LETTER)
     with pytest.raises(UsageError, match="is no checkpoint"):
         dead_letters(tmp_path / "elsewhere")
 
 
-def test_a_declared_sink_is_asked_if_its_letters_are_parquet_files(tmp_path: Path) -> None:
-    with_a_letter(tmp_path)
+def test_dead_letters_of_a_declared_parquet_sink_are_read(tmp_path: Path) -> None:
+    with_a_dead_letter(tmp_path)
 
     def declared(sink: Any) -> Pipeline:
         source = Topic("127.0.0.1:1", "orders")

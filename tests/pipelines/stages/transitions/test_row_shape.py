@@ -16,14 +16,14 @@ def shape(columns: str) -> RowShape:
     return RowShape(to_arrow_schema(parse_columns(columns), timezone="UTC"))
 
 
-def test_values_come_in_the_order_of_the_columns_and_what_is_left_out_is_null() -> None:
+def test_values_are_in_column_order_and_missing_ones_are_null() -> None:
     rows = shape("a string, b long, c double")
     assert rows({"b": 1, "a": "x", "c": 0.5}) == ("x", 1, 0.5)
     assert rows({"b": 1}) == (None, 1, None)
     assert rows.columns([("x", 1, 0.5), (None, 1, None)]).num_rows == 2
 
 
-def test_a_single_column_is_a_row_too() -> None:
+def test_a_row_may_have_a_single_column() -> None:
     assert shape("a long")({"a": 5}) == (5,)
 
 
@@ -44,8 +44,8 @@ def test_a_single_column_is_a_row_too() -> None:
         ("a double", {"a": 2**60 + 1}),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_also_behind_ones_that_did(columns: str, row: dict[str, object]) -> None:
-    """Types that were seen are not tried again, so the first row must not open the door for the second."""
+def test_a_value_that_does_not_fit_is_refused_also_after_ones_that_did(columns: str, row: dict[str, object]) -> None:
+    """Types that were seen are not tried again, so a good first row must not let a bad second one pass."""
     rows = shape(columns)
     good = {"long": 1, "int": 1, "tinyint": 1, "string": "x", "boolean": True, "double": 1.0}
     kind = columns.split()[1]

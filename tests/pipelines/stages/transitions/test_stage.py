@@ -43,7 +43,7 @@ def test_every_event_of_a_key_is_applied_in_order(tmp_path: Path) -> None:
 
 
 def test_a_repeated_batch_gives_the_same_rows_and_leaves_the_same_state(tmp_path: Path) -> None:
-    """The worker still has the shard as the first attempt left it, and must not start from that."""
+    """The worker has the shard as the first attempt left it, and must not start from that."""
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(6))
     first = pipeline.stage.run(pipeline.frame([[arrow(messages(6, first=6))]]), Batch(QUERY, NUMBERS_PER_BATCH, 1))
@@ -71,8 +71,8 @@ def test_a_batch_that_failed_half_way_leaves_nothing_behind(tmp_path: Path) -> N
         assert seen == [1, 2, 3, 4]
 
 
-def test_an_attempt_whose_step_was_mended_is_not_mixed_with_the_one_before(tmp_path: Path) -> None:
-    """Attempts of one batch differ if the code was changed in between: the state is that of the one that counted."""
+def test_an_attempt_with_a_corrected_step_does_not_use_state_of_the_attempt_before(tmp_path: Path) -> None:
+    """Attempts of one batch differ if the code was changed; the state must be that of the attempt that counted."""
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(3))
 
@@ -81,11 +81,11 @@ def test_an_attempt_whose_step_was_mended_is_not_mixed_with_the_one_before(tmp_p
 
     pipeline.restart(step=wrong)
     pipeline.run(*messages(3, first=3), settle=False)
-    spoilt = dict(CACHE._shards)
+    wrong_shards = dict(CACHE._shards)
     pipeline.restart(step=counting)
     CACHE._shards.clear()
     pipeline.run(*messages(3, first=3), again=True)
-    CACHE._shards.update(spoilt)  # as if the next task met the worker of the first attempt
+    CACHE._shards.update(wrong_shards)  # as if the worker of the first attempt got the next task
     pipeline.run(*messages(3, first=6))
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 3}
 
@@ -98,8 +98,8 @@ def test_offsets_that_were_seen_are_repeats(tmp_path: Path) -> None:
     assert sorted(row["n"] for row in pipeline.sink.rows()) == list(range(11))
 
 
-def test_offsets_that_no_message_came_for_are_counted(tmp_path: Path) -> None:
-    """Within a batch, between two, and behind repeats; a queue may begin anywhere."""
+def test_missing_offsets_are_counted(tmp_path: Path) -> None:
+    """Within a batch, between batches, and after repeats; a queue may begin at any offset."""
     pipeline = Pipeline(tmp_path)
     assert pipeline.run(*messages(3, first=7), *messages(2, first=20))["missing"] == 10
     assert pipeline.run(*messages(4, first=22))["missing"] == 0
@@ -107,7 +107,7 @@ def test_offsets_that_no_message_came_for_are_counted(tmp_path: Path) -> None:
     assert pipeline.run(*messages(4, first=30), *messages(1, first=35))["missing"] == 1
 
 
-def test_a_share_of_the_keys_misses_no_offsets(tmp_path: Path) -> None:
+def test_missing_offsets_are_not_counted_if_shards_are_not_queues(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     machine = ShardMachine(Shard(), replace(pipeline.stage._options, by_queue=False).rules(), 0)
     ((_, run),) = queue_slices(arrow([*messages(2), *messages(2, first=9)]))
@@ -123,14 +123,14 @@ def test_old_messages_that_come_again_do_not_move_a_queue_back(tmp_path: Path) -
     assert sorted(row["n"] for row in pipeline.sink.rows()) == list(range(6))
 
 
-def test_a_topic_that_was_created_again_begins_anew(tmp_path: Path) -> None:
-    """Its offsets were all seen, its store times were not: dropping them as repeats would lose them."""
+def test_messages_of_a_recreated_topic_are_not_repeats(tmp_path: Path) -> None:
+    """Their offsets were seen, their store times were not."""
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(6))
-    anew = [each._replace(value=100 + each.offset, stored=each.stored + 1 + each.offset) for each in messages(4)]
-    counts = pipeline.run(*anew)
+    recreated = [each._replace(value=100 + each.offset, stored=each.stored + 1 + each.offset) for each in messages(4)]
+    counts = pipeline.run(*recreated)
     assert (counts["applied"], counts["recreated_queues"]) == (4, 1)
-    assert pipeline.run(*anew[1:])["repeats"] == 3
+    assert pipeline.run(*recreated[1:])["repeats"] == 3
 
 
 def test_a_stamped_message_that_the_broker_stored_twice_is_applied_once(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_stamped_message_that_the_broker_stored_twice_is_applied_once(tmp_path
     assert pipeline.outputs("k") == [0, 1, 2, 5, 6]
 
 
-def test_one_or_no_row_is_a_batch(tmp_path: Path) -> None:
+def test_a_batch_may_have_one_row_or_none(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     assert pipeline.run()["keys"] == 0
     assert pipeline.run(Sent(0, 0, "k", 1))["applied"] == 1
@@ -153,8 +153,8 @@ def test_one_or_no_row_is_a_batch(tmp_path: Path) -> None:
     assert pipeline.outputs("k") == [1]
 
 
-def test_queues_behind_each_other_in_one_partition_are_shards_of_their_own(tmp_path: Path) -> None:
-    """A frame that was coalesced."""
+def test_queues_in_one_partition_are_separate_shards(tmp_path: Path) -> None:
+    """As in a coalesced frame."""
     pipeline = Pipeline(tmp_path)
     both = [arrow([*messages(4), *messages(4, queue=1)]), arrow(messages(4, first=4, queue=1))]
     results = pipeline.stage.run(pipeline.frame([both]), Batch(QUERY, 0, 1))
@@ -202,12 +202,12 @@ def test_a_key_that_ended_is_forgotten(tmp_path: Path) -> None:
     assert show(tmp_path, "a") == []
 
 
-def test_silent_keys_expire_by_store_time_and_stopped_ones_do_not(tmp_path: Path) -> None:
+def test_silent_keys_expire_by_store_time_but_held_ones_do_not(tmp_path: Path) -> None:
     limits = StateLimits(expire_after=1.0)
     pipeline = Pipeline(tmp_path, limits=limits, on_failure=Park())
     pipeline.run(
         Sent(0, 0, "old", 0, stored=10_000),
-        Sent(0, 1, "stopped", {"n": 1, "fails": 1}, stored=10_000),
+        Sent(0, 1, "parked", {"n": 1, "fails": 1}, stored=10_000),
         Sent(0, 2, "young", 2, stored=10_500),
     )
     counts = pipeline.run(Sent(0, 3, "new", 3, stored=11_200))
@@ -222,7 +222,7 @@ def test_too_many_keys_are_an_error_that_names_the_option(tmp_path: Path) -> Non
 
 
 def test_too_many_bytes_are_an_error_that_names_the_option(tmp_path: Path) -> None:
-    """A few keys whose states grow fill a worker as well as many keys do."""
+    """A few keys with growing states fill a worker as many keys do."""
 
     def growing(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return (state or "") + "x" * 100, []
@@ -233,8 +233,8 @@ def test_too_many_bytes_are_an_error_that_names_the_option(tmp_path: Path) -> No
         pipeline.run(*messages(6, keys=2, first=6))
 
 
-def test_the_bytes_of_a_shard_are_what_its_lanes_take(tmp_path: Path) -> None:
-    """They are carried on from unit to unit, through keys that grow, end, expire and stand still."""
+def test_the_counted_bytes_of_a_shard_are_those_of_its_lanes(tmp_path: Path) -> None:
+    """The count is carried from unit to unit, through keys that grow, end, expire and are parked."""
 
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         if event.value % 11 == 10:
@@ -264,8 +264,8 @@ def test_typed_values_and_typed_states_reach_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [(1, 2), {"at": (1, 2)}, {"tags": {"a"}}, [Why.GAP]])
-def test_a_state_that_would_come_back_as_something_else_is_refused(tmp_path: Path, state: Any) -> None:
-    """In this batch the step would see its own object, in the next one what was read."""
+def test_a_state_that_is_read_back_differently_is_refused(tmp_path: Path, state: Any) -> None:
+    """In this batch the step would see its own object, in the next one what was read back."""
     pipeline = Pipeline(tmp_path, step=lambda before, event: (state, []))
     with pytest.raises(InvalidOption, match="state_type"):
         pipeline.run(Sent(0, 0, "a", 0))
@@ -292,8 +292,8 @@ def test_the_number_of_shards_cannot_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"n": (1, 2)}, {"n": {"deep": [{1}]}}, {"n": Why.HELD}])
-def test_a_later_state_of_the_same_type_is_looked_at_too(tmp_path: Path, bad: Any) -> None:
-    """The first state is a dict that comes back as it was; the second is a dict as well."""
+def test_a_later_state_of_the_same_type_is_checked_too(tmp_path: Path, bad: Any) -> None:
+    """The first state is a dict that is read back unchanged; the second is a dict as well."""
 
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return (bad if event.value == 1 else {"n": [1, {"x": None}], "m": 2.5}), []
@@ -310,8 +310,8 @@ class Numbered(msgspec.Struct):
     n: int
 
 
-def test_a_typed_state_that_does_not_fit_its_type_is_refused_before_it_is_kept(tmp_path: Path) -> None:
-    """Kept, it would be an error of the next batch, when the event that made it is long gone."""
+def test_a_state_that_does_not_fit_its_state_type_is_refused_before_it_is_stored(tmp_path: Path) -> None:
+    """Otherwise the next batch would fail, when the event that made it is gone."""
 
     def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
         return Numbered("three" if event.value == 3 else event.value), []  # type: ignore[arg-type]
@@ -341,7 +341,7 @@ def test_wrong_options_are_refused_by_name_without_spark(options: dict[str, Any]
 
 
 class Shared(Pipeline):
-    """Keys instead of queues are shards, as behind a shuffle."""
+    """A pipeline whose shards are shares of the keys, as after a shuffle."""
 
     def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
         self.batch += 1
@@ -353,8 +353,8 @@ class Shared(Pipeline):
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_key_in_two_queues_needs_numbers(tmp_path: Path, batches: int) -> None:
-    """Rows are sorted by queue: whichever of the two was first in time, queue 0 would be."""
+def test_a_key_in_two_queues_without_numbers_is_refused(tmp_path: Path, batches: int) -> None:
+    """Rows are sorted by queue, so the event in queue 0 would come first, whichever was first in time."""
     first, second = Sent(0, 2, "k", 1), Sent(1, 2, "k", 2)
     pipeline = Shared(tmp_path, shards=1)
     pipeline.run(Sent(0, 1, "other", 1), Sent(1, 1, "another", 2))
@@ -364,7 +364,7 @@ def test_a_key_in_two_queues_needs_numbers(tmp_path: Path, batches: int) -> None
         pipeline.run(*([first, second] if batches == 1 else [second]))
 
 
-def test_a_typed_state_remembers_its_queue_too(tmp_path: Path) -> None:
+def test_a_key_with_a_typed_state_in_two_queues_is_refused(tmp_path: Path) -> None:
     pipeline = Shared(tmp_path, shards=1, step=typed, decode=Payment, state_type=Balance)
     pipeline.run(Sent(0, 0, "k", {"n": 1}))
     CACHE._shards.clear()
@@ -372,8 +372,8 @@ def test_a_typed_state_remembers_its_queue_too(tmp_path: Path) -> None:
         pipeline.run(Sent(1, 0, "k", {"n": 2}))
 
 
-def test_numbers_put_a_key_of_two_queues_in_order_without_further_options(tmp_path: Path) -> None:
-    """Queues are read one after the other: what is only reported as a gap would be late when its queue is read."""
+def test_numbers_order_a_key_of_two_queues_by_default(tmp_path: Path) -> None:
+    """Queues are read one after the other, so with on_gap="report" the events of the second queue would be late."""
     pipeline = Shared(tmp_path, shards=1, sequence="n")
     counts = pipeline.run(*(Sent(n % 2, n // 2, "k", {"n": n}) for n in range(1, 5)))
     assert pipeline.outputs("k") == [1, 2, 3, 4]
@@ -381,7 +381,7 @@ def test_numbers_put_a_key_of_two_queues_in_order_without_further_options(tmp_pa
 
 
 @pytest.mark.parametrize("options", [{"sequence": "n"}, {"on_queue_change": "continue"}])
-def test_a_key_in_two_queues_is_allowed_with_numbers_or_on_one_s_own_word(
+def test_a_key_in_two_queues_is_allowed_with_numbers_or_on_queue_change_continue(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     pipeline = Shared(tmp_path, shards=1, **options)

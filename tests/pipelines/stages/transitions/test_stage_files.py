@@ -1,4 +1,4 @@
-"""What the stage keeps on disk: what can be repeated from it, what goes, and what is noticed when it is gone."""
+"""The files of a stage: what can be repeated from them, what is removed, and what is noticed when missing."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lanemq.pipelines.stages.transitions.views import list_parked, show
 HOLD = Hold(retries=2, first=0.1, max=1.0)
 
 
-def test_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
+def test_missing_state_is_noticed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(3))
     next((tmp_path / "state").rglob("*.change")).unlink()
@@ -37,7 +37,7 @@ def test_state_of_another_query_is_refused(tmp_path: Path) -> None:
         pipeline.stage.run(pipeline.frame([]), Batch("query-2", batch_number(1), 1))
 
 
-def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -> None:
+def test_old_files_are_removed_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, limits=StateLimits(snapshot_every=3))
     for number in range(20):
         pipeline.run(*messages(3, first=3 * number))
@@ -53,7 +53,7 @@ def test_old_files_go_and_the_last_two_batches_can_be_repeated(tmp_path: Path) -
     assert show(tmp_path, "key-0-0")[0].state == {"seen": 20}
 
 
-def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Path) -> None:
+def test_retry_passes_without_new_messages_remove_old_files_too(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=Hold(retries=-1, first=0.001, max=0.001))
     pipeline.run(*messages(30, keys=30), Sent(0, 30, "x", {"n": 1, "fails": 200}))
     for _ in range(199):
@@ -64,7 +64,7 @@ def test_passes_on_a_silent_topic_leave_no_more_behind_than_batches(tmp_path: Pa
     assert not list((tmp_path / "intents").iterdir())
 
 
-def test_the_last_pass_and_the_batch_behind_many_passes_can_be_repeated(tmp_path: Path) -> None:
+def test_the_last_retry_pass_and_the_batch_after_many_can_be_repeated(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD, limits=StateLimits(snapshot_every=1))
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 2}))
     for _ in range(2):
@@ -81,10 +81,8 @@ def test_the_last_pass_and_the_batch_behind_many_passes_can_be_repeated(tmp_path
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
 
-def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its intent is there still, so what it started from must be there, too."""
+def test_a_retry_pass_that_crashed_while_finishing_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its intent exists, so the state it started from must exist too."""
     pipeline = Pipeline(
         tmp_path, on_failure=Hold(retries=9, first=0.001, max=0.001), limits=StateLimits(snapshot_every=1)
     )
@@ -93,10 +91,10 @@ def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
         pipeline.clock.time += 10
         pipeline.run_retry_pass()
 
-    def crash(books: UnitLog, kind: str, number: int) -> None:
+    def crash(unit_log: UnitLog, kind: str, number: int) -> None:
         if kind == "intents":
             raise Crash
-        remove(books, kind, number)  # type: ignore[arg-type]
+        remove(unit_log, kind, number)  # type: ignore[arg-type]
 
     remove = UnitLog.remove
     pipeline.clock.time += 10
@@ -111,8 +109,8 @@ def test_a_pass_that_was_lost_while_it_was_finished_is_repeated(
     assert [row["seen"] for row in pipeline.sink.rows()] == [1, 2]
 
 
-def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path) -> None:
-    """Spark had not noted the batch when the driver died, but its rows were in the sinks and a pass came behind."""
+def test_a_batch_followed_by_retry_passes_is_not_computed_again(tmp_path: Path) -> None:
+    """The driver died before Spark recorded the batch, but the sinks had its rows and a retry pass followed."""
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     batch = [Sent(0, 0, "a", {"n": 0, "fails": 1})]
     pipeline.run(*batch)
@@ -126,7 +124,7 @@ def test_a_batch_that_passes_were_built_on_is_not_computed_again(tmp_path: Path)
 
 
 def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None:
-    """Spark's part of the checkpoint was deleted: answering its first batch with nothing would lose messages."""
+    """Spark's part of the checkpoint was deleted: treating its first batch as a repeat would lose messages."""
     pipeline = Pipeline(tmp_path)
     for number in range(3):
         pipeline.run(*messages(3, first=3 * number))
@@ -134,16 +132,16 @@ def test_state_that_is_far_ahead_of_the_batch_is_refused(tmp_path: Path) -> None
         pipeline.stage.run(pipeline.frame([]), Batch(QUERY, 0, 1))
 
 
-def test_no_pass_runs_while_a_batch_is_on_its_way_to_the_sinks(tmp_path: Path) -> None:
+def test_no_retry_pass_is_due_while_a_batch_is_unfinished(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=HOLD)
     pipeline.run(Sent(0, 0, "a", {"n": 0, "fails": 1}), settle=False)
     assert pipeline.stage.due(Millis(10**12)) is None
 
 
-def test_a_look_at_lanes_meets_a_newer_ledger_when_files_are_removed_under_it(
+def test_listing_lanes_reads_a_newer_ledger_if_files_are_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A running pipeline removes what only older ledgers need, also between a reader's two steps."""
+    """A running pipeline removes files of older ledgers, also while a reader is between two steps."""
     pipeline = Pipeline(tmp_path, on_failure=Park())
     pipeline.run(Sent(0, 0, "k", {"n": 0, "fails": 9}))
     real, failed = ShardFiles.load, []
@@ -161,7 +159,7 @@ def test_a_look_at_lanes_meets_a_newer_ledger_when_files_are_removed_under_it(
     assert show(tmp_path, "k")[0].held is not None
 
 
-def test_a_look_at_state_that_is_really_lost_says_so(tmp_path: Path) -> None:
+def test_listing_lanes_reports_state_that_is_lost(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path)
     pipeline.run(*messages(3))
     for path in (tmp_path / "state").rglob("*.change"):
@@ -170,8 +168,8 @@ def test_a_look_at_state_that_is_really_lost_says_so(tmp_path: Path) -> None:
         show(tmp_path, "key-0-0")
 
 
-def test_a_worker_gives_up_shards_that_others_work_on(tmp_path: Path) -> None:
-    """Each worker that ever had a queue would otherwise keep the state of it."""
+def test_a_worker_drops_cached_shards_that_others_change(tmp_path: Path) -> None:
+    """Otherwise each worker would keep the state of every queue it ever had."""
     pipeline = Pipeline(tmp_path)
     CACHE._shards.clear()
     pipeline.run(*messages(1, queue=0), *messages(1, queue=1))

@@ -1,4 +1,4 @@
-"""Repeats and gaps by the stamps of producers."""
+"""Repeats and gaps found by producer stamps."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,14 +18,16 @@ def test_missing_sequences_are_counted_but_not_before_the_first_one_seen() -> No
     assert table.judge("q", [("p", 1, 7), ("p", 1, 8), ("p", 1, 12)]) == ([], 3)
 
 
-def test_the_producer_that_was_silent_longest_is_forgotten_first() -> None:
+def test_the_producer_silent_for_longest_is_forgotten_first() -> None:
     table = StampTable(2)
     table.judge("q", [("a", 1, 0), ("b", 1, 0), ("a", 1, 1), ("c", 1, 0)])
     assert table.judge("q", [("a", 1, 0), ("b", 1, 0)]) == ([0], 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 5))), st.integers(0, 20))
-def test_a_table_that_was_written_and_read_judges_alike(stamps: list[tuple[str, int, int]], cut: int) -> None:
+def test_a_stamp_table_decides_the_same_after_it_was_stored_and_read(
+    stamps: list[tuple[str, int, int]], cut: int
+) -> None:
     whole, first = StampTable(3), StampTable(3)
     expected = whole.judge("q", [*stamps])
     before = first.judge("q", [*stamps[:cut]])

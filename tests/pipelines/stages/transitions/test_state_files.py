@@ -37,7 +37,7 @@ def test_a_version_is_its_changes_in_order(files: ShardFiles) -> None:
     assert files.load(versions[2]).lanes == {"a": b"2", "c": b"3"}
 
 
-def test_a_snapshot_stands_for_everything_before_it(files: ShardFiles) -> None:
+def test_a_snapshot_replaces_everything_before_it(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(a=b"2"))
     files.write_snapshot(files.load(versions[1]))
     last = files.write_change(20, versions[1], change(b=b"3"))
@@ -48,7 +48,7 @@ def test_a_snapshot_stands_for_everything_before_it(files: ShardFiles) -> None:
     assert files.load(versions[1]).lanes == {"a": b"2"}
 
 
-def test_a_shard_in_memory_reads_only_what_it_misses(files: ShardFiles) -> None:
+def test_a_cached_shard_reads_only_what_it_lacks(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(b=b"2"), change(c=b"3"))
     shard = files.load(versions[1])
     next(files.folder.glob("0-*.change")).unlink()
@@ -56,7 +56,7 @@ def test_a_shard_in_memory_reads_only_what_it_misses(files: ShardFiles) -> None:
     assert shard.lanes == {"a": b"1", "b": b"2", "c": b"3"}
 
 
-def test_a_shard_that_is_too_old_for_the_changes_left_starts_from_the_snapshot(files: ShardFiles) -> None:
+def test_a_cached_shard_older_than_the_remaining_changes_reads_the_snapshot(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(b=b"2"))
     old = files.load(versions[0])
     old.lanes["stale"] = b"x"
@@ -67,7 +67,7 @@ def test_a_shard_that_is_too_old_for_the_changes_left_starts_from_the_snapshot(f
 
 
 @pytest.mark.parametrize("at", [0, 1, 8, 12, 23, 24, 30, -1])
-def test_a_file_that_was_cut_is_refused(files: ShardFiles, at: int) -> None:
+def test_a_truncated_file_is_refused(files: ShardFiles, at: int) -> None:
     (version,) = chain(files, change(a=b"1" * 100))
     path = next(files.folder.iterdir())
     path.write_bytes(path.read_bytes()[:at])
@@ -85,7 +85,7 @@ def test_a_flipped_bit_in_any_byte_is_noticed(files: ShardFiles) -> None:
             files.load(version)
 
 
-def test_a_missing_link_is_noticed(files: ShardFiles) -> None:
+def test_a_missing_change_file_is_noticed(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"), change(b=b"2"), change(c=b"3"))
     next(files.folder.glob("10-*.change")).unlink()
     with pytest.raises(StateLost, match="nothing about unit 10"):
@@ -100,7 +100,7 @@ def test_a_file_of_another_query_is_refused(files: ShardFiles) -> None:
 
 @pytest.mark.parametrize("snapshots", [False, True])
 def test_an_attempt_that_ends_late_replaces_nothing(files: ShardFiles, snapshots: bool) -> None:
-    """Speculation, or an executor that was given up and lives: the ledger names the attempt that counted."""
+    """Speculation, or an executor that Spark gave up but still runs. The ledger names the attempt that counts."""
     (counted,) = chain(files, change(a=b"1"))
     if snapshots:
         files.write_snapshot(files.load(counted))
@@ -121,7 +121,7 @@ def test_a_file_under_the_name_of_another_attempt_is_refused(files: ShardFiles) 
 
 
 @pytest.mark.parametrize("name", [".nfs000000000123", "1.bak", "5-zz.snapshot", ".5", "notes"])
-def test_a_file_of_somebody_else_is_left_alone(files: ShardFiles, name: str) -> None:
+def test_files_with_other_names_are_left_alone(files: ShardFiles, name: str) -> None:
     (version,) = chain(files, change(a=b"1"))
     (files.folder / name).touch()
     assert files.load(version).lanes == {"a": b"1"}
@@ -146,7 +146,7 @@ def test_attempts_from_different_bases_are_not_mixed(files: ShardFiles, order: t
     assert set(_units(files)) == {"100"}
 
 
-def test_a_cached_shard_that_is_newer_than_wanted_is_read_anew(files: ShardFiles) -> None:
+def test_a_cached_shard_newer_than_wanted_is_read_again(files: ShardFiles) -> None:
     """A repeated batch must not start from its own change."""
     versions = chain(files, change(a=b"1"), change(a=b"2"))
     cache = ShardCache()
@@ -154,8 +154,8 @@ def test_a_cached_shard_that_is_newer_than_wanted_is_read_anew(files: ShardFiles
     assert cache.take(files, versions[0]).lanes == {"a": b"1"}
 
 
-def test_a_shard_that_was_taken_is_in_the_cache_no_more(files: ShardFiles) -> None:
-    """Whoever changes it and fails leaves nothing half done behind."""
+def test_a_taken_shard_is_no_longer_in_the_cache(files: ShardFiles) -> None:
+    """A unit that fails leaves no half-changed shard."""
     (version,) = chain(files, change(a=b"1"))
     cache = ShardCache()
     cache.put(files, files.load(version), 100, 1_000_000)
@@ -163,7 +163,7 @@ def test_a_shard_that_was_taken_is_in_the_cache_no_more(files: ShardFiles) -> No
     assert cache.take(files, version).lanes == {"a": b"1"}
 
 
-def test_a_cached_shard_of_another_attempt_is_read_anew(files: ShardFiles) -> None:
+def test_a_cached_shard_of_another_attempt_is_read_again(files: ShardFiles) -> None:
     versions = chain(files, change(a=b"1"))
     cache = ShardCache()
     cache.put(files, files.load(versions[0]), 100, 1_000_000)
@@ -171,7 +171,7 @@ def test_a_cached_shard_of_another_attempt_is_read_anew(files: ShardFiles) -> No
     assert cache.take(files, counted).lanes == {"a": b"2"}
 
 
-def test_a_cached_shard_whose_successor_builds_on_another_attempt_is_read_anew(files: ShardFiles) -> None:
+def test_a_cached_shard_is_read_again_if_the_wanted_version_builds_on_another_attempt(files: ShardFiles) -> None:
     (first,) = chain(files, change(a=b"1"))
     cache = ShardCache()
     cache.put(files, files.load(first), 100, 1_000_000)
@@ -198,8 +198,8 @@ def test_the_cache_is_bounded_in_bytes_too(tmp_path: Path) -> None:
     assert len(cache) == 2
 
 
-def test_a_copy_that_others_have_gone_on_with_is_given_up_after_a_while(files: ShardFiles) -> None:
-    """Spark gives shards to any worker: each would keep all of them."""
+def test_a_cached_shard_that_other_workers_change_is_dropped_after_a_while(files: ShardFiles) -> None:
+    """Spark gives shards to any worker, so each worker would keep all of them."""
     cache, version = ShardCache(), files.write_change(0, Version(), change(a=b"1"))
     newer = Version(5 * NUMBERS_PER_BATCH, "newer")
     for number, versions, kept in [
@@ -214,7 +214,7 @@ def test_a_copy_that_others_have_gone_on_with_is_given_up_after_a_while(files: S
         assert len(cache) == kept
 
 
-def test_copies_of_another_pipeline_are_its_own_matter(files: ShardFiles, tmp_path: Path) -> None:
+def test_cached_shards_of_another_pipeline_are_kept(files: ShardFiles, tmp_path: Path) -> None:
     cache, version = ShardCache(), files.write_change(0, Version(), change(a=b"1"))
     cache.put(files, files.load(version), 100, 1_000_000)
     cache.drop_stale(tmp_path / "other", files.query, 99 * NUMBERS_PER_BATCH, {files.shard: Version(98, "newer")})
