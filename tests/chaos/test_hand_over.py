@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import assigned_queue, message
+from tests.client.consumer.fakes import assigned_queue, message
 
 from lanemq.client.consumer.assigned_queue import Assignment
 from lanemq.client.consumer.leases import LeaseKeeper

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.client.consumer_fakes import message, queue
+from tests.client.consumer.fakes import message, queue
 
 from lanemq.client.consumer.handler import batch_handler, handler_call
 from lanemq.client.consumer.metrics import ConsumerCounts

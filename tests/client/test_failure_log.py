@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import queue
+from tests.client.consumer.fakes import queue
 from tests.client.floor import Floor
 
 from lanemq.client.consumer.handler import (

@@ -5,7 +5,7 @@ import threading
 from collections import defaultdict
 
 import pytest
-from tests.client.consumer_fakes import message, queue
+from tests.client.consumer.fakes import message, queue
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.scheduler import Scheduler

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from tests.client.consumer_fakes import message, options, queue
+from tests.client.consumer.fakes import message, options, queue
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.in_progress import MessageRun

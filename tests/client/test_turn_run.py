@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import message
+from tests.client.consumer.fakes import message
 from tests.client.floor import turn_of
 from tests.client.virtual_time import ManualClock
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.client.consumer_fakes import message, queue
+from tests.client.consumer.fakes import message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
 from lanemq.client.consumer.async_scheduler import AsyncScheduler

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import message, queue
+from tests.client.consumer.fakes import message, queue
 from tests.client.floor import WAIT, Floor
 from tests.client.virtual_time import ManualClock
 

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import message, queue
+from tests.client.consumer.fakes import message, queue
 from tests.client.floor import WAIT, Floor
 
 from lanemq.client.consumer.handler import (

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, until
+from tests.client.consumer.fakes import FakeBroker, member, no_answer, queue, record, until
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.pull import LANE_PULL_BYTES

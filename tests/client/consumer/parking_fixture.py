@@ -32,7 +32,7 @@ QUICK = HoldKey(retries=1, backoff=Backoff(0.005, 1.0, 0.005))
 SOON = {"rebalance_soon": 0.05, "commit_every": 0.05}
 
 
-class Yard:
+class ParkingFixture:
     """`failing` holds the keys whose messages fail now; `done` is every message that was handled, in order."""
 
     def __init__(self, folder: Path, *, ordered: bool = True, **options: Any) -> None:

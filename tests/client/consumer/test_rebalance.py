@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, member, no_answer, queue, record, refuse, until
+from tests.client.consumer.fakes import FakeBroker, member, no_answer, queue, record, refuse, until
 from tests.client.virtual_time import ManualClock, run_virtual
 
 from lanemq.client.message import Message

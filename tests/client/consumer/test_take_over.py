@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, assigned_queue, member, no_answer, options, queue, record, until
+from tests.client.consumer.fakes import FakeBroker, assigned_queue, member, no_answer, options, queue, record, until
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.assigned_queue import Assignment

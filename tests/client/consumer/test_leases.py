@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, FakeCalls, FakeScheduler, assigned_queue, no_answer, options, queue
+from tests.client.consumer.fakes import FakeBroker, FakeCalls, FakeScheduler, assigned_queue, no_answer, options, queue
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.assigned_queue import Assignment

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, member, queue, record, until
-from tests.client.test_finished_ranges import noting
+from tests.client.consumer.fakes import FakeBroker, member, queue, record, until
+from tests.client.consumer.test_finished_ranges import noting
 from tests.client.virtual_time import run_virtual
 
 Q = queue(0)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import (
+from tests.client.consumer.fakes import (
     FakeBroker,
     SimEngine,
     message,

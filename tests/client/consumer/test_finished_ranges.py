@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, FakeCalls, member, no_answer, queue, record, until
+from tests.client.consumer.fakes import FakeBroker, FakeCalls, member, no_answer, queue, record, until
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.message import Message

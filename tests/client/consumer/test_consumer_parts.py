@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.consumer_fakes import message, queue
+from tests.client.consumer.fakes import message, queue
 from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import encode_record
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.client.consumer_fakes import FakeBroker, FakeCalls, queue
-from tests.client.test_lock_keeper import Member
+from tests.client.consumer.fakes import FakeBroker, FakeCalls, queue
+from tests.client.consumer.test_leases import Member
 from tests.client.virtual_time import run_virtual
 
 from lanemq.core.consuming.queue_lease import LANE_TIMES

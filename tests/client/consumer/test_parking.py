@@ -1,0 +1,400 @@
+"""Parked lanes from end to end: real sockets, real files, and the checker's verdict on every run."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.members import PATIENCE, owns, until
+from tests.client.consumer.parking_fixture import GROUP, QUICK, TOPIC, ParkingFixture
+
+from lanemq.checker.verdict import Verdict
+from lanemq.client.admin.admin import Admin
+from lanemq.client.admin.parked import ParkedAdmin
+from lanemq.client.consumer.handler import ToDeadLetter
+from lanemq.client.consumer.parking import LaneParker
+from lanemq.client.message import Message
+from lanemq.core.consuming.parked_lanes import LocalParkedLanes
+from lanemq.core.consuming.retry_policy import HoldKey, Park
+from lanemq.core.parked_lane import LaneStatus
+
+
+@pytest.fixture
+def parking(tmp_path: Path) -> Iterator[ParkingFixture]:
+    made = ParkingFixture(tmp_path)
+    yield made
+    made.close()
+
+
+def park_bad(parking: ParkingFixture) -> None:
+    """Key "bad" has offsets 0, 2 and 4, all parked; "good" has 1, 3 and 5."""
+    parking.failing.add("bad")
+    parking.send("bad", "good", "bad", "good", "bad", "good")
+    parking.wait_parked("bad", [0, 2, 4])
+
+
+def test_a_parked_key_lets_others_go_on_and_the_commit_pass(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
+    parking.wait_committed(6)
+    lane = parking.lane("bad")
+    assert lane is not None
+    assert (lane.reason, lane.attempts, lane.messages) == ("ValueError('bad fails')", 2, 3)
+    assert parking.calls["bad"] == 2, "its successors were never tried"
+    report = parking.judge("parked=3", "commits")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_a_body_that_cannot_be_decoded_is_parked_at_its_first_attempt(parking: ParkingFixture) -> None:
+    """Sixteen attempts with growing waits would tell nothing new, minutes later."""
+    parking.before = lambda message: message.value(int) if message.key == "bad" else None
+    parking.member(policy=HoldKey())
+    parking.send("bad", "good", "bad")
+    parking.wait_parked("bad", [0, 2])
+    until("the good key is through", lambda: parking.of("good") == [1])
+    lane = parking.lane("bad")
+    assert lane is not None
+    assert (lane.attempts, parking.calls["bad"]) == (1, 1)
+    assert "Undecodable" in lane.reason
+    report = parking.judge("parked=2")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_a_redriven_lane_runs_in_order_before_newer_messages(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    parking.failing.clear()
+    parking.send("bad", "good")
+    until("the newer one is parked behind", lambda: parking.parked("bad") == [0, 2, 4, 6])
+    assert parking.redrive("bad")
+    parking.send("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6, 8])
+    until("the lane is gone", lambda: parking.lane("bad") is None)
+    parking.send("bad")
+    until("the key is an ordinary one again", lambda: parking.of("bad")[-1] == 9)
+    assert parking.lane("bad") is None
+    parking.wait_committed(10)
+    report = parking.judge("parked=4", "redriven=1")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_a_lane_that_fails_again_is_parked_again_with_what_came_meanwhile(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    parking.send("bad")
+    until("the newer one is parked behind", lambda: parking.parked("bad") == [0, 2, 4, 6])
+    before = parking.calls["bad"]
+    parking.redrive("bad")
+    until("it was tried again", lambda: parking.calls["bad"] == before + 2)
+    parking.wait_parked("bad", [0, 2, 4, 6])
+    assert parking.of("bad") == []
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6])
+    assert parking.judge("redriven=2").verdict is Verdict.PASS
+
+
+def test_parked_lanes_survive_a_restart_of_the_broker(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    parking.wait_committed(6)
+    parking.restart()
+    lane = parking.lane("bad")
+    assert lane is not None
+    assert (lane.messages, lane.attempts, lane.status) == (3, 2, LaneStatus.PARKED)
+    parking.send("bad", "good")
+    until("the newer one is parked behind", lambda: parking.parked("bad") == [0, 2, 4, 6])
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6])
+    assert parking.judge("redriven=1").verdict is Verdict.PASS
+
+
+def test_a_redrive_that_nobody_could_run_waits_for_the_next_owner(parking: ParkingFixture) -> None:
+    first = parking.member("a")
+    park_bad(parking)
+    parking.wait_committed(6)
+    first.stop()
+    parking.failing.clear()
+    parking.redrive("bad")
+    parking.restart()
+    parking.send("bad")
+    parking.member("b")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6])
+    assert parking.judge("redriven=1").verdict is Verdict.PASS
+
+
+def test_a_new_owner_parks_newer_messages_behind_and_runs_none(parking: ParkingFixture) -> None:
+    first = parking.member("a")
+    park_bad(parking)
+    parking.wait_committed(6)
+    parking.failing.clear()
+    first.stop()
+    before = parking.calls["bad"]
+    parking.send("bad", "good", "bad")
+    parking.member("b")
+    until("the good key is through", lambda: parking.of("good") == [1, 3, 5, 7])
+    until("the newer ones are parked behind", lambda: parking.parked("bad") == [0, 2, 4, 6, 8])
+    assert parking.calls["bad"] == before
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6, 8])
+    report = parking.judge("redriven=1", "rebalance")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor_parked_twice(
+    parking: ParkingFixture,
+) -> None:
+    """The broker has the lane, but neither offset nor gaps: the next owner pulls the messages once more."""
+    first = parking.member("a", commit_every=600)
+    park_bad(parking)
+    until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
+    first.stop(now=True)
+    assert parking.committed() is None
+    parking.failing.clear()
+    before = parking.calls["bad"]
+    parking.member("b")
+    parking.wait_committed(6)
+    assert (parking.calls["bad"], parking.parked("bad")) == (before, [0, 2, 4])
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4])
+    assert parking.judge("rebalance").verdict is Verdict.PASS
+
+
+def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_most(parking: ParkingFixture) -> None:
+    first = parking.member("a", commit_every=600)
+    park_bad(parking)
+    until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
+    parking.failing.clear()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold_second(message: Message) -> None:
+        if message.queue_offset == 2 and not go_on.is_set():
+            inside.set()
+            assert go_on.wait(PATIENCE)
+            raise ValueError("its process is dead")
+
+    parking.before = hold_second
+    parking.redrive("bad")
+    assert inside.wait(PATIENCE)
+    assert parking.parked("bad") == [2, 4], "the first one is done and taken off the list"
+    first.stop(now=True)
+    go_on.set()
+    parking.send("bad")
+    parking.member("b")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6])
+    report = parking.judge("rebalance")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
+    parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has not heard that the sixth message is done when its owner is asked to leave."""
+    late = threading.Event()
+    begin = LaneParker._begin
+    monkeypatch.setattr(LaneParker, "_begin", lambda *args: None if late.is_set() else begin(*args))
+    parking.before = lambda message: late.set() if message.queue_offset == 5 else None
+    first = parking.member("a")
+    parking.failing.add("bad")
+    parking.send(*["bad"] * 30)
+    parking.wait_parked("bad", list(range(30)))
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("some are through", lambda: len(parking.of("bad")) == 6)
+    first.stop()
+    late.clear()
+    parking.before = lambda message: None
+    parking.member("b")
+    until("all are through", lambda: len(parking.of("bad")) >= 30)
+    assert parking.of("bad") == list(range(30))
+    assert len({name for name, _, _ in parking.by_member}) == 2
+    assert parking.judge("rebalance").verdict is Verdict.PASS
+
+
+def test_a_queue_that_moves_to_another_member_takes_its_parked_lanes_along(parking: ParkingFixture) -> None:
+    one = parking.member("b")
+    park_bad(parking)
+    parking.wait_committed(6)
+    other = parking.member("a")
+    until("the queue moved", lambda: owns(other, 0) and not owns(one, 0))
+    parking.failing.clear()
+    parking.send("bad")
+    until("the newer one is parked behind", lambda: parking.parked("bad") == [0, 2, 4, 6])
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4, 6])
+    assert {name for name, key, _ in parking.by_member if key == "bad"} == {"a"}
+    assert parking.judge("rebalance").verdict is Verdict.PASS
+
+
+def test_a_redrive_works_after_retention_deleted_the_originals(tmp_path: Path) -> None:
+    parking = ParkingFixture(tmp_path, segment_bytes=64 * 1024, retention_bytes=64 * 1024)
+    parking.member()
+    park_bad(parking)
+    with_body = "x" * 4000
+    parking.send(*[with_body] * 40)
+    until("all others are through", lambda: len(parking.of(with_body)) == 40)
+    parking.broker.call(parking.broker.broker._housekeeping._retire)
+    first = parking.broker.call(lambda: parking.broker.broker._parts.store.bounds(TOPIC, 0)[0])
+    assert first > 4, "the originals are gone"
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4])
+    parking.close()
+
+
+def test_discarding_the_first_lets_the_rest_be_redriven(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    assert parking.discard("bad", 1) == 1
+    assert parking.parked("bad") == [2, 4]
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("the rest is through", lambda: parking.of("bad") == [2, 4])
+    assert parking.judge("discarded=1").verdict is Verdict.PASS
+
+
+def test_discarding_all_lets_newer_messages_run(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    parking.failing.clear()
+    parking.send("bad")
+    until("the newer one is parked behind", lambda: parking.parked("bad") == [0, 2, 4, 6])
+    assert parking.discard("bad") == 4
+    parking.send("bad")
+    until("the newer one runs", lambda: parking.of("bad") == [7])
+    assert parking.lane("bad") is None
+    parking.restart()
+    assert parking.lanes() == []
+    assert parking.judge("discarded=4").verdict is Verdict.PASS
+
+
+def test_a_message_discarded_while_it_is_tried_again_does_not_come_back(parking: ParkingFixture) -> None:
+    """Its failure must neither park it anew nor shut the lane for what is newer."""
+    parking.member(policy=HoldKey(retries=3, backoff=QUICK.backoff))
+    park_bad(parking)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(message: Message) -> None:
+        if message.key == "bad" and not go_on.is_set():
+            inside.set()
+            assert go_on.wait(PATIENCE)
+
+    parking.before = hold
+    parking.redrive("bad")
+    assert inside.wait(PATIENCE)
+    assert parking.discard("bad") == 3
+    go_on.set()
+    parking.send("good")
+    until("the good key is through", lambda: len(parking.of("good")) == 4)
+    parking.failing.clear()
+    parking.send("bad")
+    until("the newer one runs", lambda: parking.of("bad")[-1:] == [7])
+    assert set(parking.of("bad")) <= {0, 7}
+    assert parking.lane("bad") is None
+
+
+def test_what_the_broker_has_no_room_for_stays_in_memory_and_holds_the_commit(tmp_path: Path) -> None:
+    parking = ParkingFixture(tmp_path, max_parked_lane=2)
+    parking.member()
+    parking.failing.add("bad")
+    parking.send("bad", "good", "bad", "good", "bad", "good")
+    parking.wait_parked("bad", [0, 2])
+    until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
+    parking.wait_committed(4)
+    assert parking.of("bad") == []
+    parking.failing.clear()
+    parking.redrive("bad")
+    until("all are through, in order", lambda: parking.of("bad") == [0, 2, 4])
+    parking.wait_committed(6)
+    assert parking.judge("redriven=1").verdict is Verdict.PASS
+
+
+def test_a_policy_that_parks_in_memory_asks_no_broker(parking: ParkingFixture) -> None:
+    app = parking.member(policy=HoldKey(retries=1, backoff=QUICK.backoff, then=Park(at_broker=False)))
+    parking.failing.add("bad")
+    parking.send("bad", "good", "bad")
+    until("it is parked", lambda: any(each.lanes.parked for each in app.snapshot().queues.values()))
+    until("the good key is through", lambda: parking.of("good") == [1])
+    assert (parking.lanes(), parking.committed() or 0) == ([], 0)
+    parking.failing.clear()
+    assert app.resume(TOPIC, "bad")
+    until("all are through", lambda: parking.of("bad") == [0, 2])
+
+
+def test_resume_at_the_member_is_a_redrive(parking: ParkingFixture) -> None:
+    app = parking.member()
+    park_bad(parking)
+    parking.failing.clear()
+    assert app.resume(TOPIC, "bad")
+    assert not app.resume(TOPIC, "good")
+    until("all are through", lambda: parking.of("bad") == [0, 2, 4])
+
+
+def test_a_reset_leaves_parked_lanes_parked(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    parking.wait_committed(6)
+    before = parking.calls["bad"]
+    with Admin(parking.broker.address) as admin:
+        admin.reset_offsets(GROUP, TOPIC, to="earliest")
+    until("the good key ran again", lambda: parking.of("good") == [1, 3, 5, 1, 3, 5])
+    parking.wait_committed(6)
+    assert (parking.calls["bad"], parking.parked("bad")) == (before, [0, 2, 4])
+
+
+def test_messages_without_a_key_are_parked_as_one_lane(tmp_path: Path) -> None:
+    parking = ParkingFixture(tmp_path, ordered=False)
+    parking.member()
+    parking.failing.add("")
+    parking.send("", "good", "")
+    until("they are parked", lambda: parking.parked(None) == [0, 2])
+    until("the good key is through", lambda: parking.of("good") == [1])
+    parking.restart()
+    assert [lane.key for lane in parking.lanes()] == [None]
+    parking.failing.clear()
+    with ParkedAdmin(parking.broker.address) as admin:
+        (lane,) = admin.lanes(GROUP, TOPIC, None)
+        admin.redrive(lane)
+    until("all are through", lambda: parking.of("") == [0, 2])
+    parking.close()
+
+
+def test_a_redriven_message_may_become_a_dead_letter_and_the_lane_goes_on(parking: ParkingFixture) -> None:
+    parking.member()
+    park_bad(parking)
+    parking.failing.clear()
+
+    def bury_first(message: Message) -> None:
+        if message.queue_offset == 0:
+            raise ToDeadLetter("nobody wants it")
+
+    parking.before = bury_first
+    parking.redrive("bad")
+    until("the rest is through", lambda: parking.of("bad") == [2, 4])
+    until("the lane is gone", lambda: parking.lane("bad") is None)
+    report = parking.judge("redriven=1", "dead_letter=1")
+    assert report.verdict is Verdict.PASS, report
+
+
+def test_without_the_broker_s_word_successors_would_overtake(
+    parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: a new owner that does not keep parked lanes shut is found by the checker."""
+    first = parking.member("a")
+    park_bad(parking)
+    parking.wait_committed(6)
+    first.stop()
+    parking.failing.clear()
+    monkeypatch.setattr(LocalParkedLanes, "restore", _opened)
+    parking.send("bad")
+    parking.member("b")
+    until("the newer one ran", lambda: parking.of("bad") == [6])
+    report = parking.judge("rebalance")
+    assert set(report.counts) == {"B4"}, report
+
+
+def _opened(self: Any, lane: Any, kept: Any) -> None:
+    self._queue.remove_lane(lane)
