@@ -86,9 +86,14 @@ def proof(
 ) -> list[OrderEvent]:
     """Send all events; returns them. Both programs read the topic and their folder from the environment."""
     events = order_events(max(100, EVENTS // 5 - 500), seed=14, repeats=0.05)
-    told = {"FOLDER": str(tmp_path), "SERVERS": broker.address, "TOPIC": topic, "BATCH": str(len(events) // BATCHES)}
-    told["MASTER"] = cluster.master
-    for name, value in told.items():
+    settings = {
+        "FOLDER": str(tmp_path),
+        "SERVERS": broker.address,
+        "TOPIC": topic,
+        "BATCH": str(len(events) // BATCHES),
+    }
+    settings["MASTER"] = cluster.master
+    for name, value in settings.items():
         monkeypatch.setenv(f"LANEMQ_PROOF_{name}", value)
     send_all(broker.address, topic, events)
     return events

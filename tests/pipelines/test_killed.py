@@ -34,9 +34,9 @@ class Runs:
     def run(self, die_at: str = "", *, in_group: bool = False) -> int:
         """Run the pipeline; returns its exit code. Only a group member waits for the leases of the run before."""
         self._count += 1
-        told = {f"LANEMQ_PROOF_{name}": value for name, value in self._env.items()}
-        told["LANEMQ_PROOF_GROUP"] = self._group if in_group else ""
-        env = os.environ | told | {"LANEMQ_PROOF_RUN": str(self._count), "LANEMQ_DIE_AT": die_at}
+        settings = {f"LANEMQ_PROOF_{name}": value for name, value in self._env.items()}
+        settings["LANEMQ_PROOF_GROUP"] = self._group if in_group else ""
+        env = os.environ | settings | {"LANEMQ_PROOF_RUN": str(self._count), "LANEMQ_DIE_AT": die_at}
         command = [
             sys.executable, "-m", "lanemq.cli.main", "pipeline", "run", str(Path(__file__).with_name("killed.py")),
             "--once", "--master", "local[2]", "--conf", "spark.ui.enabled=false",
@@ -87,8 +87,8 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
         assert [row["count"] for row in mine] == list(range(1, len(mine) + 1)), "the state is that of the rows"
     with Admin(broker.address) as admin:
         name = admin.describe_topic(topic).queues[0].queue.broker
-        told = [admin.committed(group, MessageQueue(topic, name, queue)) for queue in range(2)]
-    assert sum(offset or 0 for offset in told) == MESSAGES
+        offsets = [admin.committed(group, MessageQueue(topic, name, queue)) for queue in range(2)]
+    assert sum(offset or 0 for offset in offsets) == MESSAGES
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:

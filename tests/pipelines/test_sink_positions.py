@@ -64,7 +64,7 @@ class MemberFixture:
     def planned(self, batch: int, end: str) -> None:
         (self.folder / "checkpoint" / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{end}")
 
-    def noted(self, batch: int) -> None:
+    def recorded(self, batch: int) -> None:
         (self.folder / "checkpoint" / "commits" / str(batch)).write_text("v1\n{}")
 
     def ends(self, batch: int, *ends: int) -> None:
@@ -168,7 +168,7 @@ def test_the_positions_of_a_decided_batch_are_those_of_the_decision(member: Memb
         member.start().run_batch(member.messages(range(3), range(10, 13)), 0)
     processor = member.start()
     processor.run_batch(member.messages(range(3)), 0)
-    member.noted(0)
+    member.recorded(0)
     member.ends(1, 3, 10)
     processor = member.start()
     member.ends(2, 3, 15)

@@ -60,11 +60,11 @@ def times(broker: EmbeddedBroker) -> Iterator[LagAges]:
 def test_lag_in_seconds_is_the_age_of_the_next_message(broker: EmbeddedBroker, topic: str, times: LagAges) -> None:
     send(broker.address, topic, range(20))
     queue = MessageQueue(topic, BROKER, 0)
-    behind, level, gone = times.with_ages(
+    lagging, level, gone = times.with_ages(
         [QueueLag(queue, 0, 5), QueueLag(queue, 5, 5), QueueLag(MessageQueue("nowhere", BROKER, 0), 0, 5)]
     )
-    assert behind.seconds is not None
-    assert 3600 <= behind.seconds < 3700
+    assert lagging.seconds is not None
+    assert 3600 <= lagging.seconds < 3700
     assert level.seconds is None
     assert gone.seconds is None
 

@@ -78,7 +78,7 @@ class Run:
         self.sink: Any = DyingSqliteSink(folder / "rows.db", "rows")
         self.stage: Any = None
         self.held: list[tuple[Checkpoint, BatchProcessor]] = []
-        self.spark_noted(planned=0, done=-1)
+        self.spark_recorded(planned=0, done=-1)
 
     def start(self) -> BatchProcessor:
         self.crash()
@@ -90,7 +90,7 @@ class Run:
         processor.open(FakeSpark(never))  # type: ignore[arg-type]
         return processor
 
-    def spark_noted(self, planned: int, done: int) -> None:
+    def spark_recorded(self, planned: int, done: int) -> None:
         for name, last in (("offsets", planned), ("commits", done)):
             folder = self.folder / "checkpoint" / name
             folder.mkdir(exist_ok=True)
@@ -221,8 +221,8 @@ def test_a_sink_that_may_have_part_of_a_batch_gets_the_same_rows_again(run: Run)
     assert seen == [[0, 1, 2], [0, 1, 2]]
     assert run.dead_offsets() == []
     assert run.start() is not None
-    assert run.decided() == [NUMBER], "Spark has not noted the batch: it may come again"
-    run.spark_noted(planned=0, done=0)
+    assert run.decided() == [NUMBER], "Spark has not recorded the batch, so it may come again"
+    run.spark_recorded(planned=0, done=0)
     run.start()
     assert run.decided() == []
 
@@ -232,7 +232,7 @@ def test_the_next_batch_removes_the_last_decision(run: Run) -> None:
     processor = run.start()
     processor.run_batch(run.frame(), 0)
     assert run.decided() == [NUMBER]
-    run.spark_noted(planned=1, done=0)
+    run.spark_recorded(planned=1, done=0)
     processor.run_batch(FakeFrame([[arrow([Sent(0, 3, "a", {"n": 3})])]], never), 1)  # type: ignore[arg-type]
     assert run.decided() == []
 
@@ -257,7 +257,7 @@ def test_a_replaced_run_decides_nothing(run: Run) -> None:
     with pytest.raises(SinkFenced, match="replaced by run 99"):
         old.run_batch(run.frame(), 0)
     assert run.decided() == []
-    assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor is its state anybody's"
+    assert show(run.folder / "checkpoint" / "lanemq" / "stage", "a") == [], "nor does its state count"
 
 
 def test_a_run_replaced_after_its_check_changes_no_state(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_a_run_replaced_after_its_check_changes_no_state(run: Run, monkeypatch: 
 def test_new_queues_are_refused_before_the_step_runs(run: Run) -> None:
     run.start().run_batch(run.frame(), 0)
     asked = Service.calls
-    run.spark_noted(planned=1, done=0)
+    run.spark_recorded(planned=1, done=0)
     planned = run.folder / "checkpoint" / "offsets" / "1"
     planned.write_text(planned.read_text().replace('"broker-a/0": 4', '"broker-a/0": 4, "broker-a/1": 0'))
     with pytest.raises(OrderError, match="topic orders had 1 queues and now has broker-a/1 too"):
@@ -359,7 +359,7 @@ def test_a_retry_pass_without_rows_writes_nothing(run: Run) -> None:
     """Otherwise a key that is retried every second would cause a commit every second."""
     run.sink, stage = FakeSink(), FakeStage()
     run.make_stage = lambda: stage  # type: ignore[method-assign]
-    run.spark_noted(planned=0, done=0)
+    run.spark_recorded(planned=0, done=0)
     processor = run.start()
     stage.waiting += [Results(rows_of(), counts={"held": 1}), Results(rows_of(("t", 0, 1, "k")))]
     assert processor.run_retry_pass(0) is not None

@@ -229,7 +229,7 @@ def test_a_merging_stage_with_an_appending_sink_is_refused(write: Write) -> None
 def test_relative_paths_are_relative_to_the_working_directory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the documentation says. In a Python file it cannot be otherwise, so a TOML file does the same."""
+    """As the documentation says. A Python file cannot do anything else, so a TOML file does the same."""
     path = write(WHOLE.replace("/tmp/nowhere/checkpoint", "var/checkpoint"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

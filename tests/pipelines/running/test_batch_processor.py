@@ -275,10 +275,10 @@ def test_a_due_retry_pass_follows_the_last_batch_that_is_done(fixture: Processor
 
 
 def test_sinks_are_given_the_runs_of_the_checkpoint(fixture: ProcessorFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, ...]] = []
+    given: list[tuple[int, ...]] = []
     for sink in (fixture.sink, fixture.dead):
-        monkeypatch.setattr(sink, "accept_runs", lambda runs: told.append(runs.epochs))
+        monkeypatch.setattr(sink, "accept_runs", lambda runs: given.append(runs.epochs))
     fixture.start()
-    (one, two), (checkpoint, _) = told, fixture.held[0]
+    (one, two), (checkpoint, _) = given, fixture.held[0]
     assert one == two
     assert one[-1] == checkpoint.epoch

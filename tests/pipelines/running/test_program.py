@@ -75,7 +75,7 @@ def test_signals_are_untouched_outside_the_main_thread() -> None:
 
 
 def test_a_second_run_is_refused_before_spark_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "check_java", lambda: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "check_java", lambda: pytest.fail("Spark must not be started"))
     held = Checkpoint(tmp_path, "orders")
     with pytest.raises(CheckpointInUse, match=f"process {os.getpid()}"):
         program.run(declared(tmp_path))
@@ -85,7 +85,7 @@ def test_a_second_run_is_refused_before_spark_is_started(tmp_path: Path, monkeyp
 def test_the_checkpoint_of_another_pipeline_is_refused_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "check_java", lambda: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "check_java", lambda: pytest.fail("Spark must not be started"))
     Checkpoint(tmp_path, "visits").close()
     with pytest.raises(UsageError, match="belongs to pipeline 'visits': choose another folder"):
         program.run(declared(tmp_path))
@@ -102,7 +102,7 @@ def test_a_missing_topic_is_refused_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, source: dict[str, str], said: str
 ) -> None:
     monkeypatch.setattr(program, "check_java", lambda: None)
-    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("Spark must not be started"))
     with pytest.raises(TopicNotFound, match=said):
         program.run(replace(declared(tmp_path), source=Topic(broker.address, **source)))
 
@@ -118,7 +118,7 @@ def test_a_broker_that_is_down_is_waited_for_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(program, "check_java", lambda: None)
-    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("nobody should wait for Spark"))
+    monkeypatch.setattr(program, "open_session", lambda *_: pytest.fail("Spark must not be started"))
     with pytest.raises(ConnectFailed):
         program.run(replace(declared(tmp_path), source=Topic("127.0.0.1:1", "t", brokerWait="300ms")))
     assert "check it with: lanemq topic list --server '127.0.0.1:1'" in caplog.messages[0]

@@ -69,7 +69,7 @@ def test_a_retry_pass_is_reported_at_once(reporter: ProgressReporter, reported: 
 
 def test_a_report_that_raises_does_not_end_the_pipeline(caplog: pytest.LogCaptureFixture) -> None:
     def broken(progress: Progress) -> None:
-        raise BrokenPipeError("nobody reads")
+        raise BrokenPipeError("the reader is gone")
 
     reporter = ProgressReporter("orders", "127.0.0.1:1", broken)
     reporter.on_applied(applied(4, 1))

@@ -18,43 +18,43 @@ LOUD = "import sys; print('Exception in thread main', file=sys.stderr)"
 def test_a_child_process_writes_its_standard_error_to_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = spark_output_file(tmp_path)
-    with inherited_stderr(words):
+    output = spark_output_file(tmp_path)
+    with inherited_stderr(output):
         child = subprocess.Popen([sys.executable, "-c", f"input(); {LOUD}"], stdin=subprocess.PIPE)
     os.write(2, b"ours\n")
     child.communicate(b"\n", timeout=30)
-    assert words.read_text() == "Exception in thread main\n"
+    assert output.read_text() == "Exception in thread main\n"
     assert capfd.readouterr().err == "ours\n"
 
 
 def test_the_output_of_the_run_before_is_kept(tmp_path: Path) -> None:
     """A run that a supervisor restarts must not remove the reason why the last one died."""
-    words = spark_output_file(tmp_path)
+    output = spark_output_file(tmp_path)
     for word in (b"first", b"second", b"third"):
-        with inherited_stderr(words):
+        with inherited_stderr(output):
             os.write(2, word)
-    assert (words.read_bytes(), words.with_name("spark.log.1").read_bytes()) == (b"third", b"second")
+    assert (output.read_bytes(), output.with_name("spark.log.1").read_bytes()) == (b"third", b"second")
 
 
 def test_standard_error_is_restored_after_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="no session"), inherited_stderr(tmp_path / "words"):
+    with pytest.raises(ValueError, match="no session"), inherited_stderr(tmp_path / "output"):
         raise ValueError("no session")
     os.write(2, b"back")
     assert capfd.readouterr().err == "back"
 
 
 def test_every_complete_line_is_read_once(tmp_path: Path) -> None:
-    words = tmp_path / "words"
-    words.write_bytes(b"")
-    told: list[str] = []
-    with words.open("ab", buffering=0) as file, repeat_warnings(words, told.append):
+    output = tmp_path / "output"
+    output.write_bytes(b"")
+    lines: list[str] = []
+    with output.open("ab", buffering=0) as file, repeat_warnings(output, lines.append):
         file.write(b"first\nsec")
         until = time.monotonic() + 30
-        while not told and time.monotonic() < until:
+        while not lines and time.monotonic() < until:
             time.sleep(0.01)
-        assert told == ["first"]
+        assert lines == ["first"]
         file.write(b"ond\nlast\n")
-    assert told == ["first", "second", "last"]
+    assert lines == ["first", "second", "last"]
 
 
 def test_only_warnings_of_lanemq_are_repeated(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +82,7 @@ def test_warnings_of_a_spark_worker_are_recognised() -> None:
     """Logging is configured only in Spark's workers; in its own process it is up to the application."""
     said = {}
     for name in ("pyspark.daemon", "my.program"):
-        words = [sys.executable, "-c", WARNS, name]
-        said[name] = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stderr.strip()
+        output = [sys.executable, "-c", WARNS, name]
+        said[name] = subprocess.run(output, capture_output=True, text=True, check=True, timeout=60).stderr.strip()
     assert said["my.program"] == "away"
     assert worker_process._LANEMQ_LINE.match(said["pyspark.daemon"])

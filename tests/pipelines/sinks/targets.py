@@ -87,7 +87,7 @@ class SteppedParquet(Steps, ParquetSink):
         return new
 
     def _remove_older_notes(self, *args: Any) -> None:
-        self.reached("empty batch noted")
+        self.reached("empty batch recorded")
         super()._remove_older_notes(*args)
 
     def _move_away(self, *args: Any) -> None:
@@ -105,7 +105,7 @@ class SteppedSql(Steps, SqlSink):
     def _note(self, connection: Any, terms: Any, number: int | None) -> None:
         super()._note(connection, terms, number)
         if number is not None:
-            self.reached("noted")
+            self.reached("recorded")
 
     def _count_stale(self, *args: Any) -> None:
         super()._count_stale(*args)

@@ -98,7 +98,7 @@ def test_a_table_that_never_stops_changing_fails_the_batch(
     sink = target.opened()
 
     def collide(*_: object) -> bool:
-        raise CommitFailedError("somebody was faster")
+        raise CommitFailedError("another writer was faster")
 
     monkeypatch.setattr(sink, "_append_files", collide)
     with pytest.raises(StorageError, match="faster than it can be written"):

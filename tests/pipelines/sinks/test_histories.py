@@ -1,7 +1,7 @@
 """Runs that start, write, die and resume in any order: the table always holds a prefix of all batches.
 
 Truth: batch n holds the rows 2n and 2n + 1. Whatever happens, every batch up to some number is there once, and
-nothing else; what was acknowledged stays; only the newest run is ever told that it applied something.
+nothing else; what was acknowledged stays; only the newest run gets True from `write`.
 """
 
 import shutil
@@ -81,7 +81,7 @@ class World:
         except Died:
             sink.close()
         else:
-            assert epoch == self.epoch or self.late, "a replaced run was told that it applied a batch"
+            assert epoch == self.epoch or self.late, "a replaced run got True from write"
             self.acknowledged = max(self.acknowledged, number)
             self.runs.append((epoch, sink, number + 1))
 

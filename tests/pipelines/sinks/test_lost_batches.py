@@ -52,12 +52,12 @@ class Runs:
         while self.held:
             self.held.pop().close()
 
-    def do(self, number: int, *, noted: bool = True, new_sink: bool = False) -> None:
-        """Run one batch; unless `noted`, the driver dies before Spark records it."""
+    def do(self, number: int, *, recorded: bool = True, new_sink: bool = False) -> None:
+        """Run one batch; unless `recorded`, the driver dies before Spark records it."""
         processor = self.start(new_sink=new_sink)
         used_by_spark(self.folder, planned=number, done=number - 1)
         processor.run_batch(None, number)  # type: ignore[arg-type]
-        if noted:
+        if recorded:
             used_by_spark(self.folder, planned=number, done=number)
 
 
@@ -104,21 +104,21 @@ def test_a_sink_that_was_emptied_is_refused_at_every_start(runs: Runs, tmp_path:
     runs.crash()
     emptied(runs.target)
     for _ in range(2):
-        with pytest.raises(StateLost, match=r"has none of its batches, and .* is done up to batch 2") as told:
+        with pytest.raises(StateLost, match=r"has none of its batches, and .* is done up to batch 2") as error:
             runs.start()
         for part in (
             str(tmp_path / "checkpoint"),
             "rows" if "rows" in str(runs.make()) else str(tmp_path),
             "--new-sink",
         ):
-            assert part in str(told.value)
+            assert part in str(error.value)
 
 
 @exact
 def test_a_sink_that_is_restored_after_a_refusal_is_accepted(runs: Runs) -> None:
     """The refusal changes nothing: a batch that the sink has and Spark has not recorded is not applied again."""
     for number in range(3):
-        runs.do(number, noted=number < 2)
+        runs.do(number, recorded=number < 2)
     runs.crash()
     put_back = moved_away(runs.target)
     for _ in range(2):
@@ -213,9 +213,9 @@ def test_an_interrupted_first_batch_is_not_a_lost_one(runs: Runs) -> None:
     runs.start()
     used_by_spark(runs.folder, planned=0, done=-1)
     runs.start()
-    runs.do(0, noted=False)
+    runs.do(0, recorded=False)
     runs.do(0)
-    runs.do(1, noted=False)
+    runs.do(1, recorded=False)
     runs.do(1)
     assert runs.target.numbers() == [0, 1]
 
@@ -223,7 +223,7 @@ def test_an_interrupted_first_batch_is_not_a_lost_one(runs: Runs) -> None:
 @pytest.mark.parametrize("target", ["sqlite", "postgres"], indirect=True)
 def test_a_table_dropped_before_the_first_batch_was_done_is_filled_again(runs: Runs) -> None:
     """The ledger had batch 0 and Spark repeats it: the new table must not count as having it."""
-    runs.do(0, noted=False)
+    runs.do(0, recorded=False)
     runs.crash()
     emptied(runs.target)
     runs.do(0)

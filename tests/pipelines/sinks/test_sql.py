@@ -61,7 +61,7 @@ EMPTY: dict[str, Any] = {**dict.fromkeys(FULL), "text": "", "tags": [], "bytes":
 
 def of_everything(*rows: dict[str, Any]) -> TableRows:
     table = pa.Table.from_pylist(list(rows), schema=arrow_schema(EVERYTHING))
-    # As a fold or a filter may leave it: empty chunks before, between and behind.
+    # As a fold or a filter may leave it: empty chunks before, between and after.
     return TableRows(EVERYTHING, pa.concat_tables([table[:0], table[:1], table[:0], table[1:], table[:0]]))
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_database_is_named_in_the_error(tmp_path: Path) -> Non
     sink.close()
 
 
-@pytest.mark.parametrize("step", ["ledger locked", "rows in", "noted"])
+@pytest.mark.parametrize("step", ["ledger locked", "rows in", "recorded"])
 @pytest.mark.parametrize("target", ["postgres"], indirect=True)
 def test_a_connection_lost_within_a_transaction_is_reopened(target: PostgresTarget, step: str) -> None:
     sink = target.opened()
@@ -230,7 +230,7 @@ def test_a_missing_server_is_waited_for_but_a_refusal_is_not(tmp_path: Path, pos
         refused.open(None, "q", 1, EVENTS, Append())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("at", ["ledger locked", "rows in", "noted"])
+@pytest.mark.parametrize("at", ["ledger locked", "rows in", "recorded"])
 def test_a_run_that_hangs_in_its_transaction_is_ended_by_its_successor_and_refused(
     tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
