@@ -1,7 +1,7 @@
-"""A name server and broker in one, small enough to read, with faults to order.
+"""A name server and broker in one, with faults on demand.
 
-It runs on an event loop in a thread of its own, so that blocking and asyncio clients meet the same thing.
-Stamps are judged by `core/dedup`, as the real broker does; with `lane=False` it behaves like a stock broker.
+It runs on an event loop in a thread of its own, so that blocking and asyncio clients use the same broker.
+It checks stamps with `core/brokering/dedup`, as the real broker does; with `lane=False` it behaves like a stock broker.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Fault(Enum):
 
 
 Faults = Callable[[SendHeader, int], Fault | None]
-"""From a request and its number (1, 2, ...) to what goes wrong with it."""
+"""Takes a request and its number (1, 2, ...), and returns its fault, if any."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class FakeBroker:
         return [message for queue in self.topics[topic].messages.values() for message in queue]
 
     def hang_up(self) -> None:
-        """Every connection is closed, as by a broker that restarts."""
+        """Closes every connection, as a broker that restarts does."""
         self._call(self._close_peers())
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        """Its process is stopped, as by SIGSTOP: connections stay, and nothing is read from them."""
+        """Stops reading, as a process after SIGSTOP: connections stay open."""
         awake, slept = threading.Event(), threading.Event()
 
         def sleep() -> None:
@@ -114,7 +114,7 @@ class FakeBroker:
             awake.set()
 
     def stop(self) -> None:
-        """Nobody listens any more; `start` comes back at the same address."""
+        """Stops listening; `start` listens again at the same address."""
         assert self._server is not None
         self._call(self._server.close())
 

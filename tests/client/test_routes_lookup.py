@@ -76,7 +76,7 @@ def broker() -> Iterator[FakeBroker]:
         yield fake
 
 
-def test_route_is_asked_once_and_then_remembered(broker: FakeBroker, lookup: Lookup) -> None:
+def test_a_route_is_asked_for_once_and_then_cached(broker: FakeBroker, lookup: Lookup) -> None:
     first, second = lookup([broker.address], HandClock(), [("orders", False)] * 2, [lambda: None])
     assert first is second
     assert len(first.publish) == 4
@@ -94,13 +94,13 @@ def test_route_is_asked_again_after_thirty_seconds(broker: FakeBroker, lookup: L
     assert (len(first.publish), len(second.publish)) == (4, 6)
 
 
-def test_dead_name_server_is_passed_over(broker: FakeBroker, lookup: Lookup) -> None:
+def test_a_dead_name_server_is_skipped(broker: FakeBroker, lookup: Lookup) -> None:
     (route,) = lookup([NOBODY, broker.address], HandClock(), [("orders", False)], [])
     assert route.ordered
 
 
-def test_known_route_outlives_its_name_servers(broker: FakeBroker, lookup: Lookup) -> None:
-    """Brokers go on working when no name server does."""
+def test_a_known_route_stays_in_use_without_name_servers(broker: FakeBroker, lookup: Lookup) -> None:
+    """Brokers keep working while all name servers are down."""
     clock = HandClock()
 
     def silence() -> None:
@@ -128,7 +128,7 @@ def test_unknown_topic_may_get_a_provisional_route(broker: FakeBroker, lookup: L
     assert [queue.queue_id for queue in route.publish] == [0, 1, 2, 3]
 
 
-def test_provisional_route_does_not_satisfy_a_strict_asker(broker: FakeBroker, lookup: Lookup) -> None:
+def test_a_cached_provisional_route_does_not_answer_a_strict_request(broker: FakeBroker, lookup: Lookup) -> None:
     with pytest.raises(TopicNotFound):
         lookup([broker.address], HandClock(), [("nope", True), ("nope", False)], [lambda: None])
 

@@ -1,4 +1,4 @@
-"""The derivation of queues from routes: a key must find the same queue from every producer."""
+"""Routes: deriving queues, so that a key has the same queue in every producer, and asking name servers."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_publish_queues_are_sorted_by_broker_whatever_the_name_server_says() -> 
 
 
 @given(st.permutations(["a", "b", "c", "d"]))
-def test_order_of_the_answer_does_not_matter(order: list[str]) -> None:
+def test_the_order_of_the_reply_does_not_matter(order: list[str]) -> None:
     data = TopicRouteData(broker_datas=[broker(n) for n in order], queue_datas=[queues(n) for n in order])
     assert names(topic_route("t", data).publish) == [f"{n}{i}" for n in "abcd" for i in range(2)]
 
@@ -79,12 +79,12 @@ def test_order_configuration_fixes_the_list_even_while_a_broker_is_away() -> Non
 
 
 @pytest.mark.parametrize("conf", ["b", "b:x", ":2", "b:2;;a:1"])
-def test_unreadable_order_configuration_is_refused_not_guessed(conf: str) -> None:
+def test_an_unreadable_order_configuration_is_refused(conf: str) -> None:
     with pytest.raises(RemoteProtocolError, match="order configuration"):
         topic_route("t", TopicRouteData(order_topic_conf=conf))
 
 
-def test_lane_features_and_ordered_mark_are_read_from_the_wire() -> None:
+def test_lane_features_and_order_configuration_are_read_from_the_reply() -> None:
     data = TopicRouteData(broker_datas=[broker("a", lane=3), broker("b")], order_topic_conf="a:1")
     route = topic_route("t", TopicRouteData.decode(data.encode()))
     assert route.ordered
@@ -124,13 +124,13 @@ def test_route_is_fresh_for_thirty_seconds() -> None:
     assert book.known("t") is route
 
 
-def test_provisional_route_is_asked_again_soon() -> None:
+def test_a_provisional_route_is_refreshed_soon() -> None:
     book = RouteCache()
     book.put(TopicRoute("t", (), (), {}, provisional=True), now=Millis(0))
     assert book.fresh("t", now=Millis(RETRY_MILLIS)) is None
 
 
-def test_contradicted_route_is_not_fresh_but_known() -> None:
+def test_a_contradicted_route_is_known_but_not_fresh() -> None:
     book, route = RouteCache(), TopicRoute("t", (), (), {})
     book.put(route, now=Millis(0))
     book.stale("t")
@@ -138,7 +138,7 @@ def test_contradicted_route_is_not_fresh_but_known() -> None:
     assert book.known("t") is route
 
 
-def test_unanswered_refresh_keeps_the_known_route_in_use_for_a_moment() -> None:
+def test_after_a_failed_refresh_the_known_route_stays_fresh_for_a_while() -> None:
     book, route = RouteCache(), TopicRoute("t", (), (), {})
     book.put(route, now=Millis(0))
     book.unanswered("t", now=Millis(REFRESH_MILLIS))
@@ -146,7 +146,7 @@ def test_unanswered_refresh_keeps_the_known_route_in_use_for_a_moment() -> None:
     assert book.fresh("t", now=Millis(REFRESH_MILLIS + RETRY_MILLIS)) is None
 
 
-def test_same_route_again_is_no_change() -> None:
+def test_an_equal_route_is_no_change() -> None:
     book = RouteCache()
     assert book.put(TopicRoute("t", (), (), {}), now=Millis(0))
     assert not book.put(TopicRoute("t", (), (), {}), now=Millis(1))

@@ -1,4 +1,4 @@
-"""Clients at a broker that encrypts and asks who is there: what works, and what is told when it does not."""
+"""Clients at a broker with TLS and access control: what works, and the errors when it does not."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ GUEST = Credentials("guest", "guest's secret")
 
 @pytest.fixture(scope="module")
 def broker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """Encrypts, asks for credentials, and has the topics `orders`, `audit` and `private`."""
+    """A broker with TLS and access control, and the topics `orders`, `audit` and `private`."""
     folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
     (folder / "users.toml").write_text(USERS)
     options = BrokerOptions(
@@ -161,7 +161,7 @@ def test_a_producer_goes_on_encrypted_after_a_restart_of_the_broker(tmp_path: Pa
     running.stop()
 
 
-def test_a_send_without_credentials_is_refused_with_a_sentence(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+def test_a_send_without_credentials_is_refused_with_advice(broker: EmbeddedBroker, tls: TlsOptions) -> None:
     with (
         Producer(broker.address, tls=tls) as producer,
         pytest.raises(NotAllowed, match="this broker takes signed requests only: connect with credentials"),
@@ -170,10 +170,10 @@ def test_a_send_without_credentials_is_refused_with_a_sentence(broker: EmbeddedB
 
 
 @pytest.mark.parametrize("wrong", [replace(SHOP, secret_key="shop's other secret"), replace(SHOP, access_key="nobody")])
-def test_a_wrong_secret_and_an_unknown_user_are_told_the_same(
+def test_a_wrong_secret_and_an_unknown_user_get_the_same_error(
     broker: EmbeddedBroker, tls: TlsOptions, wrong: Credentials
 ) -> None:
-    """Whoever guesses must not learn which half is right."""
+    """An attacker must not learn which half is right."""
     with Admin(broker.address, tls=tls, credentials=wrong) as admin, pytest.raises(NotAllowed) as refused:
         admin.describe_topic("orders")
     told = f"the access key {wrong.access_key!r} is unknown or the signature is wrong: check access key and secret key"
@@ -214,8 +214,8 @@ def test_a_consumer_of_a_forbidden_group_is_refused(broker: EmbeddedBroker, tls:
         pull.assign(pull.queues("orders"))
 
 
-def test_dead_letters_are_for_the_group_that_buried_them(broker: EmbeddedBroker, tls: TlsOptions) -> None:
-    """Its members bury and read them with SUB on the group; who only may read the topic, does neither."""
+def test_dead_letters_belong_to_the_group_that_wrote_them(broker: EmbeddedBroker, tls: TlsOptions) -> None:
+    """SUB on the group allows writing and reading them; the right to read the topic allows neither."""
     app = App(broker.address, group="dead", start=StartFrom.FIRST, tls=tls, credentials=SHOP)
 
     @app.ordered("orders", on_fail=DeadLetter(skip=True))
@@ -238,7 +238,7 @@ def test_dead_letters_are_for_the_group_that_buried_them(broker: EmbeddedBroker,
 
 
 def _dead_letters(pull: PullConsumer) -> list[object]:
-    """Of group `dead`, as soon as there are any."""
+    """The dead letters of group `dead`, once there are any."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(TopicNotFound):
@@ -259,7 +259,7 @@ def test_an_untrusted_broker_gets_no_request(broker: EmbeddedBroker, tmp_path: P
         admin.topics()
 
 
-def test_a_plain_producer_is_told_about_tls(broker: EmbeddedBroker) -> None:
+def test_the_error_of_an_unencrypted_producer_mentions_tls(broker: EmbeddedBroker) -> None:
     with (
         Producer(broker.address, timeout=1.0) as producer,
         pytest.raises(LaneError, match=r"takes nothing but TLS .then connect with tls"),
@@ -267,7 +267,7 @@ def test_a_plain_producer_is_told_about_tls(broker: EmbeddedBroker) -> None:
         producer.send("orders", 1, key="a")
 
 
-def test_the_environment_protects_clients_that_say_nothing(
+def test_the_environment_protects_clients_without_options(
     broker: EmbeddedBroker, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANEMQ_TLS_CA", str(authority.ca))
@@ -278,7 +278,7 @@ def test_the_environment_protects_clients_that_say_nothing(
         assert len(admin.describe_topic("orders").queues) == 2
 
 
-def test_what_a_program_says_wins_over_the_environment() -> None:
+def test_arguments_win_over_the_environment() -> None:
     names = {"LANEMQ_TLS": "on", "LANEMQ_ACCESS_KEY": "env", "LANEMQ_SECRET_KEY": "env secret"}
     own = TlsOptions(insecure_skip_verify=True)
     found = security_of(own, SHOP, environment=names)
@@ -286,14 +286,14 @@ def test_what_a_program_says_wins_over_the_environment() -> None:
     assert security_of(environment=names).credentials == Credentials("env", "env secret")
 
 
-def test_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
+def test_a_secret_may_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from a file\n")
     names = {"LANEMQ_ACCESS_KEY": "user", "LANEMQ_SECRET_KEY_FILE": str(tmp_path / "secret")}
     assert security_of(environment=names).credentials == Credentials("user", "from a file")
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "error"),
     [
         ({"LANEMQ_ACCESS_KEY": "user"}, "LANEMQ_ACCESS_KEY is set and LANEMQ_SECRET_KEY is not"),
         ({"LANEMQ_SECRET_KEY": "hush"}, "LANEMQ_SECRET_KEY is set and LANEMQ_ACCESS_KEY is not"),
@@ -304,8 +304,8 @@ def test_a_secret_may_lie_in_a_file(tmp_path: Path) -> None:
         ({"LANEMQ_TLS_CA": "missing.pem"}, "tls ca missing.pem: cannot be read"),
     ],
 )
-def test_half_of_an_environment_is_a_mistake(names: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidOption, match=told) as refused:
+def test_an_incomplete_environment_is_refused(names: dict[str, str], error: str) -> None:
+    with pytest.raises(InvalidOption, match=error) as refused:
         security_of(environment=names)
     assert "hush" not in str(refused.value)
 
@@ -314,7 +314,7 @@ def test_tls_may_be_switched_off_in_the_environment() -> None:
     assert security_of(environment={"LANEMQ_TLS": "off", "LANEMQ_TLS_CA": "missing.pem"}).tls is None
 
 
-def test_credentials_of_the_wrong_kind_are_refused_without_being_shown() -> None:
+def test_credentials_of_the_wrong_type_are_refused_without_being_shown() -> None:
     with pytest.raises(InvalidOption, match="credentials must be Credentials") as refused:
         Producer("localhost:1", credentials=("user", "hush"))  # type: ignore[arg-type]
     assert "hush" not in str(refused.value)

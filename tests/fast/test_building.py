@@ -66,7 +66,7 @@ def test_every_source_is_loaded() -> None:
 
 @needs_twins
 @pytest.mark.parametrize("part", PARTS)
-def test_what_runs_was_built_from_these_sources(hook: Any, part: str) -> None:
+def test_the_loaded_modules_were_built_from_the_current_sources(hook: Any, part: str) -> None:
     """If this fails, build again: python hatch_build.py"""
     assert hook.source_mark(FOLDER, part) == import_module(f"lanemq._fast.{part}").SOURCES
 
@@ -91,7 +91,7 @@ def test_a_function_that_was_moved_away_from_its_twin_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", "pure"), ("0", VARIANT), ("", VARIANT)])
-def test_the_environment_can_ask_for_the_references(value: str, expected: str) -> None:
+def test_the_environment_selects_the_references(value: str, expected: str) -> None:
     if value != "1" and VARIANT == "pure":
         pytest.skip("nothing is compiled here")
     code = "from lanemq._fast import VARIANT; print(VARIANT)"

@@ -1,4 +1,4 @@
-"""Compiled twins of what makes Spark's columns give what their references give, on sound and on damaged bytes."""
+"""The twins for Spark's columns return the same as their references, for valid and for damaged bytes."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_records_are_measured_alike(body: bytes, low: int, high: int) -> None:
 @settings(deadline=None, max_examples=100)
 @given(LOGS.filter(bool), st.sampled_from([0x10, 0x20, 0x30]), st.booleans())
 def test_other_layouts_are_measured_alike(body: bytes, flags: int, second: bool) -> None:
-    """IPv6 hosts shift everything, the second magic lengthens the topic's length; here mostly nonsense."""
+    """IPv6 hosts shift all fields, and the second magic has a longer topic length."""
     changed = bytearray(body)
     changed[39] = flags
     if second:

@@ -1,4 +1,4 @@
-"""Compiled twins of what a broker reads give what their references give, on sound and on damaged bytes."""
+"""The twins for what a broker reads return the same as their references, for valid and for damaged bytes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def test_frames_are_cut_alike(data: bytes, limit: int) -> None:
     same("split_frames", data, limit, Frame)
 
 
-def test_a_frame_has_its_names() -> None:
+def test_a_frame_has_named_fields() -> None:
     frames, position, needed = twins["split_frames"](pack_frame(1, b"head", b"body") + b"\0\0", 1000, Frame)
     assert (frames[0].serialize_type, frames[0].header, frames[0].body) == (1, b"head", b"body")
     assert (position, needed) == (16, 8)
@@ -65,7 +65,7 @@ def test_stamps_are_counted_alike(texts: list[bytes], start: int, sequence: int,
     same("count_stamped", [*stamped, b"short"], start, PREFIX, sequence + start)
 
 
-def test_a_text_shorter_than_its_stamp_is_not_read_beyond() -> None:
+def test_a_text_shorter_than_its_stamp_is_not_read_past_its_end() -> None:
     texts: list[Any] = [b"", b"7\x02", PREFIX[1:] + b"7\x02", PREFIX + b"7"]
     for text in texts:
         assert twins["count_stamped"]([text], 0, PREFIX, 7) == references["count_stamped"]([text], 0, PREFIX, 7) == 0

@@ -1,4 +1,4 @@
-"""The compiled hash of a key is Java's, as the reference has it: one bit of difference and a key changes its queue."""
+"""The compiled hash of a key equals Java's: one different bit would move a key to another queue."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,14 +14,14 @@ pytestmark = needs_twins
 @example("\x00\x7f" * 50)
 @example("\ud800")
 def test_texts_are_hashed_alike(text: str) -> None:
-    """Signs, zeros, long texts, what is not ASCII, and halves of surrogate pairs."""
+    """Includes long texts, text that is not ASCII, and halves of surrogate pairs."""
     same("text_hash", text)
 
 
 class Name(str):
-    """A text of somebody's own kind."""
+    """A subclass of str."""
 
 
-def test_other_kinds_are_left_to_the_reference() -> None:
+def test_subclasses_of_str_are_left_to_the_reference() -> None:
     for odd in (Name("key"), b"key", 5, None):
         same("text_hash", odd)

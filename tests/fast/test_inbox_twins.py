@@ -1,4 +1,4 @@
-"""Compiled twins of what `submit` does per message give what their references give."""
+"""The twins of what `submit` does per message return the same as their references."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def intake(kind: dict[str, Any], make: Any = SubmittedFuture, passes_bytes: bool
 
 
 def encoded(value: object) -> Any:
-    """Refuses what is no bytes; a bytearray stays one, as with a codec that does not care."""
+    """Refuses values that are no bytes; returns a bytearray unchanged, as a careless codec may."""
     if isinstance(value, bytearray):
         return value
     return bytes(value)  # type: ignore[call-overload]
@@ -70,7 +70,7 @@ def test_a_full_line_takes_no_more(kind: dict[str, Any]) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["k", "ключ"]), st.binary(max_size=20)), min_size=1), st.integers(0, 10**12))
-def test_what_was_taken_is_written_into_a_batch_alike(messages: list[Any], sequence: int) -> None:
+def test_messages_of_the_inbox_are_written_into_a_batch_alike(messages: list[Any], sequence: int) -> None:
     one = intake(twins)
     for key, value in messages:
         one.take("orders", key, value)
@@ -100,20 +100,20 @@ MESSAGES = st.builds(
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(MESSAGES, max_size=4))
-def test_parcels_weigh_alike(messages: list[PendingMessage]) -> None:
+def test_messages_are_weighed_alike(messages: list[PendingMessage]) -> None:
     same("total_size", messages)
     same("batch_weights", messages, 2**50)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.sampled_from(["unseen", "watched", "waiter", "nobody"]), max_size=6), st.integers(-1, 2**60))
-def test_receipts_reach_those_who_look_alike(kinds: list[str], offset: int) -> None:
+def test_futures_and_waiters_are_settled_alike(kinds: list[str], offset: int) -> None:
     ended = [settled(kind["settle"], kinds, offset) for kind in (twins, references)]
     assert ended[0] == ended[1]
 
 
 def settled(settle: Any, kinds: list[str], offset: int) -> Any:
-    """Who is left to be told, and what the futures say."""
+    """The waiters that are left to notify, and the results of the futures."""
     messages = []
     for index, kind in enumerate(kinds):
         waiter: Any = {"waiter": ThreadBatchWaiter, "nobody": lambda: NO_WAITER}.get(kind, SubmittedFuture)()

@@ -1,4 +1,4 @@
-"""Compiled twins of what looks into every record give what their references give, on sound and on damaged bytes."""
+"""The twins that read every record return the same as their references, for valid and for damaged bytes."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_keys_are_scanned_alike(log: bytes) -> None:
     same("scan_keys", log, 100)
 
 
-def test_a_record_at_another_place_is_no_record() -> None:
+def test_a_record_at_another_position_is_refused() -> None:
     log = log_of([("T", b"", "UNIQ_KEY\x01a\x02")])
     assert same("scan_keys", log, 100)[2] == len(log)
     assert same("scan_keys", log, 101) == (b"", b"", 0)
@@ -47,7 +47,7 @@ def test_keys_are_found_alike(log: bytes, number: int) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(0, 150))
-def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
-    """OnDamaged records reach no consumer, so the two may differ here; the twin must only end, one way or the other."""
+def test_a_key_is_never_read_outside_of_the_buffer(log: bytes, start: int) -> None:
+    """Damaged records reach no consumer, so the two may differ; the twin must only return or raise."""
     found = outcome(twins["find_key"], log, start)
     assert found is None or isinstance(found, str | tuple)

@@ -55,22 +55,22 @@ def test_messages_are_laid_alike(body: bytes) -> None:
 @settings(deadline=None, max_examples=150)
 @given(LOGS)
 def test_messages_have_the_same_keys(body: bytes) -> None:
-    """Asked for twice: the second answer comes from memory."""
+    """Read twice: the second value is cached."""
     ours = laid(twins["make_messages"], Message, body, "key", "key")
     assert ours == laid(references["make_messages"], references["MessageBase"], body, "key", "key")
 
 
 @settings(deadline=None, max_examples=150)
 @given(damaged(MESSAGES.filter(bool).map(log_of)) | st.binary(max_size=150), st.integers(-5, 150))
-def test_a_key_is_never_read_from_outside(log: bytes, start: int) -> None:
-    """OnDamaged records reach no consumer; the twin must only end, one way or the other."""
+def test_a_key_is_never_read_outside_of_the_buffer(log: bytes, start: int) -> None:
+    """Damaged records reach no consumer; the twin must only return or raise."""
     made = outcome(twins["MessageBase"], SOURCE, log, start)
     found = made if isinstance(made, tuple) else outcome(lambda: made.key)
     assert found is None or isinstance(found, str | tuple)
 
 
 def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
-    """A codec that knows its consumer, and a message that was kept, are a circle."""
+    """A codec that refers to its consumer, and a message that is kept, form a reference cycle."""
     codec = BytesCodec()
     source = MessageSource(SOURCE.queue, codec, Epoch(1))
     kept = twins["make_messages"](Message, source, log_of([("T", b"", "")]))

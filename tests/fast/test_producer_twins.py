@@ -1,4 +1,4 @@
-"""Compiled twins of what a producer does per message give what their references give."""
+"""The twins of what a producer does per message return the same as their references."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_nothing_is_read_after_a_failure(function: str) -> None:
     assert list(source) == [("k", b"v")]
 
 
-def test_what_a_codec_raises_reaches_the_caller() -> None:
+def test_errors_of_a_codec_reach_the_caller() -> None:
     def broken(value: object) -> bytes:
         raise ZeroDivisionError("codec")
 
@@ -109,7 +109,7 @@ def test_receipts_are_made_alike(messages: list[PendingMessage], offset: int, re
 
 
 def quick_messages(count: int, waiter: Any) -> list[Any]:
-    """As the compiled packing makes them."""
+    """Messages as the compiled packing makes them."""
     run: list[Any] = []
     twins["pack_pairs"](tools(passes_bytes=True), iter([("k", b"v")] * count), waiter, 0, run, 10**6)
     return [message for _, message in run]
@@ -118,7 +118,7 @@ def quick_messages(count: int, waiter: Any) -> list[Any]:
 @pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize("others", [0, 2])
 def test_receipts_of_quick_messages_are_made_alike(count: int, others: int) -> None:
-    """They are read without a look at their attributes; messages of another kind and call may stand among them."""
+    """Their fields are read directly; messages of another class and call may be among them."""
     messages = quick_messages(count, waiter := ThreadBatchWaiter())
     messages += [
         PendingMessage(b"v", "", f"other {index}", None, waiter=waiter, index=90 + index) for index in range(others)
@@ -130,7 +130,7 @@ def test_receipts_of_quick_messages_are_made_alike(count: int, others: int) -> N
 
 
 def test_futures_are_settled_alike() -> None:
-    """Those at which somebody looks, and waiters of another kind, are left to the caller."""
+    """Futures with a waiting thread, and other waiters, are left to the caller."""
     rest = []
     for kind in (twins, references):
         futures = [twins["SubmittedFuture"]() for _ in range(3)]
@@ -153,7 +153,7 @@ def test_futures_are_settled_alike() -> None:
 def test_runs_are_sorted_alike(run: list[Any]) -> None:
     def queue_of(key: Any) -> int:
         if key is True:
-            raise InvalidOption("a truth value")
+            raise InvalidOption("a bool")
         return len(str(key)) if key is None else hash(key) % 2
 
     ended = [outcome(kind["sort_run"], queue_of, run) for kind in (twins, references)]

@@ -1,4 +1,4 @@
-"""Compiled twins of what handles stored records give what their references give, on sound and on damaged bytes."""
+"""The twins for stored records return the same as their references, for valid and for damaged bytes."""
 
 from typing import Any
 from zlib import crc32
@@ -41,7 +41,7 @@ def test_records_are_sealed_alike(
     same("seal_records", items, topic, queue_id, offset, position, HOST, time, HOST)
 
 
-def test_what_does_not_fit_into_a_record_is_refused_alike() -> None:
+def test_parts_that_do_not_fit_into_a_record_are_refused_alike() -> None:
     plain = (b"body", b"", 0, 0, 0, 0, 0)
     for bad in (
         (b"body", b"p" * 32768, 0, 0, 0, 0, 0),
@@ -64,7 +64,7 @@ def test_starts_are_found_alike(body: bytes) -> None:
     same("record_starts", body)
 
 
-def test_other_buffers_than_bytes_serve_as_well() -> None:
+def test_buffers_other_than_bytes_are_accepted() -> None:
     body = b"".join(sealed([(b"a", b"", 0, 0, 0, 0, 0)] * 3))
     assert same("record_starts", memoryview(body).tobytes()) == twins["record_starts"](memoryview(body))
 
@@ -98,11 +98,11 @@ def test_records_are_proven_alike(items: list[Any], data: st.DataObject) -> None
 
 @settings(deadline=None, max_examples=60)
 @given(st.binary(max_size=200), st.lists(st.tuples(st.integers(-50, 250), INTS, INTS, INTS), min_size=1, max_size=4))
-def test_entries_that_point_anywhere_read_nothing_outside(data: bytes, entries: list[Any]) -> None:
+def test_entries_with_any_position_read_nothing_outside_of_the_buffer(data: bytes, entries: list[Any]) -> None:
     same("verify", data, 0, entries, list(range(len(entries))))
 
 
-def test_any_changed_byte_is_noticed() -> None:
+def test_any_changed_byte_is_detected() -> None:
     (record,) = sealed([(b"body", b"properties", 0, 0, 0, 0, 0)])
     entry = [(1000, len(record), 0, 0)]
     for at in range(len(record)):
@@ -116,8 +116,8 @@ def test_a_size_too_small_for_a_record_is_refused_alike() -> None:
     assert same("record_starts", small + record)[0].__name__ == "RemoteProtocolError"
 
 
-def test_a_record_that_ends_behind_its_bytes_is_not_proven() -> None:
-    """Its last byte is the one that lies behind any bytes in memory: only the length can tell."""
+def test_a_record_that_ends_past_its_bytes_is_refused() -> None:
+    """Its last byte is the zero that follows any bytes object in memory: only the length reveals it."""
     (record,) = sealed([(b"body", b"\0", 0, 0, 0, 0, 0)])
     assert same("verify", record, 1, [(1000, len(record), 0, 0)], [5]) == []
     assert same("verify", record[:-1], 1, [(1000, len(record), 0, 0)], [5]) == [0]

@@ -1,4 +1,4 @@
-"""Single sends read and answered together: what the ordinary way makes of them one by one, compiled or not."""
+"""Single sends read and answered together equal sends read and answered one by one, compiled and pure."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ BUILDER = RequestBuilder("group", "client", "producer")
 
 
 def sent(number: int, key: str = "key", queue: int = 0, born: int = 5) -> Frame:
-    """A single send as our producer writes it."""
+    """A single send as LaneMQ's producer writes it."""
     message = PendingMessage(b"body %d" % number, properties_text(key, f"{number:032X}"), "")
     command = BUILDER.send(MessageQueue("T", "b", queue), (message,), epoch=1, sequence=number, born=born)
     command.opaque = number
@@ -41,7 +41,7 @@ def members(run: SendRun | None) -> list[tuple[int, str, int, bytes]]:
     ]
 
 
-def test_a_run_holds_what_the_ordinary_way_reads() -> None:
+def test_a_run_equals_its_sends_read_one_by_one() -> None:
     frames = [sent(number, key=f'key-{number} "\\\n/ü', born=number) for number in range(20)]
     run = read_sends(frames, 3)
     assert run is not None
@@ -63,15 +63,15 @@ def test_a_run_holds_what_the_ordinary_way_reads() -> None:
     ],
     ids=["another queue", "binary", "another code", "oneway", "batch", "no JSON"],
 )
-def test_a_send_that_is_different_ends_the_run(other: Frame) -> None:
+def test_a_different_send_ends_the_run(other: Frame) -> None:
     run = read_sends([sent(1), sent(2), other, sent(3)], 0)
     assert [opaque for opaque, *_ in members(run)] == [1, 2]
     if other.header != sent(9, queue=1).header:
         assert read_sends([other, sent(1)], 0) is None
 
 
-def test_numbers_as_numbers_are_understood_as_everywhere() -> None:
-    """Node clients write them so."""
+def test_header_values_may_be_json_numbers() -> None:
+    """Node clients write numbers."""
     header = json.loads(sent(7).header)
     header["extFields"] |= {"e": 0, "g": 5, "h": 0, "k": False}
     run = read_sends([Frame(0, json.dumps(header).encode(), b"b")] * 3, 0)
@@ -86,7 +86,7 @@ def test_numbers_as_numbers_are_understood_as_everywhere() -> None:
     )
 )
 def test_runs_are_read_alike(sends: list[tuple[int, str, bool]]) -> None:
-    """The twin may end a run earlier, where text is not ASCII, and go on with the next; what it reads is the same."""
+    """The twin may end a run early at text that is not ASCII, and start another one; the sends are the same."""
     frames = []
     for number, key, other in sends:
         if "\x01" not in key and "\x02" not in key and key.isprintable():
@@ -101,7 +101,7 @@ def test_runs_are_read_alike(sends: list[tuple[int, str, bool]]) -> None:
 @needs_twins
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_a_damaged_header_is_never_read_otherwise(data: st.DataObject) -> None:
+def test_damaged_headers_are_read_alike(data: st.DataObject) -> None:
     plain = [sent(1), sent(2, key="other"), sent(3)]
     bad = data.draw(damaged(st.just(plain[1].header)) | st.binary(max_size=40))
     where = data.draw(st.integers(0, 2))
@@ -133,7 +133,7 @@ def test_members_may_come_in_any_order(order: dict[str, Any], ext_first: bool) -
     assert len(members(twins["read_sends"](frames, 0))) == 3
 
 
-def test_an_answer_to_a_run_is_the_answers_one_by_one() -> None:
+def test_the_replies_to_a_run_equal_replies_one_by_one() -> None:
     opaques, positions = [3, 2**31 - 1, 0], [0, 291, 2**40]
     joined = b"".join(
         encode_response(
@@ -186,7 +186,7 @@ def test_runs_are_answered_alike(pairs: list[tuple[int, int]], queue: int, offse
         (b'"i":"', b'"i":"\xff'),
     ],
 )
-def test_a_value_that_is_written_oddly_is_read_as_the_reference_reads_it(before: bytes, after: bytes) -> None:
+def test_values_in_unusual_json_are_read_alike(before: bytes, after: bytes) -> None:
     odd = Frame(0, sent(2).header.replace(before, after), b"odd")
     assert odd.header != sent(2).header
     frames = [sent(1), odd, sent(3)]

@@ -1,4 +1,4 @@
-"""A message is called not stored only when every attempt at it was refused."""
+"""A message is reported as not stored only if every attempt at it was refused."""
 
 import pytest
 from tests.core.sending.test_send_lane import LATER, NOW, lane, offered, take
@@ -7,7 +7,7 @@ from lanemq.core.sending.in_flight import Failed, SendError
 
 
 @pytest.mark.parametrize("error", [SendError.REFUSED, SendError.FATAL])
-def test_a_refusal_behind_a_lost_answer_leaves_open_whether_it_is_stored(error: SendError) -> None:
+def test_a_refusal_after_a_lost_reply_means_unknown(error: SendError) -> None:
     sender = lane(window=2)
     sender.offer_all(("a0", "a1"), (10, 10), now=NOW)
     sender.failed(take(sender, count=1), SendError.RETRY, now=NOW)
@@ -15,7 +15,7 @@ def test_a_refusal_behind_a_lost_answer_leaves_open_whether_it_is_stored(error: 
     assert sender.failed(again, error, now=LATER) == Failed(error, unknown=("a0",), blocked=("a1",))
 
 
-def test_a_gap_behind_a_lost_answer_says_that_it_is_not_stored() -> None:
+def test_a_gap_after_a_lost_reply_means_not_stored() -> None:
     sender = offered(1)
     sender.failed(take(sender), SendError.RETRY, now=NOW)
     assert sender.failed(take(sender, now=LATER), SendError.GAP, now=LATER) == Failed(SendError.GAP, refused=("m0",))

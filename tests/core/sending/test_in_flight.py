@@ -1,11 +1,11 @@
-"""A message gets another number only when it is certain that it is not stored under the one it has."""
+"""A message gets another sequence only when it is certain that it is not stored under the current one."""
 
 from lanemq.core.sending.in_flight import Failed, SendBatch, SendError, SentBatch, SentWindow
 from lanemq.model.units import Epoch, Millis
 
 
 def window(*batches: tuple[int, str]) -> tuple[SentWindow[str], list[SentBatch[str]]]:
-    """Batches under way, by first sequence and messages of one letter, which is their key."""
+    """Batches in flight, by first sequence and messages. Each message is a letter, which is also its key."""
     found: SentWindow[str] = SentWindow(2, lambda message: message)
     sent = [SentBatch(first, tuple(text), [1] * len(text), Millis(1), 1, in_flight=True) for first, text in batches]
     for batch in sent:
@@ -13,30 +13,30 @@ def window(*batches: tuple[int, str]) -> tuple[SentWindow[str], list[SentBatch[s
     return found, sent
 
 
-def test_only_what_lies_behind_a_hole_can_be_clear() -> None:
+def test_only_batches_behind_a_hole_can_be_clear() -> None:
     found, (first, second) = window((0, "ab"), (2, "cd"))
     first.in_flight = second.in_flight = False
-    assert not found.is_clear(second), "it is to be sent again, as it is"
+    assert not found.is_clear(second), "it is to be sent again unchanged"
     found.tear_at(2)
     assert not found.is_clear(first)
     assert found.is_clear(second)
     assert not found.all_clear
 
 
-def test_what_is_under_way_or_in_doubt_is_not_clear() -> None:
+def test_a_batch_in_flight_or_in_doubt_is_not_clear() -> None:
     found, (first, second) = window((0, "a"), (1, "b"))
     found.tear_at(0)
     assert not found.is_clear(first)
     found.land()
     assert not found.is_clear(first)
-    assert found.to_repeat() is first, "to hear that it is refused"
+    assert found.to_repeat() is first, "to get its refusal"
     first.doubt = second.doubt = False
     assert found.all_clear
     assert found.to_repeat() is None
 
 
-def test_doubt_about_what_nobody_waits_for_does_not_matter() -> None:
-    """A broker that does not check stamps would store it."""
+def test_a_batch_in_doubt_is_clear_when_all_its_messages_are_given_up() -> None:
+    """It is not sent again: a broker that does not check stamps would store it."""
     found, (first,) = window((0, "a"))
     found.tear_at(0)
     found.land()
@@ -44,7 +44,7 @@ def test_doubt_about_what_nobody_waits_for_does_not_matter() -> None:
     assert found.is_clear(first)
 
 
-def test_an_earlier_batch_waits_while_a_later_one_is_under_way() -> None:
+def test_an_earlier_batch_waits_while_a_later_one_is_in_flight() -> None:
     found, (first, second) = window((0, "ab"), (2, "c"))
     found.split(first)
     alone = found.to_repeat()
@@ -55,7 +55,7 @@ def test_an_earlier_batch_waits_while_a_later_one_is_under_way() -> None:
     assert found.may_go(alone)
 
 
-def test_no_more_than_the_window_is_under_way() -> None:
+def test_repetitions_do_not_exceed_the_window() -> None:
     found, _ = window((0, "a"), (1, "b"), (2, "c"))
     found.land()
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_no_more_than_the_window_is_under_way() -> None:
     assert not found.may_go(third)
 
 
-def test_parts_of_a_refused_batch_go_one_at_a_time_and_nothing_goes_beside_them() -> None:
+def test_parts_of_a_refused_batch_are_sent_one_at_a_time_and_nothing_else_with_them() -> None:
     found, (first, second) = window((0, "ab"), (2, "c"))
     found.land()
     found.split(first)
@@ -87,7 +87,7 @@ def test_parts_of_a_refused_batch_go_one_at_a_time_and_nothing_goes_beside_them(
     assert found.to_repeat() is second
 
 
-def test_what_is_lost_leaves_a_hole_at_its_lowest_number() -> None:
+def test_lost_batches_leave_a_hole_at_the_lowest_sequence() -> None:
     found, (_, second, third) = window((0, "a"), (1, "b"), (2, "c"))
     assert found.lose(lambda batch: batch is third) == ("c",)
     assert found.lose(lambda batch: batch is second) == ("b",)
@@ -95,18 +95,18 @@ def test_what_is_lost_leaves_a_hole_at_its_lowest_number() -> None:
     assert len(found) == 1
 
 
-def test_barred_keys_lose_what_was_sent_behind_and_nothing_before() -> None:
+def test_barring_a_key_gives_up_later_messages_and_no_earlier_ones() -> None:
     found, (_, second, third) = window((0, "ab"), (2, "ac"), (4, "ad"))
     third.in_flight = False
     found.tear_at(2)
     assert found.bar({"a"}, 1) == (("a",), ("a",))
-    assert found.bar({"a"}, 1) == ((), ()), "told once"
+    assert found.bar({"a"}, 1) == ((), ()), "given up once"
     second.in_flight = False
     assert [entry[0] for entry in found.start_anew()] == ["a", "b", "c", "d"]
     assert not found.has_hole
 
 
-def test_a_frozen_queue_keeps_only_what_can_still_be_stored() -> None:
+def test_a_frozen_queue_keeps_only_batches_that_can_still_be_stored() -> None:
     found, batches = window((0, "a"), (1, "b"), (2, "c"), (3, "d"))
     found.tear_at(1)
     batches[1].in_flight = False
@@ -115,7 +115,7 @@ def test_a_frozen_queue_keeps_only_what_can_still_be_stored() -> None:
     assert len(found) == 1
 
 
-def test_an_answer_does_not_fit_a_batch_that_was_taken_apart() -> None:
+def test_a_reply_does_not_match_a_batch_that_was_split() -> None:
 
     found, (first,) = window((0, "ab"))
     question = SendBatch(Epoch(1), 0, first.messages, 2, 1)
@@ -128,7 +128,7 @@ def batch() -> SentBatch[str]:
     return SentBatch(7, ("a", "b", "c"), [10, 20, 5], Millis(500), attempt=2, doubt=True, given_up={1})
 
 
-def test_messages_taken_apart_keep_their_numbers_and_their_doubt() -> None:
+def test_parts_of_a_batch_keep_sequences_and_doubt() -> None:
     first, second = batch().halves()
     assert [(part.first_sequence, part.messages) for part in (first, second)] == [(7, ("a",)), (8, ("b", "c"))]
     assert (first.left(), second.left()) == (("a",), ("c",))
@@ -139,21 +139,21 @@ def test_messages_taken_apart_keep_their_numbers_and_their_doubt() -> None:
         assert not part.in_flight
 
 
-def test_messages_taken_apart_keep_their_sizes() -> None:
+def test_parts_of_a_batch_keep_sizes() -> None:
     first, second = batch().halves()
     assert (first.size, second.size) == (10, 25)
     assert list(second.entries()) == [("c", 5, 500)]
 
 
-def test_what_was_given_up_is_left_out() -> None:
+def test_messages_given_up_are_left_out() -> None:
     assert batch().left() == ("a", "c")
     assert list(batch().entries()) == [("a", 10, 500), ("c", 5, 500)]
 
 
-def test_its_size_is_that_of_its_own_messages() -> None:
+def test_the_size_of_a_batch_is_the_sum_of_its_messages() -> None:
     assert batch().size == 35
 
 
-def test_everything_that_failed_is_there_once() -> None:
+def test_everything_lists_each_failed_message_once() -> None:
     failed = Failed(SendError.FATAL, ("a",), ("b",), ("c",), ("d",), ("e",))
     assert failed.everything == ("a", "b", "c", "d", "e")

@@ -1,4 +1,4 @@
-"""A time-out costs the messages whose time is up, and those of their keys; what is younger goes on."""
+"""A time-out fails the messages whose deadline has passed, and those of their keys; younger ones continue."""
 
 from tests.core.sending.test_send_lane import lane, take
 
@@ -10,7 +10,7 @@ YOUNG, UP, ALL_UP = Millis(400), Millis(500), Millis(900)
 
 
 def aged(*young: str, window: int = 3) -> SendLane[str]:
-    """A message whose time is up at 500, and others whose time is up at 900; each alone."""
+    """A message with deadline 500, and others with deadline 900, each in its own batch."""
     sender = lane(window=window, timeout=500)
     sender.offer("a0", 10, now=Millis(0))
     for message in young:
@@ -18,12 +18,12 @@ def aged(*young: str, window: int = 3) -> SendLane[str]:
     return sender
 
 
-def test_a_younger_batch_under_way_is_not_given_up_with_an_old_one() -> None:
+def test_a_younger_batch_in_flight_is_not_given_up_with_an_old_one() -> None:
     sender = aged("b0", "c0")
     _, stored, refused = (take(sender, count=1) for _ in range(3))
     assert sender.expire(now=UP) == Failed(SendError.TOO_LATE, unknown=("a0",))
-    assert not sender.must_renew, "their answers are still to come"
-    assert sender.acknowledged(stored), "the old one was stored too, as it turns out"
+    assert not sender.must_renew, "their replies are still to come"
+    assert sender.acknowledged(stored), "so the old one was stored too"
     sender.failed(refused, SendError.GAP, now=UP)
     assert sender.must_renew
     assert sender.renew() == 1
@@ -32,7 +32,7 @@ def test_a_younger_batch_under_way_is_not_given_up_with_an_old_one() -> None:
     assert sender.next_deadline() == ALL_UP
 
 
-def test_what_was_lost_with_the_connection_hears_of_the_gap_before_it_goes_on() -> None:
+def test_a_batch_lost_with_the_connection_is_refused_as_a_gap_before_it_continues() -> None:
     sender = aged("b0")
     old, young = take(sender, count=1), take(sender, count=1)
     sender.failed(old, SendError.RETRY, now=YOUNG)
@@ -45,14 +45,14 @@ def test_what_was_lost_with_the_connection_hears_of_the_gap_before_it_goes_on() 
     assert take(sender, now=UP).messages == ("b0",)
 
 
-def test_younger_messages_of_the_late_key_go_with_it() -> None:
+def test_younger_messages_of_a_late_key_are_given_up_with_it() -> None:
     sender = aged("a1", "b0", "a2")
     for _ in range(3):
         take(sender, count=1)
     assert sender.expire(now=UP) == Failed(SendError.TOO_LATE, unknown=("a0",), behind=("a1",), blocked=("a2",))
 
 
-def test_what_waits_for_the_next_epoch_is_certainly_not_stored_when_its_time_is_up() -> None:
+def test_a_message_that_waits_for_the_next_epoch_times_out_as_unsent() -> None:
     sender = aged("b0", "c0")
     _, clear, silent = (take(sender, count=1) for _ in range(3))
     sender.expire(now=UP)
@@ -64,17 +64,17 @@ def test_what_waits_for_the_next_epoch_is_certainly_not_stored_when_its_time_is_
 
 
 def test_a_frozen_lane_is_idle_after_its_first_time_out() -> None:
-    """There is no next epoch before `resume`, so nothing would come of waiting for answers."""
+    """There is no next epoch before `resume`, so waiting for replies would be pointless."""
     sender = aged("b0", "c0")
-    _, _, guilty = (take(sender, count=1) for _ in range(3))
-    sender.failed(guilty, SendError.FATAL, now=YOUNG)
+    _, _, illegal = (take(sender, count=1) for _ in range(3))
+    sender.failed(illegal, SendError.FATAL, now=YOUNG)
     assert sender.expire(now=UP) == Failed(SendError.TOO_LATE, unknown=("a0", "b0"))
     assert sender.idle
     assert sender.resume() == 2
 
 
-def test_those_who_left_are_forgotten_with_the_line_they_left() -> None:
-    """Without anybody asking: a producer that never flushes would remember them all."""
+def test_entries_of_left_messages_are_removed_with_their_line() -> None:
+    """Also if `open_span` is never read: a producer that never flushes would keep them all."""
     sender = lane(timeout=100)
     for number in range(50):
         now = Millis(number * 200)

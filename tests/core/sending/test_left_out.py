@@ -1,4 +1,4 @@
-"""A flush ends when what it waits for is settled, although others left the middle of the line."""
+"""A flush ends when its messages are settled, although others left the middle of the line."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 from lanemq.core.sending.send_lane import LeftOut
 
 
-def test_what_left_counts_until_everything_that_was_in_line_has_gone() -> None:
+def test_left_messages_count_until_everything_in_line_is_gone() -> None:
     left = LeftOut()
     left.leave(3, oldest=0, next_sequence=10)
     assert left.since(4) == 3
     assert left.since(9) == 3
     assert left.since(10) == 0
-    assert left.since(9) == 0, "gone is gone"
+    assert left.since(9) == 0, "entries do not come back"
 
 
-def test_a_line_that_became_shorter_ends_earlier() -> None:
-    """Otherwise it would count forever, once the line is empty."""
+def test_a_shorter_line_ends_earlier() -> None:
+    """Otherwise it would count for ever once the line is empty."""
     left = LeftOut()
     left.leave(3, oldest=0, next_sequence=10)
     left.leave(5, oldest=0, next_sequence=5)
@@ -24,7 +24,7 @@ def test_a_line_that_became_shorter_ends_earlier() -> None:
     assert left.since(5) == 0
 
 
-def test_new_numbers_keep_the_distance() -> None:
+def test_renumbering_keeps_the_distance() -> None:
     left = LeftOut()
     left.leave(3, oldest=0, next_sequence=10)
     left.renumbered(6)
@@ -32,14 +32,14 @@ def test_new_numbers_keep_the_distance() -> None:
     assert left.since(4) == 0
 
 
-def test_an_empty_line_forgets() -> None:
+def test_an_empty_line_has_no_entries() -> None:
     left = LeftOut()
     left.leave(3, oldest=0, next_sequence=10)
     left.clear()
     assert left.since(0) == 0
 
 
-def test_an_entry_is_kept_only_while_somebody_is_in_line_from_then() -> None:
+def test_an_entry_is_kept_only_while_messages_from_then_are_in_line() -> None:
     left = LeftOut()
     for number in range(1, 100):
         left.leave(1, oldest=number - 1, next_sequence=number + 5)
@@ -49,8 +49,8 @@ def test_an_entry_is_kept_only_while_somebody_is_in_line_from_then() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "leave", "go", "renumber"]), st.integers(1, 4)), max_size=60))
-def test_the_count_is_that_of_a_list_of_all_who_ever_left(steps: list[tuple[str, int]]) -> None:
-    left, everybody, oldest, end = LeftOut(), list[tuple[int, int]](), 0, 0
+def test_the_count_equals_that_of_a_plain_list(steps: list[tuple[str, int]]) -> None:
+    left, entries, oldest, end = LeftOut(), list[tuple[int, int]](), 0, 0
     for step, count in steps:
         if step == "come":
             end += count
@@ -58,11 +58,11 @@ def test_the_count_is_that_of_a_list_of_all_who_ever_left(steps: list[tuple[str,
             oldest = min(oldest + count, end)
         elif step == "renumber":
             left.renumbered(oldest)
-            everybody = [(max(0, each - oldest), many) for each, many in everybody]
+            entries = [(max(0, each - oldest), many) for each, many in entries]
             oldest, end = 0, end - oldest
         else:
             end = max(oldest, end - count)
             left.leave(count, oldest=oldest, next_sequence=end)
-            everybody = [*((min(each, end), many) for each, many in everybody), (end, count)]
-        assert left.since(oldest) == sum(many for each, many in everybody if oldest < each)
+            entries = [*((min(each, end), many) for each, many in entries), (end, count)]
+        assert left.since(oldest) == sum(many for each, many in entries if oldest < each)
         assert len(left) <= max(1, end - oldest)

@@ -1,4 +1,4 @@
-"""A line in runs is a line of messages: whatever is done to it, they come out as from a plain list."""
+"""A line kept in runs behaves like a plain list of messages."""
 
 import gc
 import weakref
@@ -29,7 +29,7 @@ def key_of(message: str) -> str | None:
 
 
 def cut(plain: Entries, most: int, max_bytes: int) -> Entries:
-    """As many as fit, and at least one; what is a line written down message by message."""
+    """As many as fit, and at least one, message by message."""
     taken, total = plain[:1], sum(size for _, size, _ in plain[:1])
     for entry in plain[1:most]:
         total += entry[1]
@@ -75,18 +75,18 @@ def test_messages_come_out_as_from_a_plain_list(steps: Sequence[tuple[Any, ...]]
         assert line.deadline == (plain[0][2] if plain else None)
 
 
-def test_a_message_too_large_for_a_batch_ends_the_one_before_it_and_goes_alone() -> None:
+def test_a_message_too_large_for_a_batch_is_cut_alone() -> None:
     line: PendingLine[str] = PendingLine()
     line.add(("a", "b", "c"), (10, 999, 10), Millis(1))
     assert [line.cut(9, 100)[0] for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
 class Large:
-    """A message that can be watched."""
+    """A message that supports weak references."""
 
 
-def test_what_is_out_is_not_kept() -> None:
-    """A line may hold megabytes; those that were sent and answered must not stay with those that wait."""
+def test_messages_that_were_cut_are_not_kept() -> None:
+    """A line may hold megabytes: messages that were sent must not be kept with those that wait."""
     messages = [Large() for _ in range(4)]
     watched = [weakref.ref(message) for message in messages]
     line: PendingLine[Large] = PendingLine()

@@ -1,4 +1,4 @@
-"""Stored as sent: one lane against a broker that loses, delays, refuses and repeats."""
+"""Messages are stored as sent: one lane against a broker that loses, delays, refuses and repeats."""
 
 from dataclasses import dataclass, field
 
@@ -43,7 +43,7 @@ def full(sender: SendLane[str], now: Millis = NOW) -> bool:
     return sender.take_batch(max_count=2, max_bytes=1_000, now=now) is None
 
 
-def test_messages_offered_together_are_as_if_offered_one_by_one() -> None:
+def test_messages_offered_together_equal_messages_offered_one_by_one() -> None:
     sender = offered(1)
     assert sender.offer_all(("m1", "m2", "m3"), (10, 2_000, 10), now=NOW) == 1
     assert sender.offer("m4", 10, now=NOW) == 4
@@ -54,7 +54,7 @@ def test_messages_offered_together_are_as_if_offered_one_by_one() -> None:
     assert batches == [(0, ("m0", "m1"), 20), (2, ("m2",), 2_000), (3, ("m3", "m4"), 20)]
 
 
-def test_frozen_lane_takes_none_of_many() -> None:
+def test_a_frozen_lane_refuses_all_messages_of_a_run() -> None:
     sender = offered(1)
     sender.failed(take(sender), SendError.FATAL, now=NOW)
     with pytest.raises(LaneFrozen):
@@ -62,14 +62,14 @@ def test_frozen_lane_takes_none_of_many() -> None:
     assert sender.idle
 
 
-def test_sequences_are_given_once_in_the_order_of_the_offers() -> None:
+def test_sequences_follow_the_order_of_offers() -> None:
     sender = lane()
     assert [sender.offer("m", 1, now=NOW) for _ in range(3)] == [0, 1, 2]
     assert [take(sender).first_sequence] == [0]
 
 
 @pytest.mark.row("A10")
-def test_window_of_one_keeps_the_next_batch_back_until_the_answer() -> None:
+def test_with_window_one_the_next_batch_waits_for_the_reply() -> None:
     sender = offered(4)
     first = take(sender)
     assert full(sender)
@@ -77,7 +77,7 @@ def test_window_of_one_keeps_the_next_batch_back_until_the_answer() -> None:
     assert take(sender).messages == ("m2", "m3")
 
 
-def test_a_window_that_became_narrow_holds_for_repetitions_too() -> None:
+def test_a_narrowed_window_limits_repetitions_too() -> None:
     sender = offered(4, window=2)
     first, _ = take(sender), take(sender)
     sender.failed(first, SendError.RETRY, now=NOW)
@@ -96,7 +96,7 @@ def test_batch_is_cut_by_count_and_by_bytes_but_never_empty() -> None:
 
 
 @pytest.mark.row("A10")
-def test_failure_sends_every_unanswered_batch_again_with_the_same_cuts() -> None:
+def test_after_a_failure_every_unanswered_batch_is_sent_again_unchanged() -> None:
     sender = offered(6, window=3)
     batches = [take(sender, count=n) for n in (1, 2, 3)]
     sender.failed(batches[0], SendError.RETRY, now=NOW)
@@ -107,7 +107,7 @@ def test_failure_sends_every_unanswered_batch_again_with_the_same_cuts() -> None
     assert [b.attempt for b in again] == [2, 2, 2]
 
 
-def test_gap_behind_a_failed_batch_is_simply_retried() -> None:
+def test_a_gap_behind_a_failed_batch_is_retried() -> None:
     sender = offered(4, window=2)
     first, second = take(sender), take(sender)
     assert sender.failed(second, SendError.GAP, now=NOW) is None
@@ -116,7 +116,7 @@ def test_gap_behind_a_failed_batch_is_simply_retried() -> None:
     assert take(sender, now=LATER).messages == second.messages
 
 
-def test_gap_with_nothing_earlier_missing_freezes() -> None:
+def test_a_gap_with_nothing_earlier_missing_freezes_the_lane() -> None:
     """The broker lost what it acknowledged; sending again cannot help."""
     sender = offered(4, window=2)
     sender.acknowledged(take(sender))
@@ -124,8 +124,8 @@ def test_gap_with_nothing_earlier_missing_freezes() -> None:
     assert failed == Failed(SendError.GAP, refused=("m2", "m3"))
 
 
-def test_gap_is_retried_if_anything_earlier_was_open_when_the_batch_went_out() -> None:
-    """Answers may be read in another order than they were given; that alone must not freeze a lane."""
+def test_a_gap_is_retried_if_an_earlier_batch_was_open_when_the_batch_was_sent() -> None:
+    """Replies may be read in another order than they were sent; that alone must not freeze a lane."""
     sender = offered(4, window=2)
     first, second = take(sender), take(sender)
     sender.acknowledged(first)
@@ -142,8 +142,8 @@ def test_acknowledged_batch_is_not_sent_again_when_an_earlier_one_fails() -> Non
     assert full(sender, LATER)
 
 
-def test_late_answers_to_an_earlier_attempt() -> None:
-    """A late yes is a yes, a late no says nothing about the attempt now in flight."""
+def test_a_late_acknowledgement_counts_and_a_late_refusal_does_not() -> None:
+    """A refusal of an earlier attempt says nothing about the attempt in flight."""
     sender = offered(2)
     first = take(sender)
     sender.failed(first, SendError.RETRY, now=NOW)
@@ -192,7 +192,7 @@ def test_batches_before_the_refused_one_are_still_delivered() -> None:
 
 
 def test_resumed_lane_starts_a_new_epoch_from_zero() -> None:
-    """The refused numbers are a hole in the old epoch; its stragglers must be fenced out."""
+    """The refused sequences are a hole in the old epoch; its delayed batches must be fenced."""
     sender = offered(2)
     old = take(sender)
     sender.failed(old, SendError.FATAL, now=NOW)
@@ -210,7 +210,7 @@ def test_resume_of_a_healthy_lane_changes_nothing() -> None:
     assert sender.offer("m1", 1, now=NOW) == 1
 
 
-def test_delivery_timeout_tells_sent_from_unsent() -> None:
+def test_a_delivery_timeout_separates_sent_from_unsent_messages() -> None:
     sender = offered(4, timeout=500)
     batch = take(sender)
     assert sender.next_deadline() == 500
@@ -231,7 +231,7 @@ def test_options_that_send_nothing_are_refused(options: dict[str, int]) -> None:
 
 @dataclass
 class Broker:
-    """Stores what comes in sequence, answers "stored" to repeats and "gap" to what comes too early."""
+    """Stores batches in sequence, acknowledges repeats, and refuses gaps."""
 
     checks_sequences: bool
     log: list[str] = field(default_factory=list)
@@ -246,7 +246,7 @@ class Broker:
         return None
 
 
-FATES = st.sampled_from(["ok", "ok", "request lost", "answer lost", "busy", "late answer"])
+FATES = st.sampled_from(["ok", "ok", "request lost", "reply lost", "busy", "late reply"])
 
 
 @pytest.mark.row("A10")
@@ -265,10 +265,10 @@ def test_any_schedule_of_loss_and_repetition_stores_each_message_once_in_order(
                 answer(sender, older, error, now)
             held = []
             continue
-        error = broker.store(batch) if fate in ("ok", "answer lost", "late answer") else SendError.RETRY
+        error = broker.store(batch) if fate in ("ok", "reply lost", "late reply") else SendError.RETRY
         if fate == "ok":
             answer(sender, batch, error, now)
-        elif fate == "late answer":
+        elif fate == "late reply":
             held.append((batch, error))
         else:
             answer(sender, batch, SendError.RETRY, now)
@@ -285,7 +285,7 @@ def answer(sender: SendLane[str], batch: SendBatch[str], error: SendError | None
 
 @pytest.mark.row("A10")
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 12), st.lists(st.sampled_from(["ok", "request lost", "answer lost"]), max_size=20))
+@given(st.integers(1, 12), st.lists(st.sampled_from(["ok", "request lost", "reply lost"]), max_size=20))
 def test_window_of_one_never_inverts_even_without_broker_checks(count: int, fates: list[str]) -> None:
     """Against Apache RocketMQ repeats are possible, inversions are not: first appearances come in order."""
     sender, broker = offered(count), Broker(checks_sequences=False)
@@ -296,14 +296,14 @@ def test_window_of_one_never_inverts_even_without_broker_checks(count: int, fate
             now = Millis(now + 500)
             continue
         error = SendError.RETRY if fate == "request lost" else broker.store(batch)
-        answer(sender, batch, SendError.RETRY if fate == "answer lost" else error, now)
+        answer(sender, batch, SendError.RETRY if fate == "reply lost" else error, now)
     assert list(dict.fromkeys(broker.log)) == [f"m{number}" for number in range(count)]
 
 
-# a message that is refused, and its key
+# a refused message and its key
 
 
-def test_a_refused_batch_is_sent_again_by_halves_with_the_numbers_it_had() -> None:
+def test_a_refused_batch_is_sent_again_in_halves_with_the_same_sequences() -> None:
     sender = offered(3)
     sender.failed(take(sender, count=3), SendError.REFUSED, now=NOW)
     halves = []
@@ -314,7 +314,7 @@ def test_a_refused_batch_is_sent_again_by_halves_with_the_numbers_it_had() -> No
     assert not sender.must_renew
 
 
-def test_nothing_new_goes_beside_a_part_of_a_refused_batch() -> None:
+def test_no_new_batch_is_sent_while_a_part_of_a_refused_batch_is_in_flight() -> None:
     """It would be refused as a gap at every step of the search."""
     sender = offered(4, window=4)
     sender.failed(take(sender), SendError.REFUSED, now=NOW)
@@ -326,7 +326,7 @@ def test_nothing_new_goes_beside_a_part_of_a_refused_batch() -> None:
     assert take(sender).messages == ("m2", "m3")
 
 
-def test_behind_an_illegal_message_batches_begin_small_and_double() -> None:
+def test_after_an_illegal_message_batches_start_small_and_double() -> None:
     sender = offered(20)
     assert sender.failed(take(sender, count=1), SendError.REFUSED, now=NOW) is not None
     sender.renew()
@@ -337,17 +337,17 @@ def test_behind_an_illegal_message_batches_begin_small_and_double() -> None:
     assert sizes == [1, 2, 4, 8, 4]
 
 
-def test_a_gap_behind_a_batch_that_was_taken_apart_costs_no_time() -> None:
-    """It is no news, and nothing was lost: waiting would only make it slow."""
+def test_a_gap_behind_a_split_batch_causes_no_wait() -> None:
+    """The gap is expected and nothing was lost, so waiting would only cost time."""
     sender = offered(4, window=2)
     first, second = take(sender), take(sender)
     sender.failed(first, SendError.REFUSED, now=NOW)
-    assert full(sender), "the later one is still under way"
+    assert full(sender), "the later one is still in flight"
     sender.failed(second, SendError.GAP, now=NOW)
     assert take(sender).messages == ("m0",)
 
 
-def test_a_guilty_message_takes_its_key_with_it_and_the_others_go_on_in_a_new_epoch() -> None:
+def test_an_illegal_message_fails_its_key_and_the_others_continue_in_a_new_epoch() -> None:
     sender = lane()
     sender.offer_all(("a0", "b0", "a1"), (10, 10, 10), now=NOW)
     failed = sender.failed(take(sender, count=1), SendError.REFUSED, now=NOW)
@@ -359,11 +359,11 @@ def test_a_guilty_message_takes_its_key_with_it_and_the_others_go_on_in_a_new_ep
     assert (batch.epoch, batch.first_sequence, batch.messages) == (2, 0, ("b0",))
 
 
-def test_nothing_goes_on_before_every_batch_is_accounted_for() -> None:
+def test_nothing_continues_before_every_batch_is_accounted_for() -> None:
     sender = lane(window=3)
     sender.offer_all(("a0", "b0", "a1", "c0"), (10, 10, 10, 10), now=NOW)
-    first, guilty, behind = (take(sender, count=1) for _ in range(3))
-    failed = sender.failed(guilty, SendError.REFUSED, now=NOW)
+    first, illegal, behind = (take(sender, count=1) for _ in range(3))
+    failed = sender.failed(illegal, SendError.REFUSED, now=NOW)
     assert failed == Failed(SendError.REFUSED, refused=("b0",))
     assert not sender.must_renew
     sender.failed(behind, SendError.GAP, now=NOW)
@@ -374,12 +374,12 @@ def test_nothing_goes_on_before_every_batch_is_accounted_for() -> None:
     assert take(sender, count=9).messages == ("a1", "c0")
 
 
-def test_a_lost_answer_behind_the_guilty_message_is_asked_for_once_more() -> None:
-    """Sent under a new number without that, it might be stored twice."""
+def test_a_batch_behind_the_illegal_message_whose_reply_was_lost_is_sent_once_more() -> None:
+    """Sent under a new sequence without that, it might be stored twice."""
     sender = lane(window=2)
     sender.offer_all(("a0", "b0"), (10, 10), now=NOW)
-    guilty, behind = take(sender, count=1), take(sender, count=1)
-    sender.failed(guilty, SendError.REFUSED, now=NOW)
+    illegal, behind = take(sender, count=1), take(sender, count=1)
+    sender.failed(illegal, SendError.REFUSED, now=NOW)
     sender.failed(behind, SendError.RETRY, now=NOW)
     assert not sender.must_renew
     again = take(sender, now=LATER)
@@ -388,7 +388,7 @@ def test_a_lost_answer_behind_the_guilty_message_is_asked_for_once_more() -> Non
     assert sender.must_renew
 
 
-def test_what_comes_back_keeps_its_deadline() -> None:
+def test_messages_sent_again_in_a_new_epoch_keep_their_deadline() -> None:
     sender = lane(timeout=500)
     sender.offer_all(("a0", "b0"), (10, 10), now=NOW)
     sender.failed(take(sender, count=1), SendError.REFUSED, now=Millis(400))
@@ -413,7 +413,7 @@ def test_a_forgotten_producer_starts_a_new_epoch_only_if_nothing_is_in_doubt() -
         assert take(sender, now=LATER).messages == (("b0",) if in_doubt else ("a1", "b0"))
 
 
-def test_withdrawn_messages_free_their_numbers() -> None:
+def test_withdrawn_messages_free_their_sequences() -> None:
     sender = lane()
     sender.offer_all(("a0", "b0", "a1", "c0"), (10, 10, 10, 10), now=NOW)
     sender.acknowledged(take(sender, count=1))

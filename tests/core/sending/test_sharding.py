@@ -30,7 +30,7 @@ def queues(count: int) -> list[MessageQueue]:
 
 
 def java_remainder(dividend: int, divisor: int) -> int:
-    """Java's `%`, written out: truncating toward zero, not as the code under test does it."""
+    """Java's `%`, written out: it truncates toward zero. Independent of the code under test."""
     return int(math.copysign(abs(dividend) % divisor, dividend))
 
 
@@ -62,8 +62,8 @@ def test_integer_beyond_a_long_is_refused() -> None:
 
 
 @pytest.mark.row("A15")
-def test_negative_hash_lands_where_java_lands() -> None:
-    """Python's and Java's `%` part on negative numbers: modulo 7 one gives the complement of the other."""
+def test_a_negative_hash_picks_the_same_queue_as_java() -> None:
+    """Python's and Java's `%` differ on negative numbers."""
     assert pick_queue("order-1", queues(4)).queue_id == 2
     assert pick_queue("order-1", queues(7)).queue_id == abs(java_remainder(-1207111310, 7))
     assert pick_queue("polygenelubricants", queues(7)).queue_id == abs(java_remainder(INT_MIN, 7))
@@ -71,7 +71,7 @@ def test_negative_hash_lands_where_java_lands() -> None:
 
 @pytest.mark.row("A15")
 @given(st.one_of(st.integers(LONG_MIN, LONG_MAX), st.just(INT_MIN), st.text()), st.integers(1, 64))
-def test_index_is_java_remainder_made_positive(key: str | int, count: int) -> None:
+def test_the_index_is_the_absolute_value_of_javas_remainder(key: str | int, count: int) -> None:
     hashed = java_string_hash(key) if isinstance(key, str) else java_int_hash(key)
     assert pick_queue(key, queues(count)).queue_id == abs(java_remainder(hashed, count))
 
@@ -91,12 +91,12 @@ def test_two_processes_agree_on_every_key() -> None:
 
 @pytest.mark.row("A14")
 @pytest.mark.parametrize(("number", "expected"), [(0, 0), (7, 3), (8, 0), (-1, 1), (-3, 3), (-4, 0), (2**70, 0)])
-def test_integer_id_is_its_remainder_without_hashing(number: int, expected: int) -> None:
+def test_by_int_modulo_uses_the_remainder_without_hashing(number: int, expected: int) -> None:
     assert by_int_modulo(queues(4), None, number).queue_id == expected
 
 
 @pytest.mark.row("A13")
-def test_selectors_share_one_shape_and_get_the_argument_of_the_send() -> None:
+def test_selectors_get_the_argument_of_the_send_call() -> None:
     turn = round_robin(itertools.count())
     picked = [turn(queues(3), "message", None).queue_id for _ in range(5)]
     assert picked == [0, 1, 2, 0, 1]
@@ -110,7 +110,7 @@ def test_key_of_another_type_is_refused(bad: object) -> None:
 
 
 def test_a_bool_is_refused_as_a_key() -> None:
-    """Java's Boolean hashes to 1231 or 1237; guessing would route it elsewhere."""
+    """Java's Boolean hashes to 1231 or 1237, Python's True to 1."""
     with pytest.raises(InvalidOption, match="is a bool"):
         pick_queue(True, queues(4))
     with pytest.raises(InvalidOption, match="integer"):
