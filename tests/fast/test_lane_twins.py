@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.bench import Msg, Q
+from tests.core.consuming.scheduler_fixture import Msg, Q
 from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import queue
-from tests.client.floor import Floor
+from tests.client.consumer.worker_fixture import WorkerFixture
 
 from lanemq.client.consumer.handler import (
     Retry,
@@ -29,14 +29,16 @@ PLACE = "topic=orders queue=orders/a/0 offset=0 key='k'"
 def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture, **plan: Any) -> None:
     caplog.set_level("INFO")
     fields = {"body": plan.pop("body", b"{}")}
-    floor = Floor(handler, **{"policy": HoldQueue(suspend=0.01)} | plan)
+    fixture = WorkerFixture(handler, **{"policy": HoldQueue(suspend=0.01)} | plan)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 1, **fields)
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 1 or floor.scheduler.snapshot()[queue(0)].parked)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 1, **fields)
+        fixture.wait(
+            lambda: fixture.scheduler.committable(queue(0)) == 1 or fixture.scheduler.snapshot()[queue(0)].parked
+        )
 
-    floor.run(scenario)
+    fixture.run(scenario)
 
 
 def test_retry_is_the_handlers_word_and_no_failure(caplog: pytest.LogCaptureFixture) -> None:

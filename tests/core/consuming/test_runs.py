@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.bench import Bench, Msg, Q, offsets
+from tests.core.consuming.scheduler_fixture import Msg, Q, SchedulerFixture, offsets
 
 from lanemq.core.consuming.retry_policy import HoldKey
 from lanemq.core.consuming.runs import DONE, FAILED, SLICE_PAUSE, STOPPED, LaneRun, Order, Why, pass_finished
@@ -14,16 +14,16 @@ from lanemq.model.errors import UsageError
 from lanemq.model.units import QueueOffset
 
 
-def bench(**options: object) -> Bench:
-    return Bench(HoldKey(), Order.KEY, **options)
+def fixture(**options: object) -> SchedulerFixture:
+    return SchedulerFixture(HoldKey(), Order.KEY, **options)
 
 
-def worker(made: Bench, most: int) -> list[LaneRun[Msg]]:
+def worker(made: SchedulerFixture, most: int) -> list[LaneRun[Msg]]:
     return made.scheduler.next_runs(most, now=made.now)
 
 
 def test_a_message_behind_a_running_single_one_waits_for_it() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a")
     (run,) = worker(made, 100)
     made.put(Q, "a")
@@ -33,14 +33,14 @@ def test_a_message_behind_a_running_single_one_waits_for_it() -> None:
 
 
 def test_a_message_behind_a_waiting_single_one_joins_its_turn_in_its_place() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a", "b")
     made.put(Q, "a")
     assert [offsets(each) for each in worker(made, 100)] == [[0, 2], [1]]
 
 
 def test_a_single_message_that_fails_holds_what_comes_after_it() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a")
     (run,) = worker(made, 100)
     assert made.finish(run, FAILED).why is Why.HELD
@@ -53,7 +53,7 @@ def test_a_single_message_that_fails_holds_what_comes_after_it() -> None:
 
 def test_a_single_message_that_was_not_begun_runs_in_a_new_turn() -> None:
     """The old one may still be in the hands of a worker that was late."""
-    made = bench()
+    made = fixture()
     made.hold(Q, "a")
     (run,) = worker(made, 100)
     made.finish(run, STOPPED)
@@ -66,7 +66,7 @@ def test_a_single_message_that_was_not_begun_runs_in_a_new_turn() -> None:
 
 
 def test_a_single_message_uses_up_the_slice_of_the_lane_that_grows_behind_it() -> None:
-    made = bench(max_continuous=50)
+    made = fixture(max_continuous=50)
     made.hold(Q, "a")
     (run,) = worker(made, 100)
     made.put(Q, "a")
@@ -78,7 +78,7 @@ def test_a_single_message_uses_up_the_slice_of_the_lane_that_grows_behind_it() -
 
 
 def test_a_question_about_a_single_message_changes_nothing() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a", "b")
     asked = made.scheduler.view(Q, "a", now=made.now)
     assert asked is not None
@@ -94,7 +94,7 @@ def test_a_question_about_a_single_message_changes_nothing() -> None:
 
 
 def test_a_key_that_has_run_leaves_nothing_behind() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, *(f"key-{n}" for n in range(100)))
     made.scheduler.finish_done(worker(made, 1_000), now=made.now)
     view = made.scheduler.view(Q, "key-7", now=made.now)

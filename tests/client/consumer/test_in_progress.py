@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message, queue
-from tests.client.floor import WAIT, Floor
+from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.handler import async_batch_handler, handler_call
@@ -37,8 +37,8 @@ def put(scheduler: Scheduler, number: int = 0, count: int = KEYS, first: int = 0
     scheduler.put(queue(number), messages, QueueOffset(first + count), QueueOffset(first))
 
 
-class Hands:
-    """A board and one worker's visit, both in the test's hands."""
+class OneWorker:
+    """A board and one worker's visit, both in the test's one."""
 
     def __init__(self, order: Order = Order.KEY, **options: Any) -> None:
         self.clock = ManualClock()
@@ -60,11 +60,11 @@ class Hands:
 
 
 def runs(count: int) -> list[LaneRun[Message]]:
-    hands = Hands()
-    hands.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
-    put(hands.scheduler, count=count)
-    assert hands.scheduler.take_runs(hands.worker)
-    return list(hands.worker.waiting)
+    one = OneWorker()
+    one.scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
+    put(one.scheduler, count=count)
+    assert one.scheduler.take_runs(one.worker)
+    return list(one.worker.waiting)
 
 
 def after(took_ns: int, share: int, count: int = KEYS) -> int:
@@ -133,107 +133,107 @@ def test_handlers_that_are_not_quick_are_everybodys_work() -> None:
 
 @pytest.mark.row("A72")
 def test_a_lost_lease_stops_a_visit_before_its_next_message() -> None:
-    hands = Hands()
-    hands.fill()
+    one = OneWorker()
+    one.fill()
     seen: list[int] = []
 
     def handler(batch: Any, _: Any) -> None:
         seen.append(batch[0].queue_offset)
         if len(seen) == 3:
-            hands.scheduler.set_usable_until(queue(0), NOT_LEASED)
+            one.scheduler.set_usable_until(queue(0), NOT_LEASED)
 
-    assert hands.run(handler).end is not None
+    assert one.run(handler).end is not None
     assert seen == [0, 1, 2]
 
 
 def test_what_went_well_is_committable_while_the_next_handler_runs() -> None:
     """A handler that hangs for an hour must not keep finished neighbours from being committed."""
-    hands = Hands()
-    hands.fill()
+    one = OneWorker()
+    one.fill()
     committable: list[Any] = []
-    hands.run(lambda batch, _: committable.append(hands.scheduler.committable(queue(0))))
+    one.run(lambda batch, _: committable.append(one.scheduler.committable(queue(0))))
     assert committable == list(range(KEYS))
 
 
 def test_a_draining_queue_waits_for_what_runs_and_for_nothing_that_waits() -> None:
     """Turns of it that lie behind another queue's handler go back at once."""
-    hands = Hands()
-    hands.fill(0, 1)
+    one = OneWorker()
+    one.fill(0, 1)
     seen: list[Message] = []
 
     def handler(batch: Any, _: Any) -> None:
         seen.extend(batch)
-        hands.scheduler.drain(queue(1))
-        assert asyncio.run(hands.scheduler.drained(queue(1), 0))
+        one.scheduler.drain(queue(1))
+        assert asyncio.run(one.scheduler.drained(queue(1), 0))
 
-    hands.run(handler)
+    one.run(handler)
     assert [(each.queue.queue_id, each.queue_offset) for each in seen] == [(0, 0)]
-    assert hands.scheduler.progress(queue(1)) is not None
+    assert one.scheduler.progress(queue(1)) is not None
 
 
 @pytest.mark.parametrize("gets_on", [False, True])
 def test_what_a_late_worker_did_not_begin_goes_to_another(gets_on: bool) -> None:
     """Whether its handler hangs or is only slow: others have time."""
-    hands, other = Hands(), Worker()
-    hands.fill()
-    hands.worker.run = hands.worker.waiting.popleft()
-    hands.clock.at += LATE_MS
+    one, other = OneWorker(), Worker()
+    one.fill()
+    one.worker.run = one.worker.waiting.popleft()
+    one.clock.at += LATE_MS
     if gets_on:
-        hands.worker.ended.append(hands.worker.run)
-        hands.worker.run = hands.worker.waiting.popleft()
+        one.worker.ended.append(one.worker.run)
+        one.worker.run = one.worker.waiting.popleft()
     begun = 2 if gets_on else 1
-    assert hands.scheduler.take_runs(other)
-    assert not hands.worker.waiting
+    assert one.scheduler.take_runs(other)
+    assert not one.worker.waiting
     seen: list[int] = []
-    hands.run(lambda batch, _: seen.append(batch[0].queue_offset), other)
+    one.run(lambda batch, _: seen.append(batch[0].queue_offset), other)
     assert seen == list(range(begun, KEYS))
-    hands.scheduler.leave(other)
-    assert hands.scheduler.progress(queue(0)) == (begun - 1, FinishedRanges((begun, KEYS)))
+    one.scheduler.leave(other)
+    assert one.scheduler.progress(queue(0)) == (begun - 1, FinishedRanges((begun, KEYS)))
 
 
 def test_a_worker_in_time_keeps_what_it_took() -> None:
-    hands, other = Hands(), Worker()
-    hands.fill()
-    hands.scheduler.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
-    put(hands.scheduler, 1)
-    hands.clock.at += LATE_MS - 1
-    want(hands.scheduler, QUICK_MESSAGES - 1)
-    assert hands.scheduler.take_runs(other)
-    assert len(hands.worker.waiting) == len(other.waiting) == KEYS
+    one, other = OneWorker(), Worker()
+    one.fill()
+    one.scheduler.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
+    put(one.scheduler, 1)
+    one.clock.at += LATE_MS - 1
+    want(one.scheduler, QUICK_MESSAGES - 1)
+    assert one.scheduler.take_runs(other)
+    assert len(one.worker.waiting) == len(other.waiting) == KEYS
 
 
 def test_only_a_turn_that_began_can_be_overdue() -> None:
-    hands = Hands()
-    hands.fill()
+    one = OneWorker()
+    one.fill()
     overdue: list[list[int]] = []
 
     def handler(batch: Any, _: Any) -> None:
-        hands.clock.at += 1_000
-        late = hands.scheduler.overdue(Millis(hands.clock.at))
+        one.clock.at += 1_000
+        late = one.scheduler.overdue(Millis(one.clock.at))
         overdue.append([run.messages[0].queue_offset for run in late])
 
-    hands.run(handler)
+    one.run(handler)
     assert overdue == [[n] for n in range(KEYS)]
 
 
 def test_a_turn_that_was_sent_back_meanwhile_is_not_reported_twice() -> None:
-    hands = Hands(Order.NONE, policy=SendBack())
-    hands.fill()
+    one = OneWorker(Order.NONE, policy=SendBack())
+    one.fill()
 
     def handler(batch: Any, run: Any) -> None:
-        hands.scheduler.finish(run, DONE)
+        one.scheduler.finish(run, DONE)
 
-    hands.run(handler)
-    hands.scheduler.leave(hands.worker)
-    assert hands.scheduler.committable(queue(0)) == KEYS
+    one.run(handler)
+    one.scheduler.leave(one.worker)
+    assert one.scheduler.committable(queue(0)) == KEYS
 
 
 def test_a_worker_that_leaves_in_the_middle_loses_nothing() -> None:
-    hands, other = Hands(), Worker()
-    hands.fill()
-    hands.worker.ended.append(hands.worker.waiting.popleft())
-    hands.scheduler.leave(hands.worker)
-    assert hands.scheduler.take_runs(other)
+    one, other = OneWorker(), Worker()
+    one.fill()
+    one.worker.ended.append(one.worker.waiting.popleft())
+    one.scheduler.leave(one.worker)
+    assert one.scheduler.take_runs(other)
     assert [run.messages[0].queue_offset for run in other.waiting] == list(range(1, KEYS))
 
 
@@ -249,15 +249,15 @@ def test_a_hanging_handler_holds_its_own_lane_and_no_other() -> None:
             stuck.wait(WAIT)
         done.add(message.queue_offset)
 
-    def scenario(floor: Floor) -> None:
-        want(floor.scheduler, MAX_MESSAGES)
-        floor.add(queue(0))
-        put(floor.scheduler, count=50)
-        floor.wait(lambda: len(done) == 49)
+    def scenario(fixture: WorkerFixture) -> None:
+        want(fixture.scheduler, MAX_MESSAGES)
+        fixture.add(queue(0))
+        put(fixture.scheduler, count=50)
+        fixture.wait(lambda: len(done) == 49)
         stuck.set()
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 50)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 50)
 
-    Floor(handler, workers=2).run(scenario)
+    WorkerFixture(handler, workers=2).run(scenario)
 
 
 def test_a_message_that_arrives_while_the_only_busy_worker_hangs_is_run_by_another() -> None:
@@ -271,18 +271,18 @@ def test_a_message_that_arrives_while_the_only_busy_worker_hangs_is_run_by_anoth
         else:
             done.set()
 
-    def scenario(floor: Floor) -> None:
-        want(floor.scheduler, MAX_MESSAGES)
-        floor.add(queue(0))
-        put(floor.scheduler, count=1)
+    def scenario(fixture: WorkerFixture) -> None:
+        want(fixture.scheduler, MAX_MESSAGES)
+        fixture.add(queue(0))
+        put(fixture.scheduler, count=1)
         assert begun.wait(WAIT)
-        floor.wait(lambda: floor.scheduler._sleeping == 1)
+        fixture.wait(lambda: fixture.scheduler._sleeping == 1)
         messages = [message(1, of=queue(0), key="another")]
-        floor.scheduler.put(queue(0), messages, QueueOffset(2), QueueOffset(1))
+        fixture.scheduler.put(queue(0), messages, QueueOffset(2), QueueOffset(1))
         assert done.wait(WAIT / 4)
         stuck.set()
 
-    Floor(handler, workers=2).run(scenario)
+    WorkerFixture(handler, workers=2).run(scenario)
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.NONE])
@@ -294,13 +294,13 @@ def test_slow_handlers_are_spread_over_all_workers_whatever_they_were_before(ord
         together.wait(WAIT)
         done.append(message)
 
-    def scenario(floor: Floor) -> None:
-        want(floor.scheduler, MAX_MESSAGES)
-        floor.add(queue(0))
-        put(floor.scheduler, count=40)
-        floor.wait(lambda: len(done) == 40)
+    def scenario(fixture: WorkerFixture) -> None:
+        want(fixture.scheduler, MAX_MESSAGES)
+        fixture.add(queue(0))
+        put(fixture.scheduler, count=40)
+        fixture.wait(lambda: len(done) == 40)
 
-    Floor(handler, workers=4, order=order).run(scenario)
+    WorkerFixture(handler, workers=4, order=order).run(scenario)
 
 
 def test_handlers_that_have_become_slow_do_not_queue_up_behind_one_worker() -> None:
@@ -313,13 +313,13 @@ def test_handlers_that_have_become_slow_do_not_queue_up_behind_one_worker() -> N
         workers.add(threading.current_thread().name)
         done.append(message)
 
-    def scenario(floor: Floor) -> None:
-        want(floor.scheduler, MAX_MESSAGES)
-        floor.add(queue(0))
-        put(floor.scheduler, count=400)  # so many that a thread which the machine keeps waiting gets one, too
-        floor.wait(lambda: len(done) == 400)
+    def scenario(fixture: WorkerFixture) -> None:
+        want(fixture.scheduler, MAX_MESSAGES)
+        fixture.add(queue(0))
+        put(fixture.scheduler, count=400)  # so many that a thread which the machine keeps waiting gets one, too
+        fixture.wait(lambda: len(done) == 400)
 
-    Floor(handler, workers=4).run(scenario)
+    WorkerFixture(handler, workers=4).run(scenario)
     assert len(workers) == 4
 
 
@@ -331,20 +331,20 @@ def test_a_failure_in_a_visit_stops_its_lane_and_no_other() -> None:
             raise ValueError("broken")
         seen.append((message.key, message.queue_offset))
 
-    def scenario(floor: Floor) -> None:
-        want(floor.scheduler, MAX_MESSAGES)
-        floor.add(queue(0))
-        put(floor.scheduler)
-        put(floor.scheduler, first=KEYS)
-        floor.wait(lambda: len(seen) == 2 * KEYS - 2)
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 3)
+    def scenario(fixture: WorkerFixture) -> None:
+        want(fixture.scheduler, MAX_MESSAGES)
+        fixture.add(queue(0))
+        put(fixture.scheduler)
+        put(fixture.scheduler, first=KEYS)
+        fixture.wait(lambda: len(seen) == 2 * KEYS - 2)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 3)
         broken.set()
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 2 * KEYS)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 2 * KEYS)
 
-    floor = Floor(handler, policy=HoldKey())
-    floor.run(scenario)
+    fixture = WorkerFixture(handler, policy=HoldKey())
+    fixture.run(scenario)
     assert [at for key, at in seen if key == "0-3"] == [3, 3 + KEYS]
-    count = floor.counts.total()["orders"]
+    count = fixture.counts.total()["orders"]
     assert count.ok == 2 * KEYS
     assert count.failed >= 1
 
@@ -357,13 +357,13 @@ def test_what_a_broken_worker_did_not_begin_is_done_by_others() -> None:
             raise SystemExit(1)
         done.add(batch[0].queue_offset)
 
-    def scenario(floor: Floor) -> None:
-        want(floor.scheduler, MAX_MESSAGES)
-        floor.add(queue(0))
-        put(floor.scheduler)
-        floor.wait(lambda: len(done) == KEYS - 1)
+    def scenario(fixture: WorkerFixture) -> None:
+        want(fixture.scheduler, MAX_MESSAGES)
+        fixture.add(queue(0))
+        put(fixture.scheduler)
+        fixture.wait(lambda: len(done) == KEYS - 1)
 
-    Floor(handler=handler, workers=2).run(scenario)
+    WorkerFixture(handler=handler, workers=2).run(scenario)
 
 
 @pytest.mark.row("A69")
@@ -378,18 +378,18 @@ def test_a_coroutine_that_waits_holds_its_own_lane_and_no_other() -> None:
             if len(done) >= KEYS - 1:
                 others.set()
 
-        floor = Floor(async_handler=async_batch_handler(handler_call(handler), batched=False), workers=2)
-        reporter = RunReporter("g", floor.letters, NO_HISTORY)  # type: ignore[arg-type]
-        workers = TaskWorkers(floor.active, reporter, SystemClock(), ConsumerCounts())
+        fixture = WorkerFixture(async_handler=async_batch_handler(handler_call(handler), batched=False), workers=2)
+        reporter = RunReporter("g", fixture.letters, NO_HISTORY)  # type: ignore[arg-type]
+        workers = TaskWorkers(fixture.active, reporter, SystemClock(), ConsumerCounts())
         async with asyncio.timeout(WAIT), asyncio.TaskGroup() as tasks:
             workers.start(tasks)
-            want(floor.scheduler, MAX_MESSAGES)
-            floor.add(queue(0))
-            put(floor.scheduler)
+            want(fixture.scheduler, MAX_MESSAGES)
+            fixture.add(queue(0))
+            put(fixture.scheduler)
             await others.wait()
             assert 0 not in done
             stuck.set()
             await workers.stop(WAIT)
-        assert floor.scheduler.committable(queue(0)) == KEYS
+        assert fixture.scheduler.committable(queue(0)) == KEYS
 
     asyncio.run(main())

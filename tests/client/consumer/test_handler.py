@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message
-from tests.client.floor import turn_of
+from tests.client.consumer.worker_fixture import run_of
 
 from lanemq.client.consumer.handler import (
     ConcurrentHandler,
@@ -49,7 +49,7 @@ def test_a_body_that_cannot_be_decoded_is_a_failure_that_names_its_place() -> No
     def handler(event: dict[str, int]) -> None: ...
 
     handler = batch_handler(handler_call(handler), batched=False)
-    stop = handler((message(7, body=b"not json"),), turn_of(message(7)))
+    stop = handler((message(7, body=b"not json"),), run_of(message(7)))
     assert stop is not None
     assert stop.outcome is HOPELESS
     assert isinstance(stop.error, Undecodable)
@@ -77,7 +77,7 @@ def test_a_codec_error_of_the_handlers_own_work_may_pass() -> None:
 )
 def test_orderly_statuses_with_automatic_commit(status: OrderlyStatus | None, wanted: Any) -> None:
     """COMMIT and ROLLBACK are illegal then and count as success; the scheduler says so in its answer."""
-    stop = OrderlyHandler(lambda messages, context: status)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(lambda messages, context: status)((message(0),), run_of(message(0)))
     assert (stop and stop.outcome) == wanted
 
 
@@ -95,7 +95,7 @@ def test_orderly_statuses_with_automatic_commit(status: OrderlyStatus | None, wa
     ],
 )
 def test_orderly_statuses_with_manual_commit(status: OrderlyStatus, wanted: Any) -> None:
-    stop = OrderlyHandler(lambda messages, context: status, manual=True)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(lambda messages, context: status, manual=True)((message(0),), run_of(message(0)))
     assert (stop and stop.outcome) == wanted
 
 
@@ -106,7 +106,7 @@ def test_a_listeners_suspend_time_is_kept_between_ten_milliseconds_and_thirty_se
         context.suspend_current_queue_time_millis = asked
         return OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
-    stop = OrderlyHandler(listener)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(listener)((message(0),), run_of(message(0)))
     assert stop is not None
     assert stop.outcome == Suspend(Millis(waits))
 
@@ -116,7 +116,7 @@ def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
         context.auto_commit = False
         return OrderlyStatus.SUCCESS
 
-    stop = OrderlyHandler(listener)((message(0),), turn_of(message(0)))
+    stop = OrderlyHandler(listener)((message(0),), run_of(message(0)))
     assert stop is not None
     assert isinstance(stop.error, InvalidOption)
 
@@ -124,7 +124,7 @@ def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
 @pytest.mark.row("A79")
 def test_a_listener_gets_a_sequence_it_cannot_change() -> None:
     given = []
-    OrderlyHandler(lambda messages, context: given.append(messages))((message(0),), turn_of(message(0)))
+    OrderlyHandler(lambda messages, context: given.append(messages))((message(0),), run_of(message(0)))
     with pytest.raises(TypeError):
         given[0][0] = None
 
@@ -136,4 +136,4 @@ def test_a_concurrent_listener_fails_only_what_lies_behind_its_ack_index() -> No
         return ConcurrentlyStatus.CONSUME_SUCCESS
 
     batch = (message(0), message(1), message(2))
-    assert ConcurrentHandler(listener)(batch, turn_of(*batch)) == Stop(FAILED, succeeded=1, delay_level=4)
+    assert ConcurrentHandler(listener)(batch, run_of(*batch)) == Stop(FAILED, succeeded=1, delay_level=4)

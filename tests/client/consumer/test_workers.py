@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message, queue
-from tests.client.floor import WAIT, Floor
+from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 
 from lanemq.client.consumer.handler import (
     ToDeadLetter,
@@ -34,14 +34,14 @@ def test_many_threads_never_run_two_messages_of_one_queue_at_once() -> None:
         seen.append(message.queue_offset)
         running.release()
 
-    floor = Floor(handler, workers=8, order=Order.QUEUE, policy=HoldQueue(), run_limit=1)
+    fixture = WorkerFixture(handler, workers=8, order=Order.QUEUE, policy=HoldQueue(), run_limit=1)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 500)
-        floor.wait(lambda: len(seen) + len(overlaps) == 500)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 500)
+        fixture.wait(lambda: len(seen) + len(overlaps) == 500)
 
-    floor.run(scenario)
+    fixture.run(scenario)
     assert overlaps == []
     assert seen == list(range(500))
 
@@ -57,17 +57,17 @@ def test_one_slow_queue_does_not_stop_thirty_nine_others() -> None:
             stuck.wait(WAIT)
         done.add(message.queue)
 
-    floor = Floor(handler, workers=20, order=Order.QUEUE, policy=HoldQueue())
+    fixture = WorkerFixture(handler, workers=20, order=Order.QUEUE, policy=HoldQueue())
 
-    def scenario(floor: Floor) -> None:
+    def scenario(fixture: WorkerFixture) -> None:
         for number in range(40):
-            floor.add(queue(number))
-            floor.put(queue(number), 3)
-        floor.wait(lambda: len(done) == 39)
+            fixture.add(queue(number))
+            fixture.put(queue(number), 3)
+        fixture.wait(lambda: len(done) == 39)
         stuck.set()
-        floor.wait(lambda: len(done) == 40)
+        fixture.wait(lambda: len(done) == 40)
 
-    floor.run(scenario)
+    fixture.run(scenario)
 
 
 @pytest.mark.row("A69")
@@ -81,17 +81,17 @@ def test_no_worker_waits_for_a_lane_while_another_lane_is_ready() -> None:
         else:
             done.append(message)
 
-    floor = Floor(handler, workers=2)
+    fixture = WorkerFixture(handler, workers=2)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
         slow = [message(n, key="slow") for n in range(10)]
         others = [message(10 + n, key=f"k{n}") for n in range(1000)]
-        floor.scheduler.put(queue(0), slow + others, QueueOffset(1010), QueueOffset(0))
-        floor.wait(lambda: len(done) == 1000)
+        fixture.scheduler.put(queue(0), slow + others, QueueOffset(1010), QueueOffset(0))
+        fixture.wait(lambda: len(done) == 1000)
         stuck.set()
 
-    floor.run(scenario)
+    fixture.run(scenario)
 
 
 @pytest.mark.row("A65")
@@ -104,30 +104,30 @@ def test_a_failed_message_runs_again_before_any_later_one() -> None:
         if message.queue_offset == 1 and seen.count(1) < 3:
             raise ValueError("not yet")
 
-    floor = Floor(handler, order=Order.QUEUE, policy=HoldQueue(suspend=0.01))
+    fixture = WorkerFixture(handler, order=Order.QUEUE, policy=HoldQueue(suspend=0.01))
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 4)
-        floor.wait(lambda: len(seen) == 6)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 4)
+        fixture.wait(lambda: len(seen) == 6)
 
-    floor.run(scenario)
+    fixture.run(scenario)
     assert seen == [0, 1, 1, 1, 2, 3]
 
 
 @pytest.mark.row("A70")
 def test_without_a_lease_nothing_runs_and_with_one_it_does() -> None:
     seen = threading.Event()
-    floor = Floor(lambda message: seen.set())
+    fixture = WorkerFixture(lambda message: seen.set())
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0), until=NOT_LEASED)
-        floor.put(queue(0), 1)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0), until=NOT_LEASED)
+        fixture.put(queue(0), 1)
         assert not seen.wait(0.1)
-        floor.scheduler.set_usable_until(queue(0), NO_LEASE_NEEDED)
+        fixture.scheduler.set_usable_until(queue(0), NO_LEASE_NEEDED)
         assert seen.wait(WAIT)
 
-    floor.run(scenario)
+    fixture.run(scenario)
 
 
 @pytest.mark.row("A81")
@@ -139,15 +139,15 @@ def test_counters_match_what_happened() -> None:
             failed_once.append(True)
             raise ValueError("once")
 
-    floor = Floor(handler, order=Order.QUEUE, policy=HoldQueue(suspend=0.01))
+    fixture = WorkerFixture(handler, order=Order.QUEUE, policy=HoldQueue(suspend=0.01))
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 10)
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 10)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 10)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 10)
 
-    floor.run(scenario)
-    count = floor.counts.total()["orders"]
+    fixture.run(scenario)
+    count = fixture.counts.total()["orders"]
     assert (count.ok, count.failed) == (10, 1)
 
 
@@ -163,16 +163,16 @@ def test_used_up_retries_bury_the_message_once_and_the_queue_goes_on() -> None:
             raise ValueError("never")
 
     policy = DeadLetter(skip=True, hold=HoldQueue(retries=2, suspend=0.01))
-    floor = Floor(handler, order=Order.QUEUE, policy=policy)
+    fixture = WorkerFixture(handler, order=Order.QUEUE, policy=policy)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 3)
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 3)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 3)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 3)
 
-    floor.run(scenario)
+    fixture.run(scenario)
     assert seen == [0, 0, 0, 1, 2]
-    assert floor.letters.letters == [(0, "ValueError('never')")]
+    assert fixture.letters.letters == [(0, "ValueError('never')")]
 
 
 @pytest.mark.row("A103")
@@ -184,14 +184,14 @@ def test_a_dead_letter_the_broker_did_not_take_stays_at_the_head_of_its_lane() -
         seen.append(message.queue_offset)
         raise ValueError("never")
 
-    floor = Floor(handler, order=Order.QUEUE, policy=policy, stored=False)
+    fixture = WorkerFixture(handler, order=Order.QUEUE, policy=policy, stored=False)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 2)
-        floor.wait(lambda: len(floor.letters.letters) >= 2)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 2)
+        fixture.wait(lambda: len(fixture.letters.letters) >= 2)
 
-    floor.run(scenario)
+    fixture.run(scenario)
     assert set(seen) == {0}
 
 
@@ -203,16 +203,16 @@ def test_to_dead_letter_buries_at_once_and_the_lane_goes_on() -> None:
         if message.queue_offset == 1:
             raise ToDeadLetter("no such account")
 
-    floor = Floor(handler)
+    fixture = WorkerFixture(handler)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 4)
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 4)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 4)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 4)
 
-    floor.run(scenario)
+    fixture.run(scenario)
     assert seen == [0, 1, 2, 3]
-    assert floor.letters.letters == [(1, "no such account")]
+    assert fixture.letters.letters == [(1, "no such account")]
 
 
 def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> None:
@@ -220,15 +220,15 @@ def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> 
         if message.queue_offset % 2:
             raise ValueError("odd")
 
-    floor = Floor(handler, order=Order.NONE, policy=SendBack())
+    fixture = WorkerFixture(handler, order=Order.NONE, policy=SendBack())
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 6)
-        floor.wait(lambda: floor.scheduler.committable(queue(0)) == 6)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 6)
+        fixture.wait(lambda: fixture.scheduler.committable(queue(0)) == 6)
 
-    floor.run(scenario)
-    assert sorted(floor.letters.sent_back) == [(1, 0), (3, 0), (5, 0)]
+    fixture.run(scenario)
+    assert sorted(fixture.letters.sent_back) == [(1, 0), (3, 0), (5, 0)]
 
 
 @pytest.mark.row("A21")
@@ -245,14 +245,14 @@ def test_a_concurrent_listener_keeps_order_only_with_one_thread(threads: int, or
         if message.queue_offset == 1:
             overtaken.set()
 
-    floor = Floor(handler, workers=threads, order=Order.NONE, policy=SendBack())
+    fixture = WorkerFixture(handler, workers=threads, order=Order.NONE, policy=SendBack())
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 4)
-        floor.wait(lambda: len(seen) == 4)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 4)
+        fixture.wait(lambda: len(seen) == 4)
 
-    floor.run(scenario)
+    fixture.run(scenario)
     assert (seen == [0, 1, 2, 3]) is ordered
 
 
@@ -260,12 +260,12 @@ def test_a_worker_that_breaks_down_is_reported_not_silently_gone() -> None:
     def handler(batch: Any, run: Any) -> None:
         raise SystemExit(1)
 
-    floor = Floor(handler=handler)
+    fixture = WorkerFixture(handler=handler)
 
-    def scenario(floor: Floor) -> None:
-        floor.add(queue(0))
-        floor.put(queue(0), 1)
-        floor.wait(lambda: floor.broken)
+    def scenario(fixture: WorkerFixture) -> None:
+        fixture.add(queue(0))
+        fixture.put(queue(0), 1)
+        fixture.wait(lambda: fixture.broken)
 
-    floor.run(scenario)
-    assert isinstance(floor.broken[0], SystemExit)
+    fixture.run(scenario)
+    assert isinstance(fixture.broken[0], SystemExit)

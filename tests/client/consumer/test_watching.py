@@ -72,7 +72,7 @@ class Scripted(threading.Condition):
 
 
 class Steps(Bed):
-    """Somebody sleeps, always; the other workers are visits in the test's hands."""
+    """Somebody sleeps, always; the other workers are visits in the test's one."""
 
     def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
         self.clock = ManualClock()
@@ -193,14 +193,14 @@ class Shift(Bed):
 
     def __init__(self, share: int) -> None:
         self.share = share
-        self.loop_board = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
+        self.async_scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
         self.done: set[str] = set()
         self.tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
-        super().__init__(self.loop_board)
+        super().__init__(self.async_scheduler)
 
     async def _work(self) -> None:
         worker = Worker()
-        while await self.loop_board.take_runs_async(worker):
+        while await self.async_scheduler.take_runs_async(worker):
             await run_worker_async(worker, self._attempt, 1, VirtualClock())
 
     async def _attempt(self, messages: tuple[Message, ...], _: MessageRun) -> Stop | None:

@@ -35,7 +35,7 @@ class Letters:
         return self.stored
 
 
-class Hall:
+class OverdueFixture:
     """Turns whose handlers began an hour ago, one message each."""
 
     def __init__(self, count: int = 1, plan: Subscription | None = None) -> None:
@@ -55,64 +55,64 @@ class Hall:
         assert run is not None
         return run
 
-    def look(self) -> list[int]:
+    def check(self) -> list[int]:
         asyncio.run(self._watch.check())
         return self.letters.sent
 
 
 def test_a_message_whose_handler_hangs_is_sent_back_once() -> None:
-    hall = Hall()
-    assert hall.look() == [0]
-    assert hall.look() == [0]
-    assert hall.scheduler.committable(queue(0)) == 1
+    fixture = OverdueFixture()
+    assert fixture.check() == [0]
+    assert fixture.check() == [0]
+    assert fixture.scheduler.committable(queue(0)) == 1
 
 
 def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> None:
-    hall = Hall()
-    hall.letters.stored = False
-    assert hall.look() == [0]
-    assert hall.scheduler.committable(queue(0)) == 0
-    assert hall.look() == [0, 0]
+    fixture = OverdueFixture()
+    fixture.letters.stored = False
+    assert fixture.check() == [0]
+    assert fixture.scheduler.committable(queue(0)) == 0
+    assert fixture.check() == [0, 0]
 
 
 def test_a_message_on_its_way_to_the_broker_is_not_sent_a_second_time() -> None:
     """Its handler failed after all, and the worker waits for a broker that is slow."""
-    hall = Hall()
-    assert hall.scheduler.finish(hall.runs[0], FAILED).why is Why.GIVE
-    assert hall.look() == []
-    assert hall.scheduler.sent_back(hall.runs[0], [True]).why is Why.SENT_BACK
+    fixture = OverdueFixture()
+    assert fixture.scheduler.finish(fixture.runs[0], FAILED).why is Why.GIVE
+    assert fixture.check() == []
+    assert fixture.scheduler.sent_back(fixture.runs[0], [True]).why is Why.SENT_BACK
 
 
 def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_turn_itself() -> None:
-    hall = Hall()
-    hall.letters.meanwhile = lambda _: hall.scheduler.finish(hall.runs[0], FAILED)
-    assert hall.look() == [0]
-    assert hall.scheduler.committable(queue(0)) == 0
-    assert hall.scheduler.sent_back(hall.runs[0], [True]).why is Why.SENT_BACK
-    assert hall.scheduler.committable(queue(0)) == 1
+    fixture = OverdueFixture()
+    fixture.letters.meanwhile = lambda _: fixture.scheduler.finish(fixture.runs[0], FAILED)
+    assert fixture.check() == [0]
+    assert fixture.scheduler.committable(queue(0)) == 0
+    assert fixture.scheduler.sent_back(fixture.runs[0], [True]).why is Why.SENT_BACK
+    assert fixture.scheduler.committable(queue(0)) == 1
 
 
 def test_a_handler_that_returns_while_another_message_is_sent_back_keeps_its_own() -> None:
-    hall = Hall(count=2)
-    hall.letters.meanwhile = lambda _: hall.scheduler.finish(hall.runs[1], DONE)
-    assert hall.look() == [0]
-    assert hall.scheduler.committable(queue(0)) == 2
+    fixture = OverdueFixture(count=2)
+    fixture.letters.meanwhile = lambda _: fixture.scheduler.finish(fixture.runs[1], DONE)
+    assert fixture.check() == [0]
+    assert fixture.scheduler.committable(queue(0)) == 2
 
 
 def test_a_message_of_a_lost_queue_is_left_to_its_next_owner() -> None:
-    hall = Hall()
-    hall.scheduler.drop(queue(0))
-    assert hall.look() == []
-    assert hall.scheduler.finish(hall.runs[0], DONE).why is Why.QUEUE_GONE
+    fixture = OverdueFixture()
+    fixture.scheduler.drop(queue(0))
+    assert fixture.check() == []
+    assert fixture.scheduler.finish(fixture.runs[0], DONE).why is Why.QUEUE_GONE
 
 
 def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
-    hall = Hall(plan=Subscription(topic="orders", order=Order.KEY, policy=HoldKey()))
-    assert hall.look() == []
-    assert not hall.letters.sent
+    fixture = OverdueFixture(plan=Subscription(topic="orders", order=Order.KEY, policy=HoldKey()))
+    assert fixture.check() == []
+    assert not fixture.letters.sent
 
 
 def test_what_a_handler_reports_after_its_message_was_sent_back_counts_for_nothing() -> None:
-    hall = Hall()
-    hall.look()
-    assert hall.scheduler.finish(hall.runs[0], FAILED).send_back == ()
+    fixture = OverdueFixture()
+    fixture.check()
+    assert fixture.scheduler.finish(fixture.runs[0], FAILED).send_back == ()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.client.consumer.fakes import message
-from tests.client.floor import turn_of
+from tests.client.consumer.worker_fixture import run_of
 from tests.client.virtual_time import ManualClock
 
 from lanemq.client.consumer.handler import Stop
@@ -30,7 +30,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
         seen.append(batch[0].queue_offset)
         clock.at += 400
 
-    end = ended(turn_of(message(0), message(1), message(2), message(3), until=1_000), handler, clock)
+    end = ended(run_of(message(0), message(1), message(2), message(3), until=1_000), handler, clock)
     assert end is not None
     assert (seen, end.stop.outcome, end.done) == ([0, 1, 2], STOPPED, 3)
 
@@ -38,7 +38,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
 @pytest.mark.row("A67")
 @pytest.mark.row("A78")
 def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
-    run = turn_of(message(0))
+    run = run_of(message(0))
     run.permit.withdrawn = True
     end = ended(run, lambda *_: pytest.fail("called"))
     assert end is not None
@@ -49,12 +49,12 @@ def test_a_run_reports_what_went_well_before_a_failure() -> None:
     def handler(batch: Any, _: Any) -> Stop | None:
         return Stop(FAILED) if batch[0].queue_offset == 2 else None
 
-    end = ended(turn_of(message(0), message(1), message(2), message(3)), handler)
+    end = ended(run_of(message(0), message(1), message(2), message(3)), handler)
     assert end is not None
     assert (end.stop.outcome, end.done) == (FAILED, 2)
 
 
 def test_a_repeated_message_knows_its_attempt() -> None:
     first = message(0)
-    assert ended(turn_of(first, attempt=3), lambda *_: None) is None
+    assert ended(run_of(first, attempt=3), lambda *_: None) is None
     assert first.attempt == 3

@@ -26,7 +26,7 @@ from lanemq.model.units import Millis, QueueOffset
 WAIT = 30.0
 
 
-def turn_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> LaneRun[Message]:
+def run_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -> LaneRun[Message]:
     return LaneRun(queue(0), "k", messages, attempt, 1, RunPermit(Millis(until)), NO_LEASE_NEEDED)
 
 
@@ -47,7 +47,7 @@ class Buried:
         return self.stored
 
 
-class Floor:
+class WorkerFixture:
     """A active with running threads; queues and messages are put in by the test."""
 
     def __init__(self, function: Callable[[Message], Any] | None = None, /, **plan: Any) -> None:
@@ -63,7 +63,7 @@ class Floor:
     def scheduler(self) -> Scheduler:
         return self.active.scheduler
 
-    def run(self, scenario: Callable[["Floor"], None]) -> None:
+    def run(self, scenario: Callable[["WorkerFixture"], None]) -> None:
         async def main() -> None:
             reporter = RunReporter("g", self.letters, NO_HISTORY)  # type: ignore[arg-type]
             workers = ThreadWorkers(self.active, reporter, SystemClock(), self.counts, self.broken.append)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from tests.client.test_app import Inbox, send
+from tests.client.consumer.test_app import Inbox, send
 
 from lanemq.client.consumer.async_consumer import AsyncConsumer
 from lanemq.client.consumer.consumer import Consumer

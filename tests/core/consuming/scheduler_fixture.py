@@ -1,4 +1,4 @@
-"""A scheduler on a bench: messages, a clock that the test moves by hand, and short words for the usual steps."""
+"""A scheduler on a fixture: messages, a clock that the test moves by hand, and short words for the usual steps."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Msg:
     size: int = 1
 
 
-class Bench:
+class SchedulerFixture:
     """A scheduler with a clock that the test moves by hand."""
 
     def __init__(self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object) -> None:

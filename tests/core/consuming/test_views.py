@@ -1,7 +1,7 @@
 """What a lane says of itself, and what a stuck one costs."""
 
 import pytest
-from tests.core.bench import Msg, Q
+from tests.core.consuming.scheduler_fixture import Msg, Q
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.keyed_queue import FOLD_AT

@@ -1,6 +1,6 @@
 """Whose queue is served next: each in its turn, none that may not run, none that waits for another's backlog."""
 
-from tests.core.bench import Msg, Q, R
+from tests.core.consuming.scheduler_fixture import Msg, Q, R
 
 from lanemq.core.consuming.lane_queue import LaneQueue, WholeQueue
 from lanemq.core.consuming.retry_policy import Again

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.core.bench import Msg, Q, R
+from tests.core.consuming.scheduler_fixture import Msg, Q, R
 
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.flow_control import Cached

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.bench import Bench, Msg, Q, offsets
+from tests.core.consuming.scheduler_fixture import Msg, Q, SchedulerFixture, offsets
 
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.retry_policy import HoldKey
@@ -13,23 +13,23 @@ from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, LaneRun, Order, Wh
 from lanemq.model.units import QueueOffset
 
 
-def bench(order: Order = Order.KEY, **options: object) -> Bench:
-    return Bench(HoldKey(), order, **options)
+def fixture(order: Order = Order.KEY, **options: object) -> SchedulerFixture:
+    return SchedulerFixture(HoldKey(), order, **options)
 
 
-def worker(made: Bench, most: int) -> list[LaneRun[Msg]]:
+def worker(made: SchedulerFixture, most: int) -> list[LaneRun[Msg]]:
     return made.scheduler.next_runs(most, now=made.now)
 
 
 def test_a_visit_takes_lanes_until_it_has_enough_messages() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a", "b", "a", "c", "d")
     assert [offsets(run) for run in worker(made, 3)] == [[0, 2], [1]]
     assert [offsets(run) for run in worker(made, 100)] == [[3], [4]]
 
 
 def test_a_run_is_no_longer_than_its_limit_however_much_is_asked_for() -> None:
-    made = bench(run_limit=2)
+    made = fixture(run_limit=2)
     made.hold(Q, "a", "a", "a")
     (run,) = worker(made, 100)
     assert offsets(run) == [0, 1]
@@ -38,7 +38,7 @@ def test_a_run_is_no_longer_than_its_limit_however_much_is_asked_for() -> None:
 
 
 def test_a_lane_in_a_visit_is_given_to_nobody_else() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a", "b")
     worker(made, 100)
     made.put(Q, "a", "b", "c")
@@ -46,7 +46,7 @@ def test_a_lane_in_a_visit_is_given_to_nobody_else() -> None:
 
 
 def test_without_order_every_message_is_a_turn_of_its_own() -> None:
-    made = bench(Order.NONE)
+    made = fixture(Order.NONE)
     made.hold(Q, "a", "a", "a")
     assert [offsets(run) for run in worker(made, 2)] == [[0], [1]]
 
@@ -56,7 +56,7 @@ def test_without_order_every_message_is_a_turn_of_its_own() -> None:
 def test_turns_reported_together_leave_what_turns_reported_singly_leave(
     order: Order, keys: list[str], ends: Random
 ) -> None:
-    together, singly = bench(order), bench(order)
+    together, singly = fixture(order), fixture(order)
     for each in (together, singly):
         each.hold(Q, *keys)
     runs, same = worker(together, 100), worker(singly, 100)
@@ -70,7 +70,7 @@ def test_turns_reported_together_leave_what_turns_reported_singly_leave(
 
 
 def test_turns_of_a_queue_that_was_given_up_count_for_nothing() -> None:
-    made = bench()
+    made = fixture()
     made.hold(Q, "a", "b")
     runs = worker(made, 100)
     made.scheduler.drop(Q)
