@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for what is looked for in every record: its key, and the hashes under which it can be found.
 
-The references are in `client/message.py` and `log/key_scan.py`, with what everything means. Every length is compared
+The references are in `client/message.py` and `log/key_index.py`, with what everything means. Every length is compared
 with what is left before a byte is read, as if each record came from an enemy.
 """
 
