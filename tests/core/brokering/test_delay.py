@@ -95,27 +95,16 @@ def test_message_is_due_exactly_when_its_delay_is_over() -> None:
     assert due(3, stored, Millis(1_010_000))
 
 
-def test_cursor_delivers_each_offset_once_and_in_order() -> None:
+def test_cursors_of_levels_start_at_zero_and_never_go_back() -> None:
     cursors = DelayQueueCursors()
-    assert cursors.next_offset(3) == 0
-    cursors.delivered(3, QueueOffset(0))
-    for wrong in (0, 2):
-        with pytest.raises(ValueError, match="1 is next"):
-            cursors.delivered(3, QueueOffset(wrong))
-    assert cursors.next_offset(3) == 1
-    assert cursors.next_offset(4) == 0
-
-
-def test_cursor_follows_retention_but_never_goes_back() -> None:
-    cursors = DelayQueueCursors()
-    cursors.skip_to(1, QueueOffset(7))
-    cursors.skip_to(1, QueueOffset(3))
-    assert cursors.next_offset(1) == 7
+    cursors.advance(1, QueueOffset(7))
+    cursors.advance(1, QueueOffset(3))
+    assert (cursors.next_offset(1), cursors.next_offset(2)) == (7, 0)
 
 
 def test_cursors_survive_a_restart() -> None:
     cursors = DelayQueueCursors()
-    cursors.delivered(3, QueueOffset(0))
+    cursors.advance(3, QueueOffset(1))
     restarted = DelayQueueCursors()
     restarted.restore(cursors.dirty().items())
     assert restarted.next_offset(3) == 1
@@ -124,9 +113,9 @@ def test_cursors_survive_a_restart() -> None:
 
 def test_cursor_that_moved_while_it_was_saved_stays_dirty() -> None:
     cursors = DelayQueueCursors()
-    cursors.delivered(3, QueueOffset(0))
+    cursors.advance(3, QueueOffset(1))
     writing = cursors.dirty()
-    cursors.delivered(3, QueueOffset(1))
+    cursors.advance(3, QueueOffset(2))
     cursors.saved(writing)
     assert cursors.dirty() == {3: 2}
     cursors.saved(cursors.dirty())

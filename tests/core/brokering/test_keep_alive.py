@@ -5,6 +5,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.core.brokering.test_lock_table import live_lease
 
 from lanemq.core.brokering.keep_alive import MARGIN, KeepAlives, keep_alive_deadline
 from lanemq.core.brokering.lock_table import LockTable
@@ -53,7 +54,7 @@ def test_a_keep_alive_lengthens_no_lease() -> None:
     table = LockTable()
     serial = take(table, "A", 0)
     table.keep_alive("A", serial, now=at(4_900))
-    assert table.holder("g", Q0, now=at(5_000)) is None
+    assert live_lease(table, Q0, now=at(5_000)) is None
 
 
 def test_after_a_cut_keep_alives_are_refused_until_a_renewal() -> None:
@@ -166,7 +167,7 @@ class TwoMembers(RuleBasedStateMachine):
 
     @rule(name=names, queues=queues)
     def another_takes_over_as_soon_as_it_can(self, name: str, queues: tuple[MessageQueue, ...]) -> None:
-        ends = [lease.expires_at for queue in queues if (lease := self.table.holder("g", queue, now=self.now))]
+        ends = [lease.expires_at for queue in queues if (lease := live_lease(self.table, queue, now=self.now))]
         self.now = max([self.now, *ends])
         self.renew(name, queues, prompt=True)
 

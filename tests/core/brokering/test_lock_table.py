@@ -32,6 +32,11 @@ def take(
     return grant.granted[0] if grant.granted else grant.refused[0]
 
 
+def live_lease(table: LockTable, queue: MessageQueue, *, now: Millis, group: str = "g") -> Lease | None:
+    lease = table.latest(group, queue)
+    return lease if lease is not None and now < lease.expires_at else None
+
+
 def epoch_of(answer: Lease | Refusal) -> Epoch:
     assert isinstance(answer, Lease), answer
     return answer.epoch
@@ -251,13 +256,13 @@ def test_verdict_on_a_queue_that_was_never_locked() -> None:
     assert LockTable().verdict("g", Q0, "A", Epoch(3), now=at(0)) == Stale("", Epoch(0))
 
 
-def test_holder_and_holds_any_end_with_the_lease() -> None:
+def test_a_group_holds_a_lock_until_its_lease_ends() -> None:
     table = LockTable()
     lease = take(table, "A", at(0))
     assert isinstance(lease, Lease)
-    assert table.holder("g", Q0, now=at(59.999)) == lease._replace(changed=False)
+    assert live_lease(table, Q0, now=at(59.999)) == lease._replace(changed=False)
     assert table.holds_any("g", now=at(59.999))
-    assert table.holder("g", Q0, now=at(60)) is None
+    assert live_lease(table, Q0, now=at(60)) is None
     assert not table.holds_any("g", now=at(60))
 
 
@@ -358,7 +363,7 @@ class LockTableMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, queues=queues, lease=st.sampled_from([None, 1_000, 5_000, 90_000]))
     def ask(self, owner: str, queues: list[MessageQueue], lease: int | None) -> None:
-        before = {queue: self.table.holder("g", queue, now=self.now) for queue in queues}
+        before = {queue: live_lease(self.table, queue, now=self.now) for queue in queues}
         wish = None if lease is None else Millis(lease)
         grant = self.table.acquire("g", queues, owner, lease=wish, keep_alive_timeout=TIMEOUT, now=self.now)
         self._persist(grant.changes)
@@ -379,7 +384,7 @@ class LockTableMachine(RuleBasedStateMachine):
         epoch = None if back is None or not history else Epoch(history[-1][0] - back)
         for row in self.table.release("g", queues, owner, epoch=epoch, now=self.now):
             assert epoch in (None, row.epoch)
-            assert self.table.holder("g", row.queue, now=self.now) is None
+            assert live_lease(self.table, row.queue, now=self.now) is None
             self._persist([row])
 
     @rule(owner=owners, grace=st.sampled_from([0, 1_000]))
@@ -393,7 +398,7 @@ class LockTableMachine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         for group, lease in self.table.expire(now=self.now):
-            assert self.table.holder(group, lease.queue, now=self.now) is None
+            assert live_lease(self.table, lease.queue, group=group, now=self.now) is None
         deadline = self.table.next_deadline()
         assert deadline is None or deadline > self.now
 
@@ -408,11 +413,11 @@ class LockTableMachine(RuleBasedStateMachine):
         self.table.forget_topic("orders")
         self.floor = self.table.floor
         self.disk.clear()
-        assert all(self.table.holder("g", queue, now=self.now) is None for queue in (Q0, Q1))
+        assert all(live_lease(self.table, queue, now=self.now) is None for queue in (Q0, Q1))
 
     @invariant()
     def no_live_lease_without_a_deadline(self) -> None:
-        lives = [self.table.holder("g", queue, now=self.now) for queue in (Q0, Q1)]
+        lives = [live_lease(self.table, queue, now=self.now) for queue in (Q0, Q1)]
         ends = [lease.expires_at for lease in lives if lease is not None]
         deadline = self.table.next_deadline()
         assert not ends or (deadline is not None and deadline <= min(ends))

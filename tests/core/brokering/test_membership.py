@@ -80,7 +80,6 @@ def test_silent_member_is_removed_after_two_minutes() -> None:
     table = Membership()
     beat(table, ONE, "A", now=0)
     beat(table, TWO, "B", now=30_000)
-    assert table.next_deadline() == 120_000
     assert table.expire(now=Millis(119_999)) == NOTHING
     assert table.expire(now=Millis(120_000)) == CHANGED
     assert table.expire(now=Millis(120_000)) == NOTHING
@@ -92,7 +91,7 @@ def test_heartbeat_postpones_the_removal() -> None:
     beat(table, ONE, "A", now=0)
     beat(table, TWO, "B", now=1)
     beat(table, ONE, "A", now=100_000)
-    assert table.next_deadline() == 120_001
+    assert table.expire(now=Millis(120_000)) == NOTHING
     table.expire(now=Millis(120_001))
     assert table.members("g") == ("A",)
 
@@ -146,7 +145,6 @@ def test_an_unknown_group_has_no_members() -> None:
     assert table.members("g") == ()
     assert table.connections("g") == ()
     assert table.subscription("g", "t") is None
-    assert table.next_deadline() is None
 
 
 class MembershipMachine(RuleBasedStateMachine):
@@ -179,8 +177,6 @@ class MembershipMachine(RuleBasedStateMachine):
     def tick(self, passed: int) -> None:
         self.now = Millis(self.now + passed)
         self._compare(self.table.expire(now=self.now))
-        deadline = self.table.next_deadline()
-        assert deadline is None or deadline > self.now
 
     @invariant()
     def indexes_agree(self) -> None:

@@ -124,11 +124,10 @@ def test_send_to_a_system_topic_is_refused(name: str) -> None:
     assert TopicTable().auto_create(name, DEFAULT_TOPIC, 4) == refused
 
 
-def test_system_topics_exist_and_are_not_saved() -> None:
+def test_system_topics_always_exist() -> None:
     table = TopicTable(own_names=["broker-a"])
     names = [config.name for config in table.topics()]
     assert names == sorted([SCHEDULE_TOPIC, "SELF_TEST_TOPIC", DEFAULT_TOPIC, "broker-a"])
-    assert table.dirty() == ()
 
 
 def test_illegal_name_is_never_stored() -> None:
@@ -137,7 +136,7 @@ def test_illegal_name_is_never_stored() -> None:
         table.put(topic("../etc"))
     with pytest.raises(InvalidName):
         table.auto_create("a b", DEFAULT_TOPIC, 4)
-    assert table.dirty() == ()
+    assert table.topics() == TopicTable().topics()
 
 
 def test_full_broker_creates_no_further_topic_but_changes_known_ones() -> None:
@@ -152,27 +151,14 @@ def test_a_deleted_topic_does_not_exist() -> None:
     table.put(topic())
     assert table.delete("orders") == Deleted(topic())
     assert table.delete("orders") == TopicRefused("orders", WhyRefused.UNKNOWN)
-    assert table.dirty() == ()
 
 
 def test_topics_survive_a_restart() -> None:
     table = TopicTable()
     table.put(topic(order=TopicOrder.BY_KEY))
     restarted = TopicTable()
-    restarted.restore(table.dirty())
+    restarted.restore([topic(order=TopicOrder.BY_KEY)])
     assert restarted.topics() == table.topics()
-    assert restarted.dirty() == ()
-
-
-def test_topic_changed_while_it_was_saved_stays_dirty() -> None:
-    table = TopicTable()
-    table.put(topic(queues=1))
-    writing = table.dirty()
-    table.put(topic(queues=2))
-    table.saved(writing)
-    assert table.dirty() == (topic(queues=2),)
-    table.saved(table.dirty())
-    assert table.dirty() == ()
 
 
 def test_an_ordered_topic_stays_ordered() -> None:

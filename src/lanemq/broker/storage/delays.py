@@ -51,7 +51,7 @@ class DelayDelivery:
         if level in self._in_progress:
             return
         low, high = self._store.bounds(SCHEDULE_TOPIC, level - 1)
-        self._cursors.skip_to(level, QueueOffset(low))
+        self._cursors.advance(level, QueueOffset(low))
         offset = self._cursors.next_offset(level)
         if offset >= high:
             return
@@ -73,7 +73,7 @@ class DelayDelivery:
         for damaged in result.damaged:
             log.error("the delayed message %s of level %s is damaged and lost", damaged, level)
         if result.status is not ReadStatus.FOUND:
-            self._cursors.skip_to(level, QueueOffset(result.next_offset))
+            self._cursors.advance(level, QueueOffset(result.next_offset))
         return [RecordView(result.data, start) for start in record_starts(result.data)]
 
     def _append(self, level: int, ready: list[RecordView]) -> None:
@@ -89,7 +89,7 @@ class DelayDelivery:
 
     def _stored(self, level: int, end: QueueOffset, error: StorageError | None) -> None:
         if error is None:
-            self._cursors.skip_to(level, end)
+            self._cursors.advance(level, end)
         if self._in_progress.get(level) == end:
             del self._in_progress[level]
             if error is None:

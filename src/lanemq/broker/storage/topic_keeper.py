@@ -98,7 +98,6 @@ class TopicKeeper:
     def _save(self, topic: TopicConfig) -> None:
         settings = _encode(topic)
         self._thread.submit(lambda: self._state.save_topic(topic.name, settings), self._saved)
-        self._table.saved([topic])
 
     def _saved(self, _: object, error: StorageError | None) -> None:
         if error is not None:

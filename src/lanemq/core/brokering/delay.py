@@ -111,17 +111,11 @@ class DelayQueueCursors:
     def next_offset(self, level: int) -> QueueOffset:
         return self._next.get(_existing(level), QueueOffset(0))
 
-    def delivered(self, level: int, offset: QueueOffset) -> None:
-        """Move past a message that is in its real topic now; it must be the next one."""
-        expected = self.next_offset(level)
-        if offset != expected:
-            raise ValueError(f"delay level {level} delivered offset {offset}, but {expected} is next")
-        self._put(level, QueueOffset(offset + 1))
-
-    def skip_to(self, level: int, min_offset: QueueOffset) -> None:
-        """Move forward to `min_offset`, unless the cursor is past it."""
-        if min_offset > self.next_offset(level):
-            self._put(level, min_offset)
+    def advance(self, level: int, offset: QueueOffset) -> None:
+        """Move forward to an offset; a cursor past it stays where it is."""
+        if offset > self.next_offset(level):
+            self._next[level] = offset
+            self._dirty.add(level)
 
     def dirty(self) -> Mapping[int, QueueOffset]:
         """The cursors that are not `saved` yet: level → next offset."""
@@ -133,10 +127,6 @@ class DelayQueueCursors:
 
     def restore(self, cursors: Iterable[tuple[int, QueueOffset]]) -> None:
         self._next.update((_existing(level), offset) for level, offset in cursors)
-
-    def _put(self, level: int, offset: QueueOffset) -> None:
-        self._next[level] = offset
-        self._dirty.add(level)
 
 
 def _existing(level: int) -> int:

@@ -276,11 +276,6 @@ class LockTable:
         entry = self._groups.get(group, {}).get(queue)
         return entry.lease() if entry is not None else None
 
-    def holder(self, group: str, queue: MessageQueue, *, now: Millis) -> Lease | None:
-        """The live lease of a queue, or None."""
-        entry = self._groups.get(group, {}).get(queue)
-        return entry.lease() if entry is not None and entry.live(now) else None
-
     def holds_any(self, group: str, *, now: Millis) -> bool:
         """Whether the group has a live lease, so it consumes in order; decides about its dead letters (see `delay`)."""
         return any(entry.live(now) for entry in self._groups.get(group, {}).values())

@@ -120,11 +120,6 @@ class Membership:
             silent.append(key)
         return self._remove(silent)
 
-    def next_deadline(self) -> Millis | None:
-        for seen in self._seen.values():
-            return Millis(seen + self._expiry_ms)
-        return None
-
     def members(self, group: str) -> tuple[str, ...]:
         """The client ids, each once and sorted: every member must see the same list."""
         known = self._groups.get(group)

@@ -137,7 +137,6 @@ class TopicTable:
         """
         self._max_topics = max_topics
         self._system = OTHER_SYSTEM_TOPICS | frozenset(own_names)
-        self._dirty: set[str] = set()
         self._topics = {
             config.name: config
             for config in (
@@ -205,16 +204,7 @@ class TopicTable:
         known = self._topics.pop(name, None)
         if known is None:
             return TopicRefused(name, WhyRefused.UNKNOWN)
-        self._dirty.discard(name)
         return Deleted(known)
-
-    def dirty(self) -> tuple[TopicConfig, ...]:
-        """The topics that are not `saved` yet, sorted by name."""
-        return tuple(self._topics[name] for name in sorted(self._dirty))
-
-    def saved(self, topics: Iterable[TopicConfig]) -> None:
-        """Mark topics as saved. Those that changed while they were written stay dirty."""
-        self._dirty.difference_update(topic.name for topic in topics if self._topics.get(topic.name) == topic)
 
     def restore(self, topics: Iterable[TopicConfig]) -> None:
         self._topics.update((topic.name, topic) for topic in topics)
@@ -249,4 +239,3 @@ class TopicTable:
 
     def _store(self, config: TopicConfig) -> None:
         self._topics[config.name] = config
-        self._dirty.add(config.name)
