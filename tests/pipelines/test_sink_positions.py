@@ -16,7 +16,7 @@ from lanemq.client.consumer.app import App
 from lanemq.model.errors import UsageError
 from lanemq.pipelines import ForeachSink, LastState, ParquetSink, Project, SqliteSink
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.sink_positions import SinkPosition, SinkPositions
 from lanemq.spark.columns.schema import select_columns
@@ -50,7 +50,7 @@ class MemberFixture:
         self.crash()
         checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
         dead = ParquetSink(self.folder / "dead")
-        processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"), member=True)
+        processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, EffectHistory(None, "orders"), member=True)
         self.held.append((checkpoint, processor))
         processor.open(self.spark)
         return processor

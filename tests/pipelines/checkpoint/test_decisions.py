@@ -30,7 +30,7 @@ from lanemq.pipelines import (
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows, RowFile
 from lanemq.pipelines.running.batch_processor import BatchProcessor
@@ -85,7 +85,7 @@ class Run:
         checkpoint = Checkpoint(self.folder / "checkpoint", "orders")
         self.stage = self.make_stage()
         dead = ParquetSink(self.folder / "dead")
-        processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, Effects(None, "orders"))
+        processor = BatchProcessor(self.stage, self.sink, dead, checkpoint, EffectHistory(None, "orders"))
         self.held.append((checkpoint, processor))
         processor.open(FakeSpark(never))  # type: ignore[arg-type]
         return processor

@@ -15,7 +15,7 @@ from lanemq.checker.command import check
 from lanemq.model.errors import InvalidOption, SinkFenced, StateLost
 from lanemq.pipelines.batch import Batch, batch_number, start_of
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 
@@ -38,7 +38,7 @@ class ProcessorFixture:
         self.crash()
         checkpoint = Checkpoint(self.folder, "orders")
         processor = BatchProcessor(
-            self.stage, self.sink, self.dead, checkpoint, Effects(self.history, "orders"), whole=whole
+            self.stage, self.sink, self.dead, checkpoint, EffectHistory(self.history, "orders"), whole=whole
         )
         self.held.append((checkpoint, processor))
         processor.open(None)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tests.pipelines.sinks.targets import EVENTS, PostgresTarget, SqliteTarget, 
 from lanemq.model.errors import StateLost
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.ports import Append, Results
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.sinks import ForeachSink, SqliteSink
@@ -42,7 +42,7 @@ class Runs:
         self.crash()
         checkpoint = Checkpoint(self.folder, "orders")
         self.held.append(checkpoint)
-        effects = Effects(None, "orders")
+        effects = EffectHistory(None, "orders")
         processor = BatchProcessor(self.stage, self.make(), FakeSink(), checkpoint, effects, new_sink=new_sink)  # type: ignore[arg-type]
         self.held.append(processor)
         processor.open(None)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ COORDINATES = ("topic", "queue_id", "queue_offset", "key")
 """Columns of the outputs that identify the message a row came from."""
 
 
-class Effects:
+class EffectHistory:
     """Writes the history of one run's sink. Does nothing without a folder."""
 
     def __init__(self, folder: Path | None, name: str, now_ns: Callable[[], int] | None = None) -> None:

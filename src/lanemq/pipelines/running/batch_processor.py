@@ -24,7 +24,7 @@ from lanemq.model.units import Millis
 from lanemq.pipelines.batch import Batch, batch_number, dead_letter_query
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
 from lanemq.pipelines.checkpoint.decisions import Decisions
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.checkpoint.queue_set import QueueSet
 from lanemq.pipelines.ports import Append, Results, Sink, Stage
 from lanemq.pipelines.rows import DEAD_LETTER_SCHEMA, FileRows
@@ -46,7 +46,7 @@ class BatchProcessor:
         sink: Sink,
         dead_letters: Sink,
         checkpoint: Checkpoint,
-        effects: Effects,
+        effects: EffectHistory,
         clock: Clock | None = None,
         *,
         whole: bool = False,

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from lanemq.clock import Clock, SystemClock
 from lanemq.model.errors import Closed, LaneError
 from lanemq.pipelines.checkpoint.checkpoint import Checkpoint
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.pipeline import Pipeline
 from lanemq.pipelines.running.batch_processor import BatchProcessor
 from lanemq.pipelines.running.failure import PipelineFailed
@@ -60,7 +60,7 @@ def start(
         pipeline.sink,
         pipeline.dead_letters or ParquetSink(checkpoint.dead_letters_folder),
         checkpoint,
-        Effects(Path(pipeline.history) if pipeline.history is not None else None, pipeline.name),
+        EffectHistory(Path(pipeline.history) if pipeline.history is not None else None, pipeline.name),
         clock,
         whole=pipeline.prepare is None and pipeline.source.parsed.tags == ALL_TAGS,
         member=pipeline.source.parsed.is_member,

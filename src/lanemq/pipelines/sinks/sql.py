@@ -51,6 +51,17 @@ class Column:
 class SqlSink(ExactSink, ABC):
     """What SQLite and PostgreSQL have in common; the abstract methods are the differences."""
 
+    adding = "ADD COLUMN"
+    """Adds a column that another session may be adding at the same time."""
+    for_update = ""
+    """Makes a SELECT lock its row; empty where the transaction locks everything."""
+    position_in_text = "instr"
+    """The function that returns where in a text another begins, from 1."""
+    bytewise = ""
+    """Makes texts compare byte by byte; empty where they always do."""
+    merged_table_options = ""
+    """What follows the columns when a merged table is created."""
+
     def __init__(self, table: str, wait: float, evolve: bool, clock: Clock | None) -> None:
         self._table = table
         self._name = quoted_table(table)
@@ -62,53 +73,6 @@ class SqlSink(ExactSink, ABC):
 
     def __str__(self) -> str:
         return f"table {self._table}"
-
-    @abstractmethod
-    def _transaction(self) -> AbstractContextManager[Any]:
-        """A transaction on an open connection. Database errors leave it as LaneErrors, retriable if they may pass."""
-
-    @abstractmethod
-    def _lock_schema(self, connection: Any) -> None:
-        """Keep other sessions from creating tables until the transaction ends."""
-
-    @abstractmethod
-    def _columns(self, connection: Any, table: str) -> list[Column]:
-        """The columns of a table, given its quoted name; empty if there is no such table."""
-
-    @abstractmethod
-    def _column_type(self, field: pa.Field) -> str:
-        """The declaration of a new column."""
-
-    @abstractmethod
-    def _accepts(self, column: Column, kind: pa.DataType) -> bool:
-        """Whether every value of this type keeps its meaning in the column."""
-
-    def _remedy(self, column: Column, kind: pa.DataType) -> str:
-        """A further remedy for the error about a refused column."""
-        return ""
-
-    @abstractmethod
-    def _execute(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement with `?` for values, and return its rows."""
-
-    @abstractmethod
-    def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
-        """Add the rows, in order."""
-
-    @abstractmethod
-    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
-        """Apply one row per key with `_upsert`, and return how many were new or newer."""
-
-    adding = "ADD COLUMN"
-    """Adds a column that another session may be adding at the same time."""
-    for_update = ""
-    """Makes a SELECT lock its row; empty where the transaction locks everything."""
-    position_in_text = "instr"
-    """The function that returns where in a text another begins, from 1."""
-    bytewise = ""
-    """Makes texts compare byte by byte; empty where they always do."""
-    merged_table_options = ""
-    """What follows the columns when a merged table is created."""
 
     def open(self, spark: SparkSession, query: str, epoch: int, schema: StructType, how: Append | Merge) -> None:
         terms = self._agree(query, epoch, schema, how)
@@ -295,6 +259,44 @@ class SqlSink(ExactSink, ABC):
         old = f"{quoted(DELETED)} AND {quoted(SEQUENCE)} < ?{order}"
         with self._transaction() as connection:
             return len(self._execute(connection, f"DELETE FROM {self._name} WHERE {old} RETURNING 1", (below,)))
+
+    # The differences between databases.
+
+    @abstractmethod
+    def _transaction(self) -> AbstractContextManager[Any]:
+        """A transaction on an open connection. Database errors leave it as LaneErrors, retriable if they may pass."""
+
+    @abstractmethod
+    def _lock_schema(self, connection: Any) -> None:
+        """Keep other sessions from creating tables until the transaction ends."""
+
+    @abstractmethod
+    def _columns(self, connection: Any, table: str) -> list[Column]:
+        """The columns of a table, given its quoted name; empty if there is no such table."""
+
+    @abstractmethod
+    def _column_type(self, field: pa.Field) -> str:
+        """The declaration of a new column."""
+
+    @abstractmethod
+    def _accepts(self, column: Column, kind: pa.DataType) -> bool:
+        """Whether every value of this type keeps its meaning in the column."""
+
+    def _remedy(self, column: Column, kind: pa.DataType) -> str:
+        """A further remedy for the error about a refused column."""
+        return ""
+
+    @abstractmethod
+    def _execute(self, connection: Any, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement with `?` for values, and return its rows."""
+
+    @abstractmethod
+    def _append(self, connection: Any, tables: Iterable[pa.Table], terms: Terms) -> None:
+        """Add the rows, in order."""
+
+    @abstractmethod
+    def _merge(self, connection: Any, changes: pa.Table, terms: Terms) -> int:
+        """Apply one row per key with `_upsert`, and return how many were new or newer."""
 
 
 def quoted(name: str) -> str:

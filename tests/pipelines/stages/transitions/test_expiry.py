@@ -12,7 +12,7 @@ from tests.pipelines.stages.transitions.pipeline_fixture import OUTPUTS, Crash, 
 from lanemq.model.errors import InvalidOption
 from lanemq.pipelines import DeadLetter, Event, Hold, Park, StateLimits, Transitions
 from lanemq.pipelines.batch import Batch
-from lanemq.pipelines.checkpoint.effects import Effects
+from lanemq.pipelines.checkpoint.effects import EffectHistory
 from lanemq.pipelines.declare.ddl import parse_columns
 from lanemq.pipelines.ports import Results
 from lanemq.pipelines.rows import FileRows, RowFile
@@ -276,7 +276,7 @@ def test_numbers_are_not_forgotten_before_states(limits: dict[str, int]) -> None
 
 def test_rows_of_on_expire_are_not_in_the_history(tmp_path: Path) -> None:
     """The checker would look for the message that they came from."""
-    effects = Effects(tmp_path / "history", "orders")
+    effects = EffectHistory(tmp_path / "history", "orders")
     schema = parse_columns("topic string, queue_id int, queue_offset long, key string")
     path = tmp_path / "rows.parquet"
     rows = [{"topic": "t", "queue_id": 0, "queue_offset": 5, "key": "a"}, dict.fromkeys(schema.names)]
