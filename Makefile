@@ -59,7 +59,7 @@ sim: setup ## the whole system on virtual time, a fault schedule per seed: make 
 spark-proof: setup ## order from producer to table with executor and driver killed: make spark-proof EVENTS=1000000
 	@LANEMQ_PROOF_EVENTS=$(or $(EVENTS),1000000) JAVA_HOME="$$(bash scripts/java.sh --home)" $(BIN)/pytest -s tests/pipelines/test_end_to_end.py
 
-chaos: setup ## kill -9 and freezes of everybody under load, round after round: make chaos ROUNDS=500
+chaos: setup ## kill -9 and freezes of every process under load, round after round: make chaos ROUNDS=500
 	@LANEMQ_CHAOS_ROUNDS=$(or $(ROUNDS),500) $(BIN)/pytest -s tests/chaos/test_rounds.py
 
 soak: setup ## steady load, flat memory: make soak MINUTES=10
