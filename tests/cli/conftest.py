@@ -1,4 +1,4 @@
-"""A broker in this process and a way to run commands against it."""
+"""An embedded broker, and `run` to call commands against it."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,8 +13,8 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tests ask where nobody listens; what waiting is for has tests of its own."""
+def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands do not wait for a broker; test_wait_for_broker.py tests that."""
     monkeypatch.setattr("lanemq.cli.wait_for_broker.WAIT_SECONDS", 0)
 
 
@@ -26,7 +26,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def run(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("topic", "list")` asks the embedded broker; the result has exit_code, stdout and stderr."""
+    """`run("topic", "list")` calls the command with the embedded broker; results have exit_code, stdout and stderr."""
     monkeypatch.setenv("LANEMQ_SERVER", broker.address)
     runner = CliRunner()
     return lambda *words, stdin=None: runner.invoke(main, list(words), input=stdin)

@@ -1,4 +1,4 @@
-"""TLS and credentials on the command line: a broker process that wants both, and commands that give them."""
+"""TLS and credentials on the command line, against a broker process that needs both."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ admin = true
 
 @pytest.fixture(scope="module")
 def server(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a broker in a process of its own listens, on the event loop that users run."""
+    """The address of a broker in its own process, with the event loop that users run."""
     folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
     (folder / "users.toml").write_text(USERS)
     (folder / "users.toml").chmod(0o600)
@@ -49,7 +49,7 @@ def lanemq(*words: object) -> Result:
     return CliRunner().invoke(main, [*map(str, words)])
 
 
-def test_commands_speak_tls_and_sign(server: str, authority: Authority, secret: Path) -> None:
+def test_commands_use_tls_and_credentials_from_flags(server: str, authority: Authority, secret: Path) -> None:
     how = ("--server", server, "--tls-ca", authority.ca, "--access-key", "root", "--secret-key-file", secret)
     assert lanemq("topic", "create", "orders", "--ordered", *how).exit_code == 0
     assert lanemq("send", "orders", "hello", "--key", "a", *how).exit_code == 0
@@ -60,13 +60,15 @@ def test_commands_speak_tls_and_sign(server: str, authority: Authority, secret: 
     assert lanemq("key", "a", "--topic", "orders", *how).exit_code == 0
 
 
-def test_the_environment_does_the_same(server: str, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_use_tls_and_credentials_from_the_environment(
+    server: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("TLS_CA", authority.ca), ("ACCESS_KEY", "root"), ("SECRET_KEY", SECRET), ("SERVER", server)):
         monkeypatch.setenv(f"LANEMQ_{name}", str(value))
     assert lanemq("topic", "list").exit_code == 0
 
 
-def test_the_command_line_wins_over_the_environment_and_leaves_it_as_it_was(
+def test_flags_override_the_environment_and_restore_it(
     server: str, authority: Authority, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("TLS", "off"), ("ACCESS_KEY", "nobody"), ("SECRET_KEY", "another one")):
@@ -78,25 +80,25 @@ def test_the_command_line_wins_over_the_environment_and_leaves_it_as_it_was(
     assert dict(os.environ) == before
 
 
-def test_a_refusal_is_one_line_that_says_what_to_do(server: str, authority: Authority) -> None:
+def test_a_refusal_is_one_line_with_advice(server: str, authority: Authority) -> None:
     result = lanemq("topic", "list", "--server", server, "--tls-ca", authority.ca)
     assert result.exit_code == 1
     assert "connect with credentials" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_broker_that_cannot_be_trusted_is_not_told_to_be_missing(server: str) -> None:
-    """The hint to start a broker is for those where none is."""
+def test_an_untrusted_broker_is_not_reported_as_missing(server: str) -> None:
+    """The advice to start a broker is only for a missing broker."""
     result = lanemq("topic", "list", "--server", server, "--tls")
     assert result.exit_code == 1
     assert "not signed by the system's authorities" in result.stderr
     assert "Start one with" not in result.stderr
-    assert ": --tls-ca must name the file of the one that signed it" in result.stderr, "as it is called here"
+    assert ": --tls-ca must name the file of the one that signed it" in result.stderr, "named as a flag"
 
 
 @pytest.mark.parametrize("words", [("topic", "list"), ("send", "orders", "hello", "--key", "a")])
-def test_a_connection_that_is_closed_unheard_is_told_in_whole_sentences(words: tuple[str, ...]) -> None:
-    """Some brokers just hang up on those who do not speak TLS; so does one that dies, so it is only a guess."""
+def test_a_connection_closed_without_an_answer_is_explained(words: tuple[str, ...]) -> None:
+    """Some brokers close connections without TLS; so does one that dies, so the cause is only a guess."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         thread = threading.Thread(target=hang_up, args=(deaf,))
         thread.start()
@@ -128,7 +130,7 @@ def hang_up(server: socket.socket) -> None:
         ),
     ],
 )
-def test_half_a_user_is_told_by_the_options(words: tuple[str, ...], told: str) -> None:
+def test_incomplete_credentials_are_reported_with_the_flags(words: tuple[str, ...], told: str) -> None:
     result = lanemq("topic", "list", "--server", "127.0.0.1:1", *words)
     assert result.exit_code == 2
     assert told in result.stderr

@@ -1,4 +1,4 @@
-"""`Reader`: exactly the asked offsets, and always an end."""
+"""`TopicReader` returns exactly the requested offsets, and always ends."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_pages_join_without_gap_or_overlap(reader: TopicReader) -> None:
         assert offsets(reader, 5, 2 * PAGE + 5) == list(range(5, 2 * PAGE + 5))
 
 
-def test_answer_that_goes_too_far_is_cut_at_the_end(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_after_the_end_are_dropped(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that skips a damaged message fills the page with later ones."""
     pull = reader._pull
     monkeypatch.setattr(reader, "_pull", lambda source, offset, most: pull(source, offset, most + 3))
@@ -32,7 +32,7 @@ def test_answer_that_goes_too_far_is_cut_at_the_end(reader: TopicReader, monkeyp
         assert offsets(reader, 0, 10) == list(range(10))
 
 
-def test_broker_that_does_not_move_on_ends_the_reading(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ends_if_the_broker_makes_no_progress(reader: TopicReader, monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(_: MessageSource, offset: int, __: int) -> tuple[list[Message], int]:
         return [], offset
 
@@ -41,6 +41,6 @@ def test_broker_that_does_not_move_on_ends_the_reading(reader: TopicReader, monk
         assert offsets(reader, 0, 10) == []
 
 
-def test_offsets_before_the_first_kept_one_are_passed_over(reader: TopicReader) -> None:
+def test_offsets_before_the_first_one_are_skipped(reader: TopicReader) -> None:
     with reader:
         assert offsets(reader, -5, 3) == [0, 1, 2]

@@ -1,6 +1,6 @@
-"""Drives a reader the way Spark's engine does, without a JVM: offsets in a log, batches run in order.
+"""Drives a reader as Spark's engine does, without a JVM: offsets in a log, batches in order.
 
-The order of calls is what a probe of PySpark 4.3 recorded: `latestOffset` (only when the batch before is finished),
+The order of calls was recorded with PySpark 4.3: `latestOffset` (only when the batch before is finished),
 `partitions`, `read` in tasks, `commit`.
 """
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def send(address: str, topic: str, values: Sequence[int], **extra: Any) -> None:
-    """One message per number, keyed by it."""
+    """Sends one message per number, with seven keys."""
     with Producer(address) as producer:
         futures = [producer.submit(topic, value, key=f"key-{value % 7}", **extra) for value in values]
         for future in futures:
@@ -30,7 +30,7 @@ def send(address: str, topic: str, values: Sequence[int], **extra: Any) -> None:
 
 
 class Checkpoint:
-    """What Spark keeps on disk: the ends that were planned, and how many batches were finished."""
+    """Spark's checkpoint: the planned ends, and the number of finished batches."""
 
     def __init__(self) -> None:
         self.ends: list[str] = []
@@ -69,7 +69,7 @@ class Query:
         return self.reader.partitions(start, end)
 
     def read(self, partitions: Sequence[Any]) -> list[Row]:
-        """In executors: on a pickled copy."""
+        """Reads on a pickled copy, as executors do."""
         copy = pickle.loads(pickle.dumps(self.reader))  # noqa: S301
         return [row for each in partitions for batch in copy.read(each) for row in batch.to_pylist()]
 
@@ -112,8 +112,8 @@ def values(rows: Sequence[Row]) -> list[int]:
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    """Waits for something that another thread or process does."""
+    """Waits until `true` returns a true value."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, "the condition did not become true"
         threading.Event().wait(0.02)

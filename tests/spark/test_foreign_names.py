@@ -1,4 +1,4 @@
-"""Who comes from Spark's Kafka source is told our names, and the document says the same."""
+"""Errors and docs/reference/spark.md name the equivalents of Kafka's and RocketMQ's options."""
 
 import re
 from pathlib import Path
@@ -19,24 +19,24 @@ THE_SAME = ["the same"]
 NONE = ["–"]
 
 
-def told(name: str) -> str:
+def error_for(name: str) -> str:
     with pytest.raises(InvalidOption) as error:
         parse_read_options({"servers": "h:1", "topic": "t", name: "x"}, streaming=True)
     return str(error.value)
 
 
 @pytest.mark.parametrize(("ours", "kafkas"), TABLE, ids=lambda names: ",".join(names))
-def test_the_document_says_what_the_error_says(ours: list[str], kafkas: list[str]) -> None:
+def test_the_document_and_the_error_name_the_same_option(ours: list[str], kafkas: list[str]) -> None:
     if kafkas in (NONE, THE_SAME):
         assert all(equivalent_option(name) is None for name in ours)
         return
     for name in kafkas:
-        said = told(name.replace("*", "x"))
-        assert name.replace("*", "").lower() in said
-        assert ("no equivalent" in said) if ours == NONE else any(option in said for option in ours), said
+        message = error_for(name.replace("*", "x"))
+        assert name.replace("*", "").lower() in message
+        assert ("no equivalent" in message) if ours == NONE else any(option in message for option in ours), message
 
 
-def test_every_name_of_kafka_s_is_in_the_document() -> None:
+def test_every_kafka_option_is_in_the_document() -> None:
     listed = {name for _, kafkas in TABLE for name in kafkas}
     own = {"kafka.auto.offset.reset", "kafka.enable.auto.commit", "kafka.max.poll.records"}
     rocketmq = {"nameServer", "nameServerAddr", "namesrvAddr", "consumerGroup", "subExpression"}
@@ -55,15 +55,15 @@ def test_every_name_of_kafka_s_is_in_the_document() -> None:
         ("namesrvAddr", "use servers"),
     ],
 )
-def test_a_foreign_name_is_answered_with_ours(name: str, said: str) -> None:
-    assert said in told(name)
-    assert name.lower() in told(name)
+def test_a_foreign_option_is_refused_with_its_equivalent(name: str, said: str) -> None:
+    assert said in error_for(name)
+    assert name.lower() in error_for(name)
 
 
 @pytest.mark.parametrize(
     ("kafkas", "ours"), [("partition", "queue_id"), ("offset", "queue_offset"), ("timestamp", "store_timestamp")]
 )
-def test_a_column_of_kafka_s_is_answered_with_ours(kafkas: str, ours: str) -> None:
+def test_a_kafka_column_is_refused_with_its_equivalent(kafkas: str, ours: str) -> None:
     with pytest.raises(InvalidOption, match=rf"\['{kafkas}'\]; {kafkas} is {ours} here; choose from topic"):
         select_columns(["key", kafkas])
 

@@ -1,4 +1,4 @@
-"""Options: every mistake is named before a query starts."""
+"""Wrong options are refused, with their name, before a query starts."""
 
 import pytest
 
@@ -54,25 +54,25 @@ def test_a_wrong_option_is_named(wrong: dict[str, str], named: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["servers", "topic"])
-def test_what_is_needed_is_named(name: str) -> None:
+def test_a_missing_option_is_named(name: str) -> None:
     with pytest.raises(InvalidOption, match=name):
         parse_read_options({key: value for key, value in GOOD.items() if key != name}, streaming=True)
 
 
-def test_options_of_streams_are_refused_in_batches() -> None:
+def test_streaming_options_are_refused_in_batch_queries() -> None:
     for name, value in (("maxOffsetsPerTrigger", "5"), ("group", "g"), ("startingOffsets", "latest")):
         with pytest.raises(InvalidOption, match=name):
             parse_read_options({**GOOD, name: value}, streaming=False)
 
 
-def test_names_of_options_have_no_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     assert parse_read_options({"SERVERS": "h:1", "Topic": "a, b,a", "FAILONDATALOSS": "False"}, streaming=True) == (
         parse_read_options({"servers": "h:1", "topic": "a,b", "failOnDataLoss": "false"}, streaming=True)
     )
 
 
-def test_a_member_begins_where_its_group_stands() -> None:
-    """From latest it would skip what the group has not done yet."""
+def test_a_member_starts_at_its_groups_offset() -> None:
+    """From latest it would skip what the group has not processed."""
     assert parse_read_options({**GOOD, "group": "g"}, streaming=True).start.kind is LimitKind.COMMITTED
     assert parse_read_options(GOOD, streaming=True).start.kind is LimitKind.LATEST
     assert parse_read_options(GOOD, streaming=False).start.kind is LimitKind.EARLIEST

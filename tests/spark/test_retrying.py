@@ -1,4 +1,4 @@
-"""Waiting for a broker: frequent attempts, few lines."""
+"""Retrying: frequent attempts, few log lines."""
 
 import logging
 
@@ -11,7 +11,7 @@ from lanemq.spark.retrying import Retrying
 
 
 class Away:
-    """A broker that answers from some moment on."""
+    """A broker that answers after some time."""
 
     def __init__(self, clock: HandClock, until: int) -> None:
         self.clock = clock
@@ -21,7 +21,7 @@ class Away:
     def __call__(self) -> str:
         self.asked += 1
         if self.clock.at < self.until:
-            raise ConnectFailed("nobody listens")
+            raise ConnectFailed("connection refused")
         return "answer"
 
 
@@ -32,8 +32,8 @@ def run(until: int, limit: int, **more: str) -> Away:
     return broker
 
 
-def test_lines_become_rare_and_attempts_do_not(caplog: pytest.LogCaptureFixture) -> None:
-    """A line every two seconds for ten minutes hides everything else; a broker that is back should not wait for us."""
+def test_log_lines_become_rare_while_attempts_stay_frequent(caplog: pytest.LogCaptureFixture) -> None:
+    """A line every two seconds would hide everything else."""
     broker = run(until=600_000, limit=900_000)
     *away, back = caplog.messages
     assert len(away) == 14, "at once, after 2, 6, 14, 30, 62, 122 seconds, then every minute"
@@ -41,18 +41,18 @@ def test_lines_become_rare_and_attempts_do_not(caplog: pytest.LogCaptureFixture)
     assert broker.asked > 290
 
 
-def test_what_to_look_at_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_hint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     run(until=10_000, limit=60_000, hint="Look at it with: lanemq topic list")
     assert [("lanemq topic list" in line) for line in caplog.messages] == [True, False, False, False]
 
 
-def test_nothing_is_said_about_what_works_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_attempt_that_succeeds_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     run(until=0, limit=0)
     assert caplog.messages == []
 
 
-def test_the_end_of_patience_and_other_errors_are_raised(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_is_raised_after_the_limit_or_if_it_is_not_retriable(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConnectFailed):
         run(until=9_000, limit=5_000)
     assert caplog.messages[-1].startswith("topic orders: gave up after 5.")

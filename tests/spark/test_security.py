@@ -1,4 +1,4 @@
-"""Queries at a broker that encrypts and asks who is there; and what Spark shows of their secrets."""
+"""Queries with TLS and credentials, and whether Spark shows their secrets."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ admin = true
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """With twenty messages of four keys in `orders`."""
+    """A broker with TLS and users, and twenty messages of four keys in `orders`."""
     folder, identity = tmp_path_factory.mktemp("broker"), authority.issue("broker")
     (folder / "users.toml").write_text(USERS)
     listen, tls = Address("127.0.0.1", 0), ServerTls(identity.cert, identity.key)
@@ -50,10 +50,10 @@ def options_for(guarded: EmbeddedBroker, authority: Authority, **more: str) -> d
 
 
 @pytest.mark.slow
-def test_a_query_reads_and_writes_encrypted_and_signed(
+def test_a_query_reads_and_writes_with_tls_and_credentials(
     spark: Any, guarded: EmbeddedBroker, authority: Authority, tmp_path: Path
 ) -> None:
-    """Driver and executors, as a stream and a member of a group; and the sink on the way back."""
+    """A stream that is a member of a group, in driver and executors, and the sink."""
     given = options_for(guarded, authority, group="spark", startingOffsets="earliest")
     copy = options_for(guarded, authority, topic="copies", checkpointLocation=str(tmp_path / "checkpoint"))
     stream = spark.readStream.format("lanemq").options(**given).load().select("key", "value")
@@ -69,7 +69,7 @@ def test_a_query_reads_and_writes_encrypted_and_signed(
 
 @pytest.mark.slow
 def test_spark_shows_no_secret(spark: Any, guarded: EmbeddedBroker, authority: Authority) -> None:
-    """Neither in plans, nor where it shows options: it hides those whose names look secret, and ours look so."""
+    """Spark redacts options whose names look secret; these names do."""
     read = spark.read.format("lanemq").options(**options_for(guarded, authority)).load()
     plans = read._jdf.queryExecution()
     assert SECRET not in plans.toString()
@@ -93,7 +93,7 @@ def test_an_error_shows_no_secret(spark: Any, guarded: EmbeddedBroker, authority
     assert SECRET not in str(refused.value)
 
 
-def test_a_listener_measures_seconds_encrypted_and_signed(guarded: EmbeddedBroker, authority: Authority) -> None:
+def test_a_listener_measures_seconds_with_tls_and_credentials(guarded: EmbeddedBroker, authority: Authority) -> None:
     how = {"tls": TlsOptions(authority.ca), "credentials": Credentials("root", SECRET)}
     with Admin(guarded.address, **how) as admin:
         queue = next(each.queue for each in admin.describe_topic("orders").queues if each.end)
@@ -115,14 +115,14 @@ def test_options_and_declared_sources_show_no_secret(guarded: EmbeddedBroker, au
 
 
 def test_a_declared_source_takes_tls_as_a_table(authority: Authority) -> None:
-    """As TOML has it: tls.ca = "..." below [source]."""
+    """In TOML: tls.ca = "..." below [source]."""
     source = Topic("localhost:9876", "orders", tls={"ca": str(authority.ca), "verify": "ca"})
     tls = source.parsed.security.tls
     assert tls is not None
     assert (tls.ca, tls.verify_host) == (str(authority.ca), False)
 
 
-def test_what_no_option_says_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_security_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANEMQ_ACCESS_KEY", "root")
     monkeypatch.setenv("LANEMQ_SECRET_KEY", SECRET)
     parsed = parse_read_options({"servers": "localhost:9876", "topic": "orders"}, streaming=True)

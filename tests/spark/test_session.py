@@ -1,4 +1,4 @@
-"""Getting started: what is missing is said in one sentence."""
+"""Errors of a first start: missing packages, another Python."""
 
 import subprocess
 import sys
@@ -10,13 +10,13 @@ from lanemq.spark.session import python_mismatch
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "numpy"])
-def test_a_missing_package_is_named_with_the_way_to_get_it(module: str) -> None:
+def test_a_missing_package_is_named_with_the_pip_command(module: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; import lanemq.spark"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"lanemq.spark needs {module}: pip install" in run.stderr
 
 
-def test_workers_with_another_python_are_noticed(tmp_path: Path) -> None:
+def test_workers_with_another_python_are_warned_about(tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.write_text("")
     other.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The source and the sink inside a real Spark."""
+"""The source and the sink in a real Spark session."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_batch_query_reads_all_columns_of_all_messages(spark: Any, broker: Emb
         assert offsets == list(range(len(offsets)))
 
 
-def test_a_batch_query_between_two_places_with_some_columns(spark: Any, broker: EmbeddedBroker, topic: str) -> None:
+def test_a_batch_query_between_two_limits_with_some_columns(spark: Any, broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(100))
     reader = spark.read.format("lanemq").schema("value binary, queue_offset long")
     reader = reader.option("servers", broker.address).option("topic", topic)
@@ -69,7 +69,7 @@ def test_a_wrong_option_stops_a_query_before_it_starts(spark: Any, broker: Embed
         stream(spark, servers=broker.address, topic=topic, startingOfsets="earliest")
 
 
-def test_a_streaming_query_goes_on_from_its_checkpoint(
+def test_a_streaming_query_continues_from_its_checkpoint(
     spark: Any, broker: EmbeddedBroker, topic: str, tmp_path: Path
 ) -> None:
     send(broker.address, topic, range(100))
@@ -100,7 +100,7 @@ def test_the_sink_adds_nothing_when_a_batch_is_repeated(
     frame = stream(spark, servers=broker.address, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=120)
 
     def run() -> None:
-        # As they were read: the option `topic` wins over the column, and the other columns of the source are left out.
+        # Rows as they were read: the option `topic` overrides the column, and other source columns are left out.
         writer = frame.writeStream.format("lanemq")
         writer = writer.option("servers", broker.address).option("topic", f"{topic}-out")
         query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
@@ -129,10 +129,10 @@ def test_a_frame_is_written_to_a_topic(spark: Any, broker: EmbeddedBroker, topic
     assert sorted(int(bytes(row.value)) for row in read.collect()) == list(range(50))
 
 
-def test_a_query_and_a_consumer_of_one_group_share_the_queues_both_ways(
+def test_a_query_and_a_consumer_of_one_group_share_the_queues(
     spark: Any, broker: EmbeddedBroker, topic: str, group: str, tmp_path: Path
 ) -> None:
-    """The consumer alone, then both, then the query alone: every message once, none by two."""
+    """The consumer alone, then both, then the query alone: every message is processed once."""
     handled: list[tuple[int, int]] = []
     app = App(broker.address, group=group)
 

@@ -1,4 +1,4 @@
-"""`lanemq check` and `lanemq history`: one verdict, whatever the form of the history and whoever judges."""
+"""`lanemq check` and `lanemq history`: the verdict is the same for JSONL, Parquet and Spark."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def test_converted_history_gets_the_same_answer(bad: Path, tmp_path: Path) -> No
     assert run("check", into).exit_code == 1
 
 
-def test_conversion_tells_what_it_could_not_read(bad: Path, tmp_path: Path) -> None:
+def test_conversion_reports_what_it_could_not_read(bad: Path, tmp_path: Path) -> None:
     with (bad / "a.jsonl").open("a") as file:
         file.write("nonsense\n")
     told = run("history", "convert", bad, "--into", tmp_path / "columns", "--json")
@@ -45,7 +45,7 @@ def test_conversion_tells_what_it_could_not_read(bad: Path, tmp_path: Path) -> N
     assert "cannot read the line after n=3" in told.stderr
 
 
-def test_nothing_to_convert_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_histories_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     told = run("history", "convert", tmp_path / "empty", "--into", tmp_path / "columns")
     assert told.exit_code == 2
@@ -79,7 +79,7 @@ def test_without_pyspark_a_sentence_says_what_to_install(bad: Path, monkeypatch:
 
 
 def test_plain_check_loads_no_spark(bad: Path) -> None:
-    """A checker that needs a Java runtime to say no is not asked often."""
+    """A check without --spark must not need Java."""
     import subprocess
 
     code = (

@@ -1,4 +1,4 @@
-"""`lanemq group` and `lanemq locks`: who consumes, how far, and moving them."""
+"""`lanemq group` and `lanemq locks`: progress, owners, and resets."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 @pytest.fixture(scope="module", autouse=True)
 def _history(broker: EmbeddedBroker) -> None:
-    """Group `readers` has done 4 of 10 messages in the one queue of `lines`, and is not online."""
+    """Group `readers` has finished 4 of 10 messages in the only queue of `lines`, and is offline."""
     with Admin(broker.address) as admin:
         admin.create_topic("lines", queues=1, ordered=True)
     with Producer(broker.address) as producer:
@@ -49,7 +49,7 @@ def test_offline_group_is_described_by_its_offsets(run: Run) -> None:
     queue = queue_of(run, "readers")
     assert (queue["offset"], queue["end"], queue["lag"]) == (4, 10, 6)
     assert queue["owner"] is None
-    assert queue["lag_ms"] >= 0, "the oldest message that is not done has an age"
+    assert queue["lag_ms"] >= 0, "the oldest unfinished message has an age"
     people = run("group", "describe", "readers").stdout
     assert "group readers: 0 members, lag 6 messages, the oldest " in people
     assert json.loads(run("group", "describe", "readers", "--json").stdout)["lag_ms"] >= 0
@@ -70,13 +70,13 @@ def test_online_group_shows_owner_epoch_and_lease(run: Run, broker: EmbeddedBrok
     assert (lease["group"], lease["queue"], lease["owner"]) == ("online", 0, member["client_id"])
 
 
-def test_locks_of_nobody_are_an_empty_list(run: Run) -> None:
+def test_locks_of_an_offline_group_are_an_empty_list(run: Run) -> None:
     assert json.loads(run("locks", "--group", "readers", "--json").stdout) == []
     assert "no queue is owned" in run("locks", "--group", "readers").stdout
 
 
-def test_empty_answer_about_locks_speaks_of_what_was_asked(run: Run, broker: EmbeddedBroker) -> None:
-    """Another group is online all the while; nothing may be said about that one."""
+def test_an_empty_list_of_locks_mentions_only_the_given_group(run: Run, broker: EmbeddedBroker) -> None:
+    """Another group is online, about which nothing must be said."""
     with Consumer(broker.address, group="elsewhere", topics="lines") as consumer:
         assert consumer.poll(60) is not None
         of_group = run("locks", "--group", "nope").stdout
@@ -93,14 +93,14 @@ def test_unknown_group_is_an_error_and_not_an_empty_table(run: Run) -> None:
     assert "see lanemq group list" in result.stderr
 
 
-def test_reset_of_an_unknown_group_is_refused_and_makes_none(run: Run) -> None:
+def test_reset_of_an_unknown_group_is_refused_and_creates_none(run: Run) -> None:
     result = run("group", "reset", "raeders", "lines", "--to", "earliest")
     assert result.exit_code == 1
     assert "see lanemq group list" in result.stderr
     assert "raeders" not in run("group", "list").stdout
 
 
-def test_dry_run_shows_the_change_and_makes_none(run: Run) -> None:
+def test_dry_run_shows_the_change_without_making_it(run: Run) -> None:
     result = run("group", "reset", "readers", "lines", "--to", "earliest", "--dry-run")
     assert result.exit_code == 0, result.output
     assert "repeats 4 messages" in result.stdout
@@ -128,7 +128,7 @@ def test_unused_retry_topic_is_not_shown() -> None:
     ("to", "offset"),
     [("latest", 10), ("last", 10), ("first", 0), ("7", 7), ("2999-01-01T00:00Z", 10), ("1h", 0), ("1h ago", 0)],
 )
-def test_offline_group_is_moved(run: Run, broker: EmbeddedBroker, to: str, offset: int) -> None:
+def test_an_offline_group_is_reset(run: Run, broker: EmbeddedBroker, to: str, offset: int) -> None:
     with Admin(broker.address) as admin:
         admin.reset_offsets("movers", "lines", to="earliest")
     result = run("group", "reset", "movers", "lines", "--to", to, "--json")
@@ -137,7 +137,7 @@ def test_offline_group_is_moved(run: Run, broker: EmbeddedBroker, to: str, offse
     assert queue_of(run, "movers")["offset"] == offset
 
 
-def test_one_queue_is_moved_alone(run: Run, producer: Producer, broker: EmbeddedBroker) -> None:
+def test_one_queue_can_be_reset(run: Run, producer: Producer, broker: EmbeddedBroker) -> None:
     with Admin(broker.address) as admin:
         admin.create_topic("pair", queues=2)
         admin.reset_offsets("halves", "pair", to="earliest")
@@ -150,8 +150,8 @@ def test_one_queue_is_moved_alone(run: Run, producer: Producer, broker: Embedded
     assert run("group", "reset", "halves", "pair", "--to", "latest", "--queue", "9").exit_code == 2
 
 
-def test_group_at_work_is_moved_only_with_yes(run: Run, broker: EmbeddedBroker) -> None:
-    """Its members hold messages that they would finish, and others would get them again."""
+def test_a_group_with_members_online_is_reset_only_with_yes(run: Run, broker: EmbeddedBroker) -> None:
+    """Its members would finish messages that are delivered again after the reset."""
     with Consumer(broker.address, group="busy", topics="lines") as consumer:
         assert consumer.poll(60) is not None
         refused = run("group", "reset", "busy", "lines", "--to", "latest")
@@ -160,7 +160,7 @@ def test_group_at_work_is_moved_only_with_yes(run: Run, broker: EmbeddedBroker) 
         assert run("group", "reset", "busy", "lines", "--to", "latest", "--yes").exit_code == 0
 
 
-def test_unreadable_place_is_a_usage_error(run: Run) -> None:
+def test_an_invalid_position_is_a_usage_error(run: Run) -> None:
     result = run("group", "reset", "readers", "lines", "--to", "somewhere")
     assert result.exit_code == 2
     assert "--to 'somewhere' is not a time" in result.stderr

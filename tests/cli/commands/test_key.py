@@ -1,4 +1,4 @@
-"""`lanemq key`: why is this order not moving?"""
+"""`lanemq key`: the messages of a key, and what it waits for."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ NEIGHBOUR = next(name for name in map(str, range(100)) if pick_queue(name, QUEUE
 
 @pytest.fixture(scope="module", autouse=True)
 def _orders(broker: EmbeddedBroker) -> None:
-    """Two messages of a neighbour, then three of the key, all in one queue."""
+    """Two messages of another key, then three of the key, all in one queue."""
     with Admin(broker.address) as admin:
         admin.create_topic("orders", queues=4, ordered=True)
     with Producer(broker.address) as producer:
@@ -60,31 +60,31 @@ def test_messages_of_the_key_and_of_no_other_are_listed(run: Run) -> None:
 
 
 def put(broker: EmbeddedBroker, group: str, to: Position, queues: list[int] | None = None) -> None:
-    """A group that has never been online, at a place of its own."""
+    """Creates an offline group at this position."""
     with Admin(broker.address) as admin:
         admin.reset_offsets(group, "orders", to=to, queues=queues)
 
 
-def test_nobody_online_is_the_reason(run: Run, broker: EmbeddedBroker) -> None:
+def test_without_a_member_online_the_key_waits_for_one(run: Run, broker: EmbeddedBroker) -> None:
     put(broker, "absent", AtOffset(QueueOffset(3)), [HOME.queue_id])
     (group,) = ask(run, "--group", "absent")["groups"]
     assert (group["done"], group["pending"]) == (1, [3, 4])
     assert group["waits_for"].startswith("a member: no member of the group is online")
 
 
-def test_search_word_is_not_taken_for_the_key(run: Run, producer: Producer) -> None:
-    """Brokers index both; a message that only mentions the key is in another lane."""
+def test_a_search_key_is_not_taken_for_the_sharding_key(run: Run, producer: Producer) -> None:
+    """Brokers index both; a message with the search key only is in another lane."""
     producer.send("orders", {}, key="mentions", keys=["mentioned"])
     assert ask(run, key="mentioned")["messages"] == []
 
 
-def test_members_without_an_owner_are_the_reason() -> None:
+def test_without_an_owner_the_key_waits_for_one() -> None:
     at = GroupQueue(HOME, QueueOffset(0), QueueOffset(5))
     waiting = KeyProgress("g", members=2, progress=QueueProgress(at, None, None), done=0, pending=(3,))
     assert waiting.waits_for.startswith("an owner: no member owns the queue")
 
 
-def test_everything_done_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> None:
+def test_a_finished_key_waits_for_nothing(run: Run, broker: EmbeddedBroker) -> None:
     put(broker, "finished", "latest")
     (group,) = ask(run, "--group", "finished")["groups"]
     assert group["waits_for"] == "nothing: all messages are finished"
@@ -95,8 +95,8 @@ def waiting(ahead: int, lane: LaneStateAnswer | NoAnswer | None, pending: int = 
     return KeyProgress("g", 1, QueueProgress(at, None, 900), done=0, pending=(pending,), lane=lane)
 
 
-def test_messages_ahead_in_the_queue_are_counted_when_the_owner_does_not_say() -> None:
-    """In key order they hold back the commit and nothing else: the key's own turn may be what fails."""
+def test_messages_ahead_in_the_queue_are_counted_if_the_owner_does_not_answer() -> None:
+    """With key order they delay only the commit; the key's own turn may be the one that fails."""
     told = waiting(2, NoAnswer("its owner is a stock client")).waits_for
     assert told.startswith(
         "its own turn, or at most 2 messages ahead of it in the queue: with queue order all of them run"
@@ -109,12 +109,12 @@ def test_message_at_the_groups_offset_waits_for_its_own_turn() -> None:
     assert waiting(0, None).waits_for.startswith("its own turn: it is running")
 
 
-def test_a_consumer_that_has_fetched_the_key_and_not_begun_it_says_so(run: Run, broker: EmbeddedBroker) -> None:
+def test_a_key_that_was_fetched_and_not_started_is_reported_as_such(run: Run, broker: EmbeddedBroker) -> None:
     told = ("a free worker: 3 messages from offset 2 on", "its handler: running", "its fetch")
     seen: list[dict[str, Any]] = []
 
     def answered() -> bool:
-        """A busy owner may be asked in vain: nobody waits for its answer long."""
+        """Asks again: a busy owner may miss the 50 ms."""
         seen[:] = ask(run, "--group", "behind")["groups"]
         return str(seen[0]["waits_for"]).startswith(told)
 
@@ -126,15 +126,15 @@ def test_a_consumer_that_has_fetched_the_key_and_not_begun_it_says_so(run: Run, 
     assert group["lease_ms"] > 0
 
 
-def test_message_outside_its_home_queue_is_pointed_out(run: Run, producer: Producer) -> None:
-    """A producer with another selector breaks the order of the key, and nothing else shows it."""
+def test_a_message_outside_the_hashed_queue_is_noted(run: Run, producer: Producer) -> None:
+    """A producer with another selector breaks the order of the key."""
     other = (pick_queue("stray", QUEUES).queue_id + 1) % 4
     producer.send("orders", {}, key="stray", queue=other)
     assert ask(run, key="stray")["queue"] == other
     assert "note: the key's hash selects queue" in run("key", "stray", "--topic", "orders").stdout
 
 
-def test_people_get_both_tables(run: Run, broker: EmbeddedBroker) -> None:
+def test_text_output_has_both_tables(run: Run, broker: EmbeddedBroker) -> None:
     put(broker, "shown", "earliest")
     output = run("key", KEY, "--topic", "orders", "--group", "shown").stdout
     assert f"key {KEY}: queue {HOME.queue_id} of orders on lanemq, 3 messages" in output
@@ -154,7 +154,7 @@ def test_the_topic_is_found_when_only_one_has_the_key(run: Run) -> None:
     assert json.loads(result.stdout)["topic"] == "orders"
 
 
-def test_a_key_that_nobody_sent_needs_a_topic(run: Run) -> None:
+def test_a_key_without_messages_needs_a_topic(run: Run) -> None:
     result = run("key", "never-sent-anywhere")
     assert result.exit_code == 1
     assert "--topic" in result.stderr

@@ -1,4 +1,4 @@
-"""`lanemq parked`: looking at lanes that gave up, running them again, giving messages up."""
+"""`lanemq parked`: parked lanes are listed, shown, redriven and discarded."""
 
 import json
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from lanemq.testing.embedded import EmbeddedBroker
 _NUMBERS = count(1)
 
 
-class Bay:
-    """A group whose keys `bad` (values 0, 1, 2) and `worse` (value 3) are parked; nobody of it is online."""
+class ParkedGroup:
+    """An offline group whose keys `bad` (values 0, 1, 2) and `worse` (value 3) are parked."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         number = next(_NUMBERS)
@@ -56,99 +56,105 @@ class Bay:
 
 
 @pytest.fixture
-def bay(broker: EmbeddedBroker) -> Bay:
-    return Bay(broker)
+def parked_group(broker: EmbeddedBroker) -> ParkedGroup:
+    return ParkedGroup(broker)
 
 
 @pytest.fixture
-def asked(run: Run, bay: Bay) -> Callable[..., Any]:
-    """`asked("list")` as JSON, with the bay's group."""
+def asked(run: Run, parked_group: ParkedGroup) -> Callable[..., Any]:
+    """Runs a command for the group and returns its JSON."""
 
     def ask(what: str, *words: str) -> Any:
-        result = run("parked", what, *words, "--group", bay.group, "--json")
+        result = run("parked", what, *words, "--group", parked_group.group, "--json")
         assert result.exit_code == 0, result.stderr
         return json.loads(result.stdout)
 
     return ask
 
 
-def test_lanes_are_listed_with_what_is_known_of_them(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+def test_parked_lanes_are_listed(run: Run, parked_group: ParkedGroup, asked: Callable[..., Any]) -> None:
     first, second = asked("list")
     assert (first["key"], first["messages"], first["first_offset"], first["last_offset"]) == ("bad", 3, 0, 2)
-    assert (first["status"], first["attempts"], first["topic"], first["queue"]) == ("parked", 1, bay.topic, 0)
+    assert (first["status"], first["attempts"], first["topic"], first["queue"]) == ("parked", 1, parked_group.topic, 0)
     assert "paper" in first["reason"]
     assert second["key"] == "worse"
     assert asked("list", "--topic", "elsewhere") == []
-    people = run("parked", "list", "--group", bay.group)
+    people = run("parked", "list", "--group", parked_group.group)
     assert "bad" in people.stdout
     assert "\x1b[31m" not in people.stdout
     assert "no lane of group nobody is parked" in run("parked", "list", "--group", "nobody").stdout
 
 
-def test_a_lane_is_shown_in_the_order_it_will_run(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+def test_a_lane_is_shown_in_the_order_it_will_run(
+    run: Run, parked_group: ParkedGroup, asked: Callable[..., Any]
+) -> None:
     shown = asked("show", "bad")
     assert [(each["offset"], each["value"], each["tag"]) for each in shown["parked"]] == [
         (0, 0, "job"), (1, 1, "job"), (2, 2, "job"),
     ]  # fmt: skip
-    people = run("parked", "show", "bad", "--group", bay.group, "--limit", "2").stdout
-    assert f"lane of key bad, queue 0 of {bay.topic}, group {bay.group}: parked" in people
+    people = run("parked", "show", "bad", "--group", parked_group.group, "--limit", "2").stdout
+    assert f"lane of key bad, queue 0 of {parked_group.topic}, group {parked_group.group}: parked" in people
     assert "and 1 more" in people
 
 
-def test_a_redriven_lane_runs_when_a_member_comes(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+def test_a_redriven_lane_is_processed_when_a_member_joins(
+    run: Run, parked_group: ParkedGroup, asked: Callable[..., Any]
+) -> None:
     assert [each["key"] for each in asked("redrive", "bad")["redriven"]] == ["bad"]
-    assert asked("redrive", "bad")["redriven"] == [], "that is no news"
+    assert asked("redrive", "bad")["redriven"] == [], "it is already being redriven"
     assert [each["status"] for each in asked("list")] == ["redriving", "parked"]
-    with bay.running():
-        until("the lane is through", lambda: bay.done == [("bad", 0), ("bad", 1), ("bad", 2)])
-        until("it is gone", lambda: [lane.key for lane in bay.lanes()] == ["worse"])
+    with parked_group.running():
+        until("the lane is through", lambda: parked_group.done == [("bad", 0), ("bad", 1), ("bad", 2)])
+        until("it is gone", lambda: [lane.key for lane in parked_group.lanes()] == ["worse"])
 
 
-def test_a_dry_run_shows_the_messages_and_changes_nothing(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
+def test_a_dry_run_shows_the_messages_and_changes_nothing(
+    run: Run, parked_group: ParkedGroup, asked: Callable[..., Any]
+) -> None:
     redriven = asked("redrive", "--all", "--dry-run")
     assert [(each["key"], each["affected"]) for each in redriven["lanes"]] == [("bad", 3), ("worse", 1)]
     assert [each["value"] for each in redriven["lanes"][0]["first_messages"]] == [0, 1, 2]
     discarded = asked("discard", "bad", "--messages", "2", "--dry-run")
     assert [each["value"] for each in discarded["lanes"][0]["first_messages"]] == [0, 1]
-    people = run("parked", "redrive", "bad", "--group", bay.group, "--dry-run").stdout
+    people = run("parked", "redrive", "bad", "--group", parked_group.group, "--dry-run").stdout
     assert "3 messages would be redriven" in people
     assert "nothing was changed (--dry-run)" in people
-    assert [(lane.status.value, lane.messages) for lane in bay.lanes()] == [("parked", 3), ("parked", 1)]
+    assert [(lane.status.value, lane.messages) for lane in parked_group.lanes()] == [("parked", 3), ("parked", 1)]
 
 
-def test_all_lanes_are_redriven_at_the_rate_asked_for(
-    asked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_lanes_are_redriven_at_the_given_rate(asked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(command.time, "sleep", pauses.append)
     assert len(asked("redrive", "--all", "--rate", "4")["redriven"]) == 2
     assert pauses == [0.25]
 
 
-def test_messages_are_discarded_only_with_yes_and_from_the_front(run: Run, bay: Bay, asked: Callable[..., Any]) -> None:
-    refused = run("parked", "discard", "bad", "--group", bay.group, "--messages", "2")
+def test_messages_are_discarded_only_with_yes_and_from_the_front(
+    run: Run, parked_group: ParkedGroup, asked: Callable[..., Any]
+) -> None:
+    refused = run("parked", "discard", "bad", "--group", parked_group.group, "--messages", "2")
     assert (refused.exit_code, "2 messages would be discarded" in refused.stderr) == (1, True)
-    assert [lane.messages for lane in bay.lanes()] == [3, 1]
+    assert [lane.messages for lane in parked_group.lanes()] == [3, 1]
     (gone,) = asked("discard", "bad", "--messages", "2", "--yes")["discarded"]
     assert gone["discarded"] == 2
     assert [each["value"] for each in asked("show", "bad")["parked"]] == [2]
     assert (
         "1 message of 1 lane discarded"
-        in run("parked", "discard", "bad", "--group", bay.group, "--messages", "all", "--yes").stdout
+        in run("parked", "discard", "bad", "--group", parked_group.group, "--messages", "all", "--yes").stdout
     )
-    assert [lane.key for lane in bay.lanes()] == ["worse"]
+    assert [lane.key for lane in parked_group.lanes()] == ["worse"]
 
 
-def test_a_message_that_joined_since_is_not_discarded(bay: Bay, broker: EmbeddedBroker) -> None:
-    """What the rule of this command rests on: a discard ends at the last offset that was read."""
+def test_a_message_that_joined_since_is_not_discarded(parked_group: ParkedGroup, broker: EmbeddedBroker) -> None:
+    """A discard ends at the last offset that was read."""
     with ParkedAdmin(broker.address) as admin:
-        (lane, _) = admin.lanes(bay.group)
-        bay.failing = True
-        with bay.running(), Producer(broker.address) as producer:
-            producer.send(bay.topic, 4, key="bad")
-            until("it joined", lambda: bay.lanes()[0].messages == 4)
+        (lane, _) = admin.lanes(parked_group.group)
+        parked_group.failing = True
+        with parked_group.running(), Producer(broker.address) as producer:
+            producer.send(parked_group.topic, 4, key="bad")
+            until("it joined", lambda: parked_group.lanes()[0].messages == 4)
         assert admin.discard(lane, lane.last) == 3
-        assert [record.queue_offset for record in admin.messages(bay.lanes()[0])] == [4]
+        assert [record.queue_offset for record in admin.messages(parked_group.lanes()[0])] == [4]
 
 
 @pytest.mark.parametrize(
@@ -165,35 +171,35 @@ def test_a_message_that_joined_since_is_not_discarded(bay: Bay, broker: Embedded
         (("discard", "bad", "--messages", "0"), 2, "write a number >= 1, or all"),
     ],
 )
-def test_mistakes_are_told_with_the_exit_code_they_deserve(
-    run: Run, bay: Bay, words: tuple[str, ...], code: int, told: str
+def test_mistakes_are_reported_with_the_right_exit_code(
+    run: Run, parked_group: ParkedGroup, words: tuple[str, ...], code: int, told: str
 ) -> None:
-    result = run("parked", *words, "--group", bay.group)
+    result = run("parked", *words, "--group", parked_group.group)
     assert (result.exit_code, told in result.stderr) == (code, True), result.stderr
 
 
-def test_a_key_parked_in_two_topics_needs_a_topic(run: Run, bay: Bay, broker: EmbeddedBroker) -> None:
-    other = f"{bay.topic}-more"
+def test_a_key_parked_in_two_topics_needs_a_topic(run: Run, parked_group: ParkedGroup, broker: EmbeddedBroker) -> None:
+    other = f"{parked_group.topic}-more"
     with Admin(broker.address) as admin:
         admin.create_topic(other, queues=1, ordered=True)
     with Producer(broker.address) as producer:
         producer.send(other, 9, key="bad")
-    app = App(broker.address, group=bay.group)
+    app = App(broker.address, group=parked_group.group)
 
     @app.ordered(other, on_fail=HoldKey(retries=0))
     def on_other(message: Message) -> None:
         raise ValueError("here too")
 
     with app:
-        until("it is parked there too", lambda: len(bay.lanes()) == 3)
-    result = run("parked", "show", "bad", "--group", bay.group)
-    assert (result.exit_code, f"--topic ({bay.topic}, {other})" in result.stderr) == (1, True)
-    assert run("parked", "show", "bad", "--group", bay.group, "--topic", other).exit_code == 0
+        until("it is parked there too", lambda: len(parked_group.lanes()) == 3)
+    result = run("parked", "show", "bad", "--group", parked_group.group)
+    assert (result.exit_code, f"--topic ({parked_group.topic}, {other})" in result.stderr) == (1, True)
+    assert run("parked", "show", "bad", "--group", parked_group.group, "--topic", other).exit_code == 0
 
 
-def test_key_says_that_a_lane_is_parked_and_why(run: Run, bay: Bay) -> None:
+def test_key_says_that_a_lane_is_parked_and_why(run: Run, parked_group: ParkedGroup) -> None:
     def waits_for() -> str:
-        result = run("key", "bad", "--topic", bay.topic, "--group", bay.group, "--json")
+        result = run("key", "bad", "--topic", parked_group.topic, "--group", parked_group.group, "--json")
         assert result.exit_code == 0, result.stderr
         (group,) = json.loads(result.stdout)["groups"]
         assert group["parked"]["messages"] == 3
@@ -201,11 +207,11 @@ def test_key_says_that_a_lane_is_parked_and_why(run: Run, bay: Bay) -> None:
 
     assert "an operator: parked since" in waits_for()
     assert "after 1 attempt at offset 0, with 3 messages: ValueError" in waits_for()
-    run("parked", "redrive", "bad", "--group", bay.group)
+    run("parked", "redrive", "bad", "--group", parked_group.group)
     assert waits_for() == "its redrive: 3 messages from offset 0 on run before newer messages"
 
 
-def test_a_described_group_tells_what_its_lag_does_not_show(run: Run, bay: Bay) -> None:
-    described = json.loads(run("group", "describe", bay.group, "--json").stdout)
+def test_group_describe_counts_parked_messages(run: Run, parked_group: ParkedGroup) -> None:
+    described = json.loads(run("group", "describe", parked_group.group, "--json").stdout)
     assert (described["lag"], described["parked"]) == (0, {"lanes": 2, "messages": 4})
-    assert "4 messages in 2 parked lanes; see lanemq parked list" in run("group", "describe", bay.group).stdout
+    assert "4 messages in 2 parked lanes; see lanemq parked list" in run("group", "describe", parked_group.group).stdout

@@ -1,4 +1,4 @@
-"""`lanemq send`: what is stored, what is said about it, and what is refused."""
+"""`lanemq send`: what is stored, printed and refused."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 
 def stored(broker: EmbeddedBroker, topic: str) -> list[tuple[str | None, bytes]]:
-    """Everything in the topic, queue by queue."""
+    """All messages of the topic, queue by queue."""
     with TopicReader(broker.address, topic) as reader:
         return [
             (message.key, message.body)
@@ -30,7 +30,7 @@ def stored(broker: EmbeddedBroker, topic: str) -> list[tuple[str | None, bytes]]
         ]
 
 
-def test_value_is_stored_and_its_place_is_told(run: Run, broker: EmbeddedBroker) -> None:
+def test_a_value_is_stored_and_its_offset_is_printed(run: Run, broker: EmbeddedBroker) -> None:
     result = run("send", "plain", "hello", "--key", "a", "--json")
     assert result.exit_code == 0, result.output
     (receipt,) = json.loads(result.stdout)
@@ -40,7 +40,7 @@ def test_value_is_stored_and_its_place_is_told(run: Run, broker: EmbeddedBroker)
     assert stored(broker, "plain") == [("a", b"hello")]
 
 
-def test_people_get_a_table(run: Run) -> None:
+def test_text_output_is_a_table(run: Run) -> None:
     result = run("send", "tabled", "hello", "--key", "a")
     assert result.exit_code == 0
     assert "offset" in result.stdout
@@ -79,15 +79,15 @@ def test_line_without_key_is_named(run: Run) -> None:
     assert "line 2: the key is missing" in result.stderr
 
 
-def test_bad_line_says_what_is_stored_and_where_to_go_on(run: Run, broker: EmbeddedBroker) -> None:
-    """Sent again from there, the file is stored once and whole."""
+def test_a_bad_line_reports_what_is_stored_and_where_to_resume(run: Run, broker: EmbeddedBroker) -> None:
+    """Sending the rest of the file from there stores every line once."""
     lines = ["a:1", "", "b:2", "nothing", "a:3"]
     result = run("send", "go-on", "--file", "-", "--key-separator", ":", stdin="\n".join(lines))
     assert "2 lines stored: resume from line 4" in result.stderr
     assert sorted(stored(broker, "go-on"), key=str) == [("a", b"1"), ("b", b"2")]
 
 
-def test_bad_line_is_told_to_programs_too(run: Run) -> None:
+def test_a_bad_line_is_reported_in_json(run: Run) -> None:
     words = ("send", "go-on-json", "--file", "-", "--key-separator", ":", "--json")
     result = run(*words, stdin="a:1\n\nb:2\nnothing\n")
     assert result.exit_code == 2
@@ -98,14 +98,14 @@ def test_bad_line_is_told_to_programs_too(run: Run) -> None:
 
 
 class Slow(Future[Receipt]):
-    """Its result is there only for who waits, so every message is under way before the first one is settled."""
+    """A future that is done only when it is waited for, so all messages are in flight at once."""
 
     def done(self) -> bool:
         return False
 
 
 class Unreliable:
-    """A producer that fails for one body, whatever else is under way."""
+    """A producer that fails for one body."""
 
     def __init__(self, bad: bytes, error: LaneError, answer: Callable[[], "Future[Receipt]"] = Future) -> None:
         self._bad = bad
@@ -121,8 +121,8 @@ class Unreliable:
         return future
 
 
-def test_lines_stored_behind_a_failed_one_are_told() -> None:
-    """Other keys do not wait for it; who repeats the rest of the file would store theirs twice."""
+def test_lines_stored_after_a_failed_one_are_reported() -> None:
+    """Other keys do not wait for it; repeating the rest of the file would store them twice."""
     producer: Any = Unreliable(b"2", RequestTimedOut("no answer"), Slow)
     lines = [Line(number, str(number).encode(), None) for number in (1, 2, 3, 4)]
     with pytest.raises(Stopped) as caught:
@@ -157,8 +157,8 @@ def test_ordered_topic_refuses_a_message_without_key(run: Run, broker: EmbeddedB
     assert stored(broker, "strict") == []
 
 
-def test_a_refused_message_is_told_once(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What the producer logs is what the command says at its end."""
+def test_a_refused_message_is_reported_once(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The producer's log line is suppressed, because the command reports the same."""
     strict = BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0), max_body_bytes=10)
     with EmbeddedBroker(strict) as broker:
         result = run("send", "orders", "more than ten bytes", "--key", "a", "--server", broker.address)

@@ -1,4 +1,4 @@
-"""`lanemq tail`: looks, and changes nothing by looking."""
+"""`lanemq tail`: shows messages and changes nothing."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_from_first_shows_everything(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("word", "same"), [("earliest", "first"), ("latest", "last"), ("1h ago", "1h")])
-def test_words_of_reset_are_understood_too(run: Run, word: str, same: str) -> None:
+def test_earliest_and_latest_are_accepted(run: Run, word: str, same: str) -> None:
     told = numbers(run("tail", "letters", "--from", word, "--json").stdout)
     assert told == numbers(run("tail", "letters", "--from", same, "--json").stdout)
     assert len(told) == (10 if same == "last" else 30)
@@ -42,29 +42,29 @@ def test_messages_of_a_key_come_in_order(run: Run) -> None:
     assert numbers(run("tail", "letters", "--from", "first", "--key", "b", "--json").stdout) == list(range(1, 30, 3))
 
 
-def test_newest_of_a_rare_kind_are_found_behind_many_others(run: Run) -> None:
-    """The newest page may hold none of the wanted ones; looking back must not stop there."""
+def test_the_newest_messages_of_a_rare_key_are_found(run: Run) -> None:
+    """The newest page may contain no match; reading backwards must not stop there."""
     result = run("tail", "letters", "--key", "a", "--tag", "even", "--count", "4", "--json")
     assert numbers(result.stdout) == [6, 12, 18, 24]
 
 
-def test_count_ends_the_reading(run: Run) -> None:
+def test_count_limits_the_messages(run: Run) -> None:
     assert len(numbers(run("tail", "letters", "--from", "first", "--count", "7", "--json").stdout)) == 7
 
 
-def test_from_time_passes_over_older_messages(run: Run) -> None:
+def test_from_time_skips_older_messages(run: Run) -> None:
     assert run("tail", "letters", "--from", "2999-01-01T00:00Z").stdout == ""
     assert len(numbers(run("tail", "letters", "--from", "1h", "--json").stdout)) == 30
 
 
-def test_people_see_place_key_tag_and_value(run: Run) -> None:
+def test_text_output_shows_queue_offset_key_tag_and_value(run: Run) -> None:
     line = run("tail", "letters", "--key", "c", "--count", "1").stdout
     assert "@9  c [odd]  " in line
     assert '{"n":29}' in line
 
 
 def test_follow_shows_what_arrives_later(run: Run, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second message is sent in the first pause, so it cannot have been there at the start."""
+    """The second message is sent in the first pause, after the start."""
     producer.send("followed", {"n": 0}, key="k")
     monkeypatch.setattr("lanemq.cli.commands.tail.time.sleep", lambda _: producer.send("followed", {"n": 1}, key="k"))
     result = run("tail", "followed", "--follow", "--count", "2", "--json")
@@ -81,7 +81,7 @@ def test_control_c_is_a_normal_end(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert len(numbers(result.stdout)) == 10
 
 
-def test_looking_joins_no_group_and_commits_nothing(run: Run) -> None:
+def test_tail_joins_no_group_and_commits_nothing(run: Run) -> None:
     run("tail", "letters", "--from", "first")
     assert json.loads(run("group", "list", "--json").stdout) == []
 

@@ -1,4 +1,4 @@
-"""`lanemq topic`: what it makes, shows and takes away."""
+"""`lanemq topic`: topics are created, listed, described and deleted."""
 
 import json
 
@@ -23,7 +23,7 @@ def test_created_topic_is_listed_and_described(run: Run, producer: Producer) -> 
     assert written["last_stored"].startswith("20")
 
 
-def test_people_get_tables(run: Run) -> None:
+def test_text_output_is_tables(run: Run) -> None:
     assert run("topic", "create", "seen", "--queues", "2").stdout == "topic seen: 2 queues\n"
     assert "seen" in run("topic", "list").stdout
     described = run("topic", "describe", "seen").stdout
@@ -31,8 +31,8 @@ def test_people_get_tables(run: Run) -> None:
     assert "last stored" in described
 
 
-def test_queue_count_of_an_ordered_topic_stays(run: Run) -> None:
-    """Another count would send a key's next message to another queue, past those that wait in the old one."""
+def test_the_queue_count_of_an_ordered_topic_cannot_change(run: Run) -> None:
+    """With another count, a key's next message would go to another queue and overtake older ones."""
     assert run("topic", "create", "fixed", "--queues", "2", "--ordered").exit_code == 0
     refused = run("topic", "create", "fixed", "--queues", "3", "--ordered")
     assert refused.exit_code == 1
@@ -41,10 +41,10 @@ def test_queue_count_of_an_ordered_topic_stays(run: Run) -> None:
 
 
 @pytest.mark.parametrize("how", ["--ordered", "--globally-ordered"])
-def test_messages_sent_without_order_are_not_ordered_afterwards_unless_forced(
+def test_a_topic_with_unordered_messages_becomes_ordered_only_with_force(
     run: Run, producer: Producer, how: str
 ) -> None:
-    """They may lie in other queues than their keys' from then on, and newer messages would pass them."""
+    """They may be in other queues than their keys select, and newer messages would overtake them."""
     name = f"mixed{how}"
     run("topic", "create", name, "--queues", "1")
     producer.send(name, 1, key="a")
@@ -57,13 +57,13 @@ def test_messages_sent_without_order_are_not_ordered_afterwards_unless_forced(
     assert json.loads(run("topic", "describe", name, "--json").stdout)["ordered"] is True
 
 
-def test_an_empty_topic_is_ordered_without_ado(run: Run) -> None:
+def test_an_empty_topic_can_become_ordered(run: Run) -> None:
     run("topic", "create", "empty", "--queues", "2")
     assert run("topic", "create", "empty", "--queues", "2", "--ordered").exit_code == 0
 
 
 def test_an_ordered_topic_with_messages_can_be_created_again(run: Run, producer: Producer) -> None:
-    """Scripts that set a system up run more than once."""
+    """Set-up scripts run more than once."""
     run("topic", "create", "again", "--queues", "2", "--ordered")
     producer.send("again", 1, key="a")
     assert run("topic", "create", "again", "--queues", "2", "--ordered").exit_code == 0
@@ -91,7 +91,7 @@ def test_deleted_topic_is_gone(run: Run, producer: Producer) -> None:
     assert run("topic", "describe", "old").exit_code == 1
 
 
-def test_delete_asks_first_and_no_means_no(run: Run) -> None:
+def test_delete_asks_for_confirmation(run: Run) -> None:
     run("topic", "create", "precious")
     asked = run("topic", "delete", "precious", stdin="n\n")
     assert asked.exit_code == 1
@@ -99,7 +99,7 @@ def test_delete_asks_first_and_no_means_no(run: Run) -> None:
     assert run("topic", "describe", "precious").exit_code == 0
 
 
-def test_delete_without_anybody_to_ask_changes_nothing(run: Run) -> None:
+def test_delete_without_an_answer_changes_nothing(run: Run) -> None:
     run("topic", "create", "kept")
     assert run("topic", "delete", "kept", stdin="").exit_code == 1
     assert run("topic", "describe", "kept").exit_code == 0
@@ -123,7 +123,7 @@ def test_deleting_what_does_not_exist_does_not_advise_to_create_it(run: Run) -> 
     ],
     ids=lambda words: words[0] + words[1][:4],
 )
-def test_illegal_name_is_never_advised(run: Run, words: tuple[str, ...]) -> None:
+def test_an_illegal_name_is_not_suggested(run: Run, words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.exit_code == 2
     assert "use 1 to 127 of the characters" in result.stderr

@@ -1,4 +1,4 @@
-"""`lanemq why`: one sentence, in every state that a lane can be in, and fast."""
+"""`lanemq why`: one sentence for every state of a lane, within a tenth of a second."""
 
 import json
 import socket
@@ -34,8 +34,8 @@ LONG = Backoff(60, 1.0, 60)
 Handle = Callable[[Message], None]
 
 
-class Street:
-    """One topic of one queue, sent before its member starts; every group and topic is new."""
+class LaneFixture:
+    """A topic with one queue whose messages are sent before its member starts; every group and topic is new."""
 
     def __init__(self, broker: EmbeddedBroker, run: Run, name: str) -> None:
         self.broker, self.run, self.name = broker, run, name
@@ -61,7 +61,7 @@ class Street:
         return dict(json.loads(result.stdout)[self.name])
 
     def until_it_waits_for(self, key: str, begin: str) -> dict[str, Any]:
-        """Asked until it is told: a busy member is asked in vain now and then, as nobody waits for its answer long."""
+        """Asks until the sentence matches; a busy member may miss the 50 ms."""
         found: dict[str, Any] = {}
 
         def is_it() -> bool:
@@ -77,8 +77,8 @@ class Street:
 
 
 @pytest.fixture
-def street(broker: EmbeddedBroker, run: Run, request: pytest.FixtureRequest) -> Iterator[Street]:
-    made = Street(broker, run, request.node.name.replace("[", "-").replace("]", "")[:40])
+def lane(broker: EmbeddedBroker, run: Run, request: pytest.FixtureRequest) -> Iterator[LaneFixture]:
+    made = LaneFixture(broker, run, request.node.name.replace("[", "-").replace("]", "")[:40])
     yield made
     made.close()
 
@@ -88,7 +88,7 @@ def fails(message: Message) -> None:
 
 
 class Gate:
-    """A handler that stays inside until it is let go."""
+    """A handler that blocks until it is released."""
 
     def __init__(self) -> None:
         self.open, self.inside = threading.Event(), threading.Event()
@@ -98,10 +98,10 @@ class Gate:
         assert self.open.wait(PATIENCE)
 
 
-def test_a_key_in_back_off_names_attempts_next_try_and_the_last_error(street: Street) -> None:
-    street.send("a", "a")
-    street.member(fails, HoldKey(backoff=LONG))
-    found = street.until_it_waits_for("a", "its next attempt, in")
+def test_a_held_key_shows_attempts_next_retry_and_last_error(lane: LaneFixture) -> None:
+    lane.send("a", "a")
+    lane.member(fails, HoldKey(backoff=LONG))
+    found = lane.until_it_waits_for("a", "its next attempt, in")
     lane = found["lane"]
     assert "ValueError('no stock left')" in found["waits_for"]
     assert (lane["state"], lane["head"], lane["attempts"], lane["waiting"]) == ("held", 0, 1, 2)
@@ -109,21 +109,21 @@ def test_a_key_in_back_off_names_attempts_next_try_and_the_last_error(street: St
     assert 0 <= lane["blocked_ms"] < PATIENCE * 1000
 
 
-def test_blocked_since_counts_from_the_first_failure_not_from_the_last(street: Street) -> None:
-    street.send("a")
-    street.member(fails, HoldKey(retries=100, backoff=Backoff(0.02, 1.0, 0.02)))
+def test_blocked_since_counts_from_the_first_failure_not_from_the_last(lane: LaneFixture) -> None:
+    lane.send("a")
+    lane.member(fails, HoldKey(retries=100, backoff=Backoff(0.02, 1.0, 0.02)))
     seen: list[dict[str, Any]] = []
 
     def failed_often() -> bool:
-        seen.append(street.why("a")["lane"] or {})
+        seen.append(lane.why("a")["lane"] or {})
         return int(seen[-1].get("attempts", 0)) >= 5
 
     until("it failed five times", failed_often)
     assert seen[-1]["blocked_ms"] >= 4 * 20
 
 
-def test_a_success_ends_the_trouble(street: Street) -> None:
-    street.send("a", "a")
+def test_a_success_clears_the_failures(lane: LaneFixture) -> None:
+    lane.send("a", "a")
     gate, calls = Gate(), []
 
     def second_time_lucky(message: Message) -> None:
@@ -133,74 +133,74 @@ def test_a_success_ends_the_trouble(street: Street) -> None:
         if message.queue_offset == 1:
             gate(message)
 
-    street.member(second_time_lucky, HoldKey(backoff=Backoff(0.01, 1.0, 0.01)), lanes=1)
+    lane.member(second_time_lucky, HoldKey(backoff=Backoff(0.01, 1.0, 0.01)), lanes=1)
     assert gate.inside.wait(PATIENCE)
-    street.send("a")
+    lane.send("a")
     gate.open.set()
-    until("all is done", lambda: street.why("a")["waits_for"].startswith("nothing"))
+    until("all is done", lambda: lane.why("a")["waits_for"].startswith("nothing"))
 
 
-def test_a_running_handler_is_named_with_its_time(street: Street) -> None:
+def test_a_running_handler_is_named_with_its_time(lane: LaneFixture) -> None:
     gate = Gate()
-    street.send("a")
-    street.member(gate)
-    found = street.until_it_waits_for("a", "its handler: running for")
+    lane.send("a")
+    lane.member(gate)
+    found = lane.until_it_waits_for("a", "its handler: running for")
     gate.open.set()
     assert found["lane"]["running_ms"] >= 0
-    assert found["owner"] == f"member-of-{street.name}"
+    assert found["owner"] == f"member-of-{lane.name}"
     assert found["epoch"] == 1
 
 
-def test_a_key_without_a_free_worker_is_told_so(street: Street) -> None:
+def test_a_key_can_wait_for_a_free_worker(lane: LaneFixture) -> None:
     gate = Gate()
-    street.send("a", "b", "b")
-    street.member(gate, lanes=1)
+    lane.send("a", "b", "b")
+    lane.member(gate, lanes=1)
     assert gate.inside.wait(PATIENCE)
-    found = street.until_it_waits_for("b", "a free worker: 2 messages from offset 1 on")
+    found = lane.until_it_waits_for("b", "a free worker: 2 messages from offset 1 on")
     gate.open.set()
     assert found["lane"]["state"] == "ready"
 
 
-def test_in_queue_order_the_message_ahead_is_named(street: Street) -> None:
-    street.send("a", "b")
-    street.member(fails, HoldQueue(suspend=30))
-    found = street.until_it_waits_for("b", "offset 0 of the queue, 1 before its own, which waits for its next attempt")
+def test_in_queue_order_the_message_ahead_is_named(lane: LaneFixture) -> None:
+    lane.send("a", "b")
+    lane.member(fails, HoldQueue(suspend=30))
+    found = lane.until_it_waits_for("b", "offset 0 of the queue, 1 before its own, which waits for its next attempt")
     assert found["lane"]["last_error"] == "ValueError('no stock left')"
-    street.until_it_waits_for("a", "its next attempt, in")
+    lane.until_it_waits_for("a", "its next attempt, in")
 
 
-def test_a_lane_parked_at_the_broker_waits_for_a_person(street: Street) -> None:
-    street.send("a", "a")
-    street.member(fails, HoldKey(retries=0))
-    found = street.until_it_waits_for("a", "an operator: parked since")
+def test_a_lane_parked_at_the_broker_waits_for_an_operator(lane: LaneFixture) -> None:
+    lane.send("a", "a")
+    lane.member(fails, HoldKey(retries=0))
+    found = lane.until_it_waits_for("a", "an operator: parked since")
     assert "no stock left" in found["waits_for"]
 
 
-def test_a_lane_parked_in_memory_waits_for_a_person(street: Street) -> None:
-    street.send("a")
-    street.member(fails, HoldKey(retries=0, then=Park(at_broker=False)))
-    found = street.until_it_waits_for("a", "an operator: parked in its owner's memory at offset 0")
+def test_a_lane_parked_in_memory_waits_for_an_operator(lane: LaneFixture) -> None:
+    lane.send("a")
+    lane.member(fails, HoldKey(retries=0, then=Park(at_broker=False)))
+    found = lane.until_it_waits_for("a", "an operator: parked in its owner's memory at offset 0")
     assert "no stock left" in found["waits_for"]
 
 
-def test_a_key_that_is_done_behind_a_stuck_one_waits_for_nothing_but_its_commit(street: Street) -> None:
+def test_a_finished_key_behind_a_stuck_one_waits_only_for_the_commit(lane: LaneFixture) -> None:
     gate = Gate()
-    street.send("stuck", "b")
+    lane.send("stuck", "b")
 
     def one_is_stuck(message: Message) -> None:
         if message.key == "stuck":
             gate(message)
 
-    street.member(one_is_stuck)
-    street.until_it_waits_for("b", "nothing: all messages are finished, and only the commit waits for offset 0")
+    lane.member(one_is_stuck)
+    lane.until_it_waits_for("b", "nothing: all messages are finished, and only the commit waits for offset 0")
     gate.open.set()
 
 
-def test_a_group_that_is_away_waits_for_a_member(street: Street) -> None:
-    street.send("a")
-    with Admin(street.broker.address) as admin:
-        admin.reset_offsets(street.name, street.name, to="earliest")
-    assert street.why("a")["waits_for"].startswith("a member: no member of the group is online")
+def test_the_key_of_an_offline_group_waits_for_a_member(lane: LaneFixture) -> None:
+    lane.send("a")
+    with Admin(lane.broker.address) as admin:
+        admin.reset_offsets(lane.name, lane.name, to="earliest")
+    assert lane.why("a")["waits_for"].startswith("a member: no member of the group is online")
 
 
 def told(lane: LaneStateAnswer | NoAnswer, pending: tuple[int, ...] = (5,)) -> str:
@@ -215,7 +215,7 @@ def test_every_state_has_a_sentence(state: LaneState) -> None:
     assert ", failed 2 times, blocked for 1.5 s: E()" in told(lane)
 
 
-def test_a_key_that_is_not_fetched_yet_is_told_how_far_the_owner_is() -> None:
+def test_a_key_that_is_not_fetched_shows_how_far_the_owner_is() -> None:
     lane = LaneStateAnswer(state="empty", order="key", next_offset=4, committable=2)
     assert told(lane) == "its fetch: the owner has fetched up to offset 4; the first unfinished is 2"
 
@@ -225,18 +225,18 @@ def test_an_owner_that_is_silent_is_named_with_its_lease() -> None:
     assert sentence.endswith("its owner m is not connected any more. Its lease ends in 700 ms unless it is renewed")
 
 
-def test_a_member_that_does_not_answer_is_waited_for_no_longer_than_allowed(street: Street) -> None:
-    """A frozen process keeps its connection; the question reaches it and nothing comes back."""
-    with frozen_member(street.broker, street.name, "frozen"):
-        admin = Admin(street.broker.address)
-        until("the broker knows it", lambda: not _offline(admin, street.name))
+def test_a_silent_member_is_waited_for_only_50_ms(lane: LaneFixture) -> None:
+    """A frozen process keeps its connection; it receives the request and never answers."""
+    with frozen_member(lane.broker, lane.name, "frozen"):
+        admin = Admin(lane.broker.address)
+        until("the broker knows it", lambda: not _offline(admin, lane.name))
         began = time.monotonic()
-        answer = admin.lane_state(street.name, "frozen", MessageQueue(street.name, "lanemq", 0), "a")
+        answer = admin.lane_state(lane.name, "frozen", MessageQueue(lane.name, "lanemq", 0), "a")
         spent = time.monotonic() - began
         admin.close()
     assert isinstance(answer, NoAnswer)
     assert answer.silent
-    assert spent < 3.0, "50 ms, and the patience of a busy machine; an ordinary request waits for 3 s"
+    assert spent < 3.0, "50 ms, with slack for a busy machine; an ordinary request waits for 3 s"
 
 
 def _offline(admin: Admin, group: str) -> bool:
@@ -244,15 +244,15 @@ def _offline(admin: Admin, group: str) -> bool:
     return isinstance(answer, NoAnswer) and "not online" in answer.why
 
 
-def test_the_answer_comes_within_a_tenth_of_a_second(street: Street) -> None:
-    street.send("a")
-    street.member(fails, HoldKey(backoff=LONG))
-    street.until_it_waits_for("a", "its next attempt")
+def test_the_answer_comes_within_a_tenth_of_a_second(lane: LaneFixture) -> None:
+    lane.send("a")
+    lane.member(fails, HoldKey(backoff=LONG))
+    lane.until_it_waits_for("a", "its next attempt")
     spans: list[float] = []
 
     def in_time() -> bool:
         began = time.monotonic()
-        street.why("a")
+        lane.why("a")
         spans.append(time.monotonic() - began)
         return spans[-1] < 0.1
 
@@ -260,7 +260,7 @@ def test_the_answer_comes_within_a_tenth_of_a_second(street: Street) -> None:
 
 
 def frozen_member(broker: EmbeddedBroker, group: str, client_id: str) -> socket.socket:
-    """A member that has introduced itself and reads nothing any more."""
+    """A member that has sent a heartbeat and reads nothing."""
     host, port = broker.address.split(":")
     sock = socket.create_connection(Address(host, int(port)), 5)
     consumer = ConsumerData(group_name=group, subscription_data_set=[SubscriptionData(topic=group, sub_string="*")])

@@ -161,7 +161,7 @@ def test_the_lag_of_a_status_has_messages_and_seconds(
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_what_can_never_work_is_refused_without_spark(run: Run, place: Place, command: str) -> None:
+def test_a_sink_that_does_not_fit_the_stage_is_refused_without_spark(run: Run, place: Place, command: str) -> None:
     text = place.file.read_text()
     stage = (
         '[stage]\nkind = "last_state"\nschema = "id bigint"\nkeys = ["id"]\n\n[sink]\nkind = "parquet"\npath = "x"\n'

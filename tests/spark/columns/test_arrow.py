@@ -1,4 +1,4 @@
-"""Columns against the reference reader of records, on ordinary, odd and damaged bodies."""
+"""Decoded columns equal the fields of `RecordView`, for ordinary, odd and damaged bodies."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def record(**changes: Any) -> bytes:
 
 
 def shifted(plain: bytes, flag: int, magic: int | None) -> bytes:
-    """The record with IPv6 hosts or the second kind of topic length."""
+    """The record with IPv6 hosts or the topic length of version 2."""
     sys_flag = int.from_bytes(plain[36:40], "big") | flag
     born = bytes(12) + plain[48:56] if flag & 0x10 else plain[48:56]
     store = bytes(12) + plain[64:72] if flag & 0x20 else plain[64:72]
@@ -116,23 +116,21 @@ MAGICS = st.sampled_from([None, None, 0xDAA320AB])
 
 @settings(max_examples=150, deadline=None)
 @given(bodies())
-def test_columns_say_what_the_reference_reader_says(body: bytes) -> None:
+def test_columns_equal_the_fields_of_the_record_view(body: bytes) -> None:
     assert rows(body) == references(body)
 
 
 @settings(max_examples=60, deadline=None)
 @given(bodies(), st.lists(st.sampled_from(COLUMNS.fieldNames()), min_size=1, max_size=4, unique=True))
-def test_a_column_is_the_same_whichever_others_are_asked_for(body: bytes, names: list[str]) -> None:
+def test_a_column_does_not_depend_on_the_other_selected_columns(body: bytes, names: list[str]) -> None:
     expected = [{name: row[name] for name in names} for row in references(body)]
     assert rows(body, schema=arrow_schema(select_columns(names))) == expected
 
 
 @settings(max_examples=150, deadline=None)
 @given(bodies(), st.integers(0, 400), st.integers(0, 255))
-def test_a_damaged_body_is_refused_exactly_when_the_reference_reader_refuses_it(
-    body: bytes, at: int, byte: int
-) -> None:
-    """The two must agree, or a query would show what a consumer would never have been given."""
+def test_a_damaged_body_is_refused_exactly_when_the_record_view_refuses_it(body: bytes, at: int, byte: int) -> None:
+    """Otherwise a query would show messages that a consumer never gets."""
     if not body:
         return
     changed = bytearray(body)
@@ -148,26 +146,26 @@ def test_a_damaged_body_is_refused_exactly_when_the_reference_reader_refuses_it(
         except RemoteProtocolError:
             outcome.append("refused")
         except (OverflowError, ValueError):
-            return  # a time beyond what Python can show; Arrow holds it
+            return  # a time that Python cannot represent, but Arrow can
     if outcome[1] != "refused" or outcome[0] != "refused":
         assert outcome[0] == outcome[1]
 
 
-def test_properties_that_are_no_unicode_are_replaced_in_their_own_row_only() -> None:
+def test_invalid_utf8_in_properties_is_replaced_in_its_own_row_only() -> None:
     odd = bytearray(record(properties_text="TAGS\x01ab\x02", queue_offset=1))
     odd[odd.index(b"ab\x02")] = 0xC3
-    # The second record begins with a byte that would complete the character if rows ran together.
+    # The second record begins with a byte that would complete the character if rows were joined.
     body = record() + bytes(odd) + record(properties_text="TAGS\x01ok\x02", queue_offset=2)
     assert [row["tags"] for row in rows(body)] == ["paid", "�b", "ok"]
     assert rows(body) == references(body)
 
 
-def test_a_range_leaves_out_what_is_before_and_behind_it() -> None:
+def test_only_offsets_of_the_range_are_decoded() -> None:
     body = b"".join(record(queue_offset=offset) for offset in range(10))
     assert [row["queue_offset"] for row in rows(body, 3, 7)] == [3, 4, 5, 6]
 
 
-def test_tags_with_the_same_hash_are_told_apart() -> None:
+def test_tags_with_the_same_hash_are_distinguished() -> None:
     """The broker compares hash codes, and "Aa" and "BB" share one."""
     body = record(properties_text="TAGS\x01Aa\x02", queue_offset=0) + record(
         properties_text="TAGS\x01BB\x02", queue_offset=1
@@ -175,14 +173,14 @@ def test_tags_with_the_same_hash_are_told_apart() -> None:
     assert [row["tags"] for row in rows(body, tags=frozenset({"Aa"}))] == ["Aa"]
 
 
-def test_no_records_make_an_empty_batch_of_the_right_shape() -> None:
+def test_no_records_give_an_empty_batch_with_the_schema() -> None:
     batch = decode(b"", 0, ALL, DecodeOptions(SCHEMA, "broker-a"))
     assert batch.num_rows == 0
     assert batch.schema.equals(SCHEMA)
 
 
 @pytest.mark.parametrize("cut", [1, 50, 90])
-def test_a_body_that_is_cut_off_is_refused(cut: int) -> None:
+def test_a_truncated_body_is_refused(cut: int) -> None:
     with pytest.raises(RemoteProtocolError):
         rows(record() + record()[:-cut])
 
@@ -190,16 +188,16 @@ def test_a_body_that_is_cut_off_is_refused(cut: int) -> None:
 DAMAGED = record(queue_offset=1, body=b"no zlib", sys_flag=ZLIB_SYS_FLAG)
 
 
-def test_a_body_that_cannot_be_unpacked_fails_by_its_place() -> None:
+def test_a_body_that_cannot_be_decompressed_fails_with_its_offset() -> None:
     with pytest.raises(RemoteProtocolError, match=r"orders.*broker-a.*1.* at 1: body of 7 .*onDamaged=null .*=raw"):
         rows(record(queue_offset=0) + DAMAGED)
 
 
 @pytest.mark.parametrize(("damaged", "value"), [(OnDamaged.NULL, None), (OnDamaged.RAW, b"no zlib")])
-def test_a_body_that_cannot_be_unpacked_costs_no_other_row(
+def test_a_body_that_cannot_be_decompressed_affects_no_other_row(
     damaged: OnDamaged, value: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One message must not end a query at every start of it; and one line is enough for a whole queue of them."""
+    """One message must not fail a query at every start, and all damaged messages are one log line."""
     packed = record(queue_offset=3, body=compress_zlib(b"packed"), sys_flag=ZLIB_SYS_FLAG)
     again = record(queue_offset=2, body=b"nor this", sys_flag=ZLIB_SYS_FLAG)
     found = rows(record(queue_offset=0) + DAMAGED + again + packed, on_damaged=damaged)
@@ -210,7 +208,7 @@ def test_a_body_that_cannot_be_unpacked_costs_no_other_row(
 
 @pytest.mark.parametrize("field", ["body", "topic", "properties"])
 @pytest.mark.parametrize("length", [-1, 100])
-def test_a_part_that_would_reach_into_the_next_record_is_refused(field: str, length: int) -> None:
+def test_a_part_that_would_overlap_the_next_record_is_refused(field: str, length: int) -> None:
     good = record()
     at, width = {"body": (84, 4), "topic": (88 + 5, 1), "properties": (88 + 5 + 1 + 6, 2)}[field]
     bad = good[:at] + length.to_bytes(width, "big", signed=True) + good[at + width :]

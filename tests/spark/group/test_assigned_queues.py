@@ -1,4 +1,4 @@
-"""Leases of a query: what a batch may read, when a queue may leave, when the query is the stale one."""
+"""Queues of a query: what a batch may read, when a queue is given back, when the query must fail."""
 
 import pytest
 
@@ -25,15 +25,15 @@ def assigned() -> AssignedQueues:
     return held
 
 
-def test_a_batch_reads_what_is_owned_from_the_groups_offset_on(assigned: AssignedQueues) -> None:
+def test_a_batch_reads_owned_queues_from_the_groups_offset(assigned: AssignedQueues) -> None:
     assert assigned.take([A], now=SOON) == {A: BatchClaim(Epoch(1), QueueOffset(5))}
 
 
-def test_a_lease_that_ran_out_gives_no_claim(assigned: AssignedQueues) -> None:
+def test_an_expired_lease_gives_no_claim(assigned: AssignedQueues) -> None:
     assert assigned.take([A, B], now=LANE_TIMES.client_lease_ms) == {}
 
 
-def test_a_busy_queue_is_not_given_back_before_its_batch_is_done(assigned: AssignedQueues) -> None:
+def test_a_queue_is_not_given_back_while_a_batch_reads_it(assigned: AssignedQueues) -> None:
     assigned.take([A], now=SOON)
     assigned.want([])
     assert assigned.to_give_back() == [B]
@@ -41,12 +41,12 @@ def test_a_busy_queue_is_not_given_back_before_its_batch_is_done(assigned: Assig
     assert assigned.to_give_back() == [A, B]
 
 
-def test_an_unwanted_queue_is_not_read_any_more(assigned: AssignedQueues) -> None:
+def test_a_queue_outside_the_share_is_not_read(assigned: AssignedQueues) -> None:
     assigned.want([B])
     assert set(assigned.usable(now=SOON)) == {B}
 
 
-def test_a_lease_lost_under_a_batch_ends_the_query(assigned: AssignedQueues) -> None:
+def test_a_lease_lost_during_a_batch_fails_the_query(assigned: AssignedQueues) -> None:
     assigned.take([A], now=SOON)
     assigned.refused(A)
     assert A not in assigned.usable(now=SOON)
@@ -54,15 +54,15 @@ def test_a_lease_lost_under_a_batch_ends_the_query(assigned: AssignedQueues) -> 
         assigned.batch_finished()
 
 
-def test_a_new_epoch_under_a_batch_ends_the_query_too(assigned: AssignedQueues) -> None:
-    """The lease came back, but somebody had it in between."""
+def test_a_new_epoch_during_a_batch_fails_the_query(assigned: AssignedQueues) -> None:
+    """The lease came back, but another member owned the queue in between."""
     assigned.take([A], now=SOON)
     grant(assigned, A, 3, 10)
     with pytest.raises(LeaseLost):
         assigned.batch_finished()
 
 
-def test_a_lease_lost_between_batches_is_only_a_queue_less(assigned: AssignedQueues) -> None:
+def test_a_lease_lost_between_batches_only_removes_the_queue(assigned: AssignedQueues) -> None:
     assigned.take([A], now=SOON)
     assigned.batch_finished()
     assigned.refused(A)
@@ -70,26 +70,26 @@ def test_a_lease_lost_between_batches_is_only_a_queue_less(assigned: AssignedQue
     assert assigned.queues() == [B]
 
 
-def test_a_renewal_keeps_the_floor_and_a_new_grant_brings_a_new_one(assigned: AssignedQueues) -> None:
+def test_only_a_new_grant_changes_the_group_offset(assigned: AssignedQueues) -> None:
     grant(assigned, A, 1, 100, group_offset=9)
     assert assigned.usable(now=SOON)[A] == 5
     grant(assigned, A, 2, 200, group_offset=9)
     assert assigned.usable(now=SOON)[A] == 9
 
 
-def test_only_what_the_broker_does_not_know_is_stored(assigned: AssignedQueues) -> None:
+def test_only_offsets_that_the_broker_does_not_have_are_stored(assigned: AssignedQueues) -> None:
     assert assigned.to_store({A: QueueOffset(5), B: QueueOffset(2)}) == {B: 2}
     assigned.stored(B, QueueOffset(2))
     assert assigned.to_store({B: QueueOffset(2)}) == {}
 
 
-def test_nothing_is_stored_for_a_queue_that_was_lost(assigned: AssignedQueues) -> None:
+def test_no_offset_is_stored_for_a_lost_queue(assigned: AssignedQueues) -> None:
     assigned.take([A], now=SOON)
     assigned.refused(A)
     assert assigned.to_store({A: QueueOffset(50)}) == {}
 
 
-def test_a_query_goes_back_only_over_what_was_left_out_and_nobody_did(assigned: AssignedQueues) -> None:
+def test_a_query_goes_back_only_over_messages_that_were_left_out_and_are_undone(assigned: AssignedQueues) -> None:
     ahead = {A: QueueOffset(9), B: QueueOffset(9)}
     assert assigned.undone(ahead, {}) == {}, "a batch that is done and not stored yet is not repeated"
     assert assigned.undone(ahead, {A: QueueOffset(5), B: QueueOffset(0)}) == {}, "the group is past it"
@@ -97,7 +97,7 @@ def test_a_query_goes_back_only_over_what_was_left_out_and_nobody_did(assigned: 
     assert assigned.undone({A: QueueOffset(5)}, {A: QueueOffset(6)}) == {}, "the query is not past it"
 
 
-def test_a_deleted_topic_ends_no_query(assigned: AssignedQueues) -> None:
+def test_a_deleted_topic_does_not_fail_the_query(assigned: AssignedQueues) -> None:
     assigned.take([A, B], now=SOON)
     assigned.topic_deleted("orders")
     assigned.batch_finished()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class Member:
-    """A Python consumer of the same group; writes down what it handled."""
+    """A Python consumer of the same group that records what it handled."""
 
     def __init__(self, address: str, group: str, topic: str) -> None:
         self.handled: list[tuple[int, int]] = []
@@ -56,7 +56,7 @@ def membership_of(query: Query) -> Membership:
 
 
 def freeze(query: Query) -> None:
-    """The driver hangs and its connections are gone; it does not know yet."""
+    """The driver hangs and its connections are closed, which it does not notice yet."""
     membership = membership_of(query)
     membership._ended.set()
     assert membership._thread is not None
@@ -68,7 +68,7 @@ def me(query: Query) -> str:
     return membership_of(query).client_id
 
 
-def test_a_query_alone_owns_every_queue_and_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_a_single_query_owns_every_queue_and_stores_its_offsets(broker: EmbeddedBroker, topic: str, group: str) -> None:
     send(broker.address, topic, range(20))
     with Query(servers=broker.address, topic=topic, group=group) as query, Admin(broker.address) as admin:
         assert values(query.everything()) == list(range(20))
@@ -96,7 +96,7 @@ def test_two_queries_of_a_group_never_read_the_same_queue(broker: EmbeddedBroker
         assert values([*first, *second]) == list(range(30, 90))
 
 
-def test_a_query_that_joins_goes_on_where_a_consumer_stopped(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_a_query_that_joins_continues_where_a_consumer_stopped(broker: EmbeddedBroker, topic: str, group: str) -> None:
     send(broker.address, topic, range(40))
     with Member(broker.address, group, topic) as member:
         until(lambda: len(member.handled) == 40)
@@ -142,20 +142,18 @@ def test_a_consumer_that_joins_gets_a_queue_only_when_the_running_batch_is_done(
             assert not set(places(rows)) & set(member.handled)
 
 
-def test_a_query_that_stops_leaves_its_queues_to_the_others_at_once(
-    broker: EmbeddedBroker, topic: str, group: str
-) -> None:
+def test_a_query_that_stops_gives_its_queues_back_at_once(broker: EmbeddedBroker, topic: str, group: str) -> None:
     query = Query(servers=broker.address, topic=topic, group=group)
     query.everything()
     query.stop()
-    assert owners(broker.address, group) == {}, "nobody has to wait for the end of a lease"
+    assert owners(broker.address, group) == {}, "no member waits for the end of a lease"
     with Member(broker.address, group, topic) as member:
         until(lambda: len(owners(broker.address, group)) == 2)
         send(broker.address, topic, range(10))
         until(lambda: len(member.handled) == 10)
 
 
-def test_a_stale_driver_is_refused_by_pull_and_by_commit(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_pulls_and_commits_of_a_stale_driver_are_refused(broker: EmbeddedBroker, topic: str, group: str) -> None:
     """Two copies of one query: the old driver hangs, the new one takes over, the old one wakes up."""
     send(broker.address, topic, range(20))
     checkpoint = Checkpoint()
@@ -176,7 +174,7 @@ def test_a_stale_driver_is_refused_by_pull_and_by_commit(broker: EmbeddedBroker,
             return set(owners(broker.address, group).values()) == {me(new)}
 
         until(took_over)
-        assert membership_of(old).usable() == {}, "it has stopped planning before, though nobody told it"
+        assert membership_of(old).usable() == {}, "it stopped planning before it was refused"
         with pytest.raises(LeaseLost):
             old.read(partitions)
         with pytest.raises(LeaseLost):
@@ -185,10 +183,10 @@ def test_a_stale_driver_is_refused_by_pull_and_by_commit(broker: EmbeddedBroker,
         old.stop()
 
 
-def test_a_batch_that_another_member_has_done_meanwhile_is_not_repeated(
+def test_a_batch_that_another_member_has_processed_is_not_repeated(
     broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
-    """The query dies in a batch, a consumer does that work, the query comes back: no message twice."""
+    """The query dies in a batch, a consumer processes it, the query restarts: no message is read twice."""
     send(broker.address, topic, range(30))
     checkpoint = Checkpoint()
     options = {"servers": broker.address, "topic": topic, "group": group}
@@ -206,7 +204,7 @@ def test_a_batch_that_another_member_has_done_meanwhile_is_not_repeated(
 
 
 @pytest.mark.parametrize("regained", ["before the next batch is planned", "after it"])
-def test_a_part_of_a_batch_that_another_member_owns_is_left_to_it_and_not_skipped_later(
+def test_a_part_of_a_batch_owned_by_another_member_is_left_to_it_and_not_skipped_later(
     broker: EmbeddedBroker, topic: str, group: str, regained: str
 ) -> None:
     send(broker.address, topic, range(30))
@@ -218,7 +216,7 @@ def test_a_part_of_a_batch_that_another_member_owns_is_left_to_it_and_not_skippe
     freeze(crashed)
     crashed.stop()
     with Query(**options) as other, Query(checkpoint, **options) as again:
-        # The other joins and owns, but it has read nothing when the query comes back.
+        # The other member joins and owns a queue, but has read nothing when the query restarts.
         until(lambda: other.plan() and len(owners(broker.address, group)) == 2)
         again.reader._driver._bounds()
         until(lambda: len(membership_of(other)._wanted) == 1)
@@ -245,7 +243,7 @@ def crash_in_a_batch(checkpoint: Checkpoint, options: dict[str, str]) -> None:
 
 
 def repeat_beside_another(again: Query, options: dict[str, str]) -> Sequence[Any]:
-    """What a repeated batch reads while one of its queues is another member's, who leaves without reading it."""
+    """What a repeated batch reads while another member owns one of its queues and leaves without reading it."""
     with Query(**options) as other:
         until(lambda: other.plan() and len(owners(options["servers"], options["group"])) == 2)
         again.reader._driver._bounds()
@@ -263,10 +261,10 @@ def owning_both(checkpoint: Checkpoint, options: dict[str, str]) -> Query:
     return query
 
 
-def test_what_was_left_out_is_read_by_the_next_run_if_nobody_did_it(
+def test_messages_left_to_others_are_read_by_the_next_run_if_still_undone(
     broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
-    """Spark noted the batch, and the query was stopped before it could plan another: only the broker knows."""
+    """Spark recorded the batch, and the query stopped before it planned another: only the broker has the note."""
     send(broker.address, topic, range(30))
     checkpoint = Checkpoint()
     options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
@@ -275,7 +273,7 @@ def test_what_was_left_out_is_read_by_the_next_run_if_nobody_did_it(
         rows = again.read(repeat_beside_another(again, options))
         checkpoint.finished += 1
     with owning_both(checkpoint, options) as unlucky:
-        assert len(membership_of(unlucky).usable()) == 1, "nothing is planned before it is known where to begin"
+        assert len(membership_of(unlucky).usable()) == 1, "nothing is planned before the start is known"
         unlucky.reader.latestOffset(_json(checkpoint.ends[-1]), unlucky.reader.getDefaultReadLimit())
         # Stopped before Spark could log the answer: the group's offset must not have moved.
     with owning_both(checkpoint, options) as third:
@@ -286,7 +284,7 @@ def test_what_was_left_out_is_read_by_the_next_run_if_nobody_did_it(
         assert fourth.everything() == []
 
 
-def test_a_left_out_part_that_the_repeated_batch_reads_after_all_is_read_once(
+def test_a_part_left_to_others_that_the_repeated_batch_reads_is_read_once(
     broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
     send(broker.address, topic, range(30))
@@ -299,7 +297,7 @@ def test_a_left_out_part_that_the_repeated_batch_reads_after_all_is_read_once(
         assert values(third.everything()) == list(range(30))
 
 
-def test_a_queue_that_was_new_in_a_repeated_batch_is_left_out_from_its_first_message_on(
+def test_a_new_queue_in_a_repeated_batch_is_left_out_from_its_first_message(
     broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
     send(broker.address, topic, range(30))
@@ -319,10 +317,10 @@ def test_a_queue_that_was_new_in_a_repeated_batch_is_left_out_from_its_first_mes
     assert values(rows) == list(range(30))
 
 
-def test_a_batch_that_cannot_note_what_it_leaves_out_is_not_run(
+def test_a_batch_fails_if_the_broker_cannot_note_what_it_leaves_out(
     broker: EmbeddedBroker, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a broker that refuses offsets of groups it does not know."""
+    """For example, a broker that refuses offsets of unknown groups."""
 
     def refuse(*_: object) -> None:
         raise GroupNotFound(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no such group")
@@ -336,7 +334,7 @@ def test_a_batch_that_cannot_note_what_it_leaves_out_is_not_run(
         repeat_beside_another(again, options)
 
 
-def test_a_query_that_stops_after_spark_reported_its_batch_has_stored_it(
+def test_a_query_that_stops_after_a_committed_batch_has_stored_its_end(
     broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
     send(broker.address, topic, range(30))
@@ -347,8 +345,8 @@ def test_a_query_that_stops_after_spark_reported_its_batch_has_stored_it(
         assert sum(queue.offset for queue in admin.describe_group(group).queues) == 30
 
 
-def test_a_batch_that_was_only_read_is_not_stored_by_a_stop(broker: EmbeddedBroker, topic: str, group: str) -> None:
-    """Nobody has said that it is done; the next run repeats it."""
+def test_stopping_does_not_store_a_batch_that_was_only_read(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """The batch is not done; the next run repeats it."""
     send(broker.address, topic, range(30))
     checkpoint = Checkpoint()
     options = {"servers": broker.address, "topic": topic, "group": group}
@@ -359,7 +357,9 @@ def test_a_batch_that_was_only_read_is_not_stored_by_a_stop(broker: EmbeddedBrok
         assert values(query.everything()) == list(range(30))
 
 
-def test_a_limit_is_not_used_up_by_what_another_member_has_done(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_messages_processed_by_another_member_do_not_count_towards_a_limit(
+    broker: EmbeddedBroker, topic: str, group: str
+) -> None:
     checkpoint = Checkpoint()
     options = {"servers": broker.address, "topic": topic, "group": group}
     with Query(checkpoint, **options) as query:
@@ -374,10 +374,10 @@ def test_a_limit_is_not_used_up_by_what_another_member_has_done(broker: Embedded
         assert values(query.batch(ReadMaxRows(5))) == [30, 31, 32, 33, 34]
 
 
-def test_what_a_group_put_forward_makes_a_query_skip_is_told_once(
+def test_messages_skipped_after_a_reset_of_the_group_are_logged_once(
     broker: EmbeddedBroker, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker stores a reset and another member's work alike, so it is left out either way; not in silence."""
+    """A broker does not distinguish a reset from another member's commit, so the query skips, with a warning."""
     send(broker.address, topic, [0] * 10)
     checkpoint = Checkpoint()
     options = {"servers": broker.address, "topic": topic, "group": group}
@@ -392,10 +392,10 @@ def test_what_a_group_put_forward_makes_a_query_skip_is_told_once(
     assert "the query is at offset 4, the group at 10: the query skips the 6 messages between" in told
 
 
-def test_a_queue_that_is_got_after_its_end_was_asked_for_is_read_where_the_group_stands(
+def test_a_queue_granted_after_its_bounds_were_read_starts_at_the_groups_offset(
     broker: EmbeddedBroker, topic: str, group: str
 ) -> None:
-    """Another member went on in between: an old end must not make its offset look like that of an older topic."""
+    """Another member moved on in between: an outdated end must not make the offset look like a deleted topic."""
     send(broker.address, topic, [0] * 10)
     with Admin(broker.address) as admin:
         admin.reset_offsets(group, topic, to="latest")
@@ -407,10 +407,10 @@ def test_a_queue_that_is_got_after_its_end_was_asked_for_is_read_where_the_group
         assert (standing[busy], bounds[busy].end) == (10, 10)
 
 
-def test_a_batch_is_not_repeated_where_another_member_went_on_behind_its_end(
+def test_a_batch_is_not_repeated_if_another_member_went_past_its_end(
     broker: EmbeddedBroker, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The query dies in a batch, a consumer does it and what came later, the query comes back."""
+    """The query dies in a batch, a consumer processes it and later messages, the query restarts."""
     send(broker.address, topic, range(30))
     checkpoint = Checkpoint()
     options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "5s"}
@@ -420,13 +420,11 @@ def test_a_batch_is_not_repeated_where_another_member_went_on_behind_its_end(
         until(lambda: len(member.handled) == 60)
     with owning_both(checkpoint, options) as again:
         assert again.everything() == []
-    assert sum("the query skips" in each for each in caplog.messages) == 2, "one line for each queue"
+    assert sum("the query skips" in each for each in caplog.messages) == 2, "one line per queue"
 
 
-def test_what_becomes_of_another_members_queues_is_no_loss_of_this_query(
-    broker: EmbeddedBroker, topic: str, group: str
-) -> None:
-    """Its own position there is old, and retention may have passed it; the owner has done those messages."""
+def test_losses_in_another_members_queues_are_not_reported(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """Its own position there is old, and retention may be past it; the owner has processed those messages."""
     options = {"servers": broker.address, "topic": topic, "group": group}
     old = Checkpoint()
     with Query(**options) as owner:

@@ -1,4 +1,4 @@
-"""A run that reads what is there, in a group: all of its share, or an error. `--once` of a pipeline is such a run."""
+"""Available-now in a group (as `--once` of a pipeline): the run reads all of its share, or fails."""
 
 import pytest
 from tests.spark.group.test_membership import Member, membership_of, owners
@@ -10,7 +10,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 pytestmark = pytest.mark.slow
 
 
-def test_it_reads_everything_if_it_is_alone(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_a_single_member_reads_everything(broker: EmbeddedBroker, topic: str, group: str) -> None:
     send(broker.address, topic, range(30))
     with Query(servers=broker.address, topic=topic, group=group, startingOffsets="earliest") as query:
         query.reader.prepareForTriggerAvailableNow()
@@ -18,7 +18,7 @@ def test_it_reads_everything_if_it_is_alone(broker: EmbeddedBroker, topic: str, 
         assert values(query.everything()) == list(range(30))
 
 
-def test_it_leaves_the_share_of_a_consumer_to_it(broker: EmbeddedBroker, topic: str, group: str) -> None:
+def test_it_leaves_the_share_of_a_consumer_unread(broker: EmbeddedBroker, topic: str, group: str) -> None:
     with Member(broker.address, group, topic) as member:
         until(lambda: len(owners(broker.address, group)) == 2)
         with Query(servers=broker.address, topic=topic, group=group) as query:
@@ -27,8 +27,8 @@ def test_it_leaves_the_share_of_a_consumer_to_it(broker: EmbeddedBroker, topic: 
         assert member.handled == []
 
 
-def test_it_does_not_end_well_with_a_part_of_its_share_unread(broker: EmbeddedBroker, topic: str, group: str) -> None:
-    """Another member's batch takes longer than this run waits; it will not have been read when the run ends."""
+def test_it_fails_if_a_part_of_its_share_stays_unread(broker: EmbeddedBroker, topic: str, group: str) -> None:
+    """Another member's batch takes longer than this run waits."""
     send(broker.address, topic, range(30))
     options = {"servers": broker.address, "topic": topic, "group": group, "brokerWait": "1s"}
     with Query(**options) as busy:

@@ -1,4 +1,4 @@
-"""What a query's driver makes of answers that leave something out."""
+"""How the driver handles incomplete answers of brokers."""
 
 import pytest
 from tests.spark.spark_driver import send
@@ -16,8 +16,8 @@ def brokers_of(broker: EmbeddedBroker, topic: str, **more: str) -> Brokers:
     return Brokers(parse_read_options(options, streaming=True))
 
 
-def test_queues_of_a_broker_that_is_not_registered_are_waited_for(broker: EmbeddedBroker, topic: str) -> None:
-    """A name server forgets a broker that is down: the rest of the answer must not pass for all there is."""
+def test_the_query_waits_for_queues_of_an_unregistered_broker(broker: EmbeddedBroker, topic: str) -> None:
+    """A name server forgets a broker that is down, so the rest of the answer is incomplete."""
     with brokers_of(broker, topic) as brokers:
         assert len(brokers.bounds()) == 2
         brokers.expect([MessageQueue(topic, "broker-b", 0)])
@@ -25,14 +25,14 @@ def test_queues_of_a_broker_that_is_not_registered_are_waited_for(broker: Embedd
             brokers.bounds()
 
 
-def test_a_topic_of_a_broker_that_is_not_registered_is_not_gone(broker: EmbeddedBroker) -> None:
+def test_a_topic_of_an_unregistered_broker_still_exists(broker: EmbeddedBroker) -> None:
     with brokers_of(broker, "nowhere-to-be-seen") as brokers:
         brokers.expect([MessageQueue("nowhere-to-be-seen", "broker-b", 0)])
         with pytest.raises(ConnectFailed, match="broker-b"):
             brokers.bounds()
 
 
-def test_a_topic_that_its_broker_does_not_hold_any_more_is_gone(broker: EmbeddedBroker, topic: str) -> None:
+def test_a_topic_that_its_broker_no_longer_holds_is_deleted(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(3))
     with brokers_of(broker, topic) as brokers:
         assert brokers.bounds()
@@ -45,10 +45,8 @@ def test_a_topic_that_its_broker_does_not_hold_any_more_is_gone(broker: Embedded
 @pytest.mark.parametrize(
     "named", ['{"ordres": {"0": 7}}', '{"TOPIC": {"broker-x/0": 7}}', '{"TOPIC": {"9": 7, "0": 1}}']
 )
-def test_a_place_for_a_queue_that_is_not_there_is_refused(
-    broker: EmbeddedBroker, topic: str, option: str, named: str
-) -> None:
-    """Ignored, the misspelt name would make a query read everything, or nothing, and nobody would see why."""
+def test_an_offset_for_an_unknown_queue_is_refused(broker: EmbeddedBroker, topic: str, option: str, named: str) -> None:
+    """If it were ignored, a misspelt name would make the query read everything or nothing."""
     options = {option: named.replace("TOPIC", topic)}
     with (
         brokers_of(broker, topic, **options) as brokers,
@@ -58,10 +56,10 @@ def test_a_place_for_a_queue_that_is_not_there_is_refused(
 
 
 @pytest.mark.parametrize("which", ["starting", "ending"])
-def test_an_offset_behind_the_end_of_its_queue_is_refused_with_what_the_queue_holds(
+def test_an_offset_past_the_end_is_refused_with_the_bounds_of_the_queue(
     broker: EmbeddedBroker, topic: str, which: str
 ) -> None:
-    """Taken as it is, it would look like a topic that was created again, and be read from its beginning."""
+    """Otherwise it would look like a topic that was created again, and be read from its beginning."""
     send(broker.address, topic, [0] * 4)
     given = {"servers": broker.address, "topic": topic, f"{which}Offsets": f'{{"{topic}": {{"0": 5, "1": 5}}}}'}
     options = parse_read_options(given, streaming=False)
@@ -77,7 +75,7 @@ def test_an_offset_at_the_end_of_its_queue_is_the_next_message(broker: EmbeddedB
 
 
 @pytest.mark.parametrize("named", ["0", "lanemq/0"])
-def test_a_place_is_given_by_number_or_by_broker_and_number(broker: EmbeddedBroker, topic: str, named: str) -> None:
+def test_a_queue_is_named_by_number_or_by_broker_and_number(broker: EmbeddedBroker, topic: str, named: str) -> None:
     send(broker.address, topic, range(30))
     with brokers_of(broker, topic, startingOffsets=f'{{"{topic}": {{"{named}": 2}}}}') as brokers:
         found = brokers.positions(brokers._options.start, brokers.existing_bounds())

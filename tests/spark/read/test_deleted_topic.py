@@ -1,4 +1,4 @@
-"""A topic that is deleted under a query of a group: a loss of its own messages, and of nothing else."""
+"""A topic that is deleted while a query of a group reads it: only its own messages are lost."""
 
 import logging
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def delete(broker: EmbeddedBroker, topic: str) -> None:
 
 @pytest.fixture
 def query(broker: EmbeddedBroker, topic: str, other: str, group: str) -> Iterator[Query]:
-    """It owns all three queues and has planned ten messages of each topic."""
+    """A query that owns all three queues, with ten messages in each topic."""
     for each in (topic, other):
         send(broker.address, each, range(10))
     options = {"servers": broker.address, "topic": f"{topic},{other}", "group": group, "failOnDataLoss": "false"}
@@ -56,7 +56,7 @@ def rounds(query: Query, count: int) -> None:
             membership._round()
 
 
-def test_the_leases_of_other_topics_live_on_and_the_query_too(
+def test_the_leases_of_other_topics_and_the_query_survive(
     broker: EmbeddedBroker, topic: str, other: str, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert query.plan()
@@ -69,13 +69,13 @@ def test_the_leases_of_other_topics_live_on_and_the_query_too(
     assert values(query.everything()) == list(range(10, 20))
     assert len(rows) == 20
     deleted = [each for each in caplog.messages if f"topic {other} was deleted" in each]
-    assert len(deleted) == 1, "once, not in every round"
+    assert len(deleted) == 1, "logged once"
 
 
-def test_a_deleted_topic_is_told_as_a_loss_of_messages(
+def test_a_deleted_topic_is_reported_as_a_loss_of_messages(
     broker: EmbeddedBroker, topic: str, other: str, group: str
 ) -> None:
-    """With the default, failOnDataLoss=true, the query ends; a word about another member would be untrue."""
+    """With failOnDataLoss=true the query fails; the error must not blame another member."""
     send(broker.address, other, range(3))
     with Query(servers=broker.address, topic=f"{topic},{other}", group=group) as query:
         query.reader._driver._bounds()
@@ -89,7 +89,7 @@ def test_a_deleted_topic_is_told_as_a_loss_of_messages(
             query.plan()
 
 
-def test_a_task_that_reads_while_its_topic_is_deleted_goes_on_without_it(
+def test_a_task_continues_without_a_topic_that_is_deleted_while_it_reads(
     broker: EmbeddedBroker, topic: str, other: str, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert query.plan()
@@ -99,18 +99,18 @@ def test_a_task_that_reads_while_its_topic_is_deleted_goes_on_without_it(
     assert any("topic was deleted" in each for each in caplog.messages)
 
 
-def test_nothing_is_waited_for_in_a_deleted_topic(broker: EmbeddedBroker, other: str, query: Query) -> None:
-    """Its queues are nobody's share any more, whether a batch reads them or not."""
+def test_a_query_does_not_wait_for_queues_of_a_deleted_topic(broker: EmbeddedBroker, other: str, query: Query) -> None:
+    """Its queues belong to no share any more."""
     delete(broker, other)
     membership = membership_of(query)
     membership._calls._routes.stale(other)
     assert membership.wait_for_share(Millis(0)) is None
 
 
-def test_a_queue_whose_route_is_not_known_costs_no_other_queue_its_lease(
+def test_a_queue_with_an_unknown_route_does_not_cost_other_leases(
     broker: EmbeddedBroker, topic: str, other: str, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a broker that is away, whose topics a name server forgets: they are not gone, and wait."""
+    """This happens if a broker is absent: the name server forgets its topics, which still exist."""
     assert query.plan()
     query.partitions()
     monkeypatch.setattr(MemberCalls, "is_deleted", lambda *_: False)
@@ -124,7 +124,7 @@ def test_a_queue_whose_route_is_not_known_costs_no_other_queue_its_lease(
         assert (now != until_then) == (queue.topic == topic), queue
 
 
-def test_a_topic_of_a_broker_that_is_not_to_be_seen_is_not_gone(
+def test_a_topic_is_deleted_only_if_all_its_brokers_are_registered(
     query: Query,
 ) -> None:
     calls = membership_of(query)._calls
@@ -132,7 +132,7 @@ def test_a_topic_of_a_broker_that_is_not_to_be_seen_is_not_gone(
     assert not calls.is_deleted("never-was", ["lanemq", "broker-b"])
 
 
-def test_the_same_trouble_is_told_once(query: Query, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_warning_is_logged_once(query: Query, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     membership = membership_of(query)
     with membership._lock:

@@ -1,4 +1,4 @@
-"""Reading a range: complete and in order, or an error that says what is missing."""
+"""A range is read completely and in order, or the error says what is missing."""
 
 import logging
 from collections.abc import Callable
@@ -75,14 +75,14 @@ def found(step: int) -> Callable[[int], Answer]:
     return lambda offset: (ResponseCode.SUCCESS, offset + step)
 
 
-def test_pulls_follow_one_another_until_the_end_is_reached() -> None:
+def test_pulls_continue_until_the_end_of_the_range() -> None:
     reader = Scripted(found(3))
     assert list(reader.chunks(wanted(2, 10), 2)) == [b"\x02\x05", b"\x08"]
     assert reader.asked == [2, 5, 8]
 
 
-def test_a_full_answer_is_a_chunk_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full answer is smaller than what was asked for by up to one message."""
+def test_a_full_response_is_returned_without_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full response is up to one message smaller than the limit."""
     full = bytes(PULL_BYTES * 4 // 5)
     reader = Scripted(found(9))
 
@@ -96,25 +96,25 @@ def test_a_full_answer_is_a_chunk_without_being_copied(monkeypatch: pytest.Monke
     assert second is full
 
 
-def test_an_empty_range_asks_nobody() -> None:
+def test_an_empty_range_sends_no_request() -> None:
     reader = Scripted(found(1))
     assert list(reader.chunks(wanted(4, 4), 1)) == []
     assert reader.asked == []
 
 
-def test_messages_that_no_tag_wants_are_passed_over() -> None:
+def test_messages_with_other_tags_are_skipped() -> None:
     reader = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 4))
     assert list(reader.chunks(wanted(0, 8), 1)) == []
     assert reader.asked == [0, 4]
 
 
-def test_messages_that_are_gone_fail_the_range() -> None:
+def test_deleted_messages_fail_the_range() -> None:
     reader = Scripted(lambda offset: (ResponseCode.PULL_OFFSET_MOVED, 20), (20, 100))
     with pytest.raises(DataLost, match=r"messages 5 to 19 are gone.*failOnDataLoss"):
         list(reader.chunks(wanted(5, 30), 1))
 
 
-def test_with_the_policy_off_the_rest_is_read_and_the_gap_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_fail_on_data_loss_the_rest_is_read_and_the_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def answer(offset: int) -> Answer:
         return (ResponseCode.PULL_OFFSET_MOVED, 20) if offset < 20 else (ResponseCode.SUCCESS, offset + 10)
 
@@ -131,54 +131,54 @@ def test_a_queue_that_ends_before_the_range_is_a_loss() -> None:
 
 
 def test_a_reset_of_the_group_does_not_move_a_query() -> None:
-    """The broker answers one pull with the place it was reset to; the checkpoint is the truth."""
+    """The broker answers one pull with the reset position; the checkpoint decides."""
     answers: list[Answer] = [(ResponseCode.PULL_OFFSET_MOVED, 0), (ResponseCode.SUCCESS, 9)]
     reader = Scripted(lambda offset: answers.pop(0))
     assert list(reader.chunks(wanted(5, 9), 1)) == [b"\x05"]
     assert reader.asked == [5, 5]
 
 
-def test_a_broker_that_goes_back_is_not_followed_for_ever() -> None:
+def test_a_broker_that_moves_back_is_an_error() -> None:
     for code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY):
         reader = Scripted(lambda offset, code=code: (code, offset))  # type: ignore[misc]
         with pytest.raises(RemoteProtocolError, match="back"):
             list(reader.chunks(wanted(5, 9), 1))
 
 
-def test_a_broker_that_is_away_for_a_moment_costs_no_message() -> None:
+def test_a_short_outage_loses_no_message() -> None:
     answers: list[Answer] = [ConnectFailed("away"), ConnectFailed("away"), (ResponseCode.SUCCESS, 9)]
     assert list(Scripted(lambda offset: answers.pop(0)).chunks(wanted(5, 9), 1)) == [b"\x05"]
 
 
-def test_patience_ends_with_the_brokers_error() -> None:
+def test_after_the_time_limit_the_brokers_error_is_raised() -> None:
     reader = Scripted(lambda offset: ConnectFailed("still away"))
     with pytest.raises(ConnectFailed, match="still away"):
         list(reader.chunks(wanted(5, 9), 1))
     assert 3 <= len(reader.asked) <= 6
 
 
-def test_a_lost_lease_is_not_tried_again() -> None:
+def test_a_lost_lease_is_not_retried() -> None:
     reader = Scripted(lambda offset: LeaseLost("it belongs to another"))
     with pytest.raises(LeaseLost):
         list(reader.chunks(wanted(5, 9), 1))
     assert reader.asked == [5]
 
 
-def test_a_sample_without_a_message_is_a_guess_and_never_nothing() -> None:
-    """Nothing would mean that a limit in bytes is none: everything would come at once."""
+def test_a_sample_without_a_message_assumes_a_size() -> None:
+    """A size of 0 would disable the byte limit."""
     filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
     assert filtered.sample(wanted(5, 95)) == Sample(10 * SAMPLE_PULLS, ASSUMED_MESSAGE_BYTES)
     nothing_there = Scripted(lambda offset: (ResponseCode.PULL_NOT_FOUND, offset))
     assert nothing_there.sample(wanted(5, 95)) == Sample(0, ASSUMED_MESSAGE_BYTES)
 
 
-def test_a_sample_ends_with_its_range() -> None:
+def test_a_sample_stops_at_the_end_of_its_range() -> None:
     filtered = Scripted(lambda offset: (ResponseCode.PULL_RETRY_IMMEDIATELY, offset + 10))
     assert filtered.sample(wanted(5, 18)) == Sample(13, ASSUMED_MESSAGE_BYTES)
     assert filtered.asked == [5, 15]
 
 
-def test_a_topic_that_is_deleted_while_it_is_read_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_deleted_while_it_is_read_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     def deleted_at_6(offset: int) -> Answer:
         return (ResponseCode.SUCCESS, offset + 3) if offset < 6 else TopicNotFound(17, "no such topic")
 

@@ -1,4 +1,4 @@
-"""Ranges, limits and losses."""
+"""Planning of a batch: ranges, limits and losses."""
 
 from typing import Any
 
@@ -47,15 +47,15 @@ def test_a_row_limit_is_used_up_and_never_exceeded(sizes: list[int], most: int) 
 
 
 @given(backlogs, st.integers(5, 120))
-def test_no_queue_starves_where_the_limit_has_one_for_each(sizes: list[int], most: int) -> None:
+def test_every_queue_gets_a_message_if_the_limit_allows_it(sizes: list[int], most: int) -> None:
     start, end = at(*[0] * len(sizes)), at(*sizes)
     limited = limit_rows(start, end, most)
     assert all(limited[queue] > 0 for queue in start if end[queue] > 0)
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5), st.integers(1, 4), st.integers(0, 30))
-def test_queues_take_turns_where_the_limit_has_not_one_for_each(sizes: list[int], most: int, began: int) -> None:
-    """New messages come as fast as old ones are read: no backlog gets shorter, and none waits for another."""
+def test_queues_take_turns_if_the_limit_is_smaller_than_their_number(sizes: list[int], most: int, began: int) -> None:
+    """New messages arrive as fast as old ones are read, so no backlog shrinks; no queue waits for another."""
     start = at(*[began] * len(sizes))
     now = dict(start)
     for _ in sizes:
@@ -66,7 +66,7 @@ def test_queues_take_turns_where_the_limit_has_not_one_for_each(sizes: list[int]
 
 
 @given(backlogs, st.integers(1, 100_000))
-def test_a_byte_limit_gets_on_and_stays_near(sizes: list[int], most: int) -> None:
+def test_a_byte_limit_makes_progress_and_is_roughly_kept(sizes: list[int], most: int) -> None:
     start, end = at(*[0] * len(sizes)), at(*sizes)
     limited = limit_bytes(start, end, dict.fromkeys(start, 100.0), most)
     if sum(sizes):
@@ -97,7 +97,7 @@ def test_a_queue_is_one_range_and_an_empty_one_none() -> None:
     assert planned.losses == ()
 
 
-def test_a_truncated_range_is_reported_and_read_as_far_as_it_is_left() -> None:
+def test_a_truncated_range_is_reported_and_its_rest_is_read() -> None:
     planned = plan_batch(at(2, 0), at(9, 4), holds((5, 20), (6, 20)))
     assert planned.ranges == (OffsetRange(A, QueueOffset(5), QueueOffset(9)),)
     assert len(planned.losses) == 2
@@ -110,13 +110,13 @@ def test_an_end_beyond_the_queue_is_a_loss() -> None:
     assert "created again" in planned.losses[0]
 
 
-def test_a_queue_that_is_gone_is_a_loss_only_if_something_of_it_was_promised() -> None:
+def test_a_deleted_queue_is_a_loss_only_if_the_batch_contains_it() -> None:
     assert plan_batch(at(2, 3), at(2, 7), {}).losses == (
         f"{B}: the queue or its topic no longer exists; the query was at offset 3",
     )
 
 
-def test_a_topic_that_the_options_no_longer_name_is_not_called_gone() -> None:
+def test_a_topic_that_the_options_no_longer_select_is_not_called_deleted() -> None:
     """The topic exists, so an error that says it was deleted would mislead."""
     said = f"{A}: the checkpoint is at offset 2, but the options no longer select topic orders"
     for losses in (
@@ -128,7 +128,7 @@ def test_a_topic_that_the_options_no_longer_name_is_not_called_gone() -> None:
 
 
 def test_an_end_before_its_start_reads_nothing() -> None:
-    """It was reported when the position was set back; once is enough."""
+    """The loss was already reported when the position was set back."""
     planned = plan_batch(at(50), at(3), holds((0, 2)))
     assert (planned.ranges, planned.losses) == ((), ())
 
@@ -146,7 +146,7 @@ def test_a_recreated_queue_is_set_back_and_read_in_the_next_batch() -> None:
     assert "created again" in found.losses[0]
 
 
-def test_a_batch_waits_for_enough_messages_but_not_for_ever() -> None:
+def test_a_batch_waits_for_enough_messages_up_to_the_delay() -> None:
     assert must_wait(5, 10, Millis(99), Millis(100))
     assert not must_wait(5, 10, Millis(100), Millis(100))
     assert not must_wait(10, 10, Millis(0), Millis(100))
@@ -154,7 +154,7 @@ def test_a_batch_waits_for_enough_messages_but_not_for_ever() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 2**62).map(QueueOffset)))
-def test_positions_come_back_from_json_and_equal_ones_have_equal_text(positions: Positions) -> None:
+def test_positions_survive_json_and_equal_ones_have_equal_text(positions: Positions) -> None:
     assert from_json(to_json(positions)) == positions
     backwards = dict(reversed(positions.items()))
     assert str(to_json(backwards)) == str(to_json(positions))

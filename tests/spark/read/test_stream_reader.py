@@ -1,4 +1,4 @@
-"""A streaming query against a real broker, driven as Spark drives it."""
+"""A streaming query against a real broker, driven as Spark does it."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def test_every_message_is_read_once_in_the_order_of_its_queue(broker: EmbeddedBr
             assert offsets == list(range(len(offsets)))
 
 
-def test_a_batch_that_is_repeated_holds_the_same_rows(broker: EmbeddedBroker, topic: str) -> None:
+def test_a_repeated_batch_has_the_same_rows(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(50))
     checkpoint = Checkpoint()
     with Query(checkpoint, **earliest(broker, topic)) as query:
@@ -50,7 +50,7 @@ def test_a_batch_that_is_repeated_holds_the_same_rows(broker: EmbeddedBroker, to
         assert len(again.everything()) == 60
 
 
-def test_starting_at_latest_leaves_out_what_is_there(broker: EmbeddedBroker, topic: str) -> None:
+def test_starting_at_latest_skips_existing_messages(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(10))
     with Query(servers=broker.address, topic=topic) as query:
         assert query.everything() == []
@@ -74,9 +74,7 @@ def test_a_query_begins_at_a_time_or_at_an_offset_of_each_queue(broker: Embedded
         assert places(query.everything())[0] == (0, 2)
 
 
-def test_queues_that_appear_while_a_query_runs_are_read_from_their_first_message(
-    broker: EmbeddedBroker, topic: str
-) -> None:
+def test_new_queues_are_read_from_their_first_message(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(20))
     with Query(**earliest(broker, topic)) as query, Admin(broker.address) as admin:
         assert len(query.everything()) == 20
@@ -97,7 +95,7 @@ def test_a_pattern_finds_topics_that_are_created_later(broker: EmbeddedBroker, t
         assert {row["topic"] for row in query.everything()} == {f"{topic}-more"}
 
 
-def test_available_now_stops_at_what_was_there(broker: EmbeddedBroker, topic: str) -> None:
+def test_available_now_stops_at_the_end_at_its_start(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(25))
     with Query(**earliest(broker, topic, maxOffsetsPerTrigger=10, minOffsetsPerTrigger=10)) as query:
         query.reader.prepareForTriggerAvailableNow()
@@ -107,14 +105,14 @@ def test_available_now_stops_at_what_was_there(broker: EmbeddedBroker, topic: st
         assert not query.plan()
 
 
-def test_the_engines_limit_counts_whatever_the_options_say(broker: EmbeddedBroker, topic: str) -> None:
+def test_sparks_limit_overrides_the_options(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(40))
     with Query(**earliest(broker, topic, maxOffsetsPerTrigger=30)) as query:
         assert len(query.batch(ReadMaxRows(7))) == 7
         assert len(query.batch(ReadAllAvailable())) == 33
 
 
-def test_a_byte_limit_makes_small_batches_that_get_on(broker: EmbeddedBroker, topic: str) -> None:
+def test_a_byte_limit_makes_small_batches_that_make_progress(broker: EmbeddedBroker, topic: str) -> None:
     send(broker.address, topic, range(100), properties={"padding": "x" * 800})
     with Query(**earliest(broker, topic, maxBytesPerTrigger=20_000)) as query:
         sizes = [len(query.batch()) for _ in range(20)]
@@ -162,7 +160,7 @@ def test_a_topic_that_does_not_exist_is_an_error_at_the_start(broker: EmbeddedBr
         Query(servers=broker.address, topic="no-such-topic")
 
 
-def test_a_recreated_topic_fails_the_query_unless_told_otherwise(
+def test_a_recreated_topic_fails_the_query_unless_fail_on_data_loss_is_false(
     broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(broker.address, topic, range(20))
@@ -181,7 +179,7 @@ def test_a_recreated_topic_fails_the_query_unless_told_otherwise(
     assert "deleted and created again" in caplog.text
 
 
-def test_a_deleted_topic_is_reported_once_and_the_others_go_on(
+def test_a_deleted_topic_is_reported_once_and_other_topics_continue(
     broker: EmbeddedBroker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(broker.address, topic, range(3))
@@ -198,7 +196,9 @@ def test_a_deleted_topic_is_reported_once_and_the_others_go_on(
     assert caplog.text.count("the queue or its topic no longer exists") == 2  # two queues, one line each
 
 
-def test_a_broker_that_is_away_is_waited_for_and_then_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_query_waits_for_an_absent_broker_and_then_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broker = EmbeddedBroker(BrokerOptions(tmp_path, listen=Address("127.0.0.1", 0)))
     with broker:
         send(broker.address, "orders", range(5))
@@ -213,7 +213,7 @@ def test_a_broker_that_is_away_is_waited_for_and_then_named(tmp_path: Path, capl
         query.stop()
 
 
-def test_a_topic_taken_out_of_the_options_is_told_as_that(broker: EmbeddedBroker, topic: str) -> None:
+def test_a_topic_removed_from_the_options_is_reported_as_such(broker: EmbeddedBroker, topic: str) -> None:
     checkpoint = Checkpoint()
     with Admin(broker.address) as admin:
         admin.create_topic(f"{topic}-b", 1)
@@ -228,7 +228,7 @@ def test_a_topic_taken_out_of_the_options_is_told_as_that(broker: EmbeddedBroker
 
 
 @pytest.mark.parametrize(("damaged", "value"), [("null", None), ("raw", b"no zlib")])
-def test_a_query_lives_on_behind_a_damaged_message(
+def test_a_query_can_continue_after_a_damaged_message(
     broker: EmbeddedBroker, topic: str, damaged: str, value: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "maybe_compressed", lambda _: (b"no zlib", ZLIB_SYS_FLAG))
@@ -252,8 +252,8 @@ def test_a_group_without_order_stores_its_offsets(broker: EmbeddedBroker, topic:
         assert sum(queue.offset for queue in stored.queues) == 12
 
 
-def test_a_byte_limit_holds_where_a_filter_lets_nothing_through_at_first(broker: EmbeddedBroker, topic: str) -> None:
-    """What is left out costs nothing and is passed; what comes behind it is limited, seen or not."""
+def test_a_byte_limit_holds_if_the_filter_matches_nothing_at_first(broker: EmbeddedBroker, topic: str) -> None:
+    """Filtered messages cost nothing; the messages after them are limited."""
     with Producer(broker.address) as producer:
         for _ in range(3_000):
             producer.submit(topic, b"x" * 10, key="k", tag="a")
@@ -266,11 +266,11 @@ def test_a_byte_limit_holds_where_a_filter_lets_nothing_through_at_first(broker:
             query.finish()
     assert sum(sizes) == 300
     assert max(sizes) <= 50
-    assert len(sizes) < 20, "a batch for every few messages that nobody wants would take for ever"
+    assert len(sizes) < 20, "a batch for every few filtered messages would take too long"
 
 
-def test_losses_that_are_over_are_forgotten(broker: EmbeddedBroker, topic: str) -> None:
-    """A query that goes on without what retention deletes finds new losses for as long as it runs."""
+def test_only_the_latest_losses_are_remembered(broker: EmbeddedBroker, topic: str) -> None:
+    """A query that continues without deleted messages finds new losses as long as it runs."""
     with Query(**earliest(broker, topic, failOnDataLoss="false")) as query:
         driver = query.reader._driver
         for number in range(50):

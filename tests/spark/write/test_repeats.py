@@ -1,4 +1,4 @@
-"""A batch that is repeated with other rows: an error, never rows that are dropped because their stamps are known."""
+"""A batch that is repeated with other rows fails; no row is dropped because of its stamp."""
 
 import uuid
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def numbered(topic: str, numbers: Sequence[int]) -> list[OutgoingRow]:
 
 
 def write(broker: EmbeddedBroker, rows: list[OutgoingRow], producer: str, *, dies: bool = False) -> None:
-    """A task of batch 0; one that dies has sent its full batches."""
+    """Runs a task of batch 0; one that dies has sent its full batches."""
     sender = TaskSender(broker.address, producer, 0, WAIT, check_repeats=True)
     try:
         for row in rows:
@@ -57,7 +57,7 @@ def stored(broker: EmbeddedBroker, topic: str) -> list[int]:
         return [int(row["value"]) for row in query.everything()]
 
 
-def test_the_same_rows_again_are_recognised_and_pass(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+def test_the_same_rows_are_recognised_as_a_repeat(broker: EmbeddedBroker, topic: str, producer: str) -> None:
     write(broker, numbered(topic, range(20)), producer, dies=True)
     write(broker, numbered(topic, range(20)), producer)
     write(broker, numbered(topic, range(20)), producer)
@@ -68,29 +68,29 @@ def test_the_same_rows_again_are_recognised_and_pass(broker: EmbeddedBroker, top
 def test_other_rows_under_the_same_stamps_are_refused(
     broker: EmbeddedBroker, topic: str, producer: str, again: Sequence[int]
 ) -> None:
-    """Begun later, with another row in the middle, in another order."""
+    """A later start, another row in the middle, another order."""
     write(broker, numbered(topic, range(20)), producer, dies=True)
     with pytest.raises(UsageError, match="batch 0 is repeated with other rows"):
         write(broker, numbered(topic, again), producer)
 
 
-def test_rows_of_another_key_are_other_rows(broker: EmbeddedBroker, topic: str, producer: str) -> None:
-    """Both keys belong into the same queue, so the stamps are the same."""
+def test_rows_with_another_key_are_other_rows(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    """Both keys select the same queue, so the stamps are equal."""
     write(broker, [OutgoingRow(topic, b"1", "a")], producer)
     with pytest.raises(UsageError, match="other rows"):
         write(broker, [OutgoingRow(topic, b"1", "c")], producer)
 
 
-def test_a_batch_that_continues_an_older_one_is_compared_up_to_where_it_was_cut(
+def test_a_batch_is_compared_up_to_where_its_first_attempt_was_cut(
     broker: EmbeddedBroker, topic: str, producer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker has the first part of a request: five messages, the last of which is another."""
+    """The broker has five messages of a request, the last of which differs."""
     write(broker, numbered(topic, [0, 1, 2, 3, 44]), producer)
     with pytest.raises(UsageError, match="offset 4 holds a different message"):
         write(broker, numbered(topic, range(8)), producer)
 
 
-def test_messages_of_others_between_ours_do_not_end_the_comparison(
+def test_messages_of_other_producers_do_not_end_the_comparison(
     broker: EmbeddedBroker, topic: str, producer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "BATCH_MESSAGES", 2)
@@ -124,14 +124,14 @@ def test_repeats_that_may_not_be_read_are_logged_and_assumed_to_be_equal(
     assert any("8 repeated rows could not be compared" in each for each in caplog.messages)
 
 
-def test_a_broker_without_stamps_never_says_that_it_has_a_message() -> None:
+def test_a_broker_without_stamps_never_reports_a_repeat() -> None:
     assert kept({"queueOffset": "7", "msgId": "x"}, 3) == (0, -1)
     assert kept({"queueOffset": "7", "laneDuplicate": "true"}, 3) == (3, 7)
     assert kept({"queueOffset": "9", "laneSkipped": "2", "laneKnownOffset": "4"}, 3) == (2, 4)
 
 
-def test_what_spark_writes_is_compared(broker: EmbeddedBroker, topic: str, producer: str) -> None:
-    """No writer is told whether its source repeats batches as they were."""
+def test_the_spark_writer_checks_repeats(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    """A writer cannot know whether its source repeats batches exactly."""
     schema = StructType().add("key", StringType()).add("value", StringType())
     options = parse_write_options({"servers": broker.address, "topic": topic}, schema)
     for value in ("1", "1"):
@@ -141,10 +141,10 @@ def test_what_spark_writes_is_compared(broker: EmbeddedBroker, topic: str, produ
 
 
 @pytest.mark.slow
-def test_a_groups_batch_that_begins_later_when_repeated_loses_no_rows(
+def test_a_batch_of_a_group_that_starts_later_when_repeated_loses_no_rows(
     broker: EmbeddedBroker, topic: str, group: str, producer: str
 ) -> None:
-    """The query dies, another member does the first messages of a queue, and the batch is repeated behind them."""
+    """The query dies, another member processes the first messages, and the repeated batch starts after them."""
     with Admin(broker.address) as admin:
         admin.create_topic(f"{topic}-out", 1, ordered=True)
     send(broker.address, topic, range(60))
@@ -163,10 +163,10 @@ def test_a_groups_batch_that_begins_later_when_repeated_loses_no_rows(
             write(broker, copies(topic, again), producer)
 
 
-def test_a_group_that_is_only_told_offsets_repeats_its_batches_as_they_were(
+def test_an_unordered_group_repeats_its_batches_exactly(
     broker: EmbeddedBroker, topic: str, group: str, producer: str
 ) -> None:
-    """What the sink needs, whatever others in the group do meanwhile."""
+    """The sink needs this, whatever other members do."""
     with Admin(broker.address) as admin:
         admin.create_topic(f"{topic}-out", 1, ordered=True)
     send(broker.address, topic, range(60))

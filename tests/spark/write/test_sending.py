@@ -1,4 +1,4 @@
-"""The sink's sends: in order by key, and without effect when a task is repeated."""
+"""The sink sends in order by key, and a repeated task adds nothing."""
 
 import uuid
 
@@ -20,7 +20,7 @@ WAIT = Millis(60_000)
 
 
 def write(broker: EmbeddedBroker, rows: list[OutgoingRow], producer: str, epoch: int, cut: int | None = None) -> None:
-    """What a task does; with `cut` it dies after that many rows, with its full batches sent."""
+    """Runs a task; with `cut` it dies after that many rows, with its full batches sent."""
     sender = TaskSender(broker.address, producer, epoch, WAIT)
     try:
         for row in rows[:cut]:
@@ -65,7 +65,7 @@ def test_a_repeated_task_adds_nothing(broker: EmbeddedBroker, topic: str, produc
 
 
 @pytest.mark.parametrize("cut", [1, 30, 64, 99])
-def test_a_task_that_died_halfway_is_completed_by_its_repetition(
+def test_a_repeated_task_completes_one_that_died_halfway(
     broker: EmbeddedBroker, topic: str, producer: str, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "BATCH_MESSAGES", 8)
@@ -84,7 +84,7 @@ def test_a_task_of_an_older_batch_that_wakes_up_is_refused(broker: EmbeddedBroke
 
 
 def test_a_repetition_has_the_same_message_ids(broker: EmbeddedBroker, topic: str, producer: str) -> None:
-    """On a broker that knows no stamps a reader tells repetitions by them."""
+    """On a broker without stamps, readers recognise repeats by message id."""
     write(broker, numbered(topic, 4), producer, 0)
     first = {row["value"]: row["message_id"] for row in stored(broker, topic)}
     with Admin(broker.address) as admin:
@@ -94,7 +94,7 @@ def test_a_repetition_has_the_same_message_ids(broker: EmbeddedBroker, topic: st
     assert {row["value"]: row["message_id"] for row in stored(broker, topic)} == first
 
 
-def test_what_was_read_can_be_written_as_it_is(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+def test_rows_that_were_read_can_be_written(broker: EmbeddedBroker, topic: str, producer: str) -> None:
     row = OutgoingRow(topic, b"1", "k", "paid", "a b", {"colour": "red"})
     write(broker, [row], producer, 0)
     (read,) = stored(broker, topic)
@@ -107,10 +107,8 @@ def test_what_was_read_can_be_written_as_it_is(broker: EmbeddedBroker, topic: st
     assert dict(two["properties"])["colour"] == "red"
 
 
-def test_what_was_delayed_once_is_not_delayed_again_by_a_copy(
-    broker: EmbeddedBroker, topic: str, producer: str
-) -> None:
-    """Brokers leave the property in what they deliver; to a writer it is one that nobody may set."""
+def test_a_copy_of_a_delayed_message_is_not_delayed_again(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+    """Brokers leave the delay property in delivered messages; a writer may not set it."""
     over = {"DELAY": "3", "REAL_TOPIC": topic, "REAL_QID": "0", "colour": "red"}
     write(broker, [OutgoingRow(topic, b"1", "k", properties=over)], producer, 0)
     (read,) = stored(broker, topic)
@@ -119,14 +117,14 @@ def test_what_was_delayed_once_is_not_delayed_again_by_a_copy(
         write(broker, [OutgoingRow(topic, b"1", "k", properties={"DELAY": "3"})], producer, 1)
 
 
-def test_an_ordered_topic_wants_keys(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+def test_an_ordered_topic_needs_keys(broker: EmbeddedBroker, topic: str, producer: str) -> None:
     with Admin(broker.address) as admin:
         admin.create_topic(topic, 2, ordered=True)
     with pytest.raises(MissingKey):
         write(broker, [OutgoingRow(topic, b"1")], producer, 0)
 
 
-def test_rows_without_a_key_are_dealt_out_the_same_way_again(broker: EmbeddedBroker, topic: str, producer: str) -> None:
+def test_rows_without_a_key_go_to_the_same_queues_again(broker: EmbeddedBroker, topic: str, producer: str) -> None:
     rows = [OutgoingRow(topic, str(number).encode()) for number in range(10)]
     write(broker, rows, producer, 0)
     write(broker, rows, producer, 0)
@@ -163,7 +161,7 @@ def test_a_topic_that_does_not_exist_is_named(broker: EmbeddedBroker, producer: 
         ),
     ],
 )
-def test_what_cannot_be_written_is_named_before_anything_is_sent(
+def test_columns_that_cannot_be_written_are_named_before_anything_is_sent(
     options: dict[str, str], schema: StructType, named: str
 ) -> None:
     with pytest.raises(InvalidOption, match=named):

@@ -1,4 +1,4 @@
-"""The judge of memory: it sees what is kept, and not what comes and goes or starts late."""
+"""The memory watch of the benchmarks reports memory that is kept, not memory that is used for a moment."""
 
 from benchmarks.memory_watch import Sample, growth, started_late
 
@@ -23,19 +23,19 @@ def test_growth_before_the_half_is_warm_up() -> None:
 
 
 def test_a_chunk_on_its_way_is_not_growth() -> None:
-    """The same process between and within chunks, and within one at the very end."""
+    """Samples between chunks, within chunks, and within a chunk at the end."""
     (found,) = growth(run(*[190] * 5, 214, 190, 214, 190, 214, 217), BATCHES)
     assert found.is_flat
 
 
 def test_processes_are_judged_each_by_itself() -> None:
-    """One that shrinks must not hide one that grows."""
+    """A process that shrinks must not hide one that grows."""
     grows, shrinks = run(*range(100, 210, 10)), run(*range(300, 190, -10), pid=2)
     found = growth([*grows, *shrinks], BATCHES)
     assert [each.is_flat for each in found] == [False, True]
 
 
-def test_a_process_that_was_not_there_at_the_half_is_counted_and_not_judged() -> None:
+def test_a_process_that_started_late_is_counted_and_not_judged() -> None:
     late = run(500, 600, pid=3, start=9)
     assert len(growth([*run(*[100] * 11), *late], BATCHES)) == 1
     assert started_late([*run(*[100] * 11), *late], BATCHES) == 1
