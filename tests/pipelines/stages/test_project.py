@@ -66,11 +66,11 @@ def test_a_message_that_fails_is_a_dead_letter_and_the_query_continues(
             "landing", Topic(broker.address, topic), stage, sink, tmp_path / "checkpoint", dead_letters=dead
         )
 
-    sink, dead, told = FakeSink(), FakeSink(), list[Progress]()
+    sink, dead, reports = FakeSink(), FakeSink(), list[Progress]()
     with pytest.raises(PipelineFailed, match=r"CAST_|DIVIDE_BY_ZERO"):
         start(pipeline(on_poison="fail"), spark, once=True).await_end(600)
     tolerant = pipeline()
-    assert start(tolerant, spark, once=True, report=told.append).await_end(600)
+    assert start(tolerant, spark, once=True, report=reports.append).await_end(600)
     assert sorted(row[2] for row in sink.rows) == list(range(20, 60))
     assert sink.rows == sorted(sink.rows, key=lambda row: (row[0], row[1])), "in the order of their queue"
     letters = {row[4]: row for row in dead.rows}
@@ -81,7 +81,7 @@ def test_a_message_that_fails_is_a_dead_letter_and_the_query_continues(
     assert all(row[3] is not None and row[12] is False for row in dead.rows)
     positions = tolerant.stage.results[0].positions  # type: ignore[attr-defined]
     assert all(positions["/".join(map(str, row[:3]))].next > row[3] for row in dead.rows), "none comes again in a group"
-    assert (told[0].applied.dead_letters, told[0].applied.counts) == (3, {"events": 43, "poison": 3})
+    assert (reports[0].applied.dead_letters, reports[0].applied.counts) == (3, {"events": 43, "poison": 3})
     send(broker.address, topic, range(60, 70))
     assert start(pipeline(), spark, once=True).await_end(600)
     assert (len(sink.rows), len(dead.rows)) == (50, 3)

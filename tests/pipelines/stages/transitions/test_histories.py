@@ -6,7 +6,8 @@ every key's events once and in order, up to the first one that never succeeds.
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,26 +22,26 @@ from lanemq.pipelines.stages.transitions.views import list_parked
 
 RETRIES = 2
 NEVER = 99
-DEATHS = ("before", "first task", "behind tasks", "before sink", "before finish")
+CRASH_POINTS = ("before", "first task", "after tasks", "before sink", "before finish")
 
 
 class RandomBatch(NamedTuple):
-    """One batch: (queue, key, fails, repeat of the message before) of every message, and how its attempts end."""
+    """One batch: (queue, key, fails, repeat of the message before) of every message, and where its attempts crash."""
 
     messages: list[tuple[int, int, int, bool]]
-    deaths: list[str]
-    pass_deaths: list[str]
+    crashes: list[str]
+    pass_crashes: list[str]
     lose_cache: bool
 
 
-plans = st.builds(
+random_batches = st.builds(
     RandomBatch,
     st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 2), st.sampled_from([0, 0, 0, 0, 1, 2, NEVER]), st.booleans()),
         max_size=8,
     ),
-    st.lists(st.sampled_from(DEATHS), max_size=2),
-    st.lists(st.sampled_from(DEATHS), max_size=1),
+    st.lists(st.sampled_from(CRASH_POINTS), max_size=2),
+    st.lists(st.sampled_from(CRASH_POINTS), max_size=1),
     st.booleans(),
 )
 
@@ -57,9 +58,9 @@ class World:
         self.number = 0
         self.stamped = 0
 
-    def messages(self, plan: RandomBatch) -> list[Sent]:
+    def messages(self, batch: RandomBatch) -> list[Sent]:
         made: list[Sent] = []
-        for queue, key, fails, repeat in plan.messages:
+        for queue, key, fails, repeat in batch.messages:
             before = [each for each in made if each.queue == queue]
             if repeat and before:
                 made.append(before[-1]._replace(offset=self.offsets[queue]))
@@ -76,12 +77,12 @@ class World:
         value = {"n": self.number, "fails": fails}
         return Sent(queue, self.offsets[queue], key, value, ("producer", 1, sequence))
 
-    def attempt(self, death: str | None, work: Callable[[], Any]) -> None:
+    def attempt(self, crash_at: str | None, work: Callable[[], Any]) -> None:
         """Runs a unit of work and crashes at the given point."""
         pipeline = self.pipeline
 
         def lose(at: int | None) -> None:
-            if (death, at) in {("before", 0), ("first task", 1), ("behind tasks", None)}:
+            if (crash_at, at) in {("before", 0), ("first task", 1), ("after tasks", None)}:
                 raise Crash
 
         finished, written = pipeline.stage.finished, pipeline.sink.write
@@ -90,9 +91,9 @@ class World:
             raise Crash
 
         pipeline.lose = lose
-        if death == "before sink":
+        if crash_at == "before sink":
             pipeline.sink.write = die  # type: ignore[method-assign]
-        if death == "before finish":
+        if crash_at == "before finish":
             pipeline.stage.finished = die  # type: ignore[method-assign]
         try:
             work()
@@ -104,16 +105,16 @@ class World:
             pipeline.lose = never
             pipeline.sink.write = written  # type: ignore[method-assign]
 
-    def run(self, plan: RandomBatch) -> None:
-        pipeline, messages = self.pipeline, self.messages(plan)
+    def run(self, batch: RandomBatch) -> None:
+        pipeline, messages = self.pipeline, self.messages(batch)
         pipeline.batch, pipeline.passes = pipeline.batch + 1, 0
-        for death in [*plan.deaths, None]:
-            if plan.lose_cache:
+        for crash_at in [*batch.crashes, None]:
+            if batch.lose_cache:
                 CACHE._shards.clear()
-            self.attempt(death, lambda: pipeline.run(*messages, again=True))
-        for death in plan.pass_deaths:
+            self.attempt(crash_at, lambda: pipeline.run(*messages, again=True))
+        for crash_at in batch.pass_crashes:
             pipeline.clock.time += 20
-            self.attempt(death, pipeline.run_retry_pass)
+            self.attempt(crash_at, pipeline.run_retry_pass)
             self.finish_passes()
 
     def finish_passes(self) -> None:
@@ -133,39 +134,41 @@ class World:
         return [number for number, _ in self.sent[key][: ends[0] if ends else None]]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(plans, min_size=1, max_size=5))
-def test_every_event_is_applied_once_and_in_order_through_crashes(history: list[RandomBatch]) -> None:
+@contextmanager
+def run_history(history: list[RandomBatch]) -> Iterator[tuple[World, Path]]:
+    """Runs all batches, then retry passes until none is due."""
     CACHE._shards.clear()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
-        for plan in history:
-            world.run(plan)
+        for batch in history:
+            world.run(batch)
         world.settle()
+        yield world, Path(folder)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(random_batches, min_size=1, max_size=5))
+def test_every_event_is_applied_once_and_in_order_through_crashes(history: list[RandomBatch]) -> None:
+    with run_history(history) as (world, folder):
         for key in world.sent:
             assert world.pipeline.outputs(key) == world.expected(key)
             seen = [row["seen"] for row in world.pipeline.sink.rows() if row["key"] == key]
             assert seen == list(range(1, len(seen) + 1))
-        waiting = {lane.key: len(lane.messages) for lane in list_parked(Path(folder))}
+        waiting = {lane.key: len(lane.messages) for lane in list_parked(folder)}
         left = {key: len(sent) - len(world.expected(key)) for key, sent in world.sent.items()}
         assert waiting == {key: count for key, count in left.items() if count}
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(plans, min_size=1, max_size=3))
+@given(st.lists(random_batches, min_size=1, max_size=3))
 def test_redriving_all_lanes_with_a_corrected_step_applies_everything_in_order(history: list[RandomBatch]) -> None:
-    CACHE._shards.clear()
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder))
-        for plan in history:
-            world.run(plan)
-        world.settle()
+    with run_history(history) as (world, folder):
         world.pipeline.restart(step=corrected)
-        request_redrive(Path(folder), everything=True)
+        request_redrive(folder, everything=True)
         world.settle()
         for key, sent in world.sent.items():
             assert world.pipeline.outputs(key) == [number for number, _ in sent]
-        assert list_parked(Path(folder)) == []
+        assert list_parked(folder) == []
 
 
 def corrected(state: Any, event: Any) -> tuple[Any, list[dict[str, object]]]:

@@ -93,10 +93,10 @@ def test_of_simultaneous_requests_one_is_taken(tmp_path: Path) -> None:
         gate.wait(10)
         taken.append(len(Redrives(pipeline.place).ask([letter])))
 
-    persons = [threading.Thread(target=ask) for _ in range(4)]
-    for each in persons:
+    operators = [threading.Thread(target=ask) for _ in range(4)]
+    for each in operators:
         each.start()
-    for each in persons:
+    for each in operators:
         each.join(10)
     assert sorted(taken) == [0, 0, 0, 1]
     pipeline.run_retry_pass()

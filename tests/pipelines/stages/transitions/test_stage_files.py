@@ -150,7 +150,7 @@ def test_listing_lanes_reads_a_newer_ledger_if_files_are_removed_meanwhile(
         if not failed:
             failed.append(version)
             pipeline.run(Sent(0, 1, "other", 1))
-            raise StateLost("removed meanwhile")
+            raise StateLost("removed by the running pipeline")
         return real(files, version)
 
     monkeypatch.setattr(ShardFiles, "load", load)

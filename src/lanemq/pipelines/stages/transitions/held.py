@@ -1,6 +1,6 @@
 """Lanes that do not continue: held after a failure, parked, or waiting for a missing number.
 
-Invariants: new messages of such a lane wait behind it, in order; the lane continues only from its head; a message
+Invariants: new messages of such a lane wait in it, in order; the lane continues only from its head; a message
 leaves a lane applied, recognised as a repeat, or as a dead letter.
 """
 
