@@ -271,7 +271,9 @@ def test_a_parked_key_is_listed_shown_and_discarded(run: Run, place: Place, prod
     assert sorted(place.ask("select key, total from totals")) == [("bad", 1), ("good", 1), ("good", 2)]
     assert run("pipeline", "dead-letters", "redrive", str(place.file), "--key", "bad").exit_code == 0
     late = run("pipeline", "run", str(place.file), "--once", "--json", "--history", str(tmp_path / "history"))
-    assert [json.loads(line)["counts"]["redriven_letters"] for line in late.stdout.splitlines()] == [1], late.output
+    assert [json.loads(line)["counts"]["redriven_dead_letters"] for line in late.stdout.splitlines()] == [1], (
+        late.output
+    )
     assert place.ask("select max(total), count(*) from totals where key = 'bad'") == [(2, 2)], "the step took it, late"
     assert "no dead letters" in run("pipeline", "dead-letters", "list", checkpoint).stdout
     verdict = run("check", str(tmp_path / "history"), "--require", "effects=3", "--json")

@@ -173,7 +173,7 @@ def test_a_request_for_a_key_that_is_not_held_does_nothing(tmp_path: Path) -> No
 def test_a_key_continues_after_a_dead_letter(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, on_failure=DeadLetter(skip=True))
     counts = pipeline.run(Sent(0, 0, "a", 0), Sent(0, 1, "a", {"n": 1, "fails": 1}), Sent(0, 2, "a", 2))
-    assert (counts["dead"], counts["lanes_held"]) == (1, 0)
+    assert (counts["dead_letters"], counts["lanes_held"]) == (1, 0)
     assert pipeline.outputs("a") == [0, 2]
     (row,) = pipeline.sink.dead_rows()
     assert (row["key"], row["queue_offset"], row["reason"]) == ("a", 1, "ValueError: attempt 1 failed")
@@ -183,7 +183,7 @@ def test_a_key_continues_after_a_dead_letter(tmp_path: Path) -> None:
 def test_poison_is_a_dead_letter_and_holds_its_key_unless_the_policy_skips_it(tmp_path: Path, policy: Any) -> None:
     pipeline = Pipeline(tmp_path, on_failure=policy)
     counts = pipeline.run(Sent(0, 0, "a", b"{"), Sent(0, 1, "a", 1), Sent(0, 2, "b", 2))
-    assert (counts["poison"], counts["dead"]) == (1, 1)
+    assert (counts["poison"], counts["dead_letters"]) == (1, 1)
     assert pipeline.sink.dead_rows()[0]["value"] == b"{"
     assert pipeline.outputs("b") == [2]
     assert pipeline.outputs("a") == ([1] if isinstance(policy, DeadLetter) else [])

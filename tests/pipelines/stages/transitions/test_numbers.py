@@ -48,7 +48,7 @@ def test_a_late_number_is_a_dead_letter_and_its_repeat_is_dropped(tmp_path: Path
     """It was never applied, so dropping it as a repeat would lose it silently."""
     running = pipeline(tmp_path, "report")
     counts = running.run(*numbered(1, 3, 2, 2, 3, 6))
-    assert (counts["late"], counts["dead"], counts["repeats"]) == (1, 1, 2)
+    assert (counts["late"], counts["dead_letters"], counts["repeats"]) == (1, 1, 2)
     counts = running.run(*numbered(2, 5, 4, 5, first=6))
     assert (counts["late"], counts["repeats"]) == (2, 2)
     assert [row["queue_offset"] for row in running.sink.dead_rows()] == [2, 7, 8]
@@ -168,7 +168,7 @@ def test_a_gap_can_be_a_failure_which_a_redrive_accepts(tmp_path: Path) -> None:
 def test_the_number_of_a_dead_letter_is_not_missing(tmp_path: Path) -> None:
     running = pipeline(tmp_path, "fail", on_failure=DeadLetter(skip=True))
     counts = running.run(*numbered(1), *numbered(2, first=1, fails=1), *numbered(3, first=2))
-    assert (counts["dead"], counts["gaps"]) == (1, 0)
+    assert (counts["dead_letters"], counts["gaps"]) == (1, 0)
     assert running.outputs("k") == [1, 3]
 
 

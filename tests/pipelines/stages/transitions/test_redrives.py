@@ -59,7 +59,7 @@ def test_a_redriven_dead_letter_comes_after_everything_of_its_key_and_is_marked_
     assert pipeline.stage.due(pipeline.clock.wall()) == 0
     counts = pipeline.run_retry_pass()
     assert counts is not None
-    assert (counts["redriven_letters"], counts["applied"]) == (1, 1)
+    assert (counts["redriven_dead_letters"], counts["applied"]) == (1, 1)
     pipeline.run(Sent(0, 5, "a", 5))
     assert [(row["n"], row["seen"]) for row in pipeline.sink.rows() if row["key"] == "a"] == [
         (0, 1), (2, 2), (4, 3), (1, -4), (5, 5),

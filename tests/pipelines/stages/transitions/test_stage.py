@@ -377,7 +377,7 @@ def test_numbers_order_a_key_of_two_queues_by_default(tmp_path: Path) -> None:
     pipeline = Shared(tmp_path, shards=1, sequence="n")
     counts = pipeline.run(*(Sent(n % 2, n // 2, "k", {"n": n}) for n in range(1, 5)))
     assert pipeline.outputs("k") == [1, 2, 3, 4]
-    assert (counts.get("dead", 0), counts["lanes_held"]) == (0, 0)
+    assert (counts.get("dead_letters", 0), counts["lanes_held"]) == (0, 0)
 
 
 @pytest.mark.parametrize("options", [{"sequence": "n"}, {"on_queue_change": "continue"}])

@@ -118,7 +118,7 @@ class HeldLanes:
 
     def redrive(self, name: str, message: Message) -> None:
         """Tries a dead letter again, after everything that waits in its lane, unless its number is still to come."""
-        self._table.counts["redriven_letters"] += 1
+        self._table.counts["redriven_dead_letters"] += 1
         lane = self._table.loaded.get(name) or self._table.restore(name)
         given = replace(message, late=False) if self._is_still_to_come(name, lane, message) else message
         if lane.waiting is None:
@@ -279,7 +279,7 @@ class HeldLanes:
     def _dead_letter(self, message: Message, name: str, reason: str, attempts: int, *, waits: bool = False) -> None:
         """Reports a message as a dead letter. `waits`: it is still in its lane, and is redriven with the lane."""
         self.dead.append((message, key_of(name), reason, attempts, waits))
-        self._table.counts["dead"] += 1
+        self._table.counts["dead_letters"] += 1
 
     def _number_of(self, name: str, message: Message) -> int | None:
         """The number that orders the message; None if there are no numbers, it has none, or it is a late redrive."""
