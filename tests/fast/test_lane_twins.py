@@ -1,6 +1,6 @@
-"""Compiled twins of messages, turns and lanes, and of the steps of every message, do what their references do.
+"""Compiled twins of messages, runs and lanes, and of the steps of every message, do what their references do.
 
-The references of steps work on whatever classes there are, so both sides are given the same kind of turns.
+The references of the steps work on any classes, so both sides get the same kind of runs.
 """
 
 import gc
@@ -81,11 +81,11 @@ def test_a_message_that_its_own_codec_leads_to_is_collected() -> None:
     assert gone() is None
 
 
-# --- turns and lanes
+# --- runs and lanes
 
 
 @given(st.booleans(), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
-def test_turns_of_both_kinds_ask_their_gate_alike(closed: bool, until: int, slice_end: int, now: int) -> None:
+def test_runs_of_both_kinds_check_their_permit_alike(closed: bool, until: int, slice_end: int, now: int) -> None:
     def asked(kind: Any, permit: Any) -> tuple[bool, int]:
         permit.withdrawn = closed
         run = kind(Q, "k", (Msg(0, "k"),), 1, 1, permit, slice_end)
@@ -143,7 +143,7 @@ class Side:
         return done, [lane.key for lane in more], redriven, size, [run.running for run in runs]
 
     def fail(self, at: int) -> None:
-        """A turn that fails gets its lane, and waits in it."""
+        """A run that fails gets its lane, and waits in it."""
         if not self.running:
             return
         run = self.running.pop(at % len(self.running))
@@ -166,7 +166,7 @@ def seen(place: Any) -> Any:
         run = place.run.token if place.run else None
         return "lane", place.key, list(place.pending), place.slice_end, run
     lane = None if place.lane is None else place.lane.key
-    return "turn", place.key, place.messages, place.attempt, place.token, place.slice_end, place.running, lane
+    return "run", place.key, place.messages, place.attempt, place.token, place.slice_end, place.running, lane
 
 
 KEYS = st.lists(st.sampled_from("abcdef"), max_size=8)
@@ -232,7 +232,7 @@ def _message(offset: int) -> Message:
 
 
 @pytest.mark.parametrize("chosen", [twins, references], ids=["twin", "reference"])
-def test_what_is_no_ordinary_error_leaves_the_turn_in_hand(chosen: dict[str, Any]) -> None:
+def test_after_a_base_exception_the_run_is_still_the_workers(chosen: dict[str, Any]) -> None:
     def call(_: Any) -> None:
         raise SystemExit(3)
 

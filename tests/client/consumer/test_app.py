@@ -385,7 +385,7 @@ def test_the_broker_may_restart_and_consumption_goes_on(topic: str) -> None:
         (lambda app: app.ordered("orders", tags="a ||")(lambda e: None), "tags"),
     ],
 )
-def test_mistakes_are_told_at_registration(register: Any, why: str) -> None:
+def test_mistakes_are_reported_at_registration(register: Any, why: str) -> None:
     with pytest.raises((InvalidOption, ValueError), match=why):
         register(App("localhost:9876", group="g"))
 
@@ -395,10 +395,8 @@ def test_an_app_without_handlers_does_not_start() -> None:
         App("localhost:9876", group="g").start()
 
 
-def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_start_or_stop_tells_why(
-    broker: EmbeddedBroker, topic: str
-) -> None:
-    """Not an ordinary failure: nothing is retried, the message stays uncommitted, and nobody is left hanging."""
+def test_a_handler_that_raises_system_exit_ends_the_app_and_stop_raises_why(broker: EmbeddedBroker, topic: str) -> None:
+    """It is no failure of the message: nothing is retried, the message stays uncommitted, and no call hangs."""
     send(broker, topic, keys=1, each=1)
     called = threading.Event()
     app = App(broker.address, group=f"g-{topic}", stop_timeout=0.1)
@@ -418,7 +416,7 @@ def test_a_handler_that_wants_the_process_to_end_ends_the_app_and_start_or_stop_
     def start_and_stop() -> None:
         app.start()
         called.wait(WAIT)
-        wait_for(has_died)  # asked to stop before its worker has told, it would end without knowing why
+        wait_for(has_died)  # a stop before the worker has reported would end without the reason
         app.stop()
 
     with pytest.raises(LaneError, match="SystemExit"):

@@ -41,7 +41,7 @@ def run_to_the_end(handler: Callable[..., Any], caplog: pytest.LogCaptureFixture
     fixture.run(scenario)
 
 
-def test_retry_is_the_handlers_word_and_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_retry_verdict_is_logged_as_information(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def handler(message: Message) -> None:
@@ -56,7 +56,7 @@ def test_retry_is_the_handlers_word_and_no_failure(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_a_lane_that_retry_has_parked_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lane_parked_by_retry_verdicts_is_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     def handler(message: Message) -> None:
         raise Retry
 
@@ -64,7 +64,7 @@ def test_a_lane_that_retry_has_parked_is_told_loudly(caplog: pytest.LogCaptureFi
     assert [(level, trace) for level, _, trace in said(caplog)] == [("ERROR", False)]
 
 
-def test_an_exception_is_told_once_per_attempt_with_its_place_and_one_traceback(
+def test_an_exception_is_logged_once_per_attempt_with_its_place_and_one_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls: list[int] = []
@@ -81,7 +81,7 @@ def test_an_exception_is_told_once_per_attempt_with_its_place_and_one_traceback(
     ]
 
 
-def test_a_body_that_cannot_be_read_is_told_once_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_body_that_cannot_be_decoded_is_logged_once_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
     def handler(event: dict[str, int]) -> None: ...
 
     run_to_the_end(handler, caplog, policy=HoldKey(retries=16), body=b"not json")

@@ -31,12 +31,12 @@ from lanemq.model.units import Millis
 
 
 @pytest.mark.row("A80")
-def test_an_exception_means_again_and_never_skips() -> None:
+def test_an_exception_means_retry_and_never_skip() -> None:
     error = ValueError("broken")
     assert stop_after(error, (message(0),)) == Stop(FAILED, error=error)
 
 
-def test_control_flow_exceptions_mean_what_they_say() -> None:
+def test_each_verdict_gives_its_outcome() -> None:
     batch = (message(0),)
     assert stop_after(Skip(), batch) is None
     later, whenever, dead = Retry(after=2.5), Retry(), ToDeadLetter("bad")
@@ -56,7 +56,7 @@ def test_a_body_that_cannot_be_decoded_is_a_failure_that_names_its_place() -> No
     assert "orders/a/0@7" in str(stop.error)
 
 
-def test_a_codec_error_of_the_handlers_own_work_may_pass() -> None:
+def test_a_codec_error_of_the_handlers_own_work_is_retried() -> None:
     """It may concern a value that the handler wanted to send, or a registry that is away."""
     error = CodecError("cannot encode object as JSON")
     assert stop_after(error, (message(0),)) == Stop(FAILED, error=error)
@@ -111,7 +111,7 @@ def test_a_listeners_suspend_time_is_kept_between_ten_milliseconds_and_thirty_se
     assert stop.outcome == Suspend(Millis(waits))
 
 
-def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
+def test_auto_commit_off_without_manual_commit_is_an_error() -> None:
     def listener(messages: Any, context: Any) -> OrderlyStatus:
         context.auto_commit = False
         return OrderlyStatus.SUCCESS
@@ -122,14 +122,14 @@ def test_manual_commit_that_was_not_announced_is_refused_loudly() -> None:
 
 
 @pytest.mark.row("A79")
-def test_a_listener_gets_a_sequence_it_cannot_change() -> None:
+def test_a_listener_cannot_change_its_sequence_of_messages() -> None:
     given = []
     OrderlyHandler(lambda messages, context: given.append(messages))((message(0),), run_of(message(0)))
     with pytest.raises(TypeError):
         given[0][0] = None
 
 
-def test_a_concurrent_listener_fails_only_what_lies_behind_its_ack_index() -> None:
+def test_a_concurrent_listener_fails_only_messages_after_its_ack_index() -> None:
     def listener(messages: Any, context: Any) -> ConcurrentlyStatus:
         context.ack_index = 0
         context.delay_level_when_next_consume = 4

@@ -1,4 +1,4 @@
-"""How a turn's end is written down when the lease it began with is over."""
+"""How the end of a turn is recorded after its lease has ended."""
 
 import json
 from pathlib import Path
@@ -51,19 +51,19 @@ def told(folder: Path, *runs: tuple[Any, Stop | None], **options: Any) -> list[d
         (1_001, True, None, "abandoned"),
     ],
 )
-def test_a_turn_that_outlived_its_lease_says_so(
+def test_a_turn_that_outlived_its_lease_is_recorded_as_late_or_abandoned(
     tmp_path: Path, until: int, dropped: bool, stop: Stop | None, outcome: str
 ) -> None:
-    """A frozen handler goes on before anybody can tell its member that the queue is lost."""
+    """A frozen handler continues before its member learns that the queue is lost."""
     _, end = told(tmp_path, (run(until, dropped=dropped), stop))
     assert end["outcome"] == outcome
 
 
-def test_where_no_order_was_asked_for_none_can_be_judged(tmp_path: Path) -> None:
+def test_turns_without_order_are_recorded_without_keys(tmp_path: Path) -> None:
     assert [line["key"] for line in told(tmp_path, (run(2_000), None), keyed=False)] == ["", ""]
 
 
 @pytest.mark.parametrize(("broadcasting", "name"), [(False, "g"), (True, "g of c1")])
-def test_members_that_share_nothing_are_groups_of_their_own(broadcasting: bool, name: str) -> None:
+def test_a_broadcasting_member_is_a_group_of_its_own_in_the_history(broadcasting: bool, name: str) -> None:
     options: Any = SimpleNamespace(group="g", broadcasting=broadcasting)
     assert group_in_history(options, "c1") == name

@@ -1,4 +1,4 @@
-"""Several turns in one visit: nothing waits for a handler that it would not have waited for in a visit of its own."""
+"""A worker that takes several runs at once delays no lane behind a handler that hangs."""
 
 import asyncio
 import threading
@@ -27,18 +27,18 @@ KEYS = 8
 
 
 def want(scheduler: Scheduler, messages: int) -> None:
-    """As if handlers had been fast so far."""
+    """Lets workers take this many messages at once, as if handlers had been fast so far."""
     scheduler._in_progress.busy.share = messages
 
 
 def put(scheduler: Scheduler, number: int = 0, count: int = KEYS, first: int = 0) -> None:
-    """One message for each of so many keys."""
+    """Puts one message for each of `count` keys."""
     messages = [message(first + n, of=queue(number), key=f"{number}-{n}") for n in range(count)]
     scheduler.put(queue(number), messages, QueueOffset(first + count), QueueOffset(first))
 
 
 class OneWorker:
-    """A board and one worker's visit, both in the test's one."""
+    """A scheduler and one worker that the test plays."""
 
     def __init__(self, order: Order = Order.KEY, **options: Any) -> None:
         self.clock = ManualClock()
@@ -68,7 +68,7 @@ def runs(count: int) -> list[LaneRun[Message]]:
 
 
 def after(took_ns: int, share: int, count: int = KEYS) -> int:
-    """What a worker takes next, when `count` messages took so long."""
+    """How many messages a worker takes next, after `count` messages took that long."""
     busy, worker = BusyWorkers(), Worker()
     busy.share = share
     busy.begin(worker, runs(count), 0)
@@ -76,21 +76,21 @@ def after(took_ns: int, share: int, count: int = KEYS) -> int:
     return busy.share
 
 
-def test_fast_handlers_get_more_at_once_step_by_step() -> None:
+def test_a_fast_handler_doubles_what_a_worker_takes_at_once() -> None:
     assert after(1_000, share=8) == 16
     assert after(1_000, share=MAX_MESSAGES) == MAX_MESSAGES
 
 
-def test_a_handler_of_a_millisecond_gets_one_message_at_a_time() -> None:
+def test_with_a_handler_of_one_millisecond_a_worker_takes_one_message() -> None:
     assert after(8 * TARGET_NS, share=MAX_MESSAGES) == 1
     assert after(800 * TARGET_NS, share=1) == 1
 
 
-def test_a_visit_is_as_long_as_fits_into_a_millisecond() -> None:
+def test_a_worker_takes_as_much_as_fits_into_a_millisecond() -> None:
     assert after(2 * TARGET_NS, share=64) == KEYS // 2
 
 
-def test_what_was_taken_back_does_not_make_a_slow_visit_look_fast() -> None:
+def test_runs_taken_back_do_not_make_a_slow_handler_look_fast() -> None:
     busy, worker = BusyWorkers(), Worker()
     busy.share = 64
     busy.begin(worker, runs(KEYS), 0)
@@ -100,7 +100,7 @@ def test_what_was_taken_back_does_not_make_a_slow_visit_look_fast() -> None:
     assert busy.share == 1
 
 
-def test_a_visit_that_takes_single_messages_needs_a_worker_for_each() -> None:
+def test_slow_handlers_need_a_worker_per_message() -> None:
     busy = BusyWorkers()
     assert busy.workers_for(7) == 7
     busy.share = 4
@@ -108,8 +108,8 @@ def test_a_visit_that_takes_single_messages_needs_a_worker_for_each() -> None:
 
 
 @pytest.mark.row("A69")
-def test_quick_handlers_are_one_workers_work_until_it_is_late() -> None:
-    """Two would only take the interpreter from each other; but nobody counts on one that does not come back."""
+def test_one_worker_does_quick_work_alone_until_it_is_late() -> None:
+    """Two would only compete for the interpreter; but a worker that is late is not relied on."""
     busy, worker = BusyWorkers(), Worker()
     busy.share = QUICK_MESSAGES
     assert not busy.one_is_enough(0)
@@ -120,7 +120,7 @@ def test_quick_handlers_are_one_workers_work_until_it_is_late() -> None:
     assert not busy.one_is_enough(LATE_MS * 1_000_000)
 
 
-def test_handlers_that_are_not_quick_are_everybodys_work() -> None:
+def test_all_workers_share_work_that_is_not_quick() -> None:
     busy, worker = BusyWorkers(), Worker()
     busy.share = QUICK_MESSAGES - 1
     busy.begin(worker, runs(KEYS), 0)
@@ -128,11 +128,11 @@ def test_handlers_that_are_not_quick_are_everybodys_work() -> None:
     assert not busy.one_is_enough(0)
 
 
-# --- what a visit does
+# --- one worker, step by step
 
 
 @pytest.mark.row("A72")
-def test_a_lost_lease_stops_a_visit_before_its_next_message() -> None:
+def test_a_lost_lease_stops_a_worker_before_its_next_message() -> None:
     one = OneWorker()
     one.fill()
     seen: list[int] = []
@@ -146,8 +146,8 @@ def test_a_lost_lease_stops_a_visit_before_its_next_message() -> None:
     assert seen == [0, 1, 2]
 
 
-def test_what_went_well_is_committable_while_the_next_handler_runs() -> None:
-    """A handler that hangs for an hour must not keep finished neighbours from being committed."""
+def test_finished_messages_are_committable_while_the_next_handler_runs() -> None:
+    """A handler that hangs for an hour must not delay the commit of runs that finished before it."""
     one = OneWorker()
     one.fill()
     committable: list[Any] = []
@@ -155,8 +155,8 @@ def test_what_went_well_is_committable_while_the_next_handler_runs() -> None:
     assert committable == list(range(KEYS))
 
 
-def test_a_draining_queue_waits_for_what_runs_and_for_nothing_that_waits() -> None:
-    """Turns of it that lie behind another queue's handler go back at once."""
+def test_a_draining_queue_waits_for_running_handlers_only() -> None:
+    """Its runs that wait behind a handler of another queue return at once."""
     one = OneWorker()
     one.fill(0, 1)
     seen: list[Message] = []
@@ -172,8 +172,8 @@ def test_a_draining_queue_waits_for_what_runs_and_for_nothing_that_waits() -> No
 
 
 @pytest.mark.parametrize("gets_on", [False, True])
-def test_what_a_late_worker_did_not_begin_goes_to_another(gets_on: bool) -> None:
-    """Whether its handler hangs or is only slow: others have time."""
+def test_runs_that_a_late_worker_has_not_begun_go_to_another(gets_on: bool) -> None:
+    """Whether its handler hangs or is only slow, other workers are free."""
     one, other = OneWorker(), Worker()
     one.fill()
     one.worker.run = one.worker.waiting.popleft()
@@ -191,7 +191,7 @@ def test_what_a_late_worker_did_not_begin_goes_to_another(gets_on: bool) -> None
     assert one.scheduler.progress(queue(0)) == (begun - 1, FinishedRanges((begun, KEYS)))
 
 
-def test_a_worker_in_time_keeps_what_it_took() -> None:
+def test_a_worker_that_is_not_late_keeps_its_runs() -> None:
     one, other = OneWorker(), Worker()
     one.fill()
     one.scheduler.add(queue(1), QueueOffset(0), NO_LEASE_NEEDED)
@@ -202,7 +202,7 @@ def test_a_worker_in_time_keeps_what_it_took() -> None:
     assert len(one.worker.waiting) == len(other.waiting) == KEYS
 
 
-def test_only_a_turn_that_began_can_be_overdue() -> None:
+def test_only_a_run_that_has_begun_can_be_overdue() -> None:
     one = OneWorker()
     one.fill()
     overdue: list[list[int]] = []
@@ -216,7 +216,7 @@ def test_only_a_turn_that_began_can_be_overdue() -> None:
     assert overdue == [[n] for n in range(KEYS)]
 
 
-def test_a_turn_that_was_sent_back_meanwhile_is_not_reported_twice() -> None:
+def test_a_run_that_was_taken_over_is_not_reported_twice() -> None:
     one = OneWorker(Order.NONE, policy=SendBack())
     one.fill()
 
@@ -228,7 +228,7 @@ def test_a_turn_that_was_sent_back_meanwhile_is_not_reported_twice() -> None:
     assert one.scheduler.committable(queue(0)) == KEYS
 
 
-def test_a_worker_that_leaves_in_the_middle_loses_nothing() -> None:
+def test_a_worker_that_leaves_early_gives_its_runs_back() -> None:
     one, other = OneWorker(), Worker()
     one.fill()
     one.worker.ended.append(one.worker.waiting.popleft())
@@ -261,7 +261,7 @@ def test_a_hanging_handler_holds_its_own_lane_and_no_other() -> None:
 
 
 def test_a_message_that_arrives_while_the_only_busy_worker_hangs_is_run_by_another() -> None:
-    """However fast handlers were: nobody counts on a worker that does not come back."""
+    """However fast handlers were before, a worker that hangs is not relied on."""
     stuck, begun, done = threading.Event(), threading.Event(), threading.Event()
 
     def handler(message: Message) -> None:
@@ -286,7 +286,7 @@ def test_a_message_that_arrives_while_the_only_busy_worker_hangs_is_run_by_anoth
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.NONE])
-def test_slow_handlers_are_spread_over_all_workers_whatever_they_were_before(order: Order) -> None:
+def test_slow_handlers_are_spread_over_all_workers_even_if_they_were_fast_before(order: Order) -> None:
     """Every handler waits until as many run as there are workers."""
     together, done = threading.Barrier(4), []
 
@@ -303,8 +303,8 @@ def test_slow_handlers_are_spread_over_all_workers_whatever_they_were_before(ord
     WorkerFixture(handler, workers=4, order=order).run(scenario)
 
 
-def test_handlers_that_have_become_slow_do_not_queue_up_behind_one_worker() -> None:
-    """None of them hangs: each takes less than the patience that a visit is given."""
+def test_handlers_that_become_slow_do_not_queue_up_behind_one_worker() -> None:
+    """None of them hangs: each takes less time than makes a worker late."""
     workers: set[str] = set()
     done: list[Message] = []
 
@@ -323,7 +323,7 @@ def test_handlers_that_have_become_slow_do_not_queue_up_behind_one_worker() -> N
     assert len(workers) == 4
 
 
-def test_a_failure_in_a_visit_stops_its_lane_and_no_other() -> None:
+def test_a_failure_holds_its_lane_and_no_other_of_the_same_worker() -> None:
     broken, seen = threading.Event(), []
 
     def handler(message: Message) -> None:
@@ -349,7 +349,7 @@ def test_a_failure_in_a_visit_stops_its_lane_and_no_other() -> None:
     assert count.failed >= 1
 
 
-def test_what_a_broken_worker_did_not_begin_is_done_by_others() -> None:
+def test_other_workers_run_what_a_broken_worker_has_not_begun() -> None:
     done: set[int] = set()
 
     def handler(batch: Any, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""Handlers that hang: their messages go back to the broker, and whatever happens meanwhile, a turn is ended once."""
+"""Messages of handlers that hang go back to the broker, and every run still ends once."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def nothing(_: int) -> None: ...
 
 
 class Letters:
-    """A broker that takes messages back; in between, something may happen."""
+    """A broker that takes messages back; the test may do something in between."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
@@ -36,7 +36,7 @@ class Letters:
 
 
 class OverdueFixture:
-    """Turns whose handlers began an hour ago, one message each."""
+    """Runs of one message each, whose handlers began an hour ago."""
 
     def __init__(self, count: int = 1, plan: Subscription | None = None) -> None:
         self.clock, self.letters = ManualClock(), Letters()
@@ -76,14 +76,14 @@ def test_a_message_that_the_broker_did_not_take_stays_and_is_tried_again() -> No
 
 
 def test_a_message_on_its_way_to_the_broker_is_not_sent_a_second_time() -> None:
-    """Its handler failed after all, and the worker waits for a broker that is slow."""
+    """Its handler failed in the end, and the worker waits for a slow broker."""
     fixture = OverdueFixture()
     assert fixture.scheduler.finish(fixture.runs[0], FAILED).why is Why.GIVE
     assert fixture.check() == []
     assert fixture.scheduler.sent_back(fixture.runs[0], [True]).why is Why.SENT_BACK
 
 
-def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_turn_itself() -> None:
+def test_a_handler_that_fails_while_its_message_is_sent_back_ends_its_own_run() -> None:
     fixture = OverdueFixture()
     fixture.letters.meanwhile = lambda _: fixture.scheduler.finish(fixture.runs[0], FAILED)
     assert fixture.check() == [0]
@@ -99,7 +99,7 @@ def test_a_handler_that_returns_while_another_message_is_sent_back_keeps_its_own
     assert fixture.scheduler.committable(queue(0)) == 2
 
 
-def test_a_message_of_a_lost_queue_is_left_to_its_next_owner() -> None:
+def test_a_message_of_a_lost_queue_is_not_sent_back() -> None:
     fixture = OverdueFixture()
     fixture.scheduler.drop(queue(0))
     assert fixture.check() == []
@@ -112,7 +112,7 @@ def test_a_message_of_an_ordered_lane_is_never_overtaken() -> None:
     assert not fixture.letters.sent
 
 
-def test_what_a_handler_reports_after_its_message_was_sent_back_counts_for_nothing() -> None:
+def test_a_report_after_the_message_was_sent_back_is_ignored() -> None:
     fixture = OverdueFixture()
     fixture.check()
     assert fixture.scheduler.finish(fixture.runs[0], FAILED).send_back == ()

@@ -204,7 +204,7 @@ def test_closing_ends_a_waiting_iteration(broker: EmbeddedBroker, topic: str) ->
     thread.join()
 
 
-def test_the_async_iterator_has_the_same_words(broker: EmbeddedBroker, topic: str) -> None:
+def test_the_async_iterator_has_the_same_methods(broker: EmbeddedBroker, topic: str) -> None:
     send(broker, topic, keys=2, each=5)
 
     async def main() -> list[tuple[str | None, int]]:
@@ -228,7 +228,7 @@ def test_the_async_iterator_has_the_same_words(broker: EmbeddedBroker, topic: st
     assert committed(broker, topic) == 10
 
 
-def test_a_pull_consumer_reads_where_it_is_told_and_commits_on_demand(broker: EmbeddedBroker, topic: str) -> None:
+def test_a_pull_consumer_reads_from_chosen_offsets_and_commits_on_demand(broker: EmbeddedBroker, topic: str) -> None:
     send(broker, topic, keys=1, each=10)
     with PullConsumer(broker.address, group=f"g-{topic}") as consumer:
         queues = consumer.queues(topic)
@@ -252,7 +252,7 @@ def test_a_pull_consumer_reads_where_it_is_told_and_commits_on_demand(broker: Em
             consumer.seek(used._replace(queue_id=99), 0)
 
 
-def test_a_pull_consumer_waits_for_a_message_that_is_not_there_yet(broker: EmbeddedBroker, topic: str) -> None:
+def test_a_pull_consumer_waits_for_a_message_that_is_sent_later(broker: EmbeddedBroker, topic: str) -> None:
     send(broker, topic, keys=1, each=1)
     with PullConsumer(broker.address, group=f"g-{topic}") as consumer, Producer(broker.address) as producer:
         used = producer.send(topic, {"n": 1}, key="k0").queue

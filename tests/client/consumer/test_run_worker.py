@@ -1,4 +1,4 @@
-"""One turn, batch by batch: the permit is looked at before each call, and what went well is told."""
+"""One run, batch by batch: the permit is checked before each call of the handler."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_a_run_stops_before_the_next_message_when_the_lease_has_ended() -> None:
 
 @pytest.mark.row("A67")
 @pytest.mark.row("A78")
-def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
+def test_a_run_of_a_dropped_queue_calls_no_handler() -> None:
     run = run_of(message(0))
     run.permit.withdrawn = True
     end = ended(run, lambda *_: pytest.fail("called"))
@@ -45,7 +45,7 @@ def test_a_turn_of_a_dropped_queue_calls_no_handler() -> None:
     assert (end.stop.outcome, end.done) == (STOPPED, 0)
 
 
-def test_a_run_reports_what_went_well_before_a_failure() -> None:
+def test_a_failed_run_reports_how_many_messages_succeeded() -> None:
     def handler(batch: Any, _: Any) -> Stop | None:
         return Stop(FAILED) if batch[0].queue_offset == 2 else None
 
@@ -54,7 +54,7 @@ def test_a_run_reports_what_went_well_before_a_failure() -> None:
     assert (end.stop.outcome, end.done) == (FAILED, 2)
 
 
-def test_a_repeated_message_knows_its_attempt() -> None:
+def test_a_repeated_message_has_its_attempt_number() -> None:
     first = message(0)
     assert ended(run_of(first, attempt=3), lambda *_: None) is None
     assert first.attempt == 3

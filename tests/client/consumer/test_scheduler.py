@@ -1,4 +1,4 @@
-"""One board, many threads: every message is run once and in order, whoever is interrupted while waiting for one."""
+"""Many threads share one scheduler: every message runs once and in order, even if waiting workers are interrupted."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ def put(scheduler: Scheduler, number: int, first: int, count: int) -> None:
 
 
 class Ledger:
-    """What was run, per lane and in the order it happened."""
+    """Records what ran, per lane and in order."""
 
     def __init__(self) -> None:
         self.lanes: dict[tuple[int, str | None], list[int]] = defaultdict(list)
@@ -47,8 +47,8 @@ class Ledger:
 
 @pytest.mark.row("A115")
 @pytest.mark.row("A68")
-def test_many_threads_lose_nothing_and_double_nothing() -> None:
-    """Workers that finish, that stop halfway, and that give up waiting, beside threads that put."""
+def test_many_threads_run_every_message_once() -> None:
+    """Some workers finish their runs, some stop halfway, some give up waiting, while other threads put messages."""
     scheduler, ledger = Scheduler(lane_scheduler(), Order.KEY, SystemClock()), Ledger()
 
     def work(number: int) -> None:
@@ -82,11 +82,11 @@ def test_many_threads_lose_nothing_and_double_nothing() -> None:
 
 
 class Interrupted(Exception):
-    """Stands for whatever ends a thread's wait from outside: Ctrl-C, most of all."""
+    """Stands for anything that ends a thread's wait from outside, such as Ctrl-C."""
 
 
 class OneInterrupt(threading.Condition):
-    """Interrupts the first waiter right after it was called: the worst moment, its call is used up."""
+    """Interrupts the first waiter right after it was woken, which is the worst moment: its wake-up is used up."""
 
     armed = True
 
@@ -99,7 +99,7 @@ class OneInterrupt(threading.Condition):
 
 
 @pytest.mark.row("A115")
-def test_a_worker_interrupted_while_it_waits_leaves_its_message_to_another() -> None:
+def test_when_a_waiting_worker_is_interrupted_another_runs_its_message() -> None:
     scheduler = Scheduler(lane_scheduler(), Order.KEY, SystemClock())
     scheduler._changed = OneInterrupt(scheduler._mutex)
     scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
@@ -127,7 +127,7 @@ def test_a_worker_interrupted_while_it_waits_leaves_its_message_to_another() -> 
 
 
 @pytest.mark.row("A115")
-def test_a_task_cancelled_right_after_its_call_leaves_its_message_to_another() -> None:
+def test_when_a_woken_task_is_cancelled_another_runs_its_message() -> None:
     async def main() -> tuple[bool, list[int]]:
         scheduler = AsyncScheduler(lane_scheduler(), Order.KEY, SystemClock())
         scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)

@@ -1,4 +1,4 @@
-"""While turns wait behind others in a visit, one of the workers that sleep looks after them, whoever had to go."""
+"""While runs wait behind others of a busy worker, one of the sleeping workers watches."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ WORKERS = 4
 
 
 class Bed:
-    """A board with one queue, to which messages of new keys are put."""
+    """A scheduler with one queue, to which the test adds messages of new keys."""
 
     share = SHARE
 
@@ -35,7 +35,7 @@ class Bed:
         scheduler.add(queue(0), QueueOffset(0), NO_LEASE_NEEDED)
 
     def put(self, *keys: str) -> None:
-        """As if handlers had been fast so far."""
+        """Adds messages as if handlers had been fast so far."""
         self.scheduler._in_progress.busy.share = self.share
         first = self.put_so_far
         self.put_so_far += len(keys)
@@ -47,7 +47,7 @@ class Bed:
 
 
 class Scripted(threading.Condition):
-    """A sleep is a step of the test instead; whoever is woken is only counted."""
+    """Runs a step of the test instead of sleeping, and only counts wake-ups."""
 
     def __init__(self, mutex: threading.Lock, asleep: Callable[[], None]) -> None:
         super().__init__(mutex)
@@ -72,7 +72,7 @@ class Scripted(threading.Condition):
 
 
 class Steps(Bed):
-    """Somebody sleeps, always; the other workers are visits in the test's one."""
+    """One worker always sleeps; the test plays the others."""
 
     def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
         self.clock = ManualClock()
@@ -84,7 +84,7 @@ class Steps(Bed):
         super().__init__(scheduler)
 
     def begun(self, *keys: str) -> Worker:
-        """A worker that is at the first of these."""
+        """A worker whose handler is called with the first of these messages."""
         worker = Worker()
         self.put(*keys)
         assert self.scheduler.take_runs(worker)
@@ -93,8 +93,8 @@ class Steps(Bed):
         return worker
 
 
-def test_who_looks_after_a_visit_and_finds_work_calls_another_to_look() -> None:
-    """The visit is too young to be emptied, and the one turn there is takes the only one who would have done it."""
+def test_a_watcher_that_finds_work_wakes_another_watcher() -> None:
+    """The busy worker is not late yet, and the new run occupies the only worker that would have taken its runs back."""
     woken: list[int] = []
 
     def asleep() -> None:
@@ -110,7 +110,7 @@ def test_who_looks_after_a_visit_and_finds_work_calls_another_to_look() -> None:
     assert steps.condition.woken > woken[0]
 
 
-def test_who_goes_to_sleep_beside_a_visit_with_finished_turns_looks_again_soon() -> None:
+def test_a_worker_that_sleeps_while_another_has_finished_runs_looks_again_soon() -> None:
     steps = Steps(lambda: steps.scheduler.close())
     slow = steps.begun("a", "hangs")
     assert slow.run is not None
@@ -120,8 +120,8 @@ def test_who_goes_to_sleep_beside_a_visit_with_finished_turns_looks_again_soon()
     assert steps.condition.patience == [LATE_MS / 1000]
 
 
-def test_nobody_is_called_for_a_worker_that_has_only_its_own_turn() -> None:
-    """Slow handlers, one turn a visit: a call for each would wake all workers for nothing."""
+def test_no_worker_is_woken_for_one_that_has_a_single_run() -> None:
+    """With slow handlers a worker takes one run at a time; a wake-up for each would wake all workers for nothing."""
     steps = Steps()
     steps.begun("a")
     steps.put("b")
@@ -130,8 +130,8 @@ def test_nobody_is_called_for_a_worker_that_has_only_its_own_turn() -> None:
     assert steps.condition.woken == before
 
 
-def test_nobody_else_is_called_to_look_while_one_is_on_its_way() -> None:
-    """It may wait for the interpreter for milliseconds; calling all others meanwhile would make it wait longer."""
+def test_no_second_worker_is_woken_while_one_is_waking_up() -> None:
+    """It may wait for the interpreter for milliseconds; waking all others would make it wait longer."""
     steps = Steps()
     steps.scheduler._sleeping = 3
     steps.condition.arrived = lambda: None
@@ -141,8 +141,8 @@ def test_nobody_else_is_called_to_look_while_one_is_on_its_way() -> None:
     assert steps.condition.woken == 1
 
 
-def test_who_leaves_quick_work_to_another_looks_again_when_that_one_would_be_late() -> None:
-    """The other hangs with its only turn: nothing waits behind it, and the new message waits for nobody else."""
+def test_a_worker_that_leaves_quick_work_to_another_looks_again_when_that_one_is_late() -> None:
+    """The other worker hangs in its only run: nothing waits behind it, and no other worker takes the new message."""
 
     def asleep() -> None:
         steps.clock.at += LATE_MS
@@ -156,8 +156,8 @@ def test_who_leaves_quick_work_to_another_looks_again_when_that_one_would_be_lat
     assert [run.key for run in watcher.waiting] == ["b"]
 
 
-def test_lanes_that_a_question_frees_call_a_worker() -> None:
-    """What a commit reports for a worker that hangs makes its lane's next messages anybody's."""
+def test_lanes_freed_by_a_commit_wake_a_worker() -> None:
+    """A commit ends the finished runs of a worker that hangs; another worker must take their lanes."""
     steps = Steps()
     slow = steps.begun("a", "hangs")
     steps.put("a")
@@ -171,8 +171,8 @@ def test_lanes_that_a_question_frees_call_a_worker() -> None:
     assert steps.condition.woken == 1, "nothing new was freed"
 
 
-def test_lanes_that_a_hand_over_frees_call_a_worker() -> None:
-    """The visit holds turns of a queue that leaves, and finished ones of a queue that stays."""
+def test_lanes_freed_by_a_hand_over_wake_a_worker() -> None:
+    """The worker has runs of a queue that leaves, and finished ones of a queue that stays."""
     steps = Steps()
     slow = steps.begun("a", "hangs")
     steps.put("a")
@@ -189,7 +189,7 @@ def test_lanes_that_a_hand_over_frees_call_a_worker() -> None:
 
 
 class Shift(Bed):
-    """Workers that are tasks. A handler's time is in its key: `3-x` takes 0.3 ms, `hangs-x` an hour."""
+    """Workers that are tasks. The key says how long its handler takes: `3-x` takes 0.3 ms, `hangs-x` an hour."""
 
     def __init__(self, share: int) -> None:
         self.share = share
@@ -216,7 +216,7 @@ class Shift(Bed):
 
 
 Burst = tuple[list[int], bool, int]
-"""How long each handler takes, whether one that hangs comes before them, and the pause behind; tenths of a ms."""
+"""How long each handler takes, whether one that hangs comes first, and the pause afterwards; in tenths of a ms."""
 bursts = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=8), st.booleans(), st.integers(0, 50)), max_size=8)
 
 
@@ -224,7 +224,7 @@ bursts = st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=8), st.booleans
 @settings(max_examples=200, deadline=None)
 @example(bursts=[([2] * 8, False, 10), ([2] * 8, False, 10), ([0] * 5, True, 20), ([], True, 0)])
 @given(bursts=bursts)
-def test_whatever_hangs_all_other_keys_are_run_while_one_worker_is_free(share: int, bursts: list[Burst]) -> None:
+def test_all_keys_but_the_hanging_ones_run_while_one_worker_is_free(share: int, bursts: list[Burst]) -> None:
     async def main() -> set[str]:
         shift, wanted, hanging = Shift(share), set(), 0
         for number, (times, hangs, pause) in enumerate(bursts):
@@ -241,7 +241,7 @@ def test_whatever_hangs_all_other_keys_are_run_while_one_worker_is_free(share: i
     assert run_virtual(main) == set()
 
 
-def test_a_cancelled_worker_leaves_the_visits_it_looked_after_to_another() -> None:
+def test_when_a_watcher_is_cancelled_another_worker_watches() -> None:
     async def main() -> list[str | None]:
         scheduler = AsyncScheduler(LaneScheduler(LaneOptions()), Order.KEY, VirtualClock())
         bed, slow, others = Bed(scheduler), Worker(), [Worker(), Worker()]

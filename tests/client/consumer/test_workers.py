@@ -1,4 +1,4 @@
-"""Workers and the board: who runs what, and what follows a turn."""
+"""Worker threads: which of them runs what, and what follows a run."""
 
 import threading
 from typing import Any
@@ -72,7 +72,7 @@ def test_one_slow_queue_does_not_stop_thirty_nine_others() -> None:
 
 @pytest.mark.row("A69")
 def test_no_worker_waits_for_a_lane_while_another_lane_is_ready() -> None:
-    """Four workers, one of them held by a slow lane: a thousand other lanes are done by the rest."""
+    """Four workers, one of them busy with a slow lane: the others finish a thousand lanes."""
     stuck, done = threading.Event(), []
 
     def handler(message: Message) -> None:
@@ -154,7 +154,7 @@ def test_counters_match_what_happened() -> None:
 @pytest.mark.row("A103")
 @pytest.mark.row("A105")
 @pytest.mark.row("A109")
-def test_used_up_retries_bury_the_message_once_and_the_queue_goes_on() -> None:
+def test_after_its_retries_a_message_is_dead_lettered_once_and_the_queue_goes_on() -> None:
     seen: list[int] = []
 
     def handler(message: Message) -> None:
@@ -176,7 +176,7 @@ def test_used_up_retries_bury_the_message_once_and_the_queue_goes_on() -> None:
 
 
 @pytest.mark.row("A103")
-def test_a_dead_letter_the_broker_did_not_take_stays_at_the_head_of_its_lane() -> None:
+def test_a_dead_letter_that_the_broker_refuses_stays_at_the_head_of_its_lane() -> None:
     seen: list[int] = []
     policy = DeadLetter(skip=True, hold=HoldQueue(retries=0, suspend=0.01))
 
@@ -195,7 +195,7 @@ def test_a_dead_letter_the_broker_did_not_take_stays_at_the_head_of_its_lane() -
     assert set(seen) == {0}
 
 
-def test_to_dead_letter_buries_at_once_and_the_lane_goes_on() -> None:
+def test_to_dead_letter_moves_the_message_at_once_and_the_lane_goes_on() -> None:
     seen: list[int] = []
 
     def handler(message: Message) -> None:
@@ -234,13 +234,13 @@ def test_concurrent_failures_go_back_to_the_broker_and_the_offset_moves_on() -> 
 @pytest.mark.row("A21")
 @pytest.mark.parametrize(("threads", "ordered"), [(1, True), (4, False)])
 def test_a_concurrent_listener_keeps_order_only_with_one_thread(threads: int, ordered: bool) -> None:
-    """The negative control: what ordered handlers are for."""
+    """Negative control: without order, more than one thread lets messages overtake each other."""
     seen: list[int] = []
     overtaken = threading.Event()
 
     def handler(message: Message) -> None:
         if message.queue_offset == 0:
-            overtaken.wait(0.5 if ordered else WAIT)  # with one thread nobody can come by
+            overtaken.wait(0.5 if ordered else WAIT)  # with one thread nothing can overtake it
         seen.append(message.queue_offset)
         if message.queue_offset == 1:
             overtaken.set()
@@ -256,7 +256,7 @@ def test_a_concurrent_listener_keeps_order_only_with_one_thread(threads: int, or
     assert (seen == [0, 1, 2, 3]) is ordered
 
 
-def test_a_worker_that_breaks_down_is_reported_not_silently_gone() -> None:
+def test_a_worker_that_ends_unexpectedly_is_reported() -> None:
     def handler(batch: Any, run: Any) -> None:
         raise SystemExit(1)
 

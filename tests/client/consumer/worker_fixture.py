@@ -1,4 +1,4 @@
-"""A active with running threads, for tests that put in the queues and messages."""
+"""Worker threads of one subscription, for tests that add queues and messages."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def run_of(*messages: Message, until: int = NO_LEASE_NEEDED, attempt: int = 1) -
 
 
 class Buried:
-    """Dead letters that are only written down."""
+    """Records dead letters instead of sending them."""
 
     def __init__(self, *, stored: bool = True) -> None:
         self.stored = stored
@@ -48,7 +48,7 @@ class Buried:
 
 
 class WorkerFixture:
-    """A active with running threads; queues and messages are put in by the test."""
+    """Running worker threads of one subscription; the test adds queues and messages."""
 
     def __init__(self, function: Callable[[Message], Any] | None = None, /, **plan: Any) -> None:
         self.letters = Buried(stored=plan.pop("stored", True))

@@ -1,4 +1,4 @@
-"""A scheduler on a fixture: messages, a clock that the test moves by hand, and short words for the usual steps."""
+"""A lane scheduler with a clock that the test sets, and short methods for the usual steps."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Msg:
 
 
 class SchedulerFixture:
-    """A scheduler with a clock that the test moves by hand."""
+    """A lane scheduler with a clock that the test sets."""
 
     def __init__(self, policy: FailurePolicy | None = None, order: Order = Order.QUEUE, **options: object) -> None:
         self.order = order
@@ -29,7 +29,7 @@ class SchedulerFixture:
             LaneOptions(policy=policy or HoldQueue(), **options)  # type: ignore[arg-type]
         )
 
-    def hold(self, queue: MessageQueue, *keys: str | None, start: int = 0) -> None:
+    def assign(self, queue: MessageQueue, *keys: str | None, start: int = 0) -> None:
         self.scheduler.add(queue, QueueOffset(start), self.order, usable_until=NO_LEASE_NEEDED)
         self.put(queue, *keys)
 

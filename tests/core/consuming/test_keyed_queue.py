@@ -1,4 +1,4 @@
-"""A queue with a lane per key: what is finished is known exactly, however it is reported."""
+"""A queue with a lane per key knows exactly what is finished, however that is reported."""
 
 from random import Random
 
@@ -17,49 +17,49 @@ def fixture(order: Order = Order.KEY, **options: object) -> SchedulerFixture:
     return SchedulerFixture(HoldKey(), order, **options)
 
 
-def worker(made: SchedulerFixture, most: int) -> list[LaneRun[Msg]]:
+def taken(made: SchedulerFixture, most: int) -> list[LaneRun[Msg]]:
     return made.scheduler.next_runs(most, now=made.now)
 
 
-def test_a_visit_takes_lanes_until_it_has_enough_messages() -> None:
+def test_a_worker_gets_lanes_until_it_has_enough_messages() -> None:
     made = fixture()
-    made.hold(Q, "a", "b", "a", "c", "d")
-    assert [offsets(run) for run in worker(made, 3)] == [[0, 2], [1]]
-    assert [offsets(run) for run in worker(made, 100)] == [[3], [4]]
+    made.assign(Q, "a", "b", "a", "c", "d")
+    assert [offsets(run) for run in taken(made, 3)] == [[0, 2], [1]]
+    assert [offsets(run) for run in taken(made, 100)] == [[3], [4]]
 
 
 def test_a_run_is_no_longer_than_its_limit_however_much_is_asked_for() -> None:
     made = fixture(run_limit=2)
-    made.hold(Q, "a", "a", "a")
-    (run,) = worker(made, 100)
+    made.assign(Q, "a", "a", "a")
+    (run,) = taken(made, 100)
     assert offsets(run) == [0, 1]
     made.scheduler.finish_done([run], now=made.now)
-    assert [offsets(run) for run in worker(made, 100)] == [[2]]
+    assert [offsets(run) for run in taken(made, 100)] == [[2]]
 
 
-def test_a_lane_in_a_visit_is_given_to_nobody_else() -> None:
+def test_a_lane_with_a_run_is_not_given_to_another_worker() -> None:
     made = fixture()
-    made.hold(Q, "a", "b")
-    worker(made, 100)
+    made.assign(Q, "a", "b")
+    taken(made, 100)
     made.put(Q, "a", "b", "c")
-    assert [offsets(run) for run in worker(made, 100)] == [[4]]
+    assert [offsets(run) for run in taken(made, 100)] == [[4]]
 
 
-def test_without_order_every_message_is_a_turn_of_its_own() -> None:
+def test_without_order_every_message_is_a_run_of_its_own() -> None:
     made = fixture(Order.NONE)
-    made.hold(Q, "a", "a", "a")
-    assert [offsets(run) for run in worker(made, 2)] == [[0], [1]]
+    made.assign(Q, "a", "a", "a")
+    assert [offsets(run) for run in taken(made, 2)] == [[0], [1]]
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.NONE])
 @given(keys=st.lists(st.sampled_from("abcd"), min_size=1, max_size=30), ends=st.randoms(use_true_random=False))
-def test_turns_reported_together_leave_what_turns_reported_singly_leave(
+def test_runs_reported_together_have_the_same_effect_as_reported_one_by_one(
     order: Order, keys: list[str], ends: Random
 ) -> None:
     together, singly = fixture(order), fixture(order)
     for each in (together, singly):
-        each.hold(Q, *keys)
-    runs, same = worker(together, 100), worker(singly, 100)
+        each.assign(Q, *keys)
+    runs, same = taken(together, 100), taken(singly, 100)
     chosen = ends.sample(range(len(runs)), ends.randint(0, len(runs)))
     together.scheduler.finish_done([runs[at] for at in chosen], now=together.now)
     for at in chosen:
@@ -69,19 +69,19 @@ def test_turns_reported_together_leave_what_turns_reported_singly_leave(
     assert together.scheduler.snapshot() == singly.scheduler.snapshot()
 
 
-def test_turns_of_a_queue_that_was_given_up_count_for_nothing() -> None:
+def test_runs_of_a_dropped_queue_are_ignored() -> None:
     made = fixture()
-    made.hold(Q, "a", "b")
-    runs = worker(made, 100)
+    made.assign(Q, "a", "b")
+    runs = taken(made, 100)
     made.scheduler.drop(Q)
-    made.hold(Q, "a", "b")
-    assert worker(made, 100) == [], "those of the former holding still run"
+    made.assign(Q, "a", "b")
+    assert taken(made, 100) == [], "those of the former holding still run"
     assert made.scheduler.finish_done(runs, now=made.now) == [(Q, Why.QUEUE_GONE)] * 2
     assert made.scheduler.committable(Q) == 0
-    assert [offsets(run) for run in worker(made, 100)] == [[0], [1]]
+    assert [offsets(run) for run in taken(made, 100)] == [[0], [1]]
 
 
-def test_a_message_that_came_while_its_lane_ran_waits_behind_what_returns() -> None:
+def test_a_message_that_arrives_during_a_run_waits_behind_what_returns() -> None:
     home: KeyedQueue[Msg] = KeyedQueue(Q, QueueOffset(0), NO_LEASE_NEEDED, Order.KEY, 1)
     home.put([Msg(0, "a"), Msg(1, "a")], QueueOffset(2))
     home.ready.popleft()

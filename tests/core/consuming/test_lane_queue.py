@@ -41,7 +41,7 @@ class Promises(RuleBasedStateMachine):
         self.running: list[LaneRun[Msg]] = []
         self.committed: dict[MessageQueue, int] = {Q: 0, R: 0}
         self.leased: dict[MessageQueue, int] = {}
-        # Offsets that ended well in the present holding, and how far it was pulled.
+        # Offsets that succeeded in the current assignment, and how far it was pulled.
         self.ended: dict[MessageQueue, set[int]] = defaultdict(set)
         self.pulled: dict[MessageQueue, int] = {}
         self.gain(Q)
@@ -96,9 +96,9 @@ class Promises(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 12))
     def begin_visit(self, most: int) -> None:
-        """Several turns for one worker keep the same promises as turns for several workers."""
+        """Several runs for one worker keep the same promises as runs for several workers."""
         runs = self.scheduler.next_runs(most, now=self.now)
-        assert sum(len(run.messages) for run in runs[:-1]) < most, "no turn beyond what was asked for"
+        assert sum(len(run.messages) for run in runs[:-1]) < most, "no run beyond what was asked for"
         for run in runs:
             self.begun(run)
 
@@ -115,7 +115,7 @@ class Promises(RuleBasedStateMachine):
         busy = {self.lane(t.queue, m) for t in self.running for m in t.messages}
         for message in run.messages:
             lane = self.lane(run.queue, message)
-            assert lane not in busy or self.order is Order.NONE, "one running turn per lane"
+            assert lane not in busy or self.order is Order.NONE, "one run in progress per lane"
             self.nothing_earlier_is_open(run.queue, message, run)
         self.running.append(run)
 
@@ -142,7 +142,7 @@ class Promises(RuleBasedStateMachine):
 
     @rule(data=st.data(), again=st.booleans())
     def end_many(self, data: st.DataObject, again: bool) -> None:
-        """Turns of all queues, dropped ones among them, reported together; and once more, which changes nothing."""
+        """Runs of all queues, also dropped ones, are reported together; a second report changes nothing."""
         runs = data.draw(st.lists(st.sampled_from(self.running), unique_by=id)) if self.running else []
         told = self.scheduler.finish_done(runs, now=self.now)
         assert not any(self.scheduler.is_running(run) for run in runs)
@@ -167,7 +167,7 @@ class Promises(RuleBasedStateMachine):
             assert finished <= self.ended[queue]
 
     def teardown(self) -> None:
-        """Nothing is forgotten: with time, leases and succeeding handlers every queue is worked off."""
+        """Nothing is forgotten: with time, leases and handlers that succeed, every queue is finished."""
         for run in self.running:
             self.scheduler.finish(run, DONE, now=self.now)
         for queue in self.leased:

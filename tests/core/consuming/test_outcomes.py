@@ -29,7 +29,7 @@ ONE = {"run_limit": 1}
 @pytest.mark.row("A92")
 def test_auto_done_commits_and_goes_on() -> None:
     fixture = SchedulerFixture(**ONE)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     assert fixture.finish(fixture.run(), DONE).committable == 1
     assert offsets(fixture.run()) == [1]
 
@@ -38,7 +38,7 @@ def test_auto_done_commits_and_goes_on() -> None:
 @pytest.mark.parametrize("outcome", [COMMIT, ROLL_BACK])
 def test_auto_commit_or_roll_back_is_reported_and_taken_as_success(outcome: Outcome) -> None:
     fixture = SchedulerFixture(**ONE)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     finished = fixture.finish(fixture.run(), outcome)
     assert (finished.why, finished.committable) == (Why.ILLEGAL, 1)
     assert offsets(fixture.run()) == [1]
@@ -49,7 +49,7 @@ def test_auto_commit_or_roll_back_is_reported_and_taken_as_success(outcome: Outc
 @pytest.mark.parametrize("outcome", [Suspend(), FAILED])
 def test_auto_suspend_holds_the_queue_and_repeats_the_message(outcome: Outcome) -> None:
     fixture = SchedulerFixture(**ONE)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     finished = fixture.finish(fixture.run(), outcome)
     assert (finished.why, finished.until) == (Why.HELD, 1_000)
     assert fixture.scheduler.committable(Q) == 0
@@ -62,7 +62,7 @@ def test_auto_suspend_holds_the_queue_and_repeats_the_message(outcome: Outcome) 
 @pytest.mark.row("A94")
 def test_auto_suspend_over_the_limit_commits_and_goes_on() -> None:
     fixture = SchedulerFixture(DeadLetter(skip=True, hold=HoldQueue(retries=0)), **ONE)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     run = fixture.run()
     assert [m.queue_offset for m in fixture.finish(run, Suspend()).send_back] == [0]
     fixture.idle()
@@ -76,7 +76,7 @@ def test_auto_suspend_over_the_limit_commits_and_goes_on() -> None:
 
 def manual(policy: FailurePolicy | None = None) -> SchedulerFixture:
     fixture = SchedulerFixture(policy, auto_commit=False, run_limit=1)
-    fixture.hold(Q, *[None] * 5)
+    fixture.assign(Q, *[None] * 5)
     return fixture
 
 
@@ -148,7 +148,7 @@ def test_manual_roll_back_does_not_repeat_a_dead_letter() -> None:
 def test_manual_commit_needs_queue_order() -> None:
     fixture = SchedulerFixture(order=Order.KEY, auto_commit=False)
     with pytest.raises(InvalidOption, match="manual commit"):
-        fixture.hold(Q)
+        fixture.assign(Q)
 
 
 # Counting, sending back
@@ -158,14 +158,14 @@ def test_manual_commit_needs_queue_order() -> None:
 @pytest.mark.parametrize(("asked", "waits"), [(5, 10), (60_000, 30_000), (250, 250)])
 def test_asked_delay_is_clamped(asked: int, waits: int) -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     assert fixture.finish(fixture.run(), Suspend(Millis(asked))).until == waits
 
 
 @pytest.mark.row("A102")
-def test_rocketmqs_default_never_gives_a_message_up() -> None:
+def test_rocketmqs_default_retries_for_ever_in_the_scheduler() -> None:
     fixture = SchedulerFixture(HoldQueue())
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     for _ in range(100):
         assert fixture.finish(fixture.run(), FAILED).why is Why.HELD
         fixture.pass_time(30_000)
@@ -173,9 +173,9 @@ def test_rocketmqs_default_never_gives_a_message_up() -> None:
 
 
 @pytest.mark.row("A103")
-def test_message_counts_up_to_the_limit_then_goes_and_comes_back_if_that_fails() -> None:
+def test_a_message_is_sent_back_after_its_retries_and_held_if_that_fails() -> None:
     fixture = SchedulerFixture(DeadLetter(skip=True, hold=HoldQueue(retries=2)))
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     for attempt in (1, 2):
         run = fixture.run()
         assert run.attempt == attempt
@@ -194,14 +194,14 @@ def test_message_counts_up_to_the_limit_then_goes_and_comes_back_if_that_fails()
 )
 def test_a_hopeless_message_uses_no_retries(policy: FailurePolicy, why: Why) -> None:
     fixture = SchedulerFixture(policy)
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     assert fixture.finish(fixture.run(), HOPELESS).why is why
 
 
 def mixed_batch() -> tuple[SchedulerFixture, LaneRun[Msg]]:
     """Offset 0 failed once alone; then offset 1 arrives and both run as one batch: 0 is over the limit."""
     fixture = SchedulerFixture(DeadLetter(skip=True, hold=HoldQueue(retries=1)), batch_size=2, run_limit=2)
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     fixture.finish(fixture.run(), FAILED)
     fixture.put(Q, None, None)
     fixture.pass_time(1_000)
@@ -234,7 +234,7 @@ def test_mixed_batch_dead_letters_each_message_once() -> None:
 @pytest.mark.row("A105")
 def test_mixed_batch_of_a_key_dead_letters_each_message_once() -> None:
     fixture = SchedulerFixture(DeadLetter(skip=True, hold=HoldKey(retries=1)), Order.KEY, batch_size=2, run_limit=2)
-    fixture.hold(Q, "a")
+    fixture.assign(Q, "a")
     fixture.finish(fixture.run(), FAILED)
     fixture.put(Q, "a")
     fixture.pass_time(1_000)
@@ -247,7 +247,7 @@ def test_mixed_batch_of_a_key_dead_letters_each_message_once() -> None:
 
 def test_concurrent_failure_is_sent_back_and_retried_here_only_if_that_fails() -> None:
     fixture = SchedulerFixture(SendBack(), Order.NONE)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     first, second = fixture.run(), fixture.run()
     assert fixture.finish(first, FAILED).send_back == first.messages
     assert fixture.finish(second, DONE).committable in (None, 0)
@@ -265,7 +265,7 @@ def test_concurrent_failure_is_sent_back_and_retried_here_only_if_that_fails() -
 
 def test_failing_key_holds_only_itself() -> None:
     fixture = SchedulerFixture(HoldKey(backoff=Backoff(0.1)), Order.KEY)
-    fixture.hold(Q, "bad", "good", "bad", "good")
+    fixture.assign(Q, "bad", "good", "bad", "good")
     bad, good = fixture.run(), fixture.run()
     assert (offsets(bad), offsets(good)) == ([0, 2], [1, 3])
     assert fixture.finish(bad, FAILED).until == 100
@@ -279,7 +279,7 @@ def test_failing_key_holds_only_itself() -> None:
 
 def test_key_hold_backs_off_longer_each_time() -> None:
     fixture = SchedulerFixture(HoldKey(backoff=Backoff(0.1)), Order.KEY)
-    fixture.hold(Q, "bad")
+    fixture.assign(Q, "bad")
     waits = []
     for _ in range(4):
         until = fixture.finish(fixture.run(), FAILED).until
@@ -290,8 +290,8 @@ def test_key_hold_backs_off_longer_each_time() -> None:
 
 def test_queue_hold_stops_every_key_of_the_queue_and_no_other_queue() -> None:
     fixture = SchedulerFixture(HoldQueue(), Order.KEY)
-    fixture.hold(Q, "bad", "good")
-    fixture.hold(R, "other")
+    fixture.assign(Q, "bad", "good")
+    fixture.assign(R, "other")
     fixture.finish(fixture.run(), FAILED)
     assert fixture.run().queue == R
     assert fixture.idle().until == 1_000
@@ -301,7 +301,7 @@ def test_queue_hold_stops_every_key_of_the_queue_and_no_other_queue() -> None:
 
 def test_shorter_hold_does_not_shorten_a_longer_one() -> None:
     fixture = SchedulerFixture(HoldQueue(), Order.KEY)
-    fixture.hold(Q, "a", "b")
+    fixture.assign(Q, "a", "b")
     first, second = fixture.run(), fixture.run()
     fixture.finish(first, FAILED)
     fixture.finish(second, Suspend(Millis(10)))
@@ -311,9 +311,9 @@ def test_shorter_hold_does_not_shorten_a_longer_one() -> None:
     fixture.run()
 
 
-def test_used_up_hold_parks_the_lane_until_a_person_resumes_it() -> None:
+def test_a_lane_without_retries_left_is_parked_until_resumed() -> None:
     fixture = SchedulerFixture(HoldKey(retries=1), Order.KEY)
-    fixture.hold(Q, "bad", "good", "bad")
+    fixture.assign(Q, "bad", "good", "bad")
     assert fixture.finish(fixture.run(), FAILED).why is Why.HELD
     fixture.finish(fixture.run(), DONE)
     fixture.pass_time(100)

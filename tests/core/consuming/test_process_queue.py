@@ -1,4 +1,4 @@
-"""One queue's unfinished messages: a naive model beside the machine, and one example per rule."""
+"""The unfinished messages of a queue, compared with a naive model, and one example per rule."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ def filled(*numbers: int, start: int = 0) -> ProcessQueue[Msg]:
 
 
 class AgainstNaiveModel(RuleBasedStateMachine):
-    """Two sorted lists, as RocketMQ's two sorted maps; everything observable must agree."""
+    """Two sorted lists, like RocketMQ's two sorted maps; everything observable must agree."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whose queue is served next: each in its turn, none that may not run, none that waits for another's backlog."""
+"""Queues are served in turn; one that may not run is skipped, and none waits for the backlog of another."""
 
 from tests.core.consuming.scheduler_fixture import Msg, Q, R
 
@@ -51,7 +51,7 @@ def test_a_queue_that_was_served_goes_to_the_end() -> None:
     assert served == [first, second, first, second]
 
 
-def test_a_queue_without_a_lease_leaves_the_line_and_holds_up_nobody() -> None:
+def test_a_queue_without_a_lease_leaves_the_line_and_delays_no_other() -> None:
     first, second = home(Q), home(R)
     first.usable_until = NOT_LEASED
     line = line_of(first, second)
@@ -61,7 +61,7 @@ def test_a_queue_without_a_lease_leaves_the_line_and_holds_up_nobody() -> None:
     assert line.next(NOW) is first
 
 
-def test_a_queue_waits_for_the_turns_of_its_former_holding() -> None:
+def test_a_queue_waits_for_the_runs_of_its_former_assignment() -> None:
     only = home()
     line = line_of(only)
     line.stale[Q] = 2
@@ -72,7 +72,7 @@ def test_a_queue_waits_for_the_turns_of_its_former_holding() -> None:
     assert line.next(NOW) is only
 
 
-def test_a_lane_on_a_timer_is_ready_at_its_moment_and_not_before() -> None:
+def test_a_lane_on_a_timer_is_ready_in_time_and_not_before() -> None:
     only = home()
     only.ready.clear()
     lane = lane_of(only)
@@ -84,7 +84,7 @@ def test_a_lane_on_a_timer_is_ready_at_its_moment_and_not_before() -> None:
     assert list(only.ready) == [lane]
 
 
-def test_timers_are_told_earliest_first() -> None:
+def test_timers_are_listed_earliest_first() -> None:
     first, second = home(Q), home(R)
     line: ReadyLine[Msg] = ReadyLine()
     line.pause(first, lane_of(first), Again(Millis(20), whole_queue=False), NOW)

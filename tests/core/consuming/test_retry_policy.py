@@ -1,4 +1,4 @@
-"""What follows a failure: total, clamped, and finite only where the policy says so."""
+"""What follows a failure: every policy answers for every count, and delays stay within their limits."""
 
 import pytest
 from hypothesis import given
@@ -69,20 +69,20 @@ def test_below_the_limit_suspends_and_at_the_limit_gives() -> None:
     assert after(policy, 3) is GIVE
 
 
-def test_hold_that_runs_out_parks_instead_of_passing() -> None:
+def test_a_hold_without_retries_left_parks() -> None:
     assert after(HoldKey(retries=2), 2) is PARK
     assert after(HoldQueue(retries=0), 0) is PARK
 
 
-def test_what_is_hopeless_goes_to_the_end_of_its_policy_at_once() -> None:
+def test_a_hopeless_message_skips_its_retries() -> None:
     assert after(HoldKey(), 0, hopeless=True) is PARK
     assert after(HoldQueue(retries=3), 0, hopeless=True) is PARK
     assert after(DeadLetter(skip=True), 0, hopeless=True) is GIVE
     assert after(SendBack(), 0, hopeless=True) is GIVE
 
 
-def test_a_policy_without_an_end_keeps_even_what_is_hopeless() -> None:
-    """Whoever retries for ever waits for a handler that can take the message; nothing may pass it until then."""
+def test_retry_forever_keeps_even_a_hopeless_message() -> None:
+    """The message waits for a handler that can process it, and nothing passes it until then."""
     assert isinstance(after(HoldQueue(), 0, hopeless=True), Again)
     assert isinstance(after(HoldKey(retries=RETRY_FOREVER), 5, hopeless=True), Again)
 
@@ -105,7 +105,7 @@ def test_delay_level_is_three_plus_the_count(count: int, level: int) -> None:
     assert delay_level(count) == level
 
 
-def test_skipping_must_be_said_out_loud() -> None:
+def test_dead_letter_needs_skip_true() -> None:
     with pytest.raises(InvalidOption, match="skip=True"):
         DeadLetter(skip=False)
 

@@ -1,4 +1,4 @@
-"""A turn that stands for its lane: order, holds and slices are kept as if the lane had been there from the start."""
+"""A run that stands for its lane keeps order, holds and time slices as if the lane had existed from the start."""
 
 from collections import deque
 
@@ -18,46 +18,46 @@ def fixture(**options: object) -> SchedulerFixture:
     return SchedulerFixture(HoldKey(), Order.KEY, **options)
 
 
-def worker(made: SchedulerFixture, most: int) -> list[LaneRun[Msg]]:
+def taken(made: SchedulerFixture, most: int) -> list[LaneRun[Msg]]:
     return made.scheduler.next_runs(most, now=made.now)
 
 
 def test_a_message_behind_a_running_single_one_waits_for_it() -> None:
     made = fixture()
-    made.hold(Q, "a")
-    (run,) = worker(made, 100)
+    made.assign(Q, "a")
+    (run,) = taken(made, 100)
     made.put(Q, "a")
-    assert worker(made, 100) == []
+    assert taken(made, 100) == []
     made.scheduler.finish_done([run], now=made.now)
-    assert [offsets(each) for each in worker(made, 100)] == [[1]]
+    assert [offsets(each) for each in taken(made, 100)] == [[1]]
 
 
-def test_a_message_behind_a_waiting_single_one_joins_its_turn_in_its_place() -> None:
+def test_a_message_behind_a_waiting_single_one_joins_its_run() -> None:
     made = fixture()
-    made.hold(Q, "a", "b")
+    made.assign(Q, "a", "b")
     made.put(Q, "a")
-    assert [offsets(each) for each in worker(made, 100)] == [[0, 2], [1]]
+    assert [offsets(each) for each in taken(made, 100)] == [[0, 2], [1]]
 
 
 def test_a_single_message_that_fails_holds_what_comes_after_it() -> None:
     made = fixture()
-    made.hold(Q, "a")
-    (run,) = worker(made, 100)
+    made.assign(Q, "a")
+    (run,) = taken(made, 100)
     assert made.finish(run, FAILED).why is Why.HELD
     made.put(Q, "a", "b")
-    assert [offsets(each) for each in worker(made, 100)] == [[2]]
+    assert [offsets(each) for each in taken(made, 100)] == [[2]]
     made.pass_time(10_000)
-    (again,) = worker(made, 100)
+    (again,) = taken(made, 100)
     assert (offsets(again), again.attempt) == ([0, 1], 2)
 
 
-def test_a_single_message_that_was_not_begun_runs_in_a_new_turn() -> None:
-    """The old one may still be in the hands of a worker that was late."""
+def test_a_single_message_that_was_not_begun_runs_in_a_new_run() -> None:
+    """A late worker may still refer to the old run."""
     made = fixture()
-    made.hold(Q, "a")
-    (run,) = worker(made, 100)
+    made.assign(Q, "a")
+    (run,) = taken(made, 100)
     made.finish(run, STOPPED)
-    (other,) = worker(made, 100)
+    (other,) = taken(made, 100)
     assert other is not run
     assert made.scheduler.finish_done([run], now=made.now) == []
     with pytest.raises(UsageError, match="ended already"):
@@ -67,44 +67,46 @@ def test_a_single_message_that_was_not_begun_runs_in_a_new_turn() -> None:
 
 def test_a_single_message_uses_up_the_slice_of_the_lane_that_grows_behind_it() -> None:
     made = fixture(max_continuous=50)
-    made.hold(Q, "a")
-    (run,) = worker(made, 100)
+    made.assign(Q, "a")
+    (run,) = taken(made, 100)
     made.put(Q, "a")
     made.pass_time(51)
     made.scheduler.finish_done([run], now=made.now)
-    assert worker(made, 100) == []
+    assert taken(made, 100) == []
     made.pass_time(SLICE_PAUSE)
-    assert [offsets(each) for each in worker(made, 100)] == [[1]]
+    assert [offsets(each) for each in taken(made, 100)] == [[1]]
 
 
-def test_a_question_about_a_single_message_changes_nothing() -> None:
+def test_viewing_a_single_message_changes_nothing() -> None:
     made = fixture()
-    made.hold(Q, "a", "b")
+    made.assign(Q, "a", "b")
     asked = made.scheduler.view(Q, "a", now=made.now)
     assert asked is not None
     assert (asked.state, asked.head, asked.waiting) == (LaneState.READY, 0, 1)
-    runs = worker(made, 100)
+    runs = taken(made, 100)
     assert [offsets(each) for each in runs] == [[0], [1]]
     for key in "ab":
         running = made.scheduler.view(Q, key, now=made.now)
         assert running is not None
         assert (running.state, running.waiting) == (LaneState.RUNNING, 1)
     made.scheduler.finish_done(runs, now=made.now)
-    assert (made.scheduler.committable(Q), worker(made, 100)) == (2, [])
+    assert (made.scheduler.committable(Q), taken(made, 100)) == (2, [])
 
 
 def test_a_key_that_has_run_leaves_nothing_behind() -> None:
     made = fixture()
-    made.hold(Q, *(f"key-{n}" for n in range(100)))
-    made.scheduler.finish_done(worker(made, 1_000), now=made.now)
+    made.assign(Q, *(f"key-{n}" for n in range(100)))
+    made.scheduler.finish_done(taken(made, 1_000), now=made.now)
     view = made.scheduler.view(Q, "key-7", now=made.now)
     assert view is not None
     assert view.state is LaneState.EMPTY
 
 
 @given(st.sets(st.integers(0, 30)), st.permutations(range(12)), st.integers(0, 12))
-def test_what_is_passed_is_what_has_nothing_unfinished_before_it(extra: set[int], order: list[int], first: int) -> None:
-    """In whatever order and in however many reports it ends; offsets that a filter left out are missing in between."""
+def test_only_offsets_without_an_unfinished_one_before_them_are_passed(
+    extra: set[int], order: list[int], first: int
+) -> None:
+    """In any order and any number of reports; offsets that a filter left out are missing in between."""
     there = sorted(extra | set(range(40, 52)))
     offsets_left, finished = deque(map(QueueOffset, there)), set[int]()
     done = [there[at % len(there)] for at in dict.fromkeys(order)]

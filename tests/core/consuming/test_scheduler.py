@@ -1,4 +1,4 @@
-"""Turns, gates, fairness and hand-over of the lane scheduler."""
+"""Runs, leases, fairness and hand-over in the lane scheduler."""
 
 import pytest
 from tests.core.consuming.scheduler_fixture import Msg, Q, R, SchedulerFixture, offsets
@@ -30,7 +30,7 @@ ONE = {"run_limit": 1}
 
 def test_failure_inside_a_run_finishes_what_succeeded_and_returns_the_rest() -> None:
     fixture = SchedulerFixture(run_limit=8)
-    fixture.hold(Q, *[None] * 5)
+    fixture.assign(Q, *[None] * 5)
     run = fixture.run()
     assert offsets(run) == [0, 1, 2, 3, 4]
     assert fixture.finish(run, FAILED, done=2).committable == 2
@@ -43,7 +43,7 @@ def test_failure_inside_a_run_finishes_what_succeeded_and_returns_the_rest() -> 
 @pytest.mark.parametrize("order", [Order.QUEUE, Order.KEY])
 def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> None:
     fixture = SchedulerFixture(order=order, run_limit=8)
-    fixture.hold(Q, *["k"] * 4)
+    fixture.assign(Q, *["k"] * 4)
     assert fixture.finish(fixture.run(), STOPPED, done=3).committable == 3
     again = fixture.run()
     assert (offsets(again), again.attempt) == ([3], 1)
@@ -51,9 +51,9 @@ def test_stopped_run_returns_the_rest_uncounted_and_at_once(order: Order) -> Non
 
 @pytest.mark.row("A65")
 @pytest.mark.parametrize("order", [Order.QUEUE, Order.KEY])
-def test_returned_messages_come_before_those_pulled_meanwhile(order: Order) -> None:
+def test_returned_messages_come_before_newly_pulled_ones(order: Order) -> None:
     fixture = SchedulerFixture(order=order, run_limit=8)
-    fixture.hold(Q, "k", "k")
+    fixture.assign(Q, "k", "k")
     run = fixture.run()
     fixture.put(Q, "k")
     fixture.finish(run, STOPPED, done=1)
@@ -67,11 +67,11 @@ def test_handler_gets_one_message_at_a_time_by_default() -> None:
 
 def test_run_is_cut_to_whole_batches() -> None:
     fixture = SchedulerFixture(batch_size=3, run_limit=8)
-    fixture.hold(Q, *[None] * 20)
+    fixture.assign(Q, *[None] * 20)
     assert len(fixture.run().messages) == 6
 
 
-# Gates
+# Leases and permits
 
 
 @pytest.mark.row("A70")
@@ -79,9 +79,9 @@ def test_run_is_cut_to_whole_batches() -> None:
     ("deadline", "runs"),
     [(NO_LEASE_NEEDED, True), (Millis(501), True), (Millis(500), False), (NOT_LEASED, False)],
 )
-def test_turn_needs_broadcasting_or_a_live_lease(deadline: Millis, runs: bool) -> None:
+def test_a_run_needs_broadcasting_or_a_valid_lease(deadline: Millis, runs: bool) -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     fixture.scheduler.set_usable_until(Q, deadline)
     fixture.pass_time(500)
     assert isinstance(fixture.scheduler.next_run(now=fixture.now), LaneRun) is runs
@@ -98,7 +98,7 @@ def test_nothing_runs_before_the_first_lease() -> None:
 @pytest.mark.row("A71")
 def test_renewed_lease_lets_the_queue_go_on_where_it_stopped() -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     fixture.scheduler.set_usable_until(Q, NOT_LEASED)
     fixture.idle()
     fixture.scheduler.set_usable_until(Q, Millis(100))
@@ -106,17 +106,17 @@ def test_renewed_lease_lets_the_queue_go_on_where_it_stopped() -> None:
 
 
 @pytest.mark.row("A72")
-def test_running_turn_sees_loss_expiry_and_drain_before_its_next_message() -> None:
+def test_a_run_stops_at_loss_expiry_and_drain_before_its_next_message() -> None:
     fixture = SchedulerFixture()
     for queue in (Q, R):
-        fixture.hold(queue, None, None)
+        fixture.assign(queue, None, None)
     run, other = fixture.run(), fixture.run()
     assert run.may_go_on(now=fixture.now)
     fixture.scheduler.set_usable_until(Q, Millis(50))
     assert run.usable_until == 50
     assert not run.may_go_on(now=Millis(50))
     fixture.scheduler.set_usable_until(Q, Millis(90))
-    assert run.may_go_on(now=Millis(50)), "a renewal lengthens a running turn"
+    assert run.may_go_on(now=Millis(50)), "a renewal extends a run in progress"
     fixture.scheduler.set_usable_until(Q, NOT_LEASED)
     assert not run.may_go_on(now=fixture.now)
     fixture.scheduler.drop(R)
@@ -126,7 +126,7 @@ def test_running_turn_sees_loss_expiry_and_drain_before_its_next_message() -> No
 @pytest.mark.row("A77")
 def test_emptied_queue_leaves_the_line_and_comes_back_with_the_next_pull() -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     fixture.finish(fixture.run(), DONE)
     assert fixture.idle().until is None
     fixture.put(Q, None)
@@ -134,9 +134,9 @@ def test_emptied_queue_leaves_the_line_and_comes_back_with_the_next_pull() -> No
 
 
 @pytest.mark.row("A64")
-def test_burst_of_pulls_gives_one_turn_at_a_time() -> None:
+def test_a_burst_of_pulls_gives_one_run_at_a_time() -> None:
     fixture = SchedulerFixture(**ONE)
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     fixture.put(Q, None)
     running = fixture.run()
     fixture.put(Q, None)
@@ -147,9 +147,9 @@ def test_burst_of_pulls_gives_one_turn_at_a_time() -> None:
 
 
 @pytest.mark.row("A74")
-def test_queue_that_ran_a_minute_pauses_for_the_others() -> None:
+def test_a_queue_that_ran_for_a_minute_pauses_for_the_others() -> None:
     fixture = SchedulerFixture(**ONE)
-    fixture.hold(Q, *[None] * 9)
+    fixture.assign(Q, *[None] * 9)
     for _ in range(2):
         run = fixture.run()
         fixture.pass_time(30_000)
@@ -167,8 +167,8 @@ def test_queue_that_ran_a_minute_pauses_for_the_others() -> None:
 @pytest.mark.row("A66")
 def test_lanes_and_queues_take_turns() -> None:
     fixture = SchedulerFixture(order=Order.KEY, run_limit=1)
-    fixture.hold(Q, "a", "a", "b")
-    fixture.hold(R, "c", "c")
+    fixture.assign(Q, "a", "a", "b")
+    fixture.assign(R, "c", "c")
     seen = []
     for _ in range(5):
         run = fixture.run()
@@ -183,7 +183,7 @@ def test_lanes_and_queues_take_turns() -> None:
 @pytest.mark.row("A99")
 def test_nothing_is_committable_after_a_drop() -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     run = fixture.run()
     fixture.scheduler.drop(Q)
     finished = fixture.finish(run, DONE)
@@ -194,7 +194,7 @@ def test_nothing_is_committable_after_a_drop() -> None:
 @pytest.mark.row("A99")
 def test_message_sent_back_after_a_drop_commits_nothing() -> None:
     fixture = SchedulerFixture(SendBack(), Order.NONE)
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     run = fixture.run()
     fixture.finish(run, FAILED)
     fixture.scheduler.drop(Q)
@@ -203,13 +203,13 @@ def test_message_sent_back_after_a_drop_commits_nothing() -> None:
 
 @pytest.mark.row("A50")
 @pytest.mark.row("A117")
-def test_regained_queue_waits_for_the_turn_of_its_former_holding() -> None:
-    """The handler of the lost holding still runs; running its message again beside it breaks the lane."""
+def test_a_queue_assigned_again_waits_for_the_run_of_its_former_assignment() -> None:
+    """The handler of the lost assignment still runs; running its message again in parallel breaks the order."""
     fixture = SchedulerFixture()
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     stale = fixture.run()
     fixture.scheduler.drop(Q)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     fixture.idle()
     assert fixture.finish(stale, DONE).committable is None
     fresh = fixture.run()
@@ -220,7 +220,7 @@ def test_regained_queue_waits_for_the_turn_of_its_former_holding() -> None:
 @pytest.mark.row("A90")
 def test_drained_means_no_handler_is_running() -> None:
     fixture = SchedulerFixture(DeadLetter(skip=True, hold=HoldQueue(retries=0)), **ONE)
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     run = fixture.run()
     fixture.scheduler.drain(Q)
     assert not fixture.scheduler.is_drained(Q)
@@ -234,26 +234,26 @@ def test_drained_means_no_handler_is_running() -> None:
     assert offsets(fixture.run()) == [1]
 
 
-def test_drained_waits_for_handlers_of_a_former_holding_too() -> None:
+def test_drained_waits_for_handlers_of_a_former_assignment_too() -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     stale = fixture.run()
     fixture.scheduler.drop(Q)
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     fixture.scheduler.drain(Q)
     assert not fixture.scheduler.is_drained(Q)
     fixture.finish(stale, DONE)
     assert fixture.scheduler.is_drained(Q)
 
 
-def test_late_pull_of_a_former_holding_is_refused() -> None:
+def test_a_late_pull_of_a_former_assignment_is_refused() -> None:
     """It would be newer than the new start, and everything between would be skipped."""
     fixture = SchedulerFixture()
-    fixture.hold(Q, start=100)
+    fixture.assign(Q, start=100)
     fixture.scheduler.drop(Q)
     late = [Msg(100)]
     assert not fixture.scheduler.put(Q, late, QueueOffset(101), pulled_from=QueueOffset(100))
-    fixture.hold(Q, start=50)
+    fixture.assign(Q, start=50)
     assert not fixture.scheduler.put(Q, late, QueueOffset(101), pulled_from=QueueOffset(100))
     fixture.idle()
 
@@ -263,7 +263,7 @@ def test_late_pull_of_a_former_holding_is_refused() -> None:
 @pytest.mark.parametrize("order", list(Order))
 def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
     fixture = SchedulerFixture(order=order)
-    fixture.hold(Q)
+    fixture.assign(Q)
     assert fixture.scheduler.put(Q, [Msg(2)], QueueOffset(6), pulled_from=QueueOffset(0))
     assert fixture.scheduler.committable(Q) == 2
     assert fixture.finish(fixture.run(), DONE).committable == 6
@@ -273,7 +273,7 @@ def test_filtered_messages_do_not_stall_the_offset(order: Order) -> None:
 
 def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -> None:
     fixture = SchedulerFixture(HoldKey(), Order.KEY)
-    fixture.hold(Q, "stuck", "b", "c", "late", "e")
+    fixture.assign(Q, "stuck", "b", "c", "late", "e")
     runs = {bench_turn.key: bench_turn for bench_turn in [fixture.run() for _ in range(5)]}
     for key in ("b", "c", "e"):
         fixture.finish(runs[key], DONE)
@@ -288,18 +288,18 @@ def test_finished_ranges_are_the_finished_offsets_above_the_first_unfinished() -
 # Misuse
 
 
-def test_turn_is_finished_once() -> None:
+def test_a_run_is_finished_once() -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     run = fixture.run()
     fixture.finish(run, DONE)
     with pytest.raises(UsageError, match="once"):
         fixture.finish(run, DONE)
 
 
-def test_turn_that_waits_for_sent_back_takes_no_other_outcome() -> None:
+def test_a_run_that_waits_for_sent_back_takes_no_other_outcome() -> None:
     fixture = SchedulerFixture(SendBack(), Order.NONE)
-    fixture.hold(Q, None)
+    fixture.assign(Q, None)
     run = fixture.run()
     with pytest.raises(UsageError, match="sent_back answers"):
         fixture.sent_back(run, True)
@@ -311,24 +311,24 @@ def test_turn_that_waits_for_sent_back_takes_no_other_outcome() -> None:
 
 
 @pytest.mark.parametrize(("outcome", "done"), [(FAILED, 2), (STOPPED, 3), (COMMIT, -1)])
-def test_done_must_fit_the_turn(outcome: Outcome, done: int) -> None:
+def test_done_must_fit_the_run(outcome: Outcome, done: int) -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, None, None)
+    fixture.assign(Q, None, None)
     with pytest.raises(UsageError, match="done="):
         fixture.finish(fixture.run(), outcome, done=done)
 
 
 @pytest.mark.row("A52")
-def test_held_queue_cannot_be_added_twice() -> None:
+def test_an_assigned_queue_cannot_be_added_twice() -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q)
+    fixture.assign(Q)
     with pytest.raises(UsageError, match="assigned already"):
-        fixture.hold(Q)
+        fixture.assign(Q)
 
 
 def test_pull_with_other_offsets_is_misuse() -> None:
     fixture = SchedulerFixture(order=Order.KEY)
-    fixture.hold(Q, start=5)
+    fixture.assign(Q, start=5)
     with pytest.raises(UsageError, match="other offsets"):
         fixture.scheduler.put(Q, [Msg(4)], QueueOffset(6), pulled_from=QueueOffset(5))
     with pytest.raises(UsageError, match="other offsets"):
@@ -366,7 +366,7 @@ MANUAL = {"auto_commit": False}
         (HoldQueue(), MANUAL, FAILED, Why.HELD, 0, 1_000),
     ],
 )
-def test_finish_says_whether_the_loop_goes_on(
+def test_after_every_outcome_the_next_step_is_known(
     policy: FailurePolicy,
     options: dict[str, object],
     outcome: Outcome,
@@ -374,9 +374,9 @@ def test_finish_says_whether_the_loop_goes_on(
     committable: int,
     goes_on: list[int] | int | None,
 ) -> None:
-    """After every outcome the worker knows: the next messages, when they come, or that nothing comes by itself."""
+    """The next messages run at once or at a known time, or nothing runs by itself."""
     fixture = SchedulerFixture(policy, run_limit=2, **options)
-    fixture.hold(Q, "k", "k")
+    fixture.assign(Q, "k", "k")
     run = fixture.run()
     fixture.put(Q, "k", "k")
     finished = fixture.finish(run, outcome)
@@ -393,9 +393,9 @@ def test_finish_says_whether_the_loop_goes_on(
 
 @pytest.mark.row("A82")
 @pytest.mark.parametrize("outcome", [DONE, STOPPED, COMMIT, ROLL_BACK, FAILED, Suspend(None)])
-def test_whatever_a_turn_of_a_dropped_queue_reports_nothing_goes_on(outcome: Outcome) -> None:
+def test_every_outcome_of_a_dropped_queue_is_ignored(outcome: Outcome) -> None:
     fixture = SchedulerFixture()
-    fixture.hold(Q, "k", "k")
+    fixture.assign(Q, "k", "k")
     run = fixture.run()
     fixture.scheduler.drop(Q)
     assert fixture.finish(run, outcome) == (Why.QUEUE_GONE, None, (), None)

@@ -1,4 +1,4 @@
-"""What a lane says of itself, and what a stuck one costs."""
+"""What is shown of a lane, and what a stuck lane costs."""
 
 import pytest
 from tests.core.consuming.scheduler_fixture import Msg, Q
@@ -35,7 +35,7 @@ def seen(scheduler: LaneScheduler[Msg], key: str, now: int = NOW) -> LaneView:
     return view
 
 
-def test_a_lane_goes_from_ready_to_running_to_held_and_to_nothing() -> None:
+def test_a_lane_is_ready_then_running_then_held_then_empty() -> None:
     scheduler = laid()
     assert (seen(scheduler, "a").state, seen(scheduler, "a").waiting) == (LaneState.READY, 2)
     run = begin(scheduler)
@@ -47,19 +47,19 @@ def test_a_lane_goes_from_ready_to_running_to_held_and_to_nothing() -> None:
     assert seen(scheduler, "never-sent").state is LaneState.EMPTY
 
 
-def test_a_lane_whose_hold_is_over_is_ready_though_no_worker_came_yet() -> None:
+def test_a_lane_is_ready_as_soon_as_its_hold_is_over() -> None:
     scheduler = laid()
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
     assert seen(scheduler, "a", NOW + 500).state is LaneState.READY
 
 
-def test_a_parked_lane_says_so() -> None:
+def test_a_parked_lane_is_shown_as_parked() -> None:
     scheduler = laid(HoldKey(retries=0, then=Park(at_broker=False)))
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
     assert seen(scheduler, "a").state is LaneState.PARKED
 
 
-def test_in_queue_order_every_key_sees_the_queues_one_lane() -> None:
+def test_with_order_by_queue_every_key_shows_the_one_lane() -> None:
     scheduler = laid(HoldQueue(suspend=0.7), Order.QUEUE)
     scheduler.finish(begin(scheduler), FAILED, now=NOW)
     view = seen(scheduler, "b")
@@ -67,7 +67,7 @@ def test_in_queue_order_every_key_sees_the_queues_one_lane() -> None:
 
 
 @pytest.mark.parametrize("what", ["lease", "hand-over"])
-def test_a_queue_that_may_not_run_is_the_reason(what: str) -> None:
+def test_a_lane_shows_why_its_queue_may_not_run(what: str) -> None:
     scheduler = laid()
     if what == "lease":
         scheduler.set_usable_until(Q, NOT_LEASED)
@@ -76,14 +76,14 @@ def test_a_queue_that_may_not_run_is_the_reason(what: str) -> None:
     assert seen(scheduler, "a").state is (LaneState.UNLEASED if what == "lease" else LaneState.LEAVING)
 
 
-def test_a_queue_that_is_not_held_has_no_view() -> None:
+def test_a_queue_that_is_not_assigned_has_no_view() -> None:
     scheduler = laid()
     scheduler.drop(Q)
     assert scheduler.view(Q, "a", now=NOW) is None
 
 
-def test_a_stuck_key_costs_ranges_not_every_message_that_passes_it() -> None:
-    """The finished ranges stay exact, and so does the count, however often finished offsets were folded."""
+def test_a_stuck_key_costs_memory_per_range_not_per_message() -> None:
+    """The finished ranges and the count stay exact, however often finished offsets were folded into ranges."""
     scheduler = laid(keys="s")
     stuck = begin(scheduler)
     count, at = 5 * FOLD_AT, 1

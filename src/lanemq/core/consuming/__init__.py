@@ -1,1 +1,1 @@
-"""The rules of a consumer: who owns a queue, whose turn it is, what a failure holds."""
+"""The rules of a consumer: which member owns a queue, which lane runs next, what waits after a failure."""
