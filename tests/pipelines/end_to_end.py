@@ -6,12 +6,12 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from lanemq.pipelines import DeltaSink, Pipeline, Topic, Transitions
-from lanemq.testing.dying import Death, DyingSink, DyingStage
+from lanemq.testing.dying import DyingSink, DyingStage, KillPoint
 from lanemq.testing.order_life import OrderEvent
 from lanemq.testing.order_step import OUTPUTS, order_step
 
 FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
-DEATH = Death(FOLDER / "seen")
+KILL_POINT = KillPoint(FOLDER / "seen")
 
 
 def shuffled(messages: DataFrame) -> DataFrame:
@@ -31,9 +31,9 @@ pipeline = Pipeline(
     prepare=shuffled,
     stage=DyingStage(
         Transitions(step=order_step, outputs=OUTPUTS, decode=OrderEvent, sequence="seq", shards=4),
-        DEATH,
+        KILL_POINT,
         FOLDER / "checkpoint",
     ),
-    sink=DyingSink(DeltaSink(FOLDER / "table"), DEATH, "sink"),  # type: ignore[arg-type]
+    sink=DyingSink(DeltaSink(FOLDER / "table"), KILL_POINT, "sink"),
     checkpoint=FOLDER / "checkpoint",
 )

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.pipelines import DeadLetter, DeltaSink, Event, ParquetSink, Pipeline, Topic, Transitions
-from lanemq.testing.dying import Death, DyingSink, DyingStage
+from lanemq.testing.dying import DyingSink, DyingStage, KillPoint
 
 FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
-DEATH = Death(FOLDER / "seen")
+KILL_POINT = KillPoint(FOLDER / "seen")
 
 
 def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
@@ -31,10 +31,10 @@ pipeline = Pipeline(
     ),
     stage=DyingStage(
         Transitions(step=step, outputs="key string, n long, count long", on_failure=DeadLetter(skip=True)),
-        DEATH,
+        KILL_POINT,
         FOLDER / "checkpoint",
     ),
-    sink=DyingSink(DeltaSink(FOLDER / "table"), DEATH, "sink"),
-    dead_letters=DyingSink(ParquetSink(FOLDER / "dead"), DEATH, "dead"),
+    sink=DyingSink(DeltaSink(FOLDER / "table"), KILL_POINT, "sink"),
+    dead_letters=DyingSink(ParquetSink(FOLDER / "dead"), KILL_POINT, "dead_letters"),
     checkpoint=FOLDER / "checkpoint",
 )

@@ -7,18 +7,18 @@ from pyspark.sql import DataFrame
 
 from lanemq.pipelines.batch import Batch, batch_number
 from lanemq.spark import recommended, register
-from lanemq.testing.dying import Death
+from lanemq.testing.dying import KillPoint
 
 FOLDER = Path(os.environ["LANEMQ_PROOF_FOLDER"])
-DEATH = Death(FOLDER / "seen")
+KILL_POINT = KillPoint(FOLDER / "seen")
 
 
 def append(messages: DataFrame, number: int) -> None:
     batch = Batch("naive", batch_number(number), os.getpid())
-    DEATH.note(batch)
+    KILL_POINT.record(batch)
     rows = messages.repartition(3).selectExpr("cast(value as string) value")
     rows.write.mode("append").parquet(str(FOLDER / "table"))
-    DEATH.reached("sink", batch)
+    KILL_POINT.reached("sink", batch)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ EVENTS = int(os.environ.get("LANEMQ_PROOF_EVENTS", "50000"))
 PATIENCE_SECONDS = max(900, EVENTS // 1_000)
 BATCHES = 12
 KILLED_IN = 6
-DEATH = f"sink:{KILLED_IN}"
+KILL_AT = f"sink:{KILLED_IN}"
 """The driver is killed right after the sink's commit of this batch: Spark has not recorded it and repeats it."""
 
 
@@ -117,7 +117,7 @@ def test_every_transition_is_in_the_table_once_and_in_order_although_executor_an
     truth = order_truth(proof)
     wanted = sum(order.events for order in truth.values())
     table, log = tmp_path / "table", tmp_path / "pipeline.log"
-    monkeypatch.setenv(VARIABLE, DEATH)
+    monkeypatch.setenv(VARIABLE, KILL_AT)
     with pipeline_process(tmp_path, cluster.master) as driver:
         wait_for("a quarter of the rows", lambda: rows_in(table) >= wanted // 4, driver, log)
         victims = executors(cluster.worker)
@@ -149,14 +149,14 @@ def test_naive_code_killed_at_the_same_point_writes_a_batch_twice(
         with (tmp_path / "naive.log").open("ab") as out:
             return subprocess.run(program, stdout=out, stderr=out, timeout=PATIENCE_SECONDS, check=False).returncode
 
-    monkeypatch.setenv(VARIABLE, DEATH)
+    monkeypatch.setenv(VARIABLE, KILL_AT)
     assert run() == -signal.SIGKILL, (tmp_path / "naive.log").read_text()[-3000:]
     monkeypatch.delenv(VARIABLE)
     assert run() == 0, (tmp_path / "naive.log").read_text()[-3000:]
     assert repeated_batches(tmp_path) == {KILLED_IN}
     found = pq.read_table(tmp_path / "table", columns=["value"])["value"].to_pylist()
     surplus = len(found) - len(proof)
-    assert surplus >= len(proof) // BATCHES - 1, "naive code got it right, so the proof above proves nothing"
+    assert surplus >= len(proof) // BATCHES - 1, "naive code got it right, so the test above proves nothing"
     rows = [msgspec.json.decode(value, type=OrderEvent) for value in found]
     assert {(row.order, row.seq) for row in rows} == {(event.order, event.seq) for event in proof}
 
@@ -186,4 +186,4 @@ def test_naive_appending_from_foreach_batch_writes_a_batch_twice(
     run()
     found = [msgspec.json.decode(row.value, type=OrderEvent) for row in spark.read.parquet(str(table)).collect()]
     twice = [key for key, count in Counter((event.order, event.seq) for event in found).items() if count > 1]
-    assert twice, "naive code got it right, so the proof above proves nothing"
+    assert twice, "naive code got it right, so the test above proves nothing"

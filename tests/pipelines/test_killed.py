@@ -15,7 +15,7 @@ from lanemq.client.admin.admin import Admin
 from lanemq.model.queue import MessageQueue
 from lanemq.pipelines import read_table
 from lanemq.pipelines.batch import Batch
-from lanemq.testing.dying import STEPS, Death
+from lanemq.testing.dying import STEPS, KillPoint
 from lanemq.testing.embedded import EmbeddedBroker
 
 MESSAGES, KEYS = 140, 7
@@ -71,17 +71,17 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
 ) -> None:
     """The step's answers differ between two runs, so a batch that is decided twice is visible."""
     for number, step in enumerate(STEPS):
-        assert runs.run(f"{step}:{number}", in_group=step == "noted") == -signal.SIGKILL, runs.log()
+        assert runs.run(f"{step}:{number}", in_group=step == "recorded") == -signal.SIGKILL, runs.log()
     assert runs.run(in_group=True) == 0, runs.log()
 
     seen = runs.runs_of()
     assert [len(seen[number]) for number in range(len(STEPS))] == [2, 2, 2, 2, 1], "all but the last were repeated"
     rows = read_table(tmp_path / "table").to_pylist()
     dead = ds.dataset([str(path) for path in (tmp_path / "dead").rglob("*.parquet")]).to_table().to_pylist()
-    set_aside = [int(row["value"].decode().strip('{"n: }')) for row in dead]
-    assert sorted([row["n"] for row in rows] + set_aside) == list(range(MESSAGES)), "in one of them, once"
-    assert set_aside
-    assert all(number % 3 == 0 for number in set_aside)
+    dead_letters = [int(row["value"].decode().strip('{"n: }')) for row in dead]
+    assert sorted([row["n"] for row in rows] + dead_letters) == list(range(MESSAGES)), "in one of them, once"
+    assert dead_letters
+    assert all(number % 3 == 0 for number in dead_letters)
     for key in range(KEYS):
         mine = sorted((row for row in rows if row["key"] == f"k{key}"), key=lambda row: int(row["n"]))
         assert [row["count"] for row in mine] == list(range(1, len(mine) + 1)), "the state is that of the rows"
@@ -92,6 +92,6 @@ def test_a_driver_killed_at_any_step_leaves_every_message_in_one_table_once(
 
 
 def test_an_unknown_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the steps are run, state, dead, sink, noted"):
-        Death(tmp_path / "seen", "somewhere:1")
-    assert not Death(tmp_path / "seen", "").is_at("run", Batch("q", 0, 1))
+    with pytest.raises(ValueError, match="the steps are run, state, dead_letters, sink, recorded"):
+        KillPoint(tmp_path / "seen", "somewhere:1")
+    assert not KillPoint(tmp_path / "seen", "").is_at("run", Batch("q", 0, 1))

@@ -101,7 +101,7 @@ def coordinates(*queues: range) -> list[Coordinates]:
 def test_messages_that_the_sink_has_are_not_applied_again_in_a_later_batch(member: MemberFixture) -> None:
     member.ends(0, 5, 5)
     member.start().run_batch(member.messages(range(5), range(5)), 0)
-    processor = member.start()  # the driver died before Spark's note, and another member has queue 1
+    processor = member.start()  # the driver died before Spark recorded the batch, and another member has queue 1
     assert processor.run_batch(member.messages(range(5)), 0).repeated
     member.ends(1, 6, 0)
     processor.run_batch(member.messages(range(5, 6)), 1)

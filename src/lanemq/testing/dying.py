@@ -1,11 +1,12 @@
-"""Drivers that die at a named step of a batch, for proofs of exactly-once: a stage and sinks around the real ones.
+"""A stage and sinks around the real ones whose driver dies at a named step of a batch, to test exactly-once.
 
-    LANEMQ_DIE_AT="dead:2"    SIGKILL right behind the commit of batch 2's dead letters
+    LANEMQ_DIE_AT="dead_letters:2"    SIGKILL right after the commit of batch 2's dead letters
 
-The steps, in the order of a batch: `run` (before the user's code), `state` (the state is durable), `dead` (the dead
-letters are committed), `sink` (the rows are, Spark knows nothing yet), `noted` (Spark has noted the batch, the group's
-offset is not told yet). The rule guarded here: which run saw which batch is written down before the process can die,
-so that a test can tell a batch that was really repeated from one that was not.
+The steps, in the order of a batch: `run` (before the user's code), `state` (the state is durable), `dead_letters` (the
+dead letters are committed), `sink` (the rows are committed, Spark has not recorded the batch), `recorded` (Spark has
+recorded the batch, the group's offset is not committed yet).
+
+Each run records the batches it processes before it can die, so that a test can tell whether a batch was repeated.
 """
 
 import os
@@ -23,22 +24,25 @@ from lanemq.pipelines.ports import Append, Merge, Results, Sink, Stage
 from lanemq.pipelines.rows import Rows
 
 VARIABLE: Final = "LANEMQ_DIE_AT"
-STEPS: Final = ("run", "state", "dead", "sink", "noted")
+STEPS: Final = ("run", "state", "dead_letters", "sink", "recorded")
 
 
-class Death:
-    """Where this process ends, if it was told to."""
+class KillPoint:
+    """The step at which this process kills itself, if there is one."""
 
     def __init__(self, seen: Path, at: str | None = None) -> None:
-        """`seen`: the file that gets a line `<batch> <epoch>` whenever a run comes by a batch."""
-        self._seen = seen
-        told = os.environ.get(VARIABLE, "") if at is None else at
-        self._step, _, number = told.partition(":")
-        self._batch = int(number) if number else 0
-        if told and self._step not in STEPS:
-            raise ValueError(f"{VARIABLE}={told!r}: the steps are {', '.join(STEPS)}, and 'dead:2' means in batch 2")
+        """`seen`: a file that gets a line `<batch> <epoch>` for every batch that a run processes.
 
-    def note(self, batch: Batch) -> None:
+        `at`: the step and batch, such as `sink:2`. Default: the environment variable.
+        """
+        self._seen = seen
+        step = os.environ.get(VARIABLE, "") if at is None else at
+        self._step, _, number = step.partition(":")
+        self._batch = int(number) if number else 0
+        if step and self._step not in STEPS:
+            raise ValueError(f"{VARIABLE}={step!r}: the steps are {', '.join(STEPS)}, and 'sink:2' means in batch 2")
+
+    def record(self, batch: Batch) -> None:
         with self._seen.open("a", encoding="ascii") as file:
             file.write(f"{batch.spark_batch} {batch.epoch}\n")
 
@@ -49,23 +53,23 @@ class Death:
     def is_at(self, step: str, batch: Batch) -> bool:
         return not batch.is_retry_pass and (step, batch.spark_batch) == (self._step, self._batch)
 
-    def await_note(self, batch: Batch, checkpoint: Path) -> None:
-        """Dies as soon as Spark has noted the batch."""
-        if self.is_at("noted", batch):
+    def kill_when_recorded(self, batch: Batch, checkpoint: Path) -> None:
+        """Kill this process as soon as Spark has recorded the batch."""
+        if self.is_at("recorded", batch):
             threading.Thread(target=self._watch, args=(batch, checkpoint), daemon=True).start()
 
     def _watch(self, batch: Batch, checkpoint: Path) -> None:
         while not (checkpoint / "commits" / str(batch.spark_batch)).exists():
             threading.Event().wait(0.002)
-        self.reached("noted", batch)
+        self.reached("recorded", batch)
 
 
 class DyingStage(Stage):
-    """A stage whose driver dies before the step, behind the state, or behind Spark's note."""
+    """A stage whose driver dies before the step, after the state is durable, or after Spark recorded the batch."""
 
-    def __init__(self, stage: Stage, death: Death, checkpoint: Path) -> None:
+    def __init__(self, stage: Stage, kill_point: KillPoint, checkpoint: Path) -> None:
         self._stage = stage
-        self._death = death
+        self._kill_point = kill_point
         self._checkpoint = checkpoint
         self.columns, self.schema, self.how = stage.columns, stage.schema, stage.how
         self.on_queue_change, self.on_damaged, self.evolves = stage.on_queue_change, stage.on_damaged, stage.evolves
@@ -84,27 +88,27 @@ class DyingStage(Stage):
         return self._stage.unfinished_retry_pass()
 
     def run(self, messages: DataFrame, batch: Batch) -> Results:
-        self._death.note(batch)
-        self._death.reached("run", batch)
+        self._kill_point.record(batch)
+        self._kill_point.reached("run", batch)
         return self._stage.run(messages, batch)
 
     def settle(self, batch: Batch, state: str) -> None:
-        self._death.note(batch)
+        self._kill_point.record(batch)
         self._stage.settle(batch, state)
-        self._death.reached("state", batch)
+        self._kill_point.reached("state", batch)
 
     def finished(self, batch: Batch) -> None:
-        self._death.note(batch)
+        self._kill_point.record(batch)
         self._stage.finished(batch)
-        self._death.await_note(batch, self._checkpoint)
+        self._kill_point.kill_when_recorded(batch, self._checkpoint)
 
 
 class DyingSink(Sink):
-    """A sink whose driver dies right behind a commit; `step` is `sink`, or `dead` for dead letters."""
+    """A sink whose driver dies right after a commit; `step` is `sink` or `dead_letters`."""
 
-    def __init__(self, sink: Sink, death: Death, step: str) -> None:
+    def __init__(self, sink: Sink, kill_point: KillPoint, step: str) -> None:
         self._sink = sink
-        self._death = death
+        self._kill_point = kill_point
         self._step = step
         self.all_at_once, self.appends_only, self.widens = sink.all_at_once, sink.appends_only, sink.widens
 
@@ -126,7 +130,7 @@ class DyingSink(Sink):
     def write(self, rows: Rows, batch: Batch) -> bool:
         fresh = self._sink.write(rows, batch)
         self.last_stale, self.last_replaced = self._sink.last_stale, self._sink.last_replaced
-        self._death.reached(self._step, batch)
+        self._kill_point.reached(self._step, batch)
         return fresh
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def test_a_request_is_carried_out_by_the_next_retry_pass(tmp_path: Path) -> None
     pipeline = stopped(tmp_path, Park())
     lanes = parked(tmp_path)
     assert [each.lane for each in lanes.discard("a", first_only=True)] == ["a"]
-    assert lanes.counts() == {"parked": 2}, "only asked for so far"
+    assert lanes.counts() == {"parked": 2}, "only requested so far"
     assert lanes.requested() == {"a": "discard_first"}
     pipeline.run_retry_pass()
     assert [each.lane for each in lanes.waiting()] == ["b"]

@@ -45,7 +45,7 @@ def test_a_batch_is_reported_once_with_sparks_progress(reporter: ProgressReporte
         reporter.on_spark_progress(spark_progress(4, 10, 30, 75))
     (only,) = reported
     assert (only.messages, only.lag_messages, only.rate, only.seconds) == (20, 45, 40.0, 0.5)
-    assert only.lag_seconds is None, "a broker that is away costs the age, not the report"
+    assert only.lag_seconds is None, "without a broker the report has no age"
     assert reporter.last is only
     reporter.close()
 

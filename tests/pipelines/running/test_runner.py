@@ -156,7 +156,7 @@ def test_retry_passes_run_between_batches_and_their_errors_end_the_pipeline(
     ):
         running.await_end(600)
     assert sink.opened == 0
-    assert f"run {batch_number(2)}" not in stage.steps, "a batch that waited for the failed pass is left out"
+    assert f"run {batch_number(2)}" not in stage.steps, "a batch that waited for the failed retry pass is not processed"
 
 
 def test_a_report_may_stop_the_pipeline(spark: Any, broker: EmbeddedBroker, topic: str, declare: Declare) -> None:

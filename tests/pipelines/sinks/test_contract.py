@@ -119,7 +119,7 @@ def test_of_two_copies_of_a_checkpoint_only_the_first_gets_the_sink(target: Targ
     first, second = copies(tmp_path)
     assert first.query == second.query
     sink = target.opened(first.epoch, first.query, runs=first.runs)
-    for _ in range(3):  # whatever its epoch is by then
+    for _ in range(3):  # also with later epochs
         with pytest.raises(SinkFenced, match=r"belongs to run 2 of another copy of pipeline .* checkpoint"):
             target.opened(second.epoch, second.query, runs=second.runs)
         second.close()
@@ -234,7 +234,7 @@ def test_rows_left_out_of_a_merge_are_counted_and_logged(target: Target, caplog:
     assert "1 of 3 rows were left out because they are older than the table's" in caplog.messages[-1]
     assert "sequence=" in caplog.messages[-1]
     sink.write(changes((1, "begun again", 0, False), (2, None, 10, True)), named(1, 2))
-    assert sink.last_stale == 2, "none of them newer: Delta has nothing to commit, and counts all the same"
+    assert sink.last_stale == 2, "none of them is newer: Delta commits nothing, but they are counted"
     assert sink.write(changes((1, "newest", 12, False)), named(1, 3))
     assert sink.last_stale == 0
 

@@ -44,7 +44,7 @@ def test_a_table_gets_columns_that_only_the_rows_have(target: Target) -> None:
     assert sink.write(wide(((2, "b", 2, False), 2.5)), named(1, 2))
     assert prices(target) == {1: None, 2: 2.5}
     assert sink.write(wide(((1, "c", 3, False), 0.5), ((2, "old", 1, False), 9.0)), named(1, 3))
-    assert prices(target) == {1: 0.5, 2: 2.5}, "older rows lose with all they have"
+    assert prices(target) == {1: 0.5, 2: 2.5}, "an older row changes no column"
     assert sink.write(changes((1, "d", 4, False)), named(1, 4))
     assert target.changed() == {1: "d", 2: "b"}
 
