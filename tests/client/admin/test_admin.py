@@ -279,8 +279,8 @@ def test_a_group_that_never_read_has_no_offset(broker: EmbeddedBroker, admin: Ad
     """RocketMQ returns 0 here, which looks like a group at the first message."""
     admin.create_topic("a-unread", 1)
     fill(broker, "a-unread", 3)
-    assert admin.committed("a-nobody", queue_of(admin, "a-unread")) is None
-    (change,) = admin.reset_offsets("a-nobody", "a-unread", to="latest", dry_run=True)
+    assert admin.committed("a-unread-group", queue_of(admin, "a-unread")) is None
+    (change,) = admin.reset_offsets("a-unread-group", "a-unread", to="latest", dry_run=True)
     assert (change.before, change.after) == (None, 3)
 
 

@@ -1,4 +1,4 @@
-"""The far side of a consumer, in memory: a broker's leases, offsets and messages behind `ConsumerCalls`' names."""
+"""Fakes for tests of a consumer: an in-memory broker behind the interface of `ConsumerCalls`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -55,7 +55,7 @@ def options(**changes: Any) -> ConsumerOptions:
 
 
 class FakeBroker:
-    """State that several members share. Every request is noted as (millisecond, member, what, about)."""
+    """The broker that several members share. Records every request as (millisecond, member, what, about)."""
 
     def __init__(self, queues: list[MessageQueue], *, lane: bool = True) -> None:
         self.queues = queues
@@ -85,7 +85,7 @@ class FakeBroker:
         self.arrived.set()
 
     def changed(self) -> None:
-        """NOTIFY_CONSUMER_IDS_CHANGED to everybody, unless announcements get lost."""
+        """Sends NOTIFY_CONSUMER_IDS_CHANGED to all members, unless announcements are lost."""
         for listener in tuple(self.listeners):
             listener()
 
@@ -192,7 +192,7 @@ class FakeCalls:
 
 
 class FakeHeartbeat:
-    """Joins the group with the first beat and tells the other members, as a broker would."""
+    """Joins the group with the first heartbeat and notifies the other members, as a broker does."""
 
     version = 1
 
@@ -270,7 +270,7 @@ def refuse(*_: Any) -> None:
 
 
 class SimEngine(ConsumerEngine):
-    """A whole consumer whose way to the brokers is a `FakeBroker`; handlers are coroutine functions."""
+    """A whole consumer over a `FakeBroker`; handlers are coroutine functions."""
 
     def __init__(self, broker: FakeBroker, name: str, subscriptions: list[Subscription], **changes: Any) -> None:
         self.calls = FakeCalls(broker, name)
@@ -284,7 +284,7 @@ class _NoPool:
 
 
 def sim_subscription(handler: Callable[[Message], Any], **changes: Any) -> Subscription:
-    """A plan for "orders" around a coroutine function that takes a message."""
+    """A subscription to "orders" whose handler is a coroutine function that takes a message."""
     call = HandlerCall("handler", True, handler)
     plan = {"topic": "orders", "workers": 4} | changes
     return Subscription(async_handler=async_batch_handler(call, batched=False), **plan)
@@ -308,5 +308,5 @@ async def member(
 async def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     """Lets virtual time pass until the condition holds."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - virtual time passes only while somebody sleeps
+        while not condition():  # noqa: ASYNC110 - virtual time passes only while a task sleeps
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A broker whose data survive restarts, one queue, and members whose handlers fail for keys of a test's choice."""
+"""A broker whose data survives restarts, one queue, and members whose handlers fail for chosen keys."""
 
 import threading
 from collections import Counter
@@ -33,7 +33,7 @@ SOON = {"rebalance_soon": 0.05, "commit_every": 0.05}
 
 
 class ParkingFixture:
-    """`failing` holds the keys whose messages fail now; `done` is every message that was handled, in order."""
+    """`failing` has the keys whose messages fail now; `done` has every handled message, in order."""
 
     def __init__(self, folder: Path, *, ordered: bool = True, **options: Any) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class ParkingFixture:
             admin.create_topic(TOPIC, queues=1, ordered=ordered)
 
     def send(self, *keys: str) -> None:
-        """One message each; an empty key is none."""
+        """Sends one message per key; an empty key means no key."""
         with Producer(self.broker.address) as producer:
             for key in keys:
                 producer.send(TOPIC, {"of": key}, key=key or None)
@@ -75,7 +75,7 @@ class ParkingFixture:
         return app
 
     def of(self, key: str) -> list[int]:
-        """Offsets of a key's messages that were handled, in the order in which they were."""
+        """Offsets of a key's handled messages, in the order of handling."""
         with self._mutex:
             return [offset for each, offset in self.done if each == key]
 
@@ -121,7 +121,7 @@ class ParkingFixture:
         self.broker.start()
 
     def judge(self, *require: str) -> Report:
-        """Ends everything and asks the checker, to whom producers told nothing."""
+        """Stops everything and returns the checker's report; producers write no history here."""
         self.close()
         return check([self.folder / "history"], Options(require=require, foreign_producers=True))
 

@@ -1,4 +1,4 @@
-"""The small parts of a consumer: messages, handlers' signatures, options, filters, offsets on disk, dead letters."""
+"""Small parts of a consumer: messages, handler signatures, options, tag filters, offset files, dead letters."""
 
 import asyncio
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def test_a_key_that_only_looks_like_one_inside_the_body_is_not_taken() -> None:
     assert message(0, key="", body=b"__SHARDINGKEY\x01nonsense\x02").key is None
 
 
-def test_a_message_without_a_producers_id_has_the_brokers() -> None:
+def test_a_message_without_a_unique_id_has_the_offset_id() -> None:
     assert len(message(0, UNIQ_KEY="").message_id) == 32
 
 
@@ -109,7 +109,7 @@ def test_rocketmqs_times_are_used_with_apache_brokers_and_in_compat_mode() -> No
     assert (plain.batch_from(True), plain.batch_from(False)) == (1_000, 32)
 
 
-def test_every_problem_of_the_options_is_told_at_once() -> None:
+def test_all_problems_of_the_options_are_reported_together() -> None:
     with pytest.raises(InvalidOption) as caught:
         ConsumerOptions(
             servers="h:1", group="g", compat="kafka", pull_batch=0, start=StartFrom.TIMESTAMP, allocation="dice"
@@ -128,7 +128,7 @@ def test_lease_times_without_a_margin_are_refused() -> None:
 
 @pytest.mark.row("A17")
 def test_tags_are_compared_by_text_not_only_by_hash() -> None:
-    """ "Aa" and "BB" have one Java hash; only the client can tell them apart."""
+    """ "Aa" and "BB" have the same Java hash."""
     tags = tag_filter("Aa || C")
     assert tags.codes == sorted([2112, 67])
     assert tags.accepts("Aa")
@@ -137,7 +137,7 @@ def test_tags_are_compared_by_text_not_only_by_hash() -> None:
 
 
 @pytest.mark.parametrize("text", ["*", "", "  "])
-def test_no_tags_mean_every_message(text: str) -> None:
+def test_without_tags_every_message_is_accepted(text: str) -> None:
     assert tag_filter(text).accepts(None)
 
 
@@ -151,7 +151,7 @@ def test_offsets_survive_in_their_file_and_are_replaced_as_a_whole(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["g.offsets.json"]
 
 
-def test_a_damaged_offset_file_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+def test_a_damaged_offset_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "g.offsets.json").write_text("{half")
     with pytest.raises(StorageError, match="move the file away"):
         FileOffsets(tmp_path, "g").load()
@@ -161,7 +161,7 @@ def test_a_damaged_offset_file_is_an_error_not_a_fresh_start(tmp_path: Path) -> 
 
 
 class Wire:
-    """`ConsumerCalls` as far as dead letters need it; the answers are the test's."""
+    """The part of `ConsumerCalls` that dead letters use, with answers that the test sets."""
 
     def __init__(self, *, send_back_ok: bool = True, code: int = 0) -> None:
         self.sent: list[Command] = []
@@ -220,12 +220,12 @@ def test_in_compat_mode_the_delay_level_is_three_plus_the_count(times: int) -> N
 
 
 @pytest.mark.row("A106")
-def test_only_stored_counts_as_handed_over() -> None:
+def test_a_message_is_handed_over_only_if_the_broker_stored_it() -> None:
     assert not asyncio.run(letters(Wire(code=2)).bury(failed(1), ""))
     assert asyncio.run(letters(Wire(code=10)).bury(failed(1), ""))
 
 
-def test_a_message_is_sent_back_by_its_place_in_the_log() -> None:
+def test_a_message_is_sent_back_by_its_log_position() -> None:
     wire = Wire()
     assert asyncio.run(letters(wire).send_back(failed(0)))
     (command,) = wire.sent
@@ -243,7 +243,7 @@ def test_a_broker_that_cannot_find_the_original_gets_a_copy() -> None:
 
 
 @pytest.mark.row("A106")
-def test_a_copy_keeps_all_but_what_belonged_to_the_way_of_the_original() -> None:
+def test_a_copy_keeps_everything_but_the_stamp_and_delivery_properties() -> None:
     wire = Wire()
     text = encode_properties({"KEYS": "x", "UNIQ_KEY": "U", "LANE_STAMP": "p.1.7", "TRAN_MSG": "true", "DELAY": "9"})
     stored = encode_record(
@@ -289,7 +289,7 @@ def test_a_second_copy_remembers_the_first_origin() -> None:
     body=st.binary(max_size=40),
     sealed=st.booleans(),
 )
-def test_the_quick_way_to_a_key_finds_what_the_long_way_finds(
+def test_the_fast_key_lookup_finds_the_same_key_as_the_slow_one(
     entries: list[tuple[str, str]], body: bytes, sealed: bool
 ) -> None:
     text = "\x02".join(f"{name}\x01{value}" for name, value in entries) + ("\x02" if sealed else "")

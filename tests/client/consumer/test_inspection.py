@@ -1,4 +1,4 @@
-"""What a consumer answers when its broker asks. Whole members on virtual time."""
+"""A consumer's answers to its broker's requests; whole members on virtual time."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ from lanemq.wire.stats_bodies import ConsumerRunningInfo, ConsumerStatusBody, Re
 
 
 class Line:
-    """A connection that keeps what is answered on it."""
+    """A connection that records the answers."""
 
     address = "the fake broker"
 
@@ -37,7 +37,7 @@ def ask(engine: Any, code: int, *, body: bytes = b"", flag: int = 0, **ext: str)
 
 
 @pytest.mark.row("A45")
-def test_an_announced_change_of_members_is_acted_on_at_once() -> None:
+def test_a_notified_change_of_members_starts_a_rebalance_at_once() -> None:
     async def main() -> tuple[int, list[Command]]:
         broker = FakeBroker([queue(0), queue(1)])
 
@@ -56,7 +56,7 @@ def test_an_announced_change_of_members_is_acted_on_at_once() -> None:
     assert replies == []
 
 
-def test_a_reset_moves_the_queue_after_its_handler_ended_and_tells_the_broker() -> None:
+def test_a_reset_moves_the_queue_after_its_handler_ended_and_commits_the_new_offset() -> None:
     async def main() -> tuple[list[int], int]:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), *(record(n) for n in range(5)))
@@ -75,7 +75,7 @@ def test_a_reset_moves_the_queue_after_its_handler_ended_and_tells_the_broker() 
     assert run_virtual(main) == ([0, 1, 2, 3, 4, 3, 4], 5)
 
 
-def test_status_and_running_info_tell_where_the_member_stands() -> None:
+def test_status_and_running_info_report_the_members_progress() -> None:
     async def main() -> tuple[Any, Any]:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), *(record(n) for n in range(5)))
@@ -99,7 +99,7 @@ def test_status_and_running_info_tell_where_the_member_stands() -> None:
     assert running.properties["PROP_CONSUMEORDERLY"] == "true"
 
 
-def test_a_message_given_by_hand_reaches_the_handler_and_leaves_the_lanes_alone() -> None:
+def test_a_directly_consumed_message_reaches_the_handler_and_leaves_the_lanes_alone() -> None:
     async def main() -> tuple[list[int], list[ConsumeDirectlyResult]]:
         broker = FakeBroker([queue(0)])
         seen: list[int] = []
@@ -122,18 +122,18 @@ def test_a_message_given_by_hand_reaches_the_handler_and_leaves_the_lanes_alone(
 
 
 @pytest.mark.parametrize("code", [9999, RequestCode.CHECK_TRANSACTION_STATE])
-def test_an_unknown_request_is_answered_not_ignored(code: int) -> None:
+def test_an_unknown_request_gets_an_error_answer(code: int) -> None:
     line = ask(None, code)
     assert line.replies[0].code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def test_a_request_that_makes_no_sense_costs_an_error_answer_only() -> None:
+def test_a_malformed_request_gets_an_error_answer() -> None:
     line = ask(None, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, body=b"nonsense")
     assert line.replies[0].code == ResponseCode.SYSTEM_ERROR
 
 
 def test_a_concurrent_handler_that_hangs_for_fifteen_minutes_has_its_message_sent_back() -> None:
-    """One stuck handler must not hold the group's offset for ever; in ordered mode nothing may pass it."""
+    """A stuck handler must not hold the group's offset for ever; in ordered mode nothing may pass it."""
 
     class Letters:
         sent: list[tuple[int, int]] = []  # noqa: RUF012

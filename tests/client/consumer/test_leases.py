@@ -1,7 +1,8 @@
 """The lease keeper against a broker's lock table, on virtual time."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ class Member:
 
 
 async def beside(loop: Coroutine[Any, Any, None], seconds: float) -> None:
-    """Runs a loop that never ends for a while."""
+    """Runs an endless loop for some seconds."""
     task = asyncio.create_task(loop)
     await asyncio.sleep(seconds)
     task.cancel()
@@ -71,7 +72,7 @@ def test_rocketmq_renews_after_one_second_and_then_every_twenty() -> None:
 
 
 @pytest.mark.row("A23")
-def test_a_renewal_that_breaks_does_not_end_renewing() -> None:
+def test_a_renewal_that_raises_does_not_end_the_loop() -> None:
     async def main() -> tuple[int, bool]:
         broker = FakeBroker([queue(0)])
         member = Member(broker)
@@ -89,7 +90,7 @@ def test_a_renewal_that_breaks_does_not_end_renewing() -> None:
 
 
 @pytest.mark.row("A24")
-def test_a_stopped_keeper_asks_nothing() -> None:
+def test_a_stopped_lease_keeper_sends_nothing() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
         member = Member(broker)
@@ -117,7 +118,7 @@ def test_a_renewal_is_one_request_per_broker() -> None:
 
 
 @pytest.mark.row("A28")
-def test_a_slow_broker_delays_no_other_brokers_leases() -> None:
+def test_a_slow_broker_does_not_delay_leases_of_other_brokers() -> None:
     async def main() -> tuple[bool, bool]:
         broker = FakeBroker([queue(0, broker="slow"), queue(0, broker="b")])
         member = Member(broker)
@@ -151,7 +152,7 @@ def test_a_slow_broker_delays_no_other_brokers_leases() -> None:
 
 
 @pytest.mark.row("A29")
-def test_a_renewed_lease_opens_the_gate_until_its_new_end_counted_from_the_request() -> None:
+def test_a_renewed_lease_lets_turns_start_until_its_end_counted_from_the_request() -> None:
     async def main() -> Millis:
         member = Member(FakeBroker([queue(0)]))
         await member.take(queue(0))
@@ -176,7 +177,7 @@ def test_a_queue_left_out_of_the_answer_is_lost_at_once() -> None:
 
 
 @pytest.mark.row("A31")
-def test_without_answers_the_lease_ends_when_it_always_would_have() -> None:
+def test_without_answers_the_lease_ends_at_its_time() -> None:
     async def main() -> tuple[bool, bool, list[Any]]:
         broker = FakeBroker([queue(0)], lane=False)
         member = Member(broker, times=ROCKETMQ_TIMES)
@@ -219,7 +220,7 @@ def test_two_lost_renewals_are_survived() -> None:
 
 @pytest.mark.row("A43")
 def test_a_cut_off_owner_stops_before_a_rival_can_begin() -> None:
-    """The two must never overlap; that is the point of client lease < broker lease."""
+    """Their leases never overlap, because client lease < broker lease."""
 
     async def main() -> tuple[int, int]:
         broker = FakeBroker([queue(0)])
@@ -242,7 +243,7 @@ def test_a_cut_off_owner_stops_before_a_rival_can_begin() -> None:
 
 
 def test_a_lease_granted_under_a_new_epoch_is_not_a_renewal() -> None:
-    """Somebody may have owned the queue between: what is cached here must go."""
+    """Another member may have owned the queue in between, so cached messages are dropped."""
 
     async def main() -> list[MessageQueue]:
         broker = FakeBroker([queue(0)])
@@ -256,7 +257,7 @@ def test_a_lease_granted_under_a_new_epoch_is_not_a_renewal() -> None:
     assert run_virtual(main) == [queue(0)]
 
 
-def test_a_lost_connection_closes_the_gate_until_the_lease_is_renewed() -> None:
+def test_a_lost_connection_pauses_turns_until_the_lease_is_renewed() -> None:
     async def main() -> tuple[Millis, Millis]:
         broker = FakeBroker([queue(0)])
         member = Member(broker)
@@ -272,7 +273,7 @@ def test_a_lost_connection_closes_the_gate_until_the_lease_is_renewed() -> None:
     assert run_virtual(main) == (500, 500 + LANE_TIMES.keep_alive_timeout_ms)
 
 
-def test_keep_alives_keep_turns_starting_between_renewals() -> None:
+def test_keep_alives_let_turns_start_between_renewals() -> None:
     async def main() -> tuple[list[int], list[int], bool]:
         broker = FakeBroker([queue(0)])
         member = Member(broker)
@@ -288,8 +289,8 @@ def test_keep_alives_keep_turns_starting_between_renewals() -> None:
     assert run_virtual(main) == (signs, [0, 1_000], True)
 
 
-def test_without_answers_turns_pause_after_the_keep_alive_deadline_and_go_on_with_the_next() -> None:
-    """A pause is no loss: the queue stays, and nobody is told."""
+def test_without_answers_turns_pause_after_the_keep_alive_deadline_and_resume_with_the_next_answer() -> None:
+    """The queue is paused, not lost."""
 
     async def main() -> tuple[list[bool], list[Any]]:
         broker = FakeBroker([queue(0)])
@@ -310,8 +311,8 @@ def test_without_answers_turns_pause_after_the_keep_alive_deadline_and_go_on_wit
     assert run_virtual(main) == ([True, False, False, True], [])
 
 
-def test_a_keep_alive_that_comes_too_late_makes_the_member_renew_at_once() -> None:
-    """The broker has found the connection lost, and the member has not."""
+def test_a_refused_keep_alive_makes_the_member_renew_at_once() -> None:
+    """The broker noticed the lost connection and the member did not."""
 
     async def main() -> tuple[list[int], bool]:
         broker = FakeBroker([queue(0)])
@@ -325,7 +326,7 @@ def test_a_keep_alive_that_comes_too_late_makes_the_member_renew_at_once() -> No
 
 
 def test_queues_taken_under_different_serials_are_renewed_together() -> None:
-    """A keep-alive speaks for one serial: queues of another would pause."""
+    """A keep-alive covers one serial: queues of another would pause."""
 
     async def main() -> list[int]:
         broker = FakeBroker([queue(0), queue(1)])
@@ -340,7 +341,7 @@ def test_queues_taken_under_different_serials_are_renewed_together() -> None:
 
 
 def test_a_broker_that_does_not_wait_for_keep_alives_gets_none() -> None:
-    """One of an earlier version: the lease itself counts, as it did there."""
+    """A broker of an earlier version: only the lease itself counts."""
 
     async def main() -> tuple[int, Millis]:
         broker = FakeBroker([queue(0)])
@@ -354,7 +355,7 @@ def test_a_broker_that_does_not_wait_for_keep_alives_gets_none() -> None:
 
 
 @pytest.mark.row("A55")
-def test_a_released_queue_is_free_at_once_and_not_taken_back_by_a_renewal() -> None:
+def test_a_released_queue_is_free_at_once_and_not_locked_again_by_a_renewal() -> None:
     async def main() -> tuple[set[MessageQueue], int]:
         broker = FakeBroker([queue(0)])
         owner, rival = Member(broker, "owner"), Member(broker, "rival")
@@ -365,3 +366,77 @@ def test_a_released_queue_is_free_at_once_and_not_taken_back_by_a_renewal() -> N
         return await rival.take(queue(0)), broker.clock.now()
 
     assert run_virtual(main) == ({queue(0)}, 1_100)
+
+
+# a slow broker
+
+
+class FarAway(FakeCalls):
+    """Delays requests and answers by `way` seconds each."""
+
+    way = 0.0
+
+    async def lock(self, *args: Any, **named: Any) -> Any:
+        async with self._journey():
+            return await super().lock(*args, **named)
+
+    async def keep_alive(self, *args: Any, **named: Any) -> Any:
+        async with self._journey():
+            return await super().keep_alive(*args, **named)
+
+    @contextlib.asynccontextmanager
+    async def _journey(self) -> AsyncIterator[None]:
+        await asyncio.sleep(self.way)
+        yield
+        await asyncio.sleep(self.way)
+
+
+def far_away(broker: FakeBroker) -> tuple[Member, FarAway]:
+    member, calls = Member(broker), FarAway(broker, "me")
+    member.keeper._calls = calls  # type: ignore[assignment]
+    return member, calls
+
+
+@pytest.mark.parametrize("answer_ms", [100, 390, 500, 850, 1_400])
+def test_a_broker_that_is_always_slow_makes_turns_pause_only_until_it_knows_a_longer_timeout(answer_ms: int) -> None:
+    async def main() -> tuple[int, list[Any]]:
+        broker = FakeBroker([queue(0)])
+        member, far = far_away(broker)
+        far.way = answer_ms / 2000
+        await member.take(queue(0))
+        renewing = asyncio.create_task(member.keeper.run())
+        await asyncio.sleep(8)
+        usable = 0
+        for _ in range(1_000):
+            await asyncio.sleep(0.01)
+            usable += member.usable(queue(0))
+        renewing.cancel()
+        return usable, member.lost
+
+    assert run_virtual(main) == (1_000, [])
+
+
+def test_one_slow_answer_changes_no_timeout_and_a_longer_one_is_waited_for_at_the_broker() -> None:
+    async def main() -> tuple[list[Any], Millis]:
+        broker = FakeBroker([queue(0)])
+        member, far = far_away(broker)
+        await member.take(queue(0))
+        renewing = asyncio.create_task(member.keeper.run())
+        timeouts = []
+        for way in (0.4, 0.0, 0.4, 0.4, 0.0):
+            far.way = way
+            await asyncio.sleep(0.9)
+            (assigned,) = member.assignment
+            assert assigned.lease is not None
+            timeouts.append(assigned.usable_until - assigned.lease.asked_at)
+        renewing.cancel()
+        now = broker.clock.now()
+        broker.locks.disconnected("me", grace=Millis(0), now=now)
+        while not broker.locks.acquire("g", [queue(0)], "other", lease=Millis(5_000), now=now).granted:
+            now = Millis(now + 50)
+        return timeouts, Millis(now - broker.clock.now())
+
+    timeouts, waited = run_virtual(main)
+    assert timeouts[0] == LANE_TIMES.keep_alive_timeout_ms
+    assert timeouts[-1] == 3 * 800
+    assert waited > 3 * 800 - 300

@@ -1,4 +1,4 @@
-"""Parked lanes from end to end: real sockets, real files, and the checker's verdict on every run."""
+"""Parked lanes end to end: sockets, files, and the checker's verdict on every run."""
 
 import threading
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def park_bad(parking: ParkingFixture) -> None:
     parking.wait_parked("bad", [0, 2, 4])
 
 
-def test_a_parked_key_lets_others_go_on_and_the_commit_pass(parking: ParkingFixture) -> None:
+def test_a_parked_key_holds_neither_other_keys_nor_the_commit(parking: ParkingFixture) -> None:
     parking.member()
     park_bad(parking)
     until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
@@ -48,7 +48,7 @@ def test_a_parked_key_lets_others_go_on_and_the_commit_pass(parking: ParkingFixt
 
 
 def test_a_body_that_cannot_be_decoded_is_parked_at_its_first_attempt(parking: ParkingFixture) -> None:
-    """Sixteen attempts with growing waits would tell nothing new, minutes later."""
+    """Further attempts would fail in the same way."""
     parking.before = lambda message: message.value(int) if message.key == "bad" else None
     parking.member(policy=HoldKey())
     parking.send("bad", "good", "bad")
@@ -80,7 +80,7 @@ def test_a_redriven_lane_runs_in_order_before_newer_messages(parking: ParkingFix
     assert report.verdict is Verdict.PASS, report
 
 
-def test_a_lane_that_fails_again_is_parked_again_with_what_came_meanwhile(parking: ParkingFixture) -> None:
+def test_a_lane_that_fails_again_is_parked_again_with_newer_messages(parking: ParkingFixture) -> None:
     parking.member()
     park_bad(parking)
     parking.send("bad")
@@ -112,7 +112,7 @@ def test_parked_lanes_survive_a_restart_of_the_broker(parking: ParkingFixture) -
     assert parking.judge("redriven=1").verdict is Verdict.PASS
 
 
-def test_a_redrive_that_nobody_could_run_waits_for_the_next_owner(parking: ParkingFixture) -> None:
+def test_a_redrive_without_a_member_waits_for_the_next_owner(parking: ParkingFixture) -> None:
     first = parking.member("a")
     park_bad(parking)
     parking.wait_committed(6)
@@ -147,7 +147,7 @@ def test_a_new_owner_parks_newer_messages_behind_and_runs_none(parking: ParkingF
 def test_an_owner_killed_before_its_commit_leaves_a_lane_that_is_neither_run_nor_parked_twice(
     parking: ParkingFixture,
 ) -> None:
-    """The broker has the lane, but neither offset nor gaps: the next owner pulls the messages once more."""
+    """The broker has the lane, but neither offset nor finished ranges, so the next owner pulls the messages again."""
     first = parking.member("a", commit_every=600)
     park_bad(parking)
     until("the good key is through", lambda: parking.of("good") == [1, 3, 5])
@@ -192,7 +192,7 @@ def test_an_owner_killed_in_a_redrive_is_continued_and_repeats_one_message_at_mo
 def test_a_graceful_hand_over_in_a_redrive_repeats_nothing(
     parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker has not heard that the sixth message is done when its owner is asked to leave."""
+    """The broker does not know yet that the sixth message is done when its owner is stopped."""
     late = threading.Event()
     begin = LaneParker._begin
     monkeypatch.setattr(LaneParker, "_begin", lambda *args: None if late.is_set() else begin(*args))
@@ -272,7 +272,7 @@ def test_discarding_all_lets_newer_messages_run(parking: ParkingFixture) -> None
 
 
 def test_a_message_discarded_while_it_is_tried_again_does_not_come_back(parking: ParkingFixture) -> None:
-    """Its failure must neither park it anew nor shut the lane for what is newer."""
+    """Its failure must neither park it again nor park the lane for newer messages."""
     parking.member(policy=HoldKey(retries=3, backoff=QUICK.backoff))
     park_bad(parking)
     inside, go_on = threading.Event(), threading.Event()
@@ -312,7 +312,7 @@ def test_what_the_broker_has_no_room_for_stays_in_memory_and_holds_the_commit(tm
     assert parking.judge("redriven=1").verdict is Verdict.PASS
 
 
-def test_a_policy_that_parks_in_memory_asks_no_broker(parking: ParkingFixture) -> None:
+def test_a_policy_that_parks_in_memory_sends_nothing_to_the_broker(parking: ParkingFixture) -> None:
     app = parking.member(policy=HoldKey(retries=1, backoff=QUICK.backoff, then=Park(at_broker=False)))
     parking.failing.add("bad")
     parking.send("bad", "good", "bad")
@@ -324,7 +324,7 @@ def test_a_policy_that_parks_in_memory_asks_no_broker(parking: ParkingFixture) -
     until("all are through", lambda: parking.of("bad") == [0, 2])
 
 
-def test_resume_at_the_member_is_a_redrive(parking: ParkingFixture) -> None:
+def test_resume_in_the_member_is_a_redrive(parking: ParkingFixture) -> None:
     app = parking.member()
     park_bad(parking)
     parking.failing.clear()
@@ -369,7 +369,7 @@ def test_a_redriven_message_may_become_a_dead_letter_and_the_lane_goes_on(parkin
 
     def bury_first(message: Message) -> None:
         if message.queue_offset == 0:
-            raise ToDeadLetter("nobody wants it")
+            raise ToDeadLetter("not wanted")
 
     parking.before = bury_first
     parking.redrive("bad")
@@ -379,10 +379,10 @@ def test_a_redriven_message_may_become_a_dead_letter_and_the_lane_goes_on(parkin
     assert report.verdict is Verdict.PASS, report
 
 
-def test_without_the_broker_s_word_successors_would_overtake(
+def test_an_owner_that_ignores_parked_lanes_lets_newer_messages_overtake(
     parking: ParkingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: a new owner that does not keep parked lanes shut is found by the checker."""
+    """Negative control: the checker finds a new owner that does not restore parked lanes."""
     first = parking.member("a")
     park_bad(parking)
     parking.wait_committed(6)

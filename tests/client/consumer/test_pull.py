@@ -1,4 +1,4 @@
-"""The pull loop: what is fetched, when, and from where. Whole members on virtual time."""
+"""The pull loop: what is pulled, when, and from which offset; whole members on virtual time."""
 
 import asyncio
 from typing import Any
@@ -43,7 +43,7 @@ def test_a_queue_whose_lease_ran_out_is_not_pulled_until_it_is_renewed() -> None
     assert stopped == still
 
 
-def test_a_queue_is_read_from_where_the_group_stands() -> None:
+def test_a_queue_is_read_from_the_committed_offset() -> None:
 
     async def main() -> int:
         broker = FakeBroker([queue(0)])
@@ -75,7 +75,7 @@ def test_filtered_messages_move_the_offset_and_keep_the_order_of_the_rest() -> N
 
 
 @pytest.mark.row("A61")
-def test_a_pull_that_brings_nothing_wanted_is_followed_by_another_at_once() -> None:
+def test_a_pull_whose_messages_are_all_filtered_is_followed_by_another_at_once() -> None:
     async def main() -> tuple[list[Any], int]:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), *(record(n, tag="B") for n in range(64)))
@@ -142,7 +142,7 @@ def test_a_failed_pull_is_tried_again_from_the_same_offset_after_a_pause() -> No
 
 
 def test_a_moved_offset_waits_for_the_running_handler_before_it_is_used() -> None:
-    """The broker deleted what we wanted to read: go on where it says, but never beside a running turn."""
+    """The broker has deleted the messages at the offset: the member continues where the broker says."""
 
     async def main() -> tuple[list[str], list[str]]:
         broker = FakeBroker([queue(0)])
@@ -170,8 +170,8 @@ def test_a_moved_offset_waits_for_the_running_handler_before_it_is_used() -> Non
     assert events == ["start 0", "end 0", "start 5", "end 5", "start 6", "end 6"]
 
 
-def test_pulls_of_an_unsupported_hold_do_not_spin() -> None:
-    """A broker that answers "nothing new" at once, again and again, must not cost a core."""
+def test_empty_answers_at_once_do_not_make_the_loop_spin() -> None:
+    """Some brokers do not hold pulls and answer "nothing new" at once."""
 
     async def main() -> int:
         broker = FakeBroker([queue(0)])
@@ -184,7 +184,7 @@ def test_pulls_of_an_unsupported_hold_do_not_spin() -> None:
 
 @pytest.mark.row("A60")
 def test_a_lease_revoked_between_pull_and_turn_keeps_the_handler_from_starting() -> None:
-    """Pull gate and turn gate are two."""
+    """The lease is checked before a pull and again before a turn."""
 
     async def main() -> list[int]:
         broker = FakeBroker([queue(0)])

@@ -1,4 +1,4 @@
-"""Whole members on virtual time, sharing one broker: how queues come, stay and go."""
+"""How queues are taken, kept and handed over: whole members with one broker on virtual time."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ def held(engine: Any) -> set[MessageQueue]:
 
 
 def per_queue(broker: FakeBroker, where: MessageQueue) -> list[str]:
-    """What was asked about one queue, in order."""
+    """The requests about one queue, in order."""
     names = []
     for _, _, name, about in broker.noted:
         queues = about[1] if name == "lock" else [about[0]] if isinstance(about, tuple) else [about]
@@ -51,7 +51,7 @@ def test_a_new_queue_is_locked_then_located_then_pulled() -> None:
 
 @pytest.mark.row("A57")
 @pytest.mark.row("A59")
-def test_a_lane_broker_tells_the_offset_with_the_lease_so_nothing_else_is_asked() -> None:
+def test_a_lanemq_broker_sends_the_offset_with_the_lease() -> None:
     async def main() -> list[str]:
         broker = FakeBroker([queue(0)])
         broker.offsets[queue(0)] = 0
@@ -92,7 +92,7 @@ def test_a_take_over_starts_at_what_the_former_owner_committed_last() -> None:
 def test_a_contested_queue_is_skipped_and_tried_again_while_others_run() -> None:
     async def main() -> tuple[set[MessageQueue], set[MessageQueue], int]:
         broker = FakeBroker([queue(0), queue(1)])
-        broker.locks.acquire("g", [queue(1)], "somebody", lease=Millis(2_000), now=Millis(0))
+        broker.locks.acquire("g", [queue(1)], "other", lease=Millis(2_000), now=Millis(0))
         async with member(broker, "me", nothing) as engine:
             first = held(engine)
             await until(lambda: len(held(engine)) == 2)
@@ -105,7 +105,7 @@ def test_a_contested_queue_is_skipped_and_tried_again_while_others_run() -> None
 
 
 @pytest.mark.row("A45")
-def test_a_lost_announcement_is_made_good_within_twenty_seconds() -> None:
+def test_a_lost_notification_is_made_up_for_within_twenty_seconds() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0), queue(1)])
         async with member(broker, "a", nothing) as first:
@@ -134,7 +134,7 @@ def test_two_members_divide_the_queues_and_each_queue_has_one_owner() -> None:
 
 @pytest.mark.row("A50")
 @pytest.mark.row("A117")
-def test_a_queue_that_comes_back_is_a_new_holding_and_replays_at_most_the_uncommitted() -> None:
+def test_a_queue_that_comes_back_is_newly_assigned_and_repeats_at_most_the_uncommitted() -> None:
     async def main() -> list[int]:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), *(record(n) for n in range(6)))
@@ -157,7 +157,7 @@ def test_a_queue_that_comes_back_is_a_new_holding_and_replays_at_most_the_uncomm
 
 
 @pytest.mark.row("A51")
-def test_a_broker_that_cannot_tell_the_offset_gets_no_pull_and_no_reset() -> None:
+def test_a_queue_whose_offset_is_unknown_is_neither_pulled_nor_reset() -> None:
     async def main() -> tuple[int, int]:
         broker = FakeBroker([queue(0)], lane=False)
         broker.offsets[queue(0)] = 7
@@ -175,7 +175,7 @@ def test_a_broker_that_cannot_tell_the_offset_gets_no_pull_and_no_reset() -> Non
 
 @pytest.mark.row("A52")
 @pytest.mark.row("A53")
-def test_another_round_leaves_held_queues_and_their_pull_loops_alone() -> None:
+def test_another_round_leaves_assigned_queues_and_their_pull_loops_alone() -> None:
     async def main() -> bool:
         broker = FakeBroker([queue(0)])
         async with member(broker, "me", nothing) as engine:
@@ -247,7 +247,7 @@ def test_a_queue_leaves_drained_committed_and_unlocked_in_that_order() -> None:
 @pytest.mark.row("A87")
 @pytest.mark.row("A89")
 @pytest.mark.row("A12")
-def test_a_handler_that_runs_for_ninety_seconds_keeps_its_queue_and_no_rival_runs_meanwhile() -> None:
+def test_a_handler_that_runs_for_ninety_seconds_keeps_its_queue_and_no_rival_starts() -> None:
     async def main() -> tuple[list[str], int]:
         broker = FakeBroker([queue(0), queue(1)], lane=False)
         events: list[str] = []
@@ -359,7 +359,7 @@ def test_the_stop_commits_then_unlocks_then_leaves() -> None:
     assert run_virtual(main) == ["commit", "unlock", "leave"]
 
 
-def test_a_stop_gives_up_on_a_handler_after_its_time_and_never_unlocks_under_it() -> None:
+def test_a_stop_leaves_a_handler_behind_after_its_timeout_and_does_not_unlock_its_queue() -> None:
     async def main() -> tuple[int, int]:
         broker = FakeBroker([queue(0)])
         broker.store(queue(0), record(0))
@@ -403,7 +403,7 @@ def test_a_lost_queue_starts_nothing_more_and_commits_nothing() -> None:
 
 
 def test_a_refused_commit_loses_the_queue() -> None:
-    """The broker says that a newer epoch exists: whatever this member believes, the queue is not its own."""
+    """The broker has granted a newer epoch, so the queue belongs to another member."""
 
     async def main() -> bool:
         broker = FakeBroker([queue(0)])
@@ -430,7 +430,7 @@ def test_a_refused_pull_loses_the_queue() -> None:
 
 
 def test_a_member_whose_turn_never_ends_does_not_start_the_same_queue_twice() -> None:
-    """Lost and taken again by the same member while the handler runs: one turn per key all the same."""
+    """The same member loses the queue and takes it again while the handler runs."""
 
     async def main() -> int:
         broker = FakeBroker([queue(0)])
@@ -492,7 +492,7 @@ def test_a_cut_off_member_starts_no_message_after_its_lease_and_the_rival_none_b
 
 @pytest.mark.row("A85")
 def test_a_queue_is_not_unlocked_before_its_offset_is_really_stored() -> None:
-    """Unlocked earlier, the next owner would start at the old offset and repeat what was done."""
+    """Otherwise the next owner would start at the old offset and repeat messages."""
 
     async def main() -> tuple[int, bool, list[int]]:
         broker = FakeBroker([queue(0), queue(1)])
@@ -520,7 +520,7 @@ def test_a_queue_is_not_unlocked_before_its_offset_is_really_stored() -> None:
     assert run_virtual(main) == (0, False, [])
 
 
-def test_a_queue_wanted_again_while_its_offset_cannot_be_stored_is_put_back_to_work() -> None:
+def test_a_queue_that_is_wanted_again_while_its_offset_cannot_be_stored_runs_again() -> None:
     async def main() -> list[int]:
         broker = FakeBroker([queue(0), queue(1)])
         seen: list[int] = []
@@ -549,8 +549,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("asked", ["members", "lock", "committed"])
-def test_what_keeps_a_topic_away_is_told_once_a_minute(asked: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried twice a second; a log full of one line hides every other."""
+def test_an_unavailable_topic_is_logged_once_a_minute(asked: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The member tries twice a second."""
 
     async def main() -> None:
         broker = FakeBroker([queue(0)], lane=False)
@@ -559,11 +559,11 @@ def test_what_keeps_a_topic_away_is_told_once_a_minute(asked: str, caplog: pytes
             await asyncio.sleep(90)
 
     run_virtual(main)
-    told = [each for each in warnings(caplog) if "no answer from the fake broker" in each]
-    assert len(told) == len(set(told)) * 2 > 0
+    logged = [each for each in warnings(caplog) if "no answer from the fake broker" in each]
+    assert len(logged) == len(set(logged)) * 2 > 0
 
 
-def test_another_reason_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_reason_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     rate_limited = RateLimitedLog(logging.getLogger("lanemq"), clock)
     for clock.at, about, text in ((0, "a", "x"), (1, "a", "x"), (2, "a", "y"), (3, "b", "x"), (60_000, "a", "x")):
@@ -571,7 +571,7 @@ def test_another_reason_is_told_at_once(caplog: pytest.LogCaptureFixture) -> Non
     assert warnings(caplog) == ["x", "y", "x", "x"]
 
 
-def test_a_warning_names_no_retry_topic(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_is_logged_for_a_retry_topic(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, about: no_answer() if name == "members" else None)

@@ -1,4 +1,4 @@
-"""The end of a consumer: what was done is reported, and if that fails somebody hears of it."""
+"""How a consumer stops: finished work is committed, and a failure to do so is logged or raised."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ from lanemq.testing.embedded import EmbeddedBroker
 
 
 async def stopped(broker: FakeBroker, handler: Any, away_ms: int, **changes: Any) -> int:
-    """A member that consumed everything is stopped while nobody answers commits; how long its stop took."""
+    """Stops a member that consumed everything while commits get no answer; returns how long the stop took."""
     engine = SimEngine(broker, "a", [sim_subscription(handler)], commit_every=60, **changes)
     running = asyncio.create_task(engine.run())
     await engine.started.wait()
@@ -77,10 +77,10 @@ def test_a_stop_reports_its_last_offset_to_a_broker_that_was_briefly_away() -> N
     run_virtual(main)
 
 
-def test_a_stop_whose_offset_cannot_be_reported_ends_in_its_time_and_says_so(
+def test_a_stop_whose_offset_cannot_be_reported_ends_in_its_timeout_and_logs_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It must not be taken for a handler that runs on: there is none to look for."""
+    """The log must not blame a running handler: there is none."""
 
     async def main() -> None:
         broker = filled()
@@ -95,7 +95,7 @@ def test_a_stop_whose_offset_cannot_be_reported_ends_in_its_time_and_says_so(
     assert "handler running" not in caplog.text
 
 
-def test_a_stop_that_leaves_a_handler_behind_says_that(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stop_that_leaves_a_handler_behind_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         broker = filled()
         began = asyncio.Event()
@@ -177,7 +177,7 @@ def test_sigterm_ends_an_async_iteration_after_the_present_message(real: Embedde
     assert committed(real, "awaited") == 1
 
 
-def test_a_program_that_listens_itself_is_left_alone(real: EmbeddedBroker) -> None:
+def test_a_program_with_its_own_signal_handler_is_left_alone(real: EmbeddedBroker) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
@@ -228,7 +228,7 @@ def test_sigterm_lets_a_push_consumer_finish_before_it_ends_the_process(real: Em
     assert owners(real, "pushed") == []
 
 
-# --- messages in somebody's hands
+# --- messages that the user has taken
 
 
 class DecidingScheduler:
@@ -236,12 +236,12 @@ class DecidingScheduler:
 
     def __init__(self) -> None:
         self.ended: list[Any] = []
-        self.meanwhile: list[Callable[[], object]] = []
+        self.in_between: list[Callable[[], object]] = []
 
     def finish(self, run: Any, outcome: Any) -> Any:
         self.ended.append(run)
-        while self.meanwhile:
-            self.meanwhile.pop()()
+        while self.in_between:
+            self.in_between.pop()()
         return Finished(Why.DONE)
 
 
@@ -249,31 +249,31 @@ def test_a_close_while_others_decide_ends_every_turn_once() -> None:
     scheduler = DecidingScheduler()
     undecided = Undecided(scheduler, "g", NO_HISTORY, SystemClock())  # type: ignore[arg-type]
     given = [undecided.add(SimpleNamespace(messages=(message(n),), attempt=1)) for n in range(4)]  # type: ignore[arg-type]
-    scheduler.meanwhile.append(lambda: undecided.done(given[1]))
+    scheduler.in_between.append(lambda: undecided.done(given[1]))
     undecided.give_back()
     assert sorted(run.messages[0].offset for run in scheduler.ended) == [0, 1, 2, 3]
     with pytest.raises(UsageError):
         undecided.done(given[0])
 
 
-# --- an end that nobody asked for
+# --- a consumer that ends by an error
 
 
 def broken() -> None:
-    raise RuntimeError("nobody expects this")
+    raise RuntimeError("an unexpected error")
 
 
-def test_a_consumer_that_dies_in_the_background_is_heard_of(
+def test_a_consumer_that_dies_in_the_background_is_logged_and_raised(
     real: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = Consumer(real.address, group="g-dying", topics="empty", commit_every=0.01)
     consumer.start()
     consumer._thread.engine.offsets.commit_all = broken  # type: ignore[assignment]
-    with pytest.raises(LaneError, match="nobody expects this"):
+    with pytest.raises(LaneError, match="an unexpected error"):
         consumer.poll(60)
-    with pytest.raises(LaneError, match="nobody expects this"):
+    with pytest.raises(LaneError, match="an unexpected error"):
         next(iter(consumer))
-    with pytest.raises(LaneError, match="nobody expects this"):
+    with pytest.raises(LaneError, match="an unexpected error"):
         consumer.snapshot()
     with pytest.raises(ExceptionGroup):
         consumer.close()
@@ -288,9 +288,9 @@ def test_an_async_consumer_that_dies_raises_where_it_is_asked(real: EmbeddedBrok
         await consumer.start()
         assert consumer._engine is not None
         consumer._engine.offsets.commit_all = broken  # type: ignore[assignment]
-        with pytest.raises(LaneError, match="nobody expects this"):
+        with pytest.raises(LaneError, match="an unexpected error"):
             await consumer.poll(60)
-        with pytest.raises(LaneError, match="nobody expects this"):
+        with pytest.raises(LaneError, match="an unexpected error"):
             consumer.snapshot()
         with pytest.raises(ExceptionGroup):
             await consumer.close()

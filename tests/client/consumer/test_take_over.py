@@ -1,4 +1,4 @@
-"""How a queue begins with a new owner: under a lease from the master, at the offset read under it, told once."""
+"""How a new owner starts a queue: with a lease from the master, at the offset read under it."""
 
 import asyncio
 import logging
@@ -34,8 +34,8 @@ def held(engine: Any) -> set[MessageQueue]:
 # --- no master
 
 
-class OnlyCopies:
-    """Routes and connections of a broker whose master is away."""
+class OnlyReplicas:
+    """Routes and connections of a broker of which only a replica is reachable."""
 
     def __init__(self) -> None:
         self.asked: list[Address] = []
@@ -49,9 +49,9 @@ class OnlyCopies:
         raise AssertionError(f"{address} was asked for a lease")
 
 
-def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyCopies]:
+def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyReplicas]:
     lost = lambda: pytest.fail("a queue was lost although the broker did not answer")  # noqa: E731
-    wire, assignment = OnlyCopies(), Assignment(options(), "me", OffsetTable(), lost)
+    wire, assignment = OnlyReplicas(), Assignment(options(), "me", OffsetTable(), lost)
     calls = ConsumerCalls(options(), "me", wire, wire)  # type: ignore[arg-type]
     renewed = lambda *_: pytest.fail("a lease was renewed")  # noqa: E731
     return LeaseKeeper(options(), calls, assignment, renewed), assignment, wire
@@ -59,7 +59,7 @@ def keeper_without_master() -> tuple[LeaseKeeper, Assignment, OnlyCopies]:
 
 @pytest.mark.row("A27")
 def test_without_a_master_no_lease_is_asked_and_none_granted() -> None:
-    """A copy knows nothing of leases: two members asking two copies would both own the queue."""
+    """A replica has no leases: two members that asked two replicas would both own the queue."""
 
     async def main() -> list[Address]:
         keeper, _, wire = keeper_without_master()
@@ -84,10 +84,10 @@ def test_a_held_lease_is_not_renewed_elsewhere_while_the_master_is_away() -> Non
     assert run_virtual(main) == ([], LANE_TIMES.client_lease_ms)
 
 
-# --- a change is told once
+# --- a change is logged once
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if "queues belong here" in each.getMessage()]
 
 
@@ -100,12 +100,12 @@ def test_a_change_is_logged_once_and_an_unchanged_round_is_silent(caplog: pytest
         async with member(broker, "a", nothing) as engine:
             for _ in range(3):
                 await engine.rebalancer.round()
-            alone = told(caplog)
+            alone = logged(caplog)
             broker.members.append("b")
             for _ in range(3):
                 await engine.rebalancer.round()
                 await asyncio.sleep(1)
-            return alone, told(caplog)[len(alone) :]
+            return alone, logged(caplog)[len(alone) :]
 
     alone, divided = run_virtual(main)
     assert alone == [
@@ -117,7 +117,7 @@ def test_a_change_is_logged_once_and_an_unchanged_round_is_silent(caplog: pytest
 
 
 @pytest.mark.row("A54")
-def test_a_queue_that_could_be_had_only_later_is_a_change_and_a_stuck_hand_over_is_none(
+def test_a_queue_that_is_taken_later_is_logged_and_a_stuck_hand_over_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -125,7 +125,7 @@ def test_a_queue_that_could_be_had_only_later_is_a_change_and_a_stuck_hand_over_
     async def main() -> list[str]:
         broker = FakeBroker([queue(0), queue(1)])
         broker.store(queue(1), record(0))
-        broker.locks.acquire("g", [queue(1)], "somebody", lease=Millis(2_000), now=Millis(0))
+        broker.locks.acquire("g", [queue(1)], "other", lease=Millis(2_000), now=Millis(0))
         stuck = asyncio.Event()
 
         async def handler(_: Message) -> None:
@@ -138,7 +138,7 @@ def test_a_queue_that_could_be_had_only_later_is_a_change_and_a_stuck_hand_over_
             broker.changed()
             await asyncio.sleep(10)
             stuck.set()
-            return [line.rsplit(": ", 1)[1] for line in told(caplog)]
+            return [line.rsplit(": ", 1)[1] for line in logged(caplog)]
 
     assert run_virtual(main) == [
         "1 members, 2 of 2 queues belong here, 1 taken now",
@@ -147,7 +147,7 @@ def test_a_queue_that_could_be_had_only_later_is_a_change_and_a_stuck_hand_over_
     ]
 
 
-def test_a_strategy_given_as_a_function_is_told_by_its_name() -> None:
+def test_a_strategy_given_as_a_function_is_logged_by_its_name() -> None:
     assert options(allocation=averagely_by_circle).strategy == "averagely_by_circle"
 
 
@@ -157,7 +157,7 @@ def test_a_strategy_given_as_a_function_is_told_by_its_name() -> None:
 @pytest.mark.row("A58")
 @pytest.mark.parametrize("lane", [True, False])
 def test_an_offset_that_went_back_is_used_so_messages_repeat_and_none_is_skipped(lane: bool) -> None:
-    """A reset, or a broker that lost its last commits: what it says under the lease counts, not what we knew."""
+    """After a reset, or if the broker lost its last commits, the offset that comes with the lease counts."""
 
     async def main() -> list[int]:
         broker = FakeBroker([queue(0)], lane=lane)
@@ -205,7 +205,7 @@ def test_a_queue_that_cannot_be_located_gives_its_lease_back_and_delays_no_other
     assert then == {queue(0), queue(1), queue(2)}
 
 
-def test_a_lease_that_cannot_be_given_back_either_ends_by_itself() -> None:
+def test_a_lease_that_cannot_be_given_back_ends_by_itself() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
         broker.faults.append(lambda _, name, __: no_answer() if name in ("committed", "unlock") else None)
@@ -219,7 +219,7 @@ def test_a_lease_that_cannot_be_given_back_either_ends_by_itself() -> None:
 
 
 @pytest.mark.row("A73")
-def test_a_regained_lease_lets_the_queue_go_on_at_once() -> None:
+def test_a_renewed_lease_resumes_the_queue_at_once() -> None:
     async def main() -> tuple[list[int], int, int]:
         broker = FakeBroker([queue(0)])
         started: list[int] = []
@@ -246,7 +246,7 @@ def test_a_regained_lease_lets_the_queue_go_on_at_once() -> None:
 
 
 @pytest.mark.row("A73")
-def test_a_lost_queue_is_asked_for_again_after_a_moment_and_not_before() -> None:
+def test_a_lost_queue_is_asked_for_again_after_a_short_delay() -> None:
     async def main() -> int:
         broker = FakeBroker([queue(0)])
         async with member(broker, "me", nothing, rebalance_soon=0.5) as engine:

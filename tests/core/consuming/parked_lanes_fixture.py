@@ -1,4 +1,4 @@
-"""A member with one queue whose lanes are parked, and the broker's answers by hand."""
+"""A scheduler with one queue and parked lanes; tests give the broker's answers."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Every queue has exactly one owner, whoever computes it and in whatever order the lists arrive."""
+"""Every queue has exactly one owner, in whatever order the lists arrive."""
 
 import random
 from hashlib import md5
@@ -54,7 +54,7 @@ def test_averagely_gives_every_queue_one_owner_for_all_sizes_up_to_32() -> None:
 @pytest.mark.row("A46")
 @pytest.mark.parametrize("name", COMPLETE)
 @given(count=st.integers(0, 20), other=st.integers(0, 5), size=st.integers(1, 8), shuffle=st.integers(0, 9))
-def test_parts_are_disjoint_complete_and_independent_of_input_order(
+def test_shares_are_disjoint_complete_and_independent_of_input_order(
     name: str, count: int, other: int, size: int, shuffle: int
 ) -> None:
     everything = queues(count, "m") + queues(other, "far")
@@ -80,7 +80,7 @@ def test_unknown_member_or_empty_lists_get_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("me", "mine"), [("m@00", [0, 1, 2]), ("m@01", [3, 4, 5]), ("m@02", [6, 7])])
-def test_averagely_deals_neighbours(me: str, mine: list[int]) -> None:
+def test_averagely_gives_contiguous_shares(me: str, mine: list[int]) -> None:
     assert ids(averagely(queues(8), members(3), me)) == mine
 
 
@@ -89,13 +89,13 @@ def test_by_circle_deals_one_by_one() -> None:
 
 
 def test_members_are_sorted_as_java_sorts_text() -> None:
-    """U+1F600 is two surrogates in Java, which sort before U+FB01; Python's own order is the other way round."""
+    """U+1F600 is two surrogates in Java, which sort before U+FB01; Python sorts them the other way round."""
     group = ["\ufb01", "\U0001f600"]
     assert ids(averagely(queues(2), group, "\U0001f600")) == [0]
 
 
 def test_consistent_hash_follows_rocketmqs_ring() -> None:
-    """Computed beside it from the description of the ring: ten points a member, MD5's first four bytes."""
+    """Computed here from the description of the ring: ten points per member, the first four bytes of the MD5."""
 
     def at(text: str) -> int:
         return int(md5(text.encode()).hexdigest()[:8], 16)
@@ -108,24 +108,24 @@ def test_consistent_hash_follows_rocketmqs_ring() -> None:
         assert queue in consistent_hash()(queues(16), group, owner)
 
 
-def test_consistent_hash_moves_only_what_the_leaver_had() -> None:
+def test_consistent_hash_moves_only_the_queues_of_a_member_that_left() -> None:
     allocate, group = consistent_hash(), members(5)
     before = {queue: me for me in group for queue in allocate(queues(64), group, me)}
     after = {queue: me for me in group[:-1] for queue in allocate(queues(64), group[:-1], me)}
     assert all(after[queue] == me for queue, me in before.items() if me != group[-1])
 
 
-def test_consistent_hash_needs_points() -> None:
+def test_consistent_hash_without_virtual_nodes_is_refused() -> None:
     with pytest.raises(InvalidOption, match="virtual_nodes"):
         consistent_hash(0)
 
 
-def test_by_config_does_as_told() -> None:
+def test_by_config_returns_its_fixed_list() -> None:
     mine = queues(2)
     assert by_config(mine)(queues(9), members(3), "m@02") == mine
 
 
-def test_by_machine_room_leaves_foreign_rooms_out_and_shares_the_rest() -> None:
+def test_by_machine_room_leaves_other_rooms_out_and_shares_the_rest() -> None:
     everything = queues(5, "east@a") + queues(3, "west@b") + queues(2, "roomless")
     parts = [by_machine_room({"east"})(everything, members(2), me) for me in members(2)]
     assert [ids(part) for part in parts] == [[0, 1, 4], [2, 3]]
@@ -133,7 +133,7 @@ def test_by_machine_room_leaves_foreign_rooms_out_and_shares_the_rest() -> None:
     assert by_machine_room({"east"})(everything, members(2), "stranger") == []
 
 
-def test_nearby_keeps_queues_in_their_room_and_shares_orphaned_rooms() -> None:
+def test_nearby_keeps_queues_in_their_room_and_shares_rooms_without_members() -> None:
     everything = queues(4, "m") + queues(2, "n") + queues(2, "empty")
     group = [*members(2, "m"), *members(1, "n")]
     mine = {me: {queue.broker for queue in NEARBY(everything, group, me)} for me in group}

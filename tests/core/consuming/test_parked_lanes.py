@@ -1,4 +1,4 @@
-"""Parked lanes between a member and a broker, step by step: what is offered, kept, given back and opened."""
+"""Parked lanes between a member and a broker, step by step: offered, stored, given back, released."""
 
 from tests.core.consuming.parked_lanes_fixture import (
     PAUSE,
@@ -31,7 +31,7 @@ def test_a_failed_lane_is_offered_to_the_broker_with_everything_behind_it() -> N
     assert scheduler.committable(Q) == 0
 
 
-def test_what_the_broker_keeps_is_finished_and_the_lane_stays_shut() -> None:
+def test_messages_that_the_broker_stored_are_finished_and_the_lane_stays_parked() -> None:
     scheduler = parked()
     store(scheduler)
     assert scheduler.committable(Q) == 2
@@ -43,7 +43,7 @@ def test_what_the_broker_keeps_is_finished_and_the_lane_stays_shut() -> None:
     assert scheduler.snapshot()[Q].parked == ("k",)
 
 
-def test_what_the_broker_does_not_take_is_offered_again_after_a_pause() -> None:
+def test_messages_that_the_broker_did_not_take_are_offered_again_after_a_pause() -> None:
     scheduler = parked()
     store(scheduler, settled=1)
     assert scheduler.committable(Q) == 1
@@ -51,14 +51,14 @@ def test_what_the_broker_does_not_take_is_offered_again_after_a_pause() -> None:
     assert one(scheduler, now=PAUSE) == ParkRequest("k", (M(1, "k"),), None)
 
 
-def test_a_lane_the_broker_would_not_begin_stays_here_whole() -> None:
+def test_a_lane_that_the_broker_refuses_stays_here() -> None:
     scheduler = parked()
     store(scheduler, status=None, settled=0)
     assert (scheduler.committable(Q), run(scheduler)) == (0, None)
     assert one(scheduler, now=PAUSE) == ParkRequest("k", (M(0, "k"), M(1, "k")), Failure("why", 1))
 
 
-def test_a_lost_answer_is_asked_for_again() -> None:
+def test_a_request_without_an_answer_is_repeated() -> None:
     scheduler = parked()
     first = one(scheduler)
     lanes_of(scheduler).unanswered(first, now=Millis(0), pause=PAUSE)
@@ -66,8 +66,8 @@ def test_a_lost_answer_is_asked_for_again() -> None:
     assert one(scheduler, now=PAUSE) == first
 
 
-def test_what_the_broker_may_have_is_settled_before_its_copies_run() -> None:
-    """The answer was lost: the broker has message 2 too, gives it back in its turn, and here it must not run again."""
+def test_messages_that_the_broker_may_have_are_settled_before_its_copies_run() -> None:
+    """The answer was lost: the broker has message 2 and will give it back, so it must not run here."""
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -81,7 +81,7 @@ def test_what_the_broker_may_have_is_settled_before_its_copies_run() -> None:
     assert scheduler.committable(Q) == 3
 
 
-def test_a_person_at_the_member_does_not_open_what_the_broker_may_have() -> None:
+def test_resume_in_the_member_does_not_release_a_lane_that_the_broker_may_have() -> None:
     scheduler = parked()
     lanes_of(scheduler).unanswered(one(scheduler), now=Millis(0), pause=PAUSE)
     assert scheduler.resume(Q, "k")
@@ -89,7 +89,7 @@ def test_a_person_at_the_member_does_not_open_what_the_broker_may_have() -> None
     assert isinstance(one(scheduler), ParkRequest)
 
 
-def test_redriven_messages_run_alone_and_newer_ones_wait_for_the_last() -> None:
+def test_redriven_messages_run_one_by_one_before_newer_ones() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -124,7 +124,7 @@ def test_a_redriven_message_that_fails_is_parked_again_and_not_taken_along_twice
     assert scheduler.committable(Q) == 2
 
 
-def test_an_emptied_lane_opens() -> None:
+def test_an_emptied_lane_is_released() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -134,8 +134,8 @@ def test_an_emptied_lane_opens() -> None:
     assert found.messages == (M(2, "k"),)
 
 
-def test_successors_of_a_lane_that_was_emptied_meanwhile_run() -> None:
-    """The discard came between two renewals, and our request after it."""
+def test_newer_messages_of_a_lane_that_was_emptied_run() -> None:
+    """An operator discarded the lane between two renewals, before the member's request."""
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -143,8 +143,8 @@ def test_successors_of_a_lane_that_was_emptied_meanwhile_run() -> None:
     assert run(scheduler) is not None
 
 
-def test_a_lane_with_a_question_under_way_is_not_opened_by_a_table() -> None:
-    """The table may be older than the answer."""
+def test_a_lane_with_a_request_under_way_is_not_released_by_a_listing() -> None:
+    """The listing may be older than the answer."""
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -153,7 +153,7 @@ def test_a_lane_with_a_question_under_way_is_not_opened_by_a_table() -> None:
     assert run(scheduler) is None
 
 
-def test_a_lane_that_came_after_the_question_is_not_opened_by_its_answer() -> None:
+def test_a_lane_parked_after_the_listing_was_asked_for_is_not_released_by_it() -> None:
     scheduler = parked()
     lanes = lanes_of(scheduler)
     before = lanes.at_broker()
@@ -164,8 +164,8 @@ def test_a_lane_that_came_after_the_question_is_not_opened_by_its_answer() -> No
     assert run(scheduler) is None
 
 
-def test_a_lane_whose_message_runs_is_not_opened_beside_it() -> None:
-    """Somebody discarded the whole lane meanwhile; two turns of one key must not overlap."""
+def test_a_lane_whose_redriven_message_runs_is_not_released() -> None:
+    """An operator has discarded the whole lane; two turns of one key must not overlap."""
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -180,7 +180,7 @@ def test_a_lane_whose_message_runs_is_not_opened_beside_it() -> None:
     assert run(scheduler) is not None
 
 
-def test_a_person_s_wish_is_not_lost_with_a_lane_the_broker_would_not_begin() -> None:
+def test_a_resume_is_kept_when_the_broker_refuses_the_lane() -> None:
     scheduler = parked()
     under_way = one(scheduler)
     scheduler.resume(Q, "k")
@@ -192,7 +192,7 @@ def test_a_person_s_wish_is_not_lost_with_a_lane_the_broker_would_not_begin() ->
     assert found.messages == (M(0, "k"), M(1, "k"))
 
 
-def test_a_redrive_learned_from_an_answer_begins_at_once() -> None:
+def test_a_redrive_reported_in_an_answer_begins_at_once() -> None:
     scheduler = parked()
     store(scheduler)
     put(scheduler, (2, "k"))
@@ -200,7 +200,7 @@ def test_a_redrive_learned_from_an_answer_begins_at_once() -> None:
     assert one(scheduler) == NextRequest("k", -1)
 
 
-def test_a_person_at_the_member_resumes_by_way_of_the_broker() -> None:
+def test_resume_in_the_member_goes_through_the_broker() -> None:
     scheduler = parked()
     store(scheduler)
     assert scheduler.resume(Q, "k")
@@ -211,7 +211,7 @@ def test_a_person_at_the_member_resumes_by_way_of_the_broker() -> None:
     assert one(scheduler) == NextRequest("k", -1)
 
 
-def test_a_person_at_the_member_resumes_what_is_only_here_at_once() -> None:
+def test_resume_in_the_member_releases_a_lane_that_is_only_here_at_once() -> None:
     scheduler = parked()
     assert scheduler.resume(Q, "k")
     found = run(scheduler)
@@ -221,7 +221,7 @@ def test_a_person_at_the_member_resumes_what_is_only_here_at_once() -> None:
 
 
 def test_a_resume_does_not_overtake_a_request_under_way() -> None:
-    """Run here and parked there, the message would run a second time, behind its successors."""
+    """Otherwise the message would run here, and again from the broker after newer ones."""
     scheduler = parked()
     under_way = one(scheduler)
     assert scheduler.resume(Q, "k")
@@ -237,7 +237,7 @@ def test_a_policy_may_keep_its_lanes_in_memory() -> None:
     assert scheduler.snapshot()[Q].parked == ("k",)
 
 
-def test_a_new_owner_keeps_shut_what_was_parked() -> None:
+def test_a_new_owner_restores_parked_lanes() -> None:
     scheduler = member(0, kept=(ParkedAtBroker("k", False, 1), ParkedAtBroker("j", True, 0)))
     put(scheduler, (0, "j"), (1, "k"), (2, "k"), (3, "i"))
     found = run(scheduler)
@@ -246,8 +246,8 @@ def test_a_new_owner_keeps_shut_what_was_parked() -> None:
     assert work(scheduler) == [ParkRequest("k", (M(2, "k"),), None), NextRequest("j", -1)]
 
 
-def test_what_is_pulled_again_of_a_parked_lane_is_a_finished_range_like_everything_else() -> None:
-    """Else a later owner would run it again, behind successors of its key that it leaves out."""
+def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> None:
+    """Otherwise a later owner would run them after newer messages of their key."""
     scheduler = member(0, kept=(ParkedAtBroker("k", False, 2),))
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
     assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])

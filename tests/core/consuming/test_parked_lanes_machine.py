@@ -1,4 +1,4 @@
-"""Parked lanes with losses, crashes and people, all at once: nothing overtakes, nothing is lost."""
+"""Parked lanes with lost answers, crashes and operators at once: nothing overtakes, nothing is lost."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from lanemq.model.units import Millis
 
 @dataclass
 class World:
-    """One queue of a broker, and the member that owns it now."""
+    """One queue of a broker, and the member that owns it."""
 
     lanes: ParkedLanes
     scheduler: LaneScheduler[M]
@@ -42,7 +42,7 @@ class World:
         self.on_the_way: list[LaneRequest[M]] = []
         self.answers: list[tuple[LaneRequest[M], tuple[int, LaneStatus | None, M | None]]] = []
         self.begun: dict[str, int] = defaultdict(lambda: -1)
-        """By key: the highest offset that this owner has begun."""
+        """The highest offset that this owner has started, by key."""
 
     def name(self, key: str) -> LaneName:
         return LaneName(*PLACE, key)
@@ -80,7 +80,7 @@ class World:
         return bool(asked)
 
     def reach(self) -> None:
-        """The oldest request reaches the broker; its answer is on the way back."""
+        """The oldest request reaches the broker; its answer is under way."""
         if self.on_the_way:
             each = self.on_the_way.pop(0)
             self.answers.append((each, self.broker(each)))
@@ -91,14 +91,14 @@ class World:
             self.scheduler.offer(Q)
 
     def lose(self) -> None:
-        """The connection breaks: nobody knows which requests the broker has seen."""
+        """The connection breaks: the member does not know which requests arrived."""
         for each in [*self.on_the_way, *(each for each, _ in self.answers)]:
             lanes_of(self.scheduler).unanswered(each, now=Millis(self.now), pause=PAUSE)
         self.on_the_way.clear()
         self.answers.clear()
 
     def talk(self) -> bool:
-        """Asks, and gets every answer."""
+        """Sends all requests and gets all answers."""
         asked = self.ask()
         while self.on_the_way:
             self.reach()
@@ -154,7 +154,7 @@ class World:
         self.committed, self.finished = committable, self.scheduler.finished_ranges(Q)
         kept = {offset for lane in self.lanes for offset in lane.messages}
         passed = {*range(self.committed), *(o for o in range(len(self.log)) if o in self.finished)}
-        assert passed <= self.done | self.discarded | kept, "a commit passes only what is done, or kept"
+        assert passed <= self.done | self.discarded | kept, "a commit passes only messages that are done or parked"
 
     def crash(self) -> None:
         lanes = self.lanes.of_queue(PLACE)
@@ -165,7 +165,7 @@ class World:
         self.begun.clear()
 
     def come_to_rest(self) -> None:
-        """Everything works, and a person redrives whatever is parked."""
+        """Everything works, and an operator redrives all parked lanes."""
         self.lose()
         for _ in range(200):
             self.now += PAUSE
@@ -206,7 +206,7 @@ def new_world() -> World:
 
 @settings(max_examples=250, deadline=None)
 @given(STEPS)
-def test_whatever_is_lost_nothing_overtakes_and_everything_is_done(steps: list[tuple[str, ...]]) -> None:
+def test_with_any_losses_nothing_overtakes_and_everything_is_done(steps: list[tuple[str, ...]]) -> None:
     world = new_world()
     for what, *args in steps:
         match what:

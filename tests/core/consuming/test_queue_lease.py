@@ -1,4 +1,4 @@
-"""The client's half of "one owner": it stops before the broker could grant the queue to another."""
+"""A member stops using a queue before the broker could grant it to another."""
 
 import pytest
 from hypothesis import given
@@ -16,8 +16,8 @@ def lease(asked_at: int = 0, epoch: int = 1, client_lease: int = 30_000) -> Queu
 
 
 @pytest.mark.row("A43")
-def test_partitioned_client_stops_before_the_broker_grants_again() -> None:
-    """Asked at 0, arrived at the broker later: ours ends at 30 s, a rival gets it at 60 s or later."""
+def test_a_disconnected_member_stops_before_the_broker_grants_the_queue_again() -> None:
+    """The request is sent at 0 and arrives later: the member stops at 30 s, a rival gets the queue at 60 s or later."""
     held = lease(asked_at=0)
     assert held.usable(now=Millis(29_999))
     assert not held.usable(now=Millis(30_000))
@@ -33,7 +33,7 @@ def test_partitioned_client_stops_before_the_broker_grants_again() -> None:
     renew=st.integers(1, 10_000),
     more=st.tuples(st.integers(1, 10_000), st.integers(1, 10_000)),
 )
-def test_never_usable_when_the_broker_may_grant_to_another(
+def test_a_lease_is_never_usable_when_the_broker_may_grant_the_queue_to_another(
     asked_at: int, delay: int, now: int, renew: int, more: tuple[int, int]
 ) -> None:
     times = LeaseTimes(renew / 1000, (renew + more[0]) / 1000, (renew + sum(more)) / 1000)
@@ -45,14 +45,14 @@ def test_never_usable_when_the_broker_may_grant_to_another(
 
 @pytest.mark.row("A42")
 @pytest.mark.parametrize("times", [ROCKETMQ_TIMES, LANE_TIMES])
-def test_broker_keeps_the_lease_over_two_lost_renewals(times: LeaseTimes) -> None:
-    """The third renewal arrives in time, and says that nobody else was owner."""
+def test_the_broker_keeps_a_lease_over_two_lost_renewals(times: LeaseTimes) -> None:
+    """The third renewal arrives in time and shows that no other member owned the queue."""
     assert 3 * times.renew_every_ms <= times.broker_lease_ms
     held = lease(client_lease=times.client_lease_ms)
     assert held.granted(Epoch(1), asked_at=Millis(3 * times.renew_every_ms)) is Grant.RENEWED
 
 
-def test_refused_or_lost_lease_is_unusable_at_once() -> None:
+def test_a_refused_or_lost_lease_is_unusable_at_once() -> None:
     for end in (QueueLease.refused, QueueLease.lost):
         held = lease()
         end(held)
@@ -61,7 +61,7 @@ def test_refused_or_lost_lease_is_unusable_at_once() -> None:
 
 
 @pytest.mark.row("A57")
-def test_new_epoch_means_the_offset_must_be_read_again() -> None:
+def test_a_new_epoch_means_the_offset_must_be_read_again() -> None:
     held = QueueLease(Millis(3_000))
     assert held.granted(Epoch(4), asked_at=Millis(0)) is Grant.NEW
     assert held.granted(Epoch(4), asked_at=Millis(1_000)) is Grant.RENEWED
@@ -74,7 +74,7 @@ def test_renewal_after_own_expiry_is_unbroken_only_if_the_epoch_says_so() -> Non
     assert without.granted(Epoch(0), asked_at=Millis(40_000)) is Grant.NEW
 
 
-def test_overtaken_answers_neither_shorten_nor_revive_a_lease() -> None:
+def test_late_answers_neither_shorten_nor_restore_a_lease() -> None:
     held = lease(asked_at=5_000, epoch=3)
     assert held.granted(Epoch(3), asked_at=Millis(1_000)) is Grant.STALE
     assert held.usable_until == 35_000
@@ -83,7 +83,7 @@ def test_overtaken_answers_neither_shorten_nor_revive_a_lease() -> None:
     assert not held.usable(now=Millis(6_001))
 
 
-def test_lease_after_a_loss_is_new() -> None:
+def test_a_lease_after_a_loss_is_new() -> None:
     held = lease(epoch=0)
     held.refused()
     assert held.granted(Epoch(0), asked_at=Millis(10)) is Grant.NEW
@@ -98,7 +98,7 @@ def test_lease_after_a_loss_is_new() -> None:
         ((60, 50, 40), "renew_every.*client_lease"),
     ],
 )
-def test_times_that_break_ownership_are_refused(times: tuple[int, int, int], names: str) -> None:
+def test_lease_times_that_allow_two_owners_are_refused(times: tuple[int, int, int], names: str) -> None:
     with pytest.raises(InvalidOption, match=names):
         LeaseTimes(*(each / 1000 for each in times))
 

@@ -1,4 +1,4 @@
-"""What is finished above an offset: sets of offsets in few numbers, and a crash at any point of using them."""
+"""Finished ranges as sets of offsets, and owners that crash at any point of using them."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ def covered(finished: FinishedRanges) -> set[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(offset_sets, offset_sets, st.integers(0, END))
-def test_a_map_is_a_set_of_offsets(some: set[int], others: set[int], at: int) -> None:
+def test_ranges_are_a_set_of_offsets(some: set[int], others: set[int], at: int) -> None:
     finished = FinishedRanges.of_offsets(sorted(some))
     assert covered(finished) == {offset for offset in range(END) if offset in finished} == some
     assert covered(finished.above(at)) == {offset for offset in some if offset > at}
@@ -43,7 +43,7 @@ def test_a_map_is_a_set_of_offsets(some: set[int], others: set[int], at: int) ->
 
 @settings(max_examples=200, deadline=None)
 @given(offset_sets, st.integers(0, END), st.integers(0, 5))
-def test_a_map_comes_back_from_its_text_and_is_cut_at_its_upper_end(some: set[int], at: int, most: int) -> None:
+def test_ranges_survive_their_text_form_and_are_cut_at_the_upper_end(some: set[int], at: int, most: int) -> None:
     finished = FinishedRanges.of_offsets(sorted(some)).above(at)
     assert FinishedRanges.decode(finished.encode(at), at) == finished
     kept = finished.lowest(most)
@@ -52,7 +52,7 @@ def test_a_map_comes_back_from_its_text_and_is_cut_at_its_upper_end(some: set[in
     assert not dropped or max(covered(kept), default=-1) < min(dropped)
 
 
-def test_what_lies_at_or_below_the_offset_is_not_written() -> None:
+def test_ranges_at_or_below_the_offset_are_not_written() -> None:
     assert FinishedRanges.of([(1, 4), (6, 8)]).encode(2) == "1,1,2,2"
     assert FinishedRanges.of([(1, 4)]).encode(5) == ""
 
@@ -62,12 +62,12 @@ def test_what_lies_at_or_below_the_offset_is_not_written() -> None:
     ["1", "1,2,3", "0,1", "1,0", "2,-1", "1,x", "1,", ",", "1,2;3,4", f"1,{2**63}", "1," * 2 * MAX_RANGES + "1,1"],
     ids=lambda text: text[:12],
 )
-def test_what_is_no_map_is_refused(text: str) -> None:
+def test_malformed_text_is_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="finished ranges"):
         FinishedRanges.decode(text, 7)
 
 
-def test_the_largest_map_fits_into_a_megabyte() -> None:
+def test_the_text_of_the_most_ranges_fits_into_a_megabyte() -> None:
     step = (2**63 - 1) // (2 * MAX_RANGES + 1)
     finished = FinishedRanges(tuple(step * n for n in range(1, 2 * MAX_RANGES + 1)))
     assert len(finished.encode(0)) < 1_000_000
@@ -88,13 +88,13 @@ class Msg:
 
 
 def wanted(start: int, end: int) -> list[int]:
-    """The offsets that the group's filter lets through."""
+    """The offsets that the group's filter accepts."""
     return [at for at in range(start, end) if at % 13 != 4]
 
 
 @dataclass
 class Owner:
-    """One member's holding; dies at any moment."""
+    """One member that owns the queue; it may crash at any moment."""
 
     scheduler: LaneScheduler[Msg]
     running: list[LaneRun[Msg]] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Owners(RuleBasedStateMachine):
     """Random finish order, commits now and then, crashes at any point; the group's table is the broker's.
 
     Checked at every start of a message, by a world that sees everything: nothing earlier of its key is
-    unfinished, and it is a repeat only if nobody had reported it.
+    unfinished, and it is a repeat only if it had not been reported.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Owners(RuleBasedStateMachine):
         self.take_over()
 
     def take_over(self) -> None:
-        """A new owner, with what the lock's answer says."""
+        """A new owner starts with what the lock's answer contains."""
         start = self.table.committed("g", "orders", 0) or QueueOffset(0)
         done = FinishedRanges.decode(self.table.finished_ranges("g", "orders", 0), start)
         options = LaneOptions(policy=HoldKey(retries=9, backoff=Backoff(0.005)), run_limit=3)
@@ -175,7 +175,7 @@ class Owners(RuleBasedStateMachine):
 
     @rule(most=st.sampled_from([0, 1, 2, MAX_RANGES, MAX_RANGES]))
     def commit(self, most: int) -> None:
-        """`most`: how many ranges the way to the broker has room for."""
+        """`most`: how many ranges are reported."""
         offset = self.owner.scheduler.committable(Q)
         assert offset is not None
         finished = self.owner.scheduler.finished_ranges(Q).lowest(most)
@@ -202,7 +202,7 @@ class Owners(RuleBasedStateMachine):
             assert line == sorted(line, reverse=True), f"{key}: {line}"
 
     def teardown(self) -> None:
-        """Nothing is lost: the last owner works everything off, whatever the others left."""
+        """Nothing is lost: the last owner finishes everything that the others left."""
         for run in self.owner.running:
             self.owner.scheduler.finish(run, DONE, now=self.now)
             self.finished |= {m.queue_offset for m in run.messages}
@@ -231,7 +231,7 @@ def keyed(start: int, done: FinishedRanges) -> LaneScheduler[Msg]:
     return scheduler
 
 
-def test_what_former_owners_finished_inside_a_pull_is_not_run() -> None:
+def test_messages_that_former_owners_finished_are_not_run() -> None:
     scheduler = keyed(0, FinishedRanges.of([(1, 3), (4, 5)]))
     assert scheduler.put(Q, [Msg(at) for at in range(6)], QueueOffset(6), pulled_from=QueueOffset(0))
     seen = []
@@ -242,7 +242,7 @@ def test_what_former_owners_finished_inside_a_pull_is_not_run() -> None:
     assert scheduler.committable(Q) == 6
 
 
-def test_a_range_that_former_owners_finished_is_not_even_pulled() -> None:
+def test_a_range_that_former_owners_finished_is_not_pulled() -> None:
     scheduler = keyed(0, FinishedRanges.of([(2, 30)]))
     assert scheduler.put(Q, [Msg(0), Msg(1)], QueueOffset(2), pulled_from=QueueOffset(0))
     assert scheduler.next_offset(Q) == 30
@@ -250,8 +250,8 @@ def test_a_range_that_former_owners_finished_is_not_even_pulled() -> None:
     assert scheduler.finished_ranges(Q).ranges() == [(2, 30)]
 
 
-def test_what_a_filter_left_out_between_finished_messages_is_no_gap() -> None:
-    """Another filter may want it; an offset that nobody looked at is nobody's to skip."""
+def test_filtered_messages_between_finished_ones_are_not_finished() -> None:
+    """Another filter may accept them."""
     scheduler = keyed(0, NOTHING_FINISHED)
     assert scheduler.put(Q, [Msg(0), Msg(1), Msg(5)], QueueOffset(8), pulled_from=QueueOffset(0))
     unfinished = scheduler.next_run(now=Millis(0))

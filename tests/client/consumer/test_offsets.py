@@ -1,4 +1,4 @@
-"""What is finished above the offset: when a member reports it, to whom, and what it takes over."""
+"""Offsets and finished ranges: when a member reports them, to which brokers, and what it takes over."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -54,7 +54,7 @@ def failing_with_slow(seen: list[int]) -> Handler:
 
 
 def asked_for_finished(monkeypatch: pytest.MonkeyPatch) -> list[bool | None]:
-    """What every lock request says about finished ranges, from now on."""
+    """Collects what each lock request asks about finished ranges."""
     asked: list[bool | None] = []
     real = FakeCalls.lock
 
@@ -82,7 +82,7 @@ def test_finished_ranges_are_reported_with_the_periodic_commit_and_only_when_the
     assert reports == later <= 2
 
 
-def test_after_a_crash_the_next_owner_runs_only_what_nobody_reported() -> None:
+def test_after_a_crash_the_next_owner_runs_only_what_was_not_reported() -> None:
     async def main() -> list[int]:
         broker, seen = broker_with_messages(), list[int]()
         async with member(broker, "a", stuck_with_slow([])) as engine:
@@ -97,15 +97,15 @@ def test_after_a_crash_the_next_owner_runs_only_what_nobody_reported() -> None:
     assert sorted(run_virtual(main)) == [0, COUNT]
 
 
-def test_a_hand_over_tells_what_is_finished_behind_a_held_key() -> None:
+def test_a_hand_over_reports_what_is_finished_behind_a_held_key() -> None:
     async def main() -> tuple[FinishedRanges, list[int]]:
         broker, first, seen = broker_with_messages(), list[int](), list[int]()
         async with member(broker, "a", failing_with_slow(first), commit_every=600):
             await until(lambda: len(first) == COUNT - 1)
-        told = broker.finished[Q]
+        reported = broker.finished[Q]
         async with member(broker, "b", noting(seen)):
             await until(lambda: broker.offsets[Q] == COUNT)
-        return told, seen
+        return reported, seen
 
     assert run_virtual(main) == (BEHIND, [0])
 
@@ -126,7 +126,7 @@ def test_finished_ranges_that_were_not_confirmed_are_reported_again() -> None:
 
 
 def test_an_apache_broker_gets_offsets_only() -> None:
-    """It has no place for finished ranges; they stay in the member's memory and are repeated after a crash."""
+    """It cannot store finished ranges; they are repeated after a crash."""
 
     async def main() -> tuple[set[FinishedRanges], list[int]]:
         broker, first, seen = broker_with_messages(lane=False), list[int](), list[int]()
@@ -135,13 +135,13 @@ def test_an_apache_broker_gets_offsets_only() -> None:
             await asyncio.sleep(5)
             engine.stop_now()
         broker.members.remove("a")
-        told = set(broker.finished.values())
+        reported = set(broker.finished.values())
         async with member(broker, "b", noting(seen)):
             await until(lambda: len(seen) == COUNT)
-        return told, seen
+        return reported, seen
 
-    told, seen = run_virtual(main)
-    assert told <= {NOTHING_FINISHED}
+    reported, seen = run_virtual(main)
+    assert reported <= {NOTHING_FINISHED}
     assert sorted(seen) == list(range(COUNT))
 
 
@@ -151,7 +151,7 @@ def test_an_apache_broker_gets_offsets_only() -> None:
 def test_finished_ranges_are_asked_for_by_key_once_and_not_with_every_renewal(
     monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any], first: bool | None
 ) -> None:
-    """Who works through the whole queue repeats what they cover, and must not ask: the broker forgets them then."""
+    """A member that orders the whole queue repeats what they cover, so it does not ask, and the broker forgets them."""
     asked = asked_for_finished(monkeypatch)
 
     async def main() -> None:
@@ -163,8 +163,8 @@ def test_finished_ranges_are_asked_for_by_key_once_and_not_with_every_renewal(
     assert set(asked[1:]) == {False}
 
 
-def test_a_queue_that_moves_elsewhere_leaves_its_finished_ranges_behind() -> None:
-    """A reset is an order to repeat: what was finished before it is to be done again."""
+def test_a_reset_forgets_the_finished_ranges() -> None:
+    """After a reset, messages that were finished before run again."""
 
     async def main() -> list[int]:
         broker, seen = broker_with_messages(), list[int]()
@@ -180,8 +180,8 @@ def test_a_queue_that_moves_elsewhere_leaves_its_finished_ranges_behind() -> Non
     assert run_virtual(main) == [0, *range(3, COUNT)]
 
 
-def test_what_ends_while_a_queue_moves_is_not_reported() -> None:
-    """The broker would take it for progress made after the reset, and forget the reset."""
+def test_turns_that_end_during_a_reset_are_not_reported() -> None:
+    """The broker would take them for progress after the reset, and forget the reset."""
 
     async def main() -> tuple[int, Any]:
         broker, go = broker_with_messages(), asyncio.Event()
@@ -203,7 +203,7 @@ def test_what_ends_while_a_queue_moves_is_not_reported() -> None:
     assert run_virtual(main) == (0, (Q, 7))
 
 
-def test_a_move_that_is_interrupted_or_not_confirmed_is_made_all_the_same() -> None:
+def test_a_reset_that_is_interrupted_or_not_confirmed_is_completed() -> None:
     async def main() -> list[int]:
         broker, seen = broker_with_messages(), list[int]()
         async with member(broker, "a", noting(seen)) as engine:
@@ -222,7 +222,7 @@ def test_a_move_that_is_interrupted_or_not_confirmed_is_made_all_the_same() -> N
     assert run_virtual(main)[COUNT:] == [7, 8, 9]
 
 
-def test_a_queue_handed_over_while_it_moves_is_handed_over_at_the_new_place() -> None:
+def test_a_queue_handed_over_during_a_reset_is_handed_over_at_the_new_offset() -> None:
     async def main() -> int:
         broker, go = broker_with_messages(), asyncio.Event()
 
@@ -238,3 +238,24 @@ def test_a_queue_handed_over_while_it_moves_is_handed_over_at_the_new_place() ->
         return broker.offsets[Q]
 
     assert run_virtual(main) == 7
+
+
+REPORTED = 5
+
+
+@pytest.mark.parametrize(("lane", "found"), [(False, REPORTED), (True, 2)], ids=["without leases", "with leases"])
+def test_an_offset_that_a_former_owner_set_back_does_not_stay_behind(lane: bool, found: int) -> None:
+    """Without leases the broker cannot refuse its late commit; with leases it does."""
+
+    async def main() -> int:
+        broker, seen = FakeBroker([Q], lane=lane), list[int]()
+        broker.offsets[Q] = 0
+        broker.store(Q, *(record(number) for number in range(REPORTED)))
+        async with member(broker, "a", noting(seen)) as engine:
+            await until(lambda: broker.offsets[Q] == REPORTED)
+            broker.offsets[Q] = 2
+            await asyncio.sleep(12)
+            engine.stop_now()
+            return broker.offsets[Q]
+
+    assert run_virtual(main) == found
