@@ -1,1 +1,1 @@
-"""Conformance on the real thing: one suite, several clients, LaneMQ's broker and Apache RocketMQ's."""
+"""Conformance suite: the same cases with several clients, against LaneMQ's broker and Apache RocketMQ."""

@@ -1,6 +1,6 @@
-"""A real Apache RocketMQ for as long as a `with` block: one name server, one broker, loopback, small heaps.
+"""Runs Apache RocketMQ for a `with` block: one name server, one broker, loopback, small heaps.
 
-Everything it writes goes below one folder that the caller owns; the home folder of the user is not touched.
+It writes only below one folder of the caller; the user's home folder is not touched.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def apache(version: str, folder: Path) -> Iterator[str]:
 
 
 def _broker_settings(names: int, broker: int, store: Path) -> dict[str, object]:
-    """RocketMQ's defaults, except for sizes (its own reserve gigabytes) and for patience: by default a send
+    """RocketMQ's defaults, except for sizes (the defaults reserve gigabytes) and the send queue: by default a send
     that waits 200 ms is refused, and on a busy machine many would be."""
     return {
         "brokerClusterName": CLUSTER,

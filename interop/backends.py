@@ -1,4 +1,4 @@
-"""The brokers the suite runs against. A backend is chosen by name and gives one address to connect to."""
+"""The brokers that the suite runs against. A backend has a name and gives one address to connect to."""
 
 import contextlib
 import subprocess
@@ -23,7 +23,7 @@ class Backend(Protocol):
 
 
 class ApacheBackend:
-    """The real thing, from Maven."""
+    """Apache RocketMQ, from Maven."""
 
     def __init__(self, name: str, version: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class ApacheBackend:
 
 
 class LaneBackend:
-    """LaneMQ's broker as a user starts it: the command, one port, one data folder."""
+    """LaneMQ's broker, started with the `lanemq broker` command."""
 
     name = "lane"
 

@@ -1,8 +1,8 @@
-"""What the cases ask of a client, whichever it is.
+"""The interface of a client, as the cases use it.
 
 A client is a process, or several, that talks to one broker address. It starts producers, members of groups,
-pull consumers and an admin, all by blocking calls. What members did is told in turns: one call of the
-listener each, with the wall time of its start and end, so that overlap between members can be judged.
+pull consumers and an admin, all by blocking calls. What members did is reported in
+turns: one call of the listener each, with the wall time of its start and end, so that overlaps can be found.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ class ClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where a message, or the first of a batch, was stored."""
+    """The position of a message, or of the first message of a batch."""
 
     queue: int
     offset: int
@@ -31,7 +31,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A message as a consumer or the admin saw it; `body` is its beginning, `sha1` covers all of it."""
+    """A message as a consumer or the admin received it; `body` is its beginning, `sha1` covers all of it."""
 
     topic: str
     queue: int
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the listener answers for messages whose body contains `match`, `times` times for each message.
+    """The result of the listener for messages whose body contains `match`, `times` times for each message.
 
     Orderly verdicts: success, suspend, commit, rollback, throw, nothing. Concurrent: success, later, throw.
     A rule that holds keeps its turn open until the member is released.
@@ -83,7 +83,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How a member listens; RocketMQ's defaults, except for the start (first) and the pauses (short)."""
+    """Options of a member: RocketMQ's defaults, except for the start (first) and the pauses (short)."""
 
     orderly: bool = True
     broadcast: bool = False
@@ -145,15 +145,15 @@ class Member(Protocol):
         ...
 
     def release(self) -> None:
-        """Lets every held turn go on, now and later."""
+        """Releases every held turn, now and later."""
         ...
 
     def stop(self) -> None:
-        """An orderly leave: what is finished is committed, locks are released."""
+        """Leaves the group: commits what is finished and releases locks."""
         ...
 
     def kill(self) -> None:
-        """kill -9, without a word to the broker; only for a member started with `own_process`."""
+        """kill -9; only for a member started with `own_process`."""
         ...
 
 
@@ -181,7 +181,7 @@ class Admin(Protocol):
     def create_topic(self, topic: str, queues: int) -> None: ...
 
     def reset(self, topic: str, group: str, timestamp_ms: int) -> dict[int, int]:
-        """Moves the group to the first message stored at or after the time, also while it is away."""
+        """Moves the group to the first message stored at or after the time, online or not."""
         ...
 
     def view(self, topic: str, message_id: str) -> Seen: ...

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A guest is LaneMQ's member beside another client's; beside itself it would prove nothing new."""
+    """Removes cases with a LaneMQ guest if the client is LaneMQ's own: they would test nothing new."""
     if config.getoption("--client") == GUEST_CLIENT:
         mixed = [item for item in items if item.get_closest_marker("guest") is not None]
         config.hook.pytest_deselected(items=mixed)
@@ -77,13 +77,13 @@ def side_by_side(request: pytest.FixtureRequest, clients: dict[str, Client]) -> 
 
 
 def _legal(case: str) -> str:
-    """As part of the name of a topic or group."""
+    """The text as part of a topic or group name."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", case)[:60]
 
 
 @pytest.fixture
 def stage(side_by_side: SideBySide) -> None:
-    """Cases get their stage from `SideBySide`, which has started them before pytest comes to them."""
+    """The stage of a case that `SideBySide` has already started."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,7 +95,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Pytest's own durations say how long it waited for a case, not how long the case took."""
+    """Prints how long each case took; pytest's durations only say how long it waited."""
     if (running := config.stash.get(_SIDE_BY_SIDE, None)) is not None:
         for seconds, case in running.slowest(5):
             terminalreporter.write_line(f"{seconds:6.1f} s  {case}")

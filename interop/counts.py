@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def line(report: Path, backend: str, client: str) -> str:
-    """A report that is missing counts as one failure: the run ended before it could write it."""
+    """A missing report counts as one failure, because the run ended before it was written."""
     passed, failed, skipped, seconds = _counts(report) if report.exists() else (0, 1, 0, 0.0)
     return f"{backend:<10} {client:<8} {passed:>6} {failed:>6} {skipped:>7} {seconds:>7.0f}"
 

@@ -1,4 +1,4 @@
-"""A client under test as a child process, steered by JSON lines.
+"""A client under test as a child process, controlled by JSON lines.
 
 To it:    {"id": 7, "do": "send", "name": "p1", …}
 From it:  {"event": "ready"}                                     once, when it listens
@@ -29,7 +29,7 @@ EventListener = Callable[[dict[str, Any]], None]
 
 
 class Harness:
-    """Owns the child; every request is answered or fails, also when the child dies."""
+    """Owns the child process. Every request is answered or fails, even if the child dies."""
 
     def __init__(self, command: Sequence[str], log: Path, cwd: Path | None = None) -> None:
         self._numbers = itertools.count(1)
@@ -49,7 +49,7 @@ class Harness:
             raise ClientError(f"the client process did not start: see {log}")
 
     def call(self, what: str, /, **fields: Any) -> Any:
-        """One request; the answer's value, or `ClientError` with the client's own text."""
+        """Sends one request and returns its value, or raises `ClientError` with the client's own text."""
         number = next(self._numbers)
         answer: Future[Any] = Future()
         with self._guard:
@@ -63,7 +63,7 @@ class Harness:
             raise ClientError(f"{what}: no answer from the client process in {CALL_SECONDS:.0f} s") from None
 
     def listen(self, name: str, listener: EventListener) -> None:
-        """Events of this name go to the listener, on the reader's thread."""
+        """Passes events of this name to the listener, on the reader's thread."""
         self._listeners[name] = listener
 
     def kill(self) -> None:
@@ -72,7 +72,7 @@ class Harness:
         self._reap()
 
     def close(self) -> None:
-        """Ends stdin and waits; a child that stays is killed."""
+        """Closes stdin and waits; kills a child that does not end."""
         if self._child.stdin is not None and not self._child.stdin.closed:
             self._child.stdin.close()
         try:
@@ -123,7 +123,7 @@ class Harness:
 
 
 def _close_quietly(stream: Any) -> None:
-    """Closing a pipe flushes it; to a dead child that fails, and says nothing new."""
+    """Closes a pipe; flushing to a dead child fails, which is ignored."""
     try:
         stream.close()
     except BrokenPipeError:

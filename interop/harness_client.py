@@ -1,4 +1,4 @@
-"""`Client` for anything that speaks the lines of `harness.py`; it is given a way to start a process."""
+"""A `Client` for any process that speaks the protocol of `harness.py`."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _fresh(kind: str) -> str:
-    """Names become client ids at the broker: unique among all processes of this machine."""
+    """A unique name; names become client ids at the broker."""
     return f"{kind}-{os.getpid()}-{next(_NUMBERS)}"
 
 
@@ -166,7 +166,7 @@ class HarnessAdmin:
 
 
 class HarnessClient:
-    """One long-lived process for almost everything; a member that is to be killed gets its own."""
+    """Uses one process for almost everything; a member that will be killed gets its own."""
 
     def __init__(self, name: str, spawn: Callable[[], Harness]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The unmodified Java client: one JVM that speaks the harness lines, small, with a home folder of its own."""
+"""The unmodified Java client in one small JVM with its own home folder."""
 
 from pathlib import Path
 

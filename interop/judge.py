@@ -1,4 +1,4 @@
-"""Judgements over turns: order, overlap, completeness. They know nothing of the client that made them."""
+"""Checks over turns: order, overlap, completeness. They do not depend on the client."""
 
 import math
 from collections import defaultdict
@@ -15,12 +15,12 @@ def bodies(turns: Iterable[Turn]) -> list[str]:
 
 
 def done(turns: Iterable[Turn]) -> list[Turn]:
-    """Turns that ended well; suspended and running ones will come again."""
+    """Turns that succeeded; messages of suspended and running turns are delivered again."""
     return [turn for turn in turns if turn.verdict in ("success", "commit")]
 
 
 def by_key(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Bodies look like `key:number`."""
+    """The numbers of each key; bodies look like `key:number`."""
     keys: dict[str, list[str]] = defaultdict(list)
     for text in texts:
         keys[text.split(":")[0]].append(text)
@@ -32,7 +32,7 @@ def queues(turns: Iterable[Turn]) -> set[int]:
 
 
 def overlaps(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
-    """Pairs of turns of one queue of one topic that ran at the same time; one without an end runs on."""
+    """Pairs of turns of one queue that ran at the same time; a turn without an end still runs."""
     found = []
     lines: dict[tuple[str, int], list[Turn]] = defaultdict(list)
     for turn in sorted(turns, key=lambda turn: turn.started_us):
@@ -52,7 +52,7 @@ def _end(turn: Turn) -> float:
 
 
 def in_order_with_repeats(texts: Sequence[str], expected: Sequence[str]) -> bool:
-    """Every text came, and each came first only after all before it: repeats rewind, nothing is skipped."""
+    """Whether every text was delivered, the first time only after all before it: repeats rewind, nothing is skipped."""
     reached = 0
     for text in texts:
         if reached < len(expected) and text == expected[reached]:

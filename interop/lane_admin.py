@@ -11,7 +11,7 @@ from lanemq.model.errors import LaneError
 
 PLACE = "place"
 """How a receipt names a place here: `place/topic/queue/offset`. A LaneMQ receipt holds queue and offset and not
-the broker's own id, which is read from the stored message when somebody asks."""
+the broker's own id, which is read from the stored message on request."""
 
 
 def place(topic: str, queue: int, offset: int) -> str:

@@ -1,4 +1,4 @@
-"""LaneMQ's own client under the suite: the same lines, another process behind them."""
+"""LaneMQ's own client, in a process that speaks the harness protocol."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LaneMQ's own client as a process that the suite steers: `python -m interop.lane_harness host:port`.
+"""LaneMQ's own client as a process that the suite controls: `python -m interop.lane_harness host:port`.
 
 Requests come as JSON lines on stdin, replies and deliveries go as JSON lines to stdout; `harness.py` describes the
 lines, `README.md` the commands. The process ends when stdin does.
@@ -29,7 +29,7 @@ Answer = Callable[[Request], Any]
 
 
 class LaneHarness:
-    """Everything started here has a name, and ends by that name."""
+    """Starts and stops producers and consumers by name."""
 
     def __init__(self, address: str, emit: Callable[[Request], None]) -> None:
         self._address = address
@@ -63,7 +63,7 @@ class LaneHarness:
         try:
             done = self._perform(request)
             reply["ok"] = True if done is None else done
-        except Exception as error:  # noqa: BLE001 - told to the case that asked
+        except Exception as error:  # noqa: BLE001 - returned to the case
             reply["error"] = f"{type(error).__name__}: {error}"
         self._emit(reply)
 
@@ -140,7 +140,7 @@ def main() -> None:
     emit({"event": "ready"})
     for line in sys.stdin:
         pool.submit(harness.answer, json.loads(line))
-    os._exit(0)  # like Java's halt: what still runs is no longer of interest
+    os._exit(0)  # like Java's halt: ends without waiting for threads
 
 
 if __name__ == "__main__":

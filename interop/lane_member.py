@@ -31,7 +31,7 @@ _TURNS = itertools.count(1)
 
 
 class LaneMember:
-    """Started when made; `options` are the fields of `clients.Listening`, with group and topic."""
+    """Started by its constructor; `options` are the fields of `clients.Listening`, with group and topic."""
 
     def __init__(self, address: str, name: str, options: dict[str, Any], emit: Emit) -> None:
         self.id = new_client_id()

@@ -1,4 +1,4 @@
-"""LaneMQ's `PullConsumer` under the two shapes the cases know: one pull at a time, and fed in the background."""
+"""LaneMQ's `PullConsumer` in the two forms that cases use: single pulls, and polling in the background."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from lanemq.model.queue import MessageQueue
 def read_once(
     address: str, group: str, topic: str, queue_id: int, offset: int, most: int, tags: str
 ) -> tuple[list[Message], int]:
-    """What one pull found, and where the next one would begin."""
+    """The messages of one pull, and the next offset."""
     with PullConsumer(address, group=group, tags=tags, batch=most) as consumer:
         queue = _queue(consumer, topic, queue_id)
         consumer.assign([queue])
@@ -22,7 +22,7 @@ def read_once(
 
 
 def pull(address: str, group: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer in RocketMQ's words (PullStatus); the consumer itself only shows messages and positions."""
+    """The result with RocketMQ's PullStatus, which LaneMQ's consumer does not have."""
     topic, queue_id, offset = request["topic"], request["queue"], request["offset"]
     found, after = read_once(address, group, topic, queue_id, offset, request["most"], request["tags"])
     first, end = _bounds(address, group, topic, queue_id)
@@ -61,7 +61,7 @@ def _queue(consumer: PullConsumer, topic: str, queue_id: int) -> MessageQueue:
 
 
 class LanePoller:
-    """Reads all queues of a topic from where its group stands."""
+    """Reads all queues of a topic from the group's offsets."""
 
     def __init__(self, address: str, request: dict[str, Any]) -> None:
         self._auto_commit = request["auto_commit"]

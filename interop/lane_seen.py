@@ -16,7 +16,7 @@ def sha1(body: bytes) -> str:
 
 
 def seen_message(message: Message) -> dict[str, Any]:
-    """What a consumer was given; topic and attempts are the message's own words, not the record's."""
+    """A message as a consumer got it; topic and attempts come from the message, not from the record."""
     return seen_record(message.record) | {
         "topic": message.topic,
         "id": message.message_id,

@@ -1,10 +1,10 @@
-"""How soon the queues of a member that died can be taken by another, by who it was and who the broker is."""
+"""How soon another member gets the queues of a dead one, by kind of member and broker."""
 
 from typing import NamedTuple
 
 SECOND_US = 1_000_000
 LEASE_US = 60 * SECOND_US
-"""RebalanceLockManager: how long a lock lives that nobody renews."""
+"""RebalanceLockManager: how long a lock lives without renewal."""
 RENEWAL_US = 20 * SECOND_US
 """ProcessQueue: how often an owner renews; RebalanceService: how often a member asks for what it should have."""
 BUSY_US = 5 * SECOND_US
@@ -12,7 +12,7 @@ BUSY_US = 5 * SECOND_US
 
 
 class TakeOver(NamedTuple):
-    """Counted from the last keep-alive to the first turn of the heir."""
+    """From the last keep-alive to the first turn of the new owner."""
 
     least_us: int
     most_us: int
@@ -24,7 +24,7 @@ LANE = TakeOver(0, 2 * BUSY_US)
 
 
 def take_over(backend: str, victim: str, heir: str) -> TakeOver:
-    """Short where broker and victim are LaneMQ's; a Java heir that was refused at first asks again only later."""
+    """Short if broker and dead member are LaneMQ's; a Java member that was refused asks again only later."""
     if backend != "lane" or victim != "lane":
         return STOCK
     return LANE if heir == "lane" else LANE._replace(most_us=LANE.most_us + RENEWAL_US)

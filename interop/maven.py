@@ -1,7 +1,7 @@
-"""Apache RocketMQ from Maven, once, into a cache: jars by coordinates, and the harness compiled against them.
+"""Fetches Apache RocketMQ from Maven into a cache, and compiles the harness against it.
 
-`python -m interop.maven` fills the cache and says why it cannot. A cache entry is named after the digest of
-what it was made from, so a changed pom or source makes a new one and never a mixture.
+`python -m interop.maven` fills the cache, or says why it cannot. A cache entry is named by the digest of
+its sources, so a changed pom or source makes a new entry.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SERVERS = ("5",)
 
 
 class UnavailableError(Exception):
-    """The real thing cannot be had here; the text says why, in one line."""
+    """Apache RocketMQ is not available here; the text says why, in one line."""
 
 
 def missing_tool() -> str | None:
@@ -60,7 +60,7 @@ def _compiled(version: str) -> Path:
 
 
 def _filled(place: Path, fill: Callable[[Path], None]) -> Path:
-    """Made beside its place and moved there when complete: a run that was cut short leaves no half entry."""
+    """Builds an entry in another folder and moves it when complete: an interrupted run leaves no partial entry."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix="filling-") as folder:
         new = Path(folder) / place.name

@@ -1,4 +1,4 @@
-"""Free loopback ports, and how to wait for a server without knowing when it is ready."""
+"""Free loopback ports, and waiting for a server."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ def _is_free(port: int) -> bool:
 
 
 def eventually(attempt: Callable[[], Answer | None], within: float, what: str, every: float = 0.2) -> Answer:
-    """Asks until the answer is true; after the deadline a TimeoutError names what was awaited."""
+    """Asks until the answer is true; raises TimeoutError, which names the condition, after the deadline."""
     until = time.monotonic() + within
     pause = threading.Event()
     while True:
@@ -48,7 +48,7 @@ def eventually(attempt: Callable[[], Answer | None], within: float, what: str, e
 
 
 def route(port: int, topic: str) -> dict[str, Any] | None:
-    """The topic's route as the name server at the port tells it, or None while there is none."""
+    """The topic's route from the name server at the port; None while there is none."""
     header = {
         "code": GET_ROUTEINFO_BY_TOPIC, "language": "OTHER", "version": MQ_VERSION, "opaque": 1, "flag": 0,
         "extFields": {"topic": topic}, "serializeTypeCurrentRPC": "JSON",

@@ -1,4 +1,4 @@
-"""Messages of many keys in rounds, and what must be true of them after several members worked on them."""
+"""Messages of many keys in rounds, and the checks after several members have processed them."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""Runs the collected cases at the same time, and lets pytest report each as its own test.
+"""Runs all collected cases at the same time; pytest reports each as its own test.
 
-RocketMQ's timers make most cases wait (25 s for a start, 60 s for a lease), not work. One after the other
-they would take half an hour; side by side the suite takes about as long as its slowest case.
+Most cases only wait for RocketMQ's timers (25 s for a start, 60 s for a lease). One after the other they would
+take half an hour; side by side the suite takes about as long as its slowest case.
 """
 
 import time
@@ -16,7 +16,7 @@ AT_ONCE = 12
 
 
 class SideBySide:
-    """All cases are started when the first is asked for; those that wait for a lease go first."""
+    """Starts all cases when the first result is requested; cases that wait for a lease start first."""
 
     def __init__(self, items: list[pytest.Function], stage_of: Callable[[str], Stage]) -> None:
         self._stage_of = stage_of
@@ -29,7 +29,7 @@ class SideBySide:
         }
 
     def result(self, item: pytest.Function) -> None:
-        """Waits for the case; its failure is raised here, as if it had run now."""
+        """Waits for the case and raises its failure."""
         running: Future[None] = self._running[item.nodeid]
         running.result()
 

@@ -1,6 +1,6 @@
-"""What a case gets: topics and groups of its own, started clients, and a clean end.
+"""The environment of one case: its own topics and groups, started clients, and clean-up.
 
-Cases share one broker and one client process and run at the same time, so nothing here has a fixed name.
+Cases share one broker and one client process and run at the same time, so all names are unique.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ HOST, GUEST = "host", "guest"
 
 
 class Stage:
-    """Names begin with the case's, so that a broker's log can be read; `close` stops what was started."""
+    """Names begin with that of the case, to make a broker's log readable; `close` stops what was started."""
 
     def __init__(self, case: str, backend: str, clients: Mapping[str, Client]) -> None:
-        """`clients` by kind; a guest only where a case asks for one."""
+        """`clients` by kind; a guest only if the case needs one."""
         self._case = case
         self._backend = backend
         self._clients = clients
@@ -38,14 +38,14 @@ class Stage:
         return f"{kind}_{self._case}_{self._count}"
 
     def topic(self, queues: int = 4) -> str:
-        """A new topic; returned when it exists, so that no key moves because of a late route."""
+        """Creates a topic and waits until it exists, so that no key moves because of a late route."""
         topic = self.name("t")
         self.admin.create_topic(topic, queues)
         self.eventually(lambda: len(self.admin.bounds(topic)) == queues, f"{topic} has {queues} queues")
         return topic
 
     def stored(self, topic: str, count: int) -> dict[int, tuple[int, int]]:
-        """The bounds once they cover `count` messages: Apache's broker acknowledges before it indexes."""
+        """Waits until the bounds cover `count` messages, because Apache's broker acknowledges before it indexes."""
 
         def covered() -> dict[int, tuple[int, int]] | None:
             bounds = self.admin.bounds(topic)
@@ -67,7 +67,7 @@ class Stage:
         return self._ended(self._clients[kind].member(group, topic, listening or Listening(), own_process))
 
     def take_over(self, victim: str, heir: str) -> TakeOver:
-        """How soon a member of one kind has the queues of another that died."""
+        """How soon a member of one kind gets the queues of a dead one."""
         return take_over(self._backend, self._clients[victim].name, self._clients[heir].name)
 
     def poller(self, group: str, topic: str, tags: str = "*") -> Poller:
@@ -77,7 +77,7 @@ class Stage:
         return self._ended(self._client.puller(group))
 
     def eventually(self, attempt: Callable[[], Answer | None], what: str, within: float = 60) -> Answer:
-        """For what a broker tells only when asked; a refusal counts as "not yet"."""
+        """Asks until the answer is true; a refusal counts as "not yet"."""
         refusals: list[ClientError] = []
 
         def asked() -> Answer | None:
@@ -102,6 +102,6 @@ class Stage:
 
 
 def _stop_if_running(thing: Producer | Member | Poller | Puller) -> None:
-    """A case may have stopped or killed it already, and then its process or name is gone."""
+    """Stops it unless the case has already stopped or killed it."""
     with contextlib.suppress(ClientError):
         thing.stop()

@@ -1,1 +1,1 @@
-"""The claims. Each runs on its own topics and groups, beside all the others, on one broker."""
+"""The cases. All run at the same time on one broker, each with its own topics and groups."""

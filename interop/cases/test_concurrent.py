@@ -1,4 +1,4 @@
-"""Concurrent and broadcasting groups: retry topic, dead letters, everyone hears everything."""
+"""Concurrent and broadcasting groups: retry topic, dead letters, delivery to every member."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -67,9 +67,9 @@ def _dead(stage: Stage, group: str) -> list[str]:
 @pytest.mark.row("A25")
 @pytest.mark.parametrize("orderly", [False, pytest.param(True, marks=pytest.mark.lease)])
 def test_every_broadcasting_member_gets_every_message(stage: Stage, orderly: bool) -> None:
-    """Orderly ones of 4.9.x lock the queues against each other, so each waits for the lease of the one before.
+    """Orderly members of 4.9.x lock the queues against each other, so each waits for the lease of the one before.
 
-    Two leases of a minute each, for whoever comes last.
+    The last one waits for two leases of a minute each.
     """
     topic, group = stage.topic(queues=2), stage.name("g")
     listening = Listening(orderly=orderly, broadcast=True)

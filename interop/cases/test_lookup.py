@@ -1,4 +1,4 @@
-"""Finding a message again: by either id and by key."""
+"""Messages are found by either id and by key."""
 
 from interop.clients import Content
 from interop.stage import Stage

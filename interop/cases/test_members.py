@@ -1,6 +1,6 @@
-"""Several members of an orderly group: sharing, joining, leaving, dying; a queue has one worker at a time.
+"""Several members of an orderly group share, join, leave and die; a queue has one worker at a time.
 
-The members are of one kind, or one is a Java client and the other LaneMQ's: the group must not notice.
+The members are of one kind, or one is a Java client and the other LaneMQ's; the result must be the same.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def test_members_share_the_queues_and_no_queue_is_worked_on_twice_at_once(stage:
     texts: list[str] = []
 
     def settled() -> bool:
-        """Rebalance happens when it happens: a round is sent until one is shared two and two."""
+        """Sends rounds until the members share the queues two and two, because the time of a rebalance is unknown."""
         number = len(texts) // len(KEYS)
         fresh = send_rounds(stage, topic, range(number, number + 1))
         texts.extend(fresh)
@@ -40,7 +40,7 @@ def test_members_share_the_queues_and_no_queue_is_worked_on_twice_at_once(stage:
 @pytest.mark.row("A12")
 @pytest.mark.parametrize("kinds", [ALIKE, GUEST_SECOND, GUEST_FIRST])
 def test_a_queue_in_a_running_turn_is_not_handed_to_the_member_that_joins(stage: Stage, kinds: tuple[str, str]) -> None:
-    """The joiner must not start what comes after a turn that still runs."""
+    """The new member must not process messages after a turn that still runs."""
     topic, group = stage.topic(queues=4), stage.name("g")
     texts = send_rounds(stage, topic, range(4))
     holding = Listening(rules=[Rule(":2", hold=True)])
@@ -78,7 +78,7 @@ def test_a_member_that_leaves_hands_its_queues_over_before_the_lease_is_over(
 def test_the_queues_of_a_killed_member_come_to_the_others_and_nothing_is_skipped(
     stage: Stage, kinds: tuple[str, str]
 ) -> None:
-    """Killed inside a turn: its messages come again, in order, at the earliest when its lock is over."""
+    """Its messages are delivered again, in order, after its lock has ended."""
     topic, group = stage.topic(queues=4), stage.name("g")
     texts = send_rounds(stage, topic, range(4))
     holding = Listening(rules=[Rule(":2", hold=True)])

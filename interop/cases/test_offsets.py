@@ -1,4 +1,4 @@
-"""Where a group stands, and moving it."""
+"""Offsets of a group: commits, resets, search by time."""
 
 from interop.clients import Listening
 from interop.judge import bodies, done
@@ -29,7 +29,7 @@ def test_progress_is_committed_while_the_member_runs(stage: Stage) -> None:
     stage.eventually(lambda: stage.admin.progress(topic, group) == {0: 2}, "offset 2 is committed", within=30)
 
 
-def test_a_group_that_is_away_is_reset_and_reads_again(stage: Stage) -> None:
+def test_an_offline_group_is_reset_and_reads_again(stage: Stage) -> None:
     topic, group = stage.topic(queues=1), stage.name("g")
     _send(stage, topic, ["0", "1", "2"])
     member = stage.member(group, topic)
@@ -58,7 +58,7 @@ def test_a_time_between_two_messages_finds_the_later_one(stage: Stage) -> None:
     times: list[int] = []
 
     def two_times() -> bool:
-        """Store times are milliseconds: sent again until one differs."""
+        """Sends messages until two have different store times, which are in milliseconds."""
         producer.send(topic, f"{len(times)}", key="k")
         stage.stored(topic, len(times) + 1)
         times.append(puller.pull(topic, 0, len(times)).messages[0].store_ms)

@@ -29,7 +29,7 @@ def test_a_pull_at_the_end_finds_nothing_new(stage: Stage) -> None:
     assert (pulled.status, pulled.next) == ("NO_NEW_MSG", 3)
 
 
-def test_a_pull_beyond_the_end_is_told_where_the_end_is(stage: Stage) -> None:
+def test_a_pull_beyond_the_end_returns_the_end(stage: Stage) -> None:
     topic, puller = stage.topic(queues=1), stage.puller(stage.name("g"))
     _send(stage, topic, 3)
     pulled = puller.pull(topic, 0, 100)

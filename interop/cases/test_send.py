@@ -1,4 +1,4 @@
-"""What a producer is told, and that bodies arrive as they were sent."""
+"""Receipts of a producer, and messages that arrive as they were sent."""
 
 import pytest
 
@@ -49,8 +49,8 @@ def test_a_batch_is_stored_in_one_queue_without_a_gap(stage: Stage) -> None:
     assert [seen.body for seen in found.messages] == ["before", *[f"batch-{i}" for i in range(10)], "after"]
 
 
-def test_the_receipt_of_a_batch_names_a_place_for_each_message(stage: Stage) -> None:
-    """Unique ids are not asked for: the 5.x client gives all messages of a batch the same one."""
+def test_the_receipt_of_a_batch_has_an_offset_id_for_each_message(stage: Stage) -> None:
+    """Unique ids are not checked, because the 5.x client gives all messages of a batch the same one."""
     topic, producer = stage.topic(), stage.producer()
     receipt = producer.send_batch(topic, ["a", "b", "c"], key="k")
     places = receipt.offset_id.split(",")

@@ -1,4 +1,4 @@
-"""Tags: what does not match is neither delivered nor in the way."""
+"""Tags: messages that do not match are not delivered and do not block others."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ def test_a_queue_full_of_other_tags_does_not_stop_the_consumer(stage: Stage) -> 
 
 
 def test_a_tag_with_the_same_hash_is_still_another_tag(stage: Stage) -> None:
-    """`Aa` and `BB` have one hash code in Java; the broker cannot tell them apart, the client must."""
+    """`Aa` and `BB` have the same hash code in Java; the broker cannot distinguish them, so the client must."""
     topic, group = stage.topic(queues=1), stage.name("g")
     _send(stage, topic, ["BB", "Aa", "BB", "Aa"])
     turns = stage.member(group, topic, Listening(tags="Aa")).wait(lambda turns: len(done(turns)) == 2)
@@ -45,7 +45,7 @@ def test_a_tag_with_the_same_hash_is_still_another_tag(stage: Stage) -> None:
 
 
 def test_a_waiting_pull_is_woken_by_its_tag(stage: Stage) -> None:
-    """The broker looks at waiting pulls every 5 s anyway; a message that matches must not wait for that."""
+    """The broker checks waiting pulls every 5 s; a matching message must not wait for that."""
     topic, group = stage.topic(queues=1), stage.name("g")
     member = stage.member(group, topic, Listening(tags="mine"))
     producer = stage.producer()

@@ -1,1 +1,1 @@
-"""The suite about itself: judges and guards, without a broker."""
+"""Tests of the suite itself, without a broker."""

@@ -1,4 +1,4 @@
-"""Talking to a client process: every request ends, whatever becomes of the process."""
+"""Every request to a client process ends, even if the process dies."""
 
 import sys
 from collections.abc import Iterator

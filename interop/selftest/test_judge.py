@@ -1,4 +1,4 @@
-"""The judges can say no: each is shown a history that is wrong in exactly its way."""
+"""Negative controls: each check fails for a history that is wrong in its way."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_other_queues_and_other_topics_may_overlap() -> None:
 
 
 def test_a_short_turn_inside_a_long_one_does_not_hide_a_later_overlap() -> None:
-    """The pair that overlaps need not be neighbours by start."""
+    """The overlapping turns need not be adjacent by start."""
     assert len(overlaps([_turn(0, 10), _turn(1, 2), _turn(5, 6)])) == 2
 
 
@@ -39,5 +39,5 @@ def test_repeats_that_rewind_are_in_order(seen: str) -> None:
 
 
 @pytest.mark.parametrize("seen", ["", "ab", "acb", "bac", "ac", "abd", "bc"])
-def test_a_skip_a_swap_a_loss_and_a_stranger_are_not(seen: str) -> None:
+def test_skipped_swapped_lost_and_unknown_messages_are_not_in_order(seen: str) -> None:
     assert not in_order_with_repeats(list(seen), list("abc"))

@@ -1,7 +1,7 @@
 """Source, group, sink and a pipeline on Spark, against the broker that `--backend` names.
 
-The client is always ours, so these are no cases of the matrix. What differs at an Apache cluster is said in
-docs/reference/compatibility.md: it grants no epochs and drops no repeats; order and offsets are the same.
+The client is always LaneMQ's. docs/reference/compatibility.md lists what differs with an Apache cluster: it grants no
+epochs and drops no repeats; order and offsets are the same.
 """
 
 import json
@@ -46,7 +46,7 @@ def topic(address: str) -> str:
 
 
 def filled(address: str, topic: str, first: int = 0) -> list[Receipt]:
-    """Numbers, each round one for every key."""
+    """Sends numbers, in each round one for every key."""
     with Producer(address) as producer:
         numbers = range(first, first + KEYS * ROUNDS)
         futures = [producer.submit(topic, number, key=f"k{number % KEYS}") for number in numbers]
@@ -54,7 +54,7 @@ def filled(address: str, topic: str, first: int = 0) -> list[Receipt]:
 
 
 def by_key(rows: list[Any]) -> dict[str, list[int]]:
-    """The numbers of each key as they lie in its queue."""
+    """The numbers of each key in the order of its queue."""
     found = defaultdict[str, list[int]](list)
     for row in sorted(rows, key=lambda row: (row.queue_id, row.queue_offset)):
         found[row.key].append(json.loads(bytes(row.value)))
@@ -65,7 +65,7 @@ def sent_by_key(first: int = 0) -> dict[str, list[int]]:
     return {f"k{key}": list(range(first + key, first + KEYS * ROUNDS, KEYS)) for key in range(KEYS)}
 
 
-def test_a_batch_has_every_message_where_its_receipt_says(spark: Any, address: str, topic: str) -> None:
+def test_a_batch_has_every_message_at_the_offset_of_its_receipt(spark: Any, address: str, topic: str) -> None:
     receipts = filled(address, topic)
     rows = spark.read.format("lanemq").options(servers=address, topic=topic).load().collect()
     assert by_key(rows) == sent_by_key()
@@ -73,7 +73,7 @@ def test_a_batch_has_every_message_where_its_receipt_says(spark: Any, address: s
     assert places == {(each.queue.queue_id, each.offset, each.message_id) for each in receipts}
 
 
-def test_a_stream_goes_on_where_its_checkpoint_ends(spark: Any, address: str, topic: str, tmp_path: Path) -> None:
+def test_a_stream_continues_from_its_checkpoint(spark: Any, address: str, topic: str, tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def run() -> list[int]:
@@ -105,7 +105,7 @@ def test_a_stream_goes_on_where_its_checkpoint_ends(spark: Any, address: str, to
 def test_a_query_and_a_consumer_share_a_group_without_sharing_a_queue(
     spark: Any, address: str, topic: str, tmp_path: Path
 ) -> None:
-    """The consumer takes over where the query has reported, and nothing is handled twice."""
+    """The consumer continues at the offset that the query stored, and nothing is processed twice."""
     group = f"g-{uuid.uuid4().hex[:12]}"
     filled(address, topic)
     taken: list[tuple[int, int]] = []
