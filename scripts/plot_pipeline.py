@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-COUNTS = ("repeats", "held", "parked", "dead", "poison", "gaps")
+COUNTS = ("repeats", "held", "parked", "dead_letters", "poison", "gaps")
 """The counts of the stage that are drawn."""
 
 
