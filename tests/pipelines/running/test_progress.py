@@ -111,6 +111,7 @@ def test_a_terminal_shows_one_view_that_is_updated(
         (1, "key_changes", "1 key change"),
         (1, "missing", "1 missing"),
         (1, "misfits", "1 misfit"),
+        (1, "redriven_dead_letters", "1 redriven dead letter"),
     ],
 )
 def test_a_count_of_one_is_singular(count: int, name: str, said: str) -> None:

@@ -41,13 +41,13 @@ def messages(pairs: Sequence[tuple[str | None, Value]], *, queue: int = 0, first
             "topic": "t",
             "broker": "b",
             "queue_id": queue,
-            "queue_offset": first + place,
+            "queue_offset": first + index,
             "key": key,
             "value": json.dumps(value).encode() if isinstance(value, dict) else value,
             "store_timestamp": stored,
-            "message_id": f"id-{queue}-{first + place}",
+            "message_id": f"id-{queue}-{first + index}",
         }
-        for place, (key, value) in enumerate(pairs)
+        for index, (key, value) in enumerate(pairs)
     ]
     return pa.Table.from_pylist(rows, ARROW)
 
@@ -73,9 +73,9 @@ class Frame:
 class Replica:
     """A table as a sink merges it: newer rows replace older ones, deletions stay as rows."""
 
-    def __init__(self, stage: LastState, place: Path) -> None:
+    def __init__(self, stage: LastState, folder: Path) -> None:
         self._stage = stage
-        self._stage.open(None, place)  # type: ignore[arg-type]
+        self._stage.open(None, folder)  # type: ignore[arg-type]
         self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._number = 0
         self.dead: list[dict[str, Any]] = []

@@ -41,7 +41,7 @@ class EvolvingTable:
     def run(self, *rows: Any, queue: int = 0) -> Results:
         """Runs a batch of rows; each is a message with its own key."""
         self.number += 1
-        return self.repeat(made(rows, self.number * 100, queue))
+        return self.repeat(message_table(rows, self.number * 100, queue))
 
     def repeat(self, *partitions: pa.Table, settle: bool = True, write: bool = True) -> Results:
         batch = Batch("q", self.number, self.epoch)
@@ -53,7 +53,7 @@ class EvolvingTable:
         return results
 
 
-def made(rows: Any, first: int, queue: int = 0) -> pa.Table:
+def message_table(rows: Any, first: int, queue: int = 0) -> pa.Table:
     return messages([(None, row) for row in rows], first=first, queue=queue)
 
 
@@ -100,7 +100,7 @@ class Delta(EvolvingTable):
 
 
 @pytest.fixture(params=[Sqlite, Delta])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     made: EvolvingTable = request.param(tmp_path)
     yield made
     made.sink.close()
@@ -113,79 +113,79 @@ def sqlite(tmp_path: Path) -> Any:
     made.sink.close()
 
 
-def test_a_new_field_becomes_a_column_of_the_type_of_its_first_value(place: Any) -> None:
-    place.run({"id": 1, "name": "a"})
+def test_a_new_field_becomes_a_column_of_the_type_of_its_first_value(table: Any) -> None:
+    table.run({"id": 1, "name": "a"})
     new = {"age": 7, "score": 0.5, "city": "Ulm", "ok": True, "tags": ["x"], "nothing": None}
-    counts = place.run({"id": 2, "name": "b", **new}, {"id": 3, "name": "c"}).counts
+    counts = table.run({"id": 2, "name": "b", **new}, {"id": 3, "name": "c"}).counts
     assert (counts["new_columns"], counts["misfits"]) == (5, 0)
-    first, second, third = place.rows()
+    first, second, third = table.rows()
     assert second == {"id": 2, "name": "b", "age": 7, "score": 0.5, "city": "Ulm", "ok": True, "tags": '["x"]'}
     assert first == {"id": 1, "name": "a", **dict.fromkeys(["age", "score", "city", "ok", "tags"])}
     assert third["age"] is None
-    assert "new_columns" not in place.run({"id": 3, "name": "c", "age": 9}).counts
-    assert [row["age"] for row in place.rows()] == [None, 7, 9]
+    assert "new_columns" not in table.run({"id": 3, "name": "c", "age": 9}).counts
+    assert [row["age"] for row in table.rows()] == [None, 7, 9]
 
 
-def test_a_column_is_known_after_a_restart_and_keeps_its_type(place: Any) -> None:
-    place.run({"id": 1, "name": "a", "age": 7})
-    columns = place.columns()
-    place.restart()
-    counts = place.run({"id": 2, "name": "b", "age": "old"}).counts
+def test_a_column_is_known_after_a_restart_and_keeps_its_type(table: Any) -> None:
+    table.run({"id": 1, "name": "a", "age": 7})
+    columns = table.columns()
+    table.restart()
+    counts = table.run({"id": 2, "name": "b", "age": "old"}).counts
     assert ("new_columns" in counts, counts["misfits"]) == (False, 1)
-    assert place.columns() == columns
-    assert [row["age"] for row in place.rows()] == [7, None]
+    assert table.columns() == columns
+    assert [row["age"] for row in table.rows()] == [7, None]
 
 
-def test_a_conflict_of_types_is_null_counted_and_logged_once(place: Any, caplog: pytest.LogCaptureFixture) -> None:
-    place.run({"id": 1, "name": "a", "age": 7})
+def test_a_conflict_of_types_is_null_counted_and_logged_once(table: Any, caplog: pytest.LogCaptureFixture) -> None:
+    table.run({"id": 1, "name": "a", "age": 7})
     caplog.clear()
     for at in range(3):
-        assert place.run({"id": 2 + at, "name": "b", "age": {"years": at}}).counts["misfits"] == 1
+        assert table.run({"id": 2 + at, "name": "b", "age": {"years": at}}).counts["misfits"] == 1
     assert [record.getMessage() for record in caplog.records if "do not fit" in record.getMessage()] == [
         "q batch 0 retry pass 2 (epoch 1): values of the field age do not fit its column, which has the type of "
         "the first one: they are null and counted as misfits"
     ]
-    assert [row["age"] for row in place.rows()] == [7, None, None, None]
+    assert [row["age"] for row in table.rows()] == [7, None, None, None]
 
 
 def test_a_conflict_of_types_is_not_poison_even_if_misfits_are(tmp_path: Path) -> None:
-    place = Sqlite(tmp_path, misfits="dead_letter")
-    place.run({"id": 1, "name": "a", "age": 7})
-    results = place.run({"id": 2, "name": "b", "age": "old"})
+    table = Sqlite(tmp_path, misfits="dead_letter")
+    table.run({"id": 1, "name": "a", "age": 7})
+    results = table.run({"id": 2, "name": "b", "age": "old"})
     assert results.dead_letters is None
-    assert [row["age"] for row in place.rows()] == [7, None]
-    place.sink.close()
+    assert [row["age"] for row in table.rows()] == [7, None]
+    table.sink.close()
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_repeated_batch_adds_no_column_again(place: Any, settled: bool) -> None:
+def test_a_repeated_batch_adds_no_column_again(table: Any, settled: bool) -> None:
     """After a crash before or after the state was written, or after the table had the batch."""
-    place.number += 1
-    batch = made([{"id": 1, "name": "a", "age": 7}], 0)
-    first = place.repeat(batch, settle=settled, write=False)
-    place.restart()
-    again = place.repeat(batch)
+    table.number += 1
+    batch = message_table([{"id": 1, "name": "a", "age": 7}], 0)
+    first = table.repeat(batch, settle=settled, write=False)
+    table.restart()
+    again = table.repeat(batch)
     assert again.outputs.table().equals(first.outputs.table())
-    rows, columns = place.rows(), place.columns()
-    place.restart()
-    place.repeat(batch)
-    assert place.fresh is False
-    assert (place.rows(), place.columns()) == (rows, columns)
+    rows, columns = table.rows(), table.columns()
+    table.restart()
+    table.repeat(batch)
+    assert table.fresh is False
+    assert (table.rows(), table.columns()) == (rows, columns)
     assert rows == [{"id": 1, "name": "a", "age": 7}]
 
 
-def test_two_writers_that_add_the_same_column_are_safe(place: Any) -> None:
+def test_two_writers_that_add_the_same_column_are_safe(table: Any) -> None:
     """For example two pipelines into one table; the second finds the column when its batch comes."""
-    other = EvolvingTable(place.folder / "other", place.make)
+    other = EvolvingTable(table.folder / "other", table.make)
     other.sink.close()
-    other.sink = place.make()
+    other.sink = table.make()
     other.sink.open(None, "q2", 1, other.stage.schema, other.stage.how)
-    place.run({"id": 1, "name": "a", "age": 7})
+    table.run({"id": 1, "name": "a", "age": 7})
     batch = Batch("q2", 1, 1)
-    results = other.stage.run(Frame(made([{"id": 2, "name": "b", "age": 8}], 900)), batch)  # type: ignore[arg-type]
+    results = other.stage.run(Frame(message_table([{"id": 2, "name": "b", "age": 8}], 900)), batch)  # type: ignore[arg-type]
     assert other.sink.write(results.outputs, batch)
     other.sink.close()
-    assert [row["age"] for row in place.rows()] == [7, 8]
+    assert [row["age"] for row in table.rows()] == [7, 8]
 
 
 def test_an_existing_column_of_another_type_does_not_end_the_query(
@@ -204,12 +204,12 @@ def test_an_existing_delta_column_of_another_type_does_not_end_the_query(tmp_pat
     before = Delta(tmp_path, schema=f"{SCHEMA}, note string, day date", evolve=False)
     before.run({"id": 1, "name": "a", "note": "n"})
     before.sink.close()
-    place = Delta(tmp_path)
-    place.number, place.epoch = before.number, before.epoch
-    place.restart()
-    place.run({"id": 2, "name": "b", "note": 7, "day": 1})
-    assert [(row["note"], row["day"]) for row in place.rows()] == [("n", None), ("7", None)]
-    place.sink.close()
+    table = Delta(tmp_path)
+    table.number, table.epoch = before.number, before.epoch
+    table.restart()
+    table.run({"id": 2, "name": "b", "note": 7, "day": 1})
+    assert [(row["note"], row["day"]) for row in table.rows()] == [("n", None), ("7", None)]
+    table.sink.close()
 
 
 @pytest.mark.parametrize("value", [b'"\xff"', b"1e999999", b"[" * 100_000 + b"]" * 100_000, b'"\\ud800"'])
@@ -224,36 +224,36 @@ def test_an_unreadable_new_field_does_not_end_the_query(sqlite: Sqlite, value: b
 
 
 @pytest.mark.parametrize("left_out", ["dead_letter", "keep"])
-def test_a_field_with_a_reserved_name_becomes_no_column(place: Any, left_out: str) -> None:
+def test_a_field_with_a_reserved_name_becomes_no_column(table: Any, left_out: str) -> None:
     """`_kept` tells a sink which columns to keep: a field of that name would leave old values in the table."""
-    place.options["left_out"] = left_out
-    place.sink.close()
-    place.restart()
-    place.run({"id": 1, "name": "old", "_kept": "no JSON"})
-    place.run({"id": 1, "name": "new", "_kept": '["name"]', "_KEPT": 1, "_Deleted": True})
-    assert [row["name"] for row in place.rows()] == ["new"]
-    assert set(place.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
+    table.options["left_out"] = left_out
+    table.sink.close()
+    table.restart()
+    table.run({"id": 1, "name": "old", "_kept": "no JSON"})
+    table.run({"id": 1, "name": "new", "_kept": '["name"]', "_KEPT": 1, "_Deleted": True})
+    assert [row["name"] for row in table.rows()] == ["new"]
+    assert set(table.columns()) == {"id", "name"} | ({"_kept"} if left_out == "keep" else set())
 
 
-def test_rows_with_kept_columns_are_refused_by_a_sink_opened_without_them(place: Any) -> None:
+def test_rows_with_kept_columns_are_refused_by_a_sink_opened_without_them(table: Any) -> None:
     """A batch decided with `keep` and finished without it would write nulls, or keep old values."""
-    place.run({"id": 1, "name": "old"})
-    decided = LastState(**place.options, left_out="keep")
-    decided.open(None, place.folder / "other")  # type: ignore[arg-type]
-    place.number += 1
-    batch = Batch("q", place.number, place.epoch)
-    results = decided.run(Frame(made([{"id": 1, "name": "new", "age": 7}], 500)), batch)  # type: ignore[arg-type]
+    table.run({"id": 1, "name": "old"})
+    decided = LastState(**table.options, left_out="keep")
+    decided.open(None, table.folder / "other")  # type: ignore[arg-type]
+    table.number += 1
+    batch = Batch("q", table.number, table.epoch)
+    results = decided.run(Frame(message_table([{"id": 1, "name": "new", "age": 7}], 500)), batch)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="decided with left_out='keep'"):
-        place.sink.write(results.outputs, batch)
-    assert place.rows() == [{"id": 1, "name": "old"}]
+        table.sink.write(results.outputs, batch)
+    assert table.rows() == [{"id": 1, "name": "old"}]
 
 
-def test_a_checkpoint_with_a_reserved_name_as_column_continues(place: Any) -> None:
-    (place.folder / "stage").mkdir(exist_ok=True)
-    (place.folder / "stage" / "columns.json").write_text('{"columns": {"_kept": "string", "age": "long"}}')
-    place.restart()
-    place.run({"id": 1, "name": "old", "_kept": "no JSON", "age": 7})
-    assert place.rows() == [{"id": 1, "name": "old", "age": 7}]
+def test_a_checkpoint_with_a_reserved_name_as_column_continues(table: Any) -> None:
+    (table.folder / "stage").mkdir(exist_ok=True)
+    (table.folder / "stage" / "columns.json").write_text('{"columns": {"_kept": "string", "age": "long"}}')
+    table.restart()
+    table.run({"id": 1, "name": "old", "_kept": "no JSON", "age": 7})
+    assert table.rows() == [{"id": 1, "name": "old", "age": 7}]
 
 
 @pytest.mark.parametrize("parted", [False, True])
@@ -273,7 +273,7 @@ def test_a_whole_number_in_a_batch_with_fractions_gives_a_double_column(
 ) -> None:
     """JSON writes a price of 10.00 as 10. The column must not depend on how the batch is divided."""
     rows = [{"id": at, "name": "a", "price": value} for at, value in enumerate(values)]
-    parts = [made([row], at) for at, row in enumerate(rows)] if parted else [made(rows, 0)]
+    parts = [message_table([row], at) for at, row in enumerate(rows)] if parted else [message_table(rows, 0)]
     sqlite.number = 1
     for order in (parts, parts[::-1]):
         found = sqlite.repeat(*order, settle=False, write=False).outputs.schema
@@ -284,10 +284,10 @@ def test_a_whole_number_in_a_batch_with_fractions_gives_a_double_column(
         assert found["price"].dataType.simpleString() == kind
 
 
-def test_a_column_of_whole_numbers_keeps_its_type_in_later_batches(place: Any) -> None:
-    place.run({"id": 1, "name": "a", "price": 10})
-    assert place.run({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
-    assert [row["price"] for row in place.rows()] == [10, None]
+def test_a_column_of_whole_numbers_keeps_its_type_in_later_batches(table: Any) -> None:
+    table.run({"id": 1, "name": "a", "price": 10})
+    assert table.run({"id": 2, "name": "b", "price": 10.5}).counts["misfits"] == 1
+    assert [row["price"] for row in table.rows()] == [10, None]
 
 
 def test_names_that_a_database_could_not_hold_become_no_columns(sqlite: Sqlite) -> None:
@@ -314,7 +314,10 @@ def test_the_number_of_added_columns_is_limited(sqlite: Sqlite, monkeypatch: pyt
 
 def test_the_type_does_not_depend_on_how_messages_are_divided_into_tasks(sqlite: Sqlite) -> None:
     """The first value by queue and offset decides: a repeated batch may be divided differently."""
-    one, two = made([{"id": 1, "name": "a", "age": "x"}], 5, 1), made([{"id": 2, "name": "b", "age": 7}], 9, 0)
+    one, two = (
+        message_table([{"id": 1, "name": "a", "age": "x"}], 5, 1),
+        message_table([{"id": 2, "name": "b", "age": 7}], 9, 0),
+    )
     sqlite.number = 1
     for order in ((one, two), (two, one)):
         found = sqlite.repeat(*order, settle=False, write=False).outputs.schema
@@ -331,69 +334,69 @@ def test_the_type_does_not_depend_on_how_messages_are_divided_into_tasks(sqlite:
     ],
 )
 def test_every_format_evolves_by_the_rows_of_its_own_table(tmp_path: Path, form: Any, event: Any) -> None:
-    place = Sqlite(tmp_path, format=form, table="s.people")
+    table = Sqlite(tmp_path, format=form, table="s.people")
     other = json.loads(json.dumps(event({"id": 5, "name": "x", "foreign": 1})).replace("people", "orders"))
-    place.run(event({"id": 1, "name": "a", "age": 7}), other, b"{broken", None)
-    assert list(place.columns()) == ["id", "name", "age"]
-    assert {"id": 1, "name": "a", "age": 7} in place.rows()
-    place.sink.close()
+    table.run(event({"id": 1, "name": "a", "age": 7}), other, b"{broken", None)
+    assert list(table.columns()) == ["id", "name", "age"]
+    assert {"id": 1, "name": "a", "age": 7} in table.rows()
+    table.sink.close()
 
 
-def test_deletions_have_null_in_new_columns(place: Any) -> None:
-    place.options["deleted"] = "gone"
-    place.restart()
-    place.run({"id": 1, "name": "a", "age": 7}, {"id": 2, "name": "b", "age": 8})
-    place.run({"id": 1, "gone": True})
-    assert place.rows() == [{"id": 2, "name": "b", "age": 8}]
+def test_deletions_have_null_in_new_columns(table: Any) -> None:
+    table.options["deleted"] = "gone"
+    table.restart()
+    table.run({"id": 1, "name": "a", "age": 7}, {"id": 2, "name": "b", "age": 8})
+    table.run({"id": 1, "gone": True})
+    assert table.rows() == [{"id": 2, "name": "b", "age": 8}]
 
 
-def test_an_added_column_may_be_declared_later(place: Any) -> None:
-    place.run({"id": 1, "name": "a", "age": 7})
-    place.restart(schema=f"{SCHEMA}, age bigint")
-    place.run({"id": 2, "name": "b", "age": 8, "city": "Ulm"})
-    assert [(row["age"], row["city"]) for row in place.rows()] == [(7, None), (8, "Ulm")]
+def test_an_added_column_may_be_declared_later(table: Any) -> None:
+    table.run({"id": 1, "name": "a", "age": 7})
+    table.restart(schema=f"{SCHEMA}, age bigint")
+    table.run({"id": 2, "name": "b", "age": 8, "city": "Ulm"})
+    assert [(row["age"], row["city"]) for row in table.rows()] == [(7, None), (8, "Ulm")]
 
 
-def test_evolution_can_be_switched_off(place: Any) -> None:
-    place.run({"id": 1, "name": "a", "age": 7})
-    place.restart(evolve=False)
-    place.run({"id": 2, "name": "b", "age": 8})
-    assert [row["age"] for row in place.rows()] == [7, None]
+def test_evolution_can_be_switched_off(table: Any) -> None:
+    table.run({"id": 1, "name": "a", "age": 7})
+    table.restart(evolve=False)
+    table.run({"id": 2, "name": "b", "age": 8})
+    assert [row["age"] for row in table.rows()] == [7, None]
 
 
 def test_without_evolve_new_fields_are_only_logged_and_counted(tmp_path: Path) -> None:
-    place = Sqlite(tmp_path, evolve=False)
-    place.run({"id": 1, "name": "a"})
-    assert place.run({"id": 2, "name": "b", "age": 8}).counts["new_fields"] == 1
-    assert list(place.columns()) == ["id", "name"]
-    place.sink.close()
+    table = Sqlite(tmp_path, evolve=False)
+    table.run({"id": 1, "name": "a"})
+    assert table.run({"id": 2, "name": "b", "age": 8}).counts["new_fields"] == 1
+    assert list(table.columns()) == ["id", "name"]
+    table.sink.close()
 
 
 def test_the_sequence_field_becomes_no_column(tmp_path: Path) -> None:
-    place = Sqlite(tmp_path, sequence=["version"])
-    place.run({"id": 1, "name": "a", "version": 5, "age": 7})
-    place.restart()
-    place.run({"id": 1, "name": "b", "version": 6, "age": 8})
-    assert place.rows() == [{"id": 1, "name": "b", "age": 8}]
-    place.sink.close()
+    table = Sqlite(tmp_path, sequence=["version"])
+    table.run({"id": 1, "name": "a", "version": 5, "age": 7})
+    table.restart()
+    table.run({"id": 1, "name": "b", "version": 6, "age": 8})
+    assert table.rows() == [{"id": 1, "name": "b", "age": 8}]
+    table.sink.close()
 
 
 def test_a_decision_with_new_columns_is_completed_by_a_run_that_does_not_know_them(tmp_path: Path) -> None:
     """After a crash between the decision and the stage's state. If refused, the pipeline could never start again."""
-    place = Sqlite(tmp_path)
-    place.number = 1
-    results = place.repeat(made([{"id": 1, "name": "a", "age": 7}], 0), settle=False, write=False)
+    table = Sqlite(tmp_path)
+    table.number = 1
+    results = table.repeat(message_table([{"id": 1, "name": "a", "age": 7}], 0), settle=False, write=False)
     batch = Batch("q", 1, 1)
     Decisions(tmp_path / "decided", grows=True).make(batch, results, {})
-    place.restart()
-    found = Decisions(tmp_path / "decided", grows=True).find(batch, place.stage.schema, {})
+    table.restart()
+    found = Decisions(tmp_path / "decided", grows=True).find(batch, table.stage.schema, {})
     assert found is not None
-    place.stage.settle(batch, found.state)
-    place.sink.write(found.outputs, Batch("q", 1, 2))
-    assert place.rows() == [{"id": 1, "name": "a", "age": 7}]
-    place.run({"id": 2, "name": "b", "age": "x"})
-    assert [row["age"] for row in place.rows()] == [7, None]
-    place.sink.close()
+    table.stage.settle(batch, found.state)
+    table.sink.write(found.outputs, Batch("q", 1, 2))
+    assert table.rows() == [{"id": 1, "name": "a", "age": 7}]
+    table.run({"id": 2, "name": "b", "age": "x"})
+    assert [row["age"] for row in table.rows()] == [7, None]
+    table.sink.close()
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,13 @@ def event(key: int, name: str, lsn: int) -> tuple[str | None, Value]:
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.integers(0, 5)), max_size=20))
 def test_the_newest_is_the_last_of_the_highest_sequence(rows: list[tuple[int, str, int]]) -> None:
     expected: dict[tuple[int, str], tuple[int, int]] = {}
-    for place, (number, text, sequence) in enumerate(rows):
-        expected[number, text] = max(expected.get((number, text), (-1, -1)), (sequence, place))
+    for index, (number, text, sequence) in enumerate(rows):
+        expected[number, text] = max(expected.get((number, text), (-1, -1)), (sequence, index))
     table = pa.Table.from_pylist(
         [{"number": number, "text": text, "_sequence": sequence} for number, text, sequence in rows],
         pa.schema([("number", pa.int64()), ("text", pa.string()), ("_sequence", pa.int64())]),
     )
-    assert newest(table, ["number", "text"]).to_pylist() == sorted(place for _, place in expected.values())
+    assert newest(table, ["number", "text"]).to_pylist() == sorted(index for _, index in expected.values())
 
 
 def test_the_source_sequence_decides_between_queues(tmp_path: Path) -> None:

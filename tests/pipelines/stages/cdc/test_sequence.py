@@ -25,7 +25,7 @@ def encoded(*rows: tuple[Any, Any, int]) -> list[Any]:
 @given(rows=st.lists(st.tuples(st.integers(0, 10**7), NUMBERS, NUMBERS), min_size=2, max_size=5))
 def test_text_compares_as_the_numbers_do(rows: list[tuple[int, int, int]]) -> None:
     """Including file 1000000, whose name sorts before that of file 999999."""
-    texts = encoded(*((f"mysql-bin.{file:06}", place, offset) for file, place, offset in rows))
+    texts = encoded(*((f"mysql-bin.{file:06}", position, offset) for file, position, offset in rows))
     assert sorted(texts) == [text for _, text in sorted(zip(rows, texts, strict=True))]
     assert len({len(text) for text in texts}) == 1
 

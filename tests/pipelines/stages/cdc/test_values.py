@@ -135,4 +135,4 @@ def test_a_value_is_converted_the_same_whatever_its_neighbours(values: list[Any]
     together, misfits = convert(values, wanted)
     alone = [convert([value], wanted) for value in values]
     assert together.to_pylist() == [column[0].as_py() for column, _ in alone]
-    assert misfits == [place for place, (_, wrong) in enumerate(alone) if wrong]
+    assert misfits == [index for index, (_, wrong) in enumerate(alone) if wrong]

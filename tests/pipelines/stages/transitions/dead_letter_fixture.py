@@ -18,17 +18,17 @@ class DeadLetterPipeline(pipeline_fixture.Pipeline):
 
     def __init__(self, checkpoint: Path, **options: Any) -> None:
         self.checkpoint = checkpoint
-        place = stage_folder(checkpoint)
-        place.mkdir(parents=True)
+        folder = stage_folder(checkpoint)
+        folder.mkdir(parents=True)
         known = {
             "query": pipeline_fixture.QUERY,
             "name": "orders",
             "source": {"servers": "127.0.0.1:1", "topic": "orders"},
         }
-        (place.parent / "pipeline.json").write_text(json.dumps(known))
-        self.folder = ParquetSink(checkpoint / "dead_letters")
-        self.folder.open(None, f"{pipeline_fixture.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
-        super().__init__(place, **options)
+        (folder.parent / "pipeline.json").write_text(json.dumps(known))
+        self.dead_letter_sink = ParquetSink(checkpoint / "dead_letters")
+        self.dead_letter_sink.open(None, f"{pipeline_fixture.QUERY}-dead", 1, DEAD_LETTER_SCHEMA, Append())  # type: ignore[arg-type]
+        super().__init__(folder, **options)
 
     @property
     def dead_letters(self) -> DeadLetters:
@@ -36,5 +36,5 @@ class DeadLetterPipeline(pipeline_fixture.Pipeline):
 
     def _settle(self, results: Results, batch: Batch, *, settle: bool = True) -> dict[str, int]:
         if results.dead_letters is not None:
-            self.folder.write(results.dead_letters, Batch(f"{batch.query}-dead", batch.number, batch.epoch))
+            self.dead_letter_sink.write(results.dead_letters, Batch(f"{batch.query}-dead", batch.number, batch.epoch))
         return super()._settle(results, batch, settle=settle)

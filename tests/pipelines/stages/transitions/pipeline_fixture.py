@@ -143,8 +143,8 @@ def never(_: int | None) -> None:
 class Pipeline:
     """One stage, one sink, one clock. `restart` makes a new stage in the same folder."""
 
-    def __init__(self, place: Path, **options: Any) -> None:
-        self.place = place
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
         self.options = {"step": counting, "outputs": OUTPUTS} | options
         self.clock = FakeClock()
         self.sink = Sink()
@@ -156,7 +156,7 @@ class Pipeline:
     def restart(self, **options: Any) -> None:
         self.options |= options
         self.stage = Transitions(**self.options, clock=self.clock)
-        self.stage.open(FakeSpark(lambda at: self.lose(at)), self.place)  # type: ignore[arg-type]
+        self.stage.open(FakeSpark(lambda at: self.lose(at)), self.folder)  # type: ignore[arg-type]
 
     def run(self, *messages: Sent, again: bool = False, settle: bool = True) -> dict[str, int]:
         """Runs the next batch, or the last one again, with a partition per queue. Returns the counts."""

@@ -35,12 +35,12 @@ def closing(state: Any, key: str | None) -> list[dict[str, object]]:
     return [{"key": key, "n": -1, "seen": state["seen"]}]
 
 
-def pipeline(place: Path, **options: Any) -> Pipeline:
-    return Pipeline(place, **({"step": step, "limits": LIMITS, "on_failure": Park()} | options))
+def pipeline(folder: Path, **options: Any) -> Pipeline:
+    return Pipeline(folder, **({"step": step, "limits": LIMITS, "on_failure": Park()} | options))
 
 
-def numbered(place: Path, on_gap: str, **options: Any) -> Pipeline:
-    return pipeline(place, sequence="n", on_gap=on_gap, **options)
+def numbered(folder: Path, on_gap: str, **options: Any) -> Pipeline:
+    return pipeline(folder, sequence="n", on_gap=on_gap, **options)
 
 
 def sent(offset: int, key: str, n: int, hours: float, **more: object) -> Sent:

@@ -49,9 +49,9 @@ random_batches = st.builds(
 class World:
     """The topic, the pipeline and the expected result."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         limits = StateLimits(snapshot_every=3, max_waiting_per_lane=1_000)
-        self.pipeline = Pipeline(place, on_failure=Hold(retries=RETRIES, first=0.01, max=0.02), limits=limits)
+        self.pipeline = Pipeline(folder, on_failure=Hold(retries=RETRIES, first=0.01, max=0.02), limits=limits)
         self.sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.offsets = [0, 0]
         self.sequences = [0, 0]

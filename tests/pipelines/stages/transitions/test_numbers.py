@@ -22,9 +22,9 @@ def step(state: Any, event: Event) -> tuple[Any, list[dict[str, object]]]:
     return (state or 0) + 1, [{"key": event.key, "n": event.value["seq"], "seen": (state or 0) + 1}]
 
 
-def pipeline(place: Path, on_gap: str, **options: Any) -> Pipeline:
+def pipeline(folder: Path, on_gap: str, **options: Any) -> Pipeline:
     usual = {"step": step, "sequence": "seq", "on_failure": Park()}
-    return Pipeline(place, on_gap=on_gap, **(usual | options))
+    return Pipeline(folder, on_gap=on_gap, **(usual | options))
 
 
 def numbered(*numbers: int, first: int = 0, **more: object) -> list[Sent]:

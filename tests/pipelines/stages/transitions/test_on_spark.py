@@ -40,10 +40,10 @@ def make_step() -> Callable[[Any, Event], tuple[Any, list[dict[str, object]]]]:
 class Stream:
     """A topic read into a stage and a sink, batch by batch, with restarts."""
 
-    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, topic: str, place: Path, **options: Any) -> None:
-        self.spark, self.broker, self.topic, self.place = spark, broker, topic, place
+    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, topic: str, folder: Path, **options: Any) -> None:
+        self.spark, self.broker, self.topic, self.folder = spark, broker, topic, folder
         self.stage = Transitions(step=make_step(), outputs=OUTPUTS, **options)
-        self.stage.open(spark, place / "stage")
+        self.stage.open(spark, folder / "stage")
         self.sink = Sink()
         self.fail_after = ""
         self.counts: list[dict[str, int]] = []
@@ -73,7 +73,7 @@ class Stream:
         source = source.option("topic", self.topic).option("startingOffsets", "earliest")
         frame = source.option("maxOffsetsPerTrigger", str(most)).option("columns", ",".join(COLUMNS)).load()
         writer = frame.writeStream.foreachBatch(self.batch).trigger(availableNow=True)
-        writer.option("checkpointLocation", str(self.place / "checkpoint")).start().awaitTermination()
+        writer.option("checkpointLocation", str(self.folder / "checkpoint")).start().awaitTermination()
 
     def outputs(self, key: str) -> list[tuple[int, int]]:
         return [(row["n"], row["seen"]) for row in self.sink.rows() if row["key"] == key]
@@ -100,7 +100,7 @@ def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(s
     stream.send(("a", {"n": 0, "fails": 1}), ("a", {"n": 1}), ("b", {"n": 2, "fails": 2}), ("b", {"n": 3}))
     stream.catch_up()
     assert stream.sink.rows() == []
-    place = stream.place / "stage"
+    folder = stream.folder / "stage"
     number = batch_number(max(stream.sink.batches) // NUMBERS_PER_BATCH, 1)
     _until_due(stream)
     results = stream.stage.run_retry_pass(Batch(QUERY, number, 1))
@@ -109,10 +109,10 @@ def test_a_held_key_continues_in_a_retry_pass_and_a_parked_one_after_a_redrive(s
     stream.sink.write(results, Batch(QUERY, number, 1))
     stream.stage.finished(Batch(QUERY, number, 1))
     assert stream.outputs("a") == [(0, 1), (1, 2)]
-    assert [lane.key for lane in list_parked(place, held=False)] == ["b"]
+    assert [lane.key for lane in list_parked(folder, held=False)] == ["b"]
     stream.stage = Transitions(step=_lenient(), outputs=OUTPUTS)
-    stream.stage.open(stream.spark, place)
-    request_redrive(place, "b")
+    stream.stage.open(stream.spark, folder)
+    request_redrive(folder, "b")
     results = stream.stage.run_retry_pass(Batch(QUERY, number + 1, 1))
     assert results is not None
     stream.sink.write(results, Batch(QUERY, number + 1, 1))

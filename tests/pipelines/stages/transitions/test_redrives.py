@@ -91,7 +91,7 @@ def test_of_simultaneous_requests_one_is_taken(tmp_path: Path) -> None:
 
     def ask() -> None:
         gate.wait(10)
-        taken.append(len(Redrives(pipeline.place).ask([letter])))
+        taken.append(len(Redrives(pipeline.folder).ask([letter])))
 
     operators = [threading.Thread(target=ask) for _ in range(4)]
     for each in operators:
@@ -392,13 +392,13 @@ def test_many_dead_letters_are_redriven_in_parts(tmp_path: Path, monkeypatch: py
     pipeline.run(*(Sent(queue, at, f"k{queue}", {"n": at, "fails": 9}) for queue in (0, 1) for at in range(5)))
     pipeline.restart(step=late_or_counting)
     assert len(pipeline.dead_letters.redrive(everything=True)) == 10
-    assert len(Redrives(pipeline.place).pending()) == 5
+    assert len(Redrives(pipeline.folder).pending()) == 5
     pipeline.run_retry_pass()
-    assert (len(Redrives(pipeline.place).pending()), pipeline.stage.due(pipeline.clock.wall())) == (1, 0)
+    assert (len(Redrives(pipeline.folder).pending()), pipeline.stage.due(pipeline.clock.wall())) == (1, 0)
     pipeline.run_retry_pass()
     assert pipeline.run_retry_pass() is None
     assert (pipeline.outputs("k0"), pipeline.outputs("k1")) == ([0, 1, 2, 3, 4],) * 2
-    kept = b"".join(path.read_bytes() for path in (pipeline.place / "redrives" / "done").iterdir())
+    kept = b"".join(path.read_bytes() for path in (pipeline.folder / "redrives" / "done").iterdir())
     assert b"fails" not in kept, "bodies go, identities stay"
 
 
@@ -425,7 +425,7 @@ def test_a_removed_request_file_is_an_error(tmp_path: Path) -> None:
     pipeline.lose = lambda at: (_ for _ in ()).throw(Crash)
     with pytest.raises(Crash):
         pipeline.run_retry_pass()
-    for path in (pipeline.place / "redrives" / "asked").iterdir():
+    for path in (pipeline.folder / "redrives" / "asked").iterdir():
         path.unlink()
     pipeline.lose = lambda at: None
     with pytest.raises(StateLost, match="another program removed it"):
@@ -448,7 +448,7 @@ def test_what_cannot_be_redriven_is_refused_with_a_reason(tmp_path: Path) -> Non
         pipeline.dead_letters.redrive()
     with pytest.raises(UsageError, match="there is no dead letter of key 'zzz'"):
         pipeline.dead_letters.redrive(key="zzz")
-    (pipeline.place / "stage.json").unlink()
+    (pipeline.folder / "stage.json").unlink()
     with pytest.raises(UsageError, match="has no step: only dead letters"):
         pipeline.dead_letters.redrive(LETTER)
     with pytest.raises(UsageError, match="is no checkpoint"):
