@@ -1,13 +1,13 @@
-"""The app against a real broker, over real sockets."""
+"""`App` with a real broker, over real sockets."""
 
 import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.client.consumer.with_broker import WAIT, Inbox, send, wait_for
 
 from lanemq.client.consumer.app import App
 from lanemq.client.consumer.handler import Retry, Skip, ToDeadLetter
@@ -20,54 +20,7 @@ from lanemq.core.consuming.retry_policy import DeadLetter, HoldKey, HoldQueue, S
 from lanemq.model.errors import Closed, InvalidOption, LaneError
 from lanemq.testing.embedded import EmbeddedBroker
 
-WAIT = 60.0
 QUICK = HoldKey(backoff=Backoff(first=0.01, max=0.02))
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker() as running:
-        yield running
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return f"t-{abs(hash(request.node.name)) % 10**9}"
-
-
-class Inbox:
-    """What a handler saw, and a way to wait for it."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self._changed = threading.Condition()
-
-    def add(self, item: Any) -> None:
-        with self._changed:
-            self.items.append(item)
-            self._changed.notify_all()
-
-    def wait(self, count: int) -> list[Any]:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.items) >= count, WAIT), f"only {self.items}"
-            return list(self.items)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(WAIT * 100)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come true in time")
-
-
-def send(broker: EmbeddedBroker, topic: str, keys: int, each: int, tags: str = "") -> None:
-    with Producer(broker.address) as producer:
-        for n in range(each):
-            for key in range(keys):
-                tag = tags[n % len(tags)] if tags else None
-                producer.send(topic, {"n": n}, key=f"k{key}", tag=tag)
 
 
 @pytest.mark.row("A2")

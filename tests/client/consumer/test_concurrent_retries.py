@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.client.consumer.test_app import Inbox, send, wait_for
+from tests.client.consumer.with_broker import Inbox, send, wait_for
 
 from lanemq.client.consumer.handler import ConcurrentlyStatus
 from lanemq.client.consumer.options import StartFrom

@@ -120,7 +120,7 @@ class ConsumerEngine:
         )
         self._parker = parker
         for active in self.subscriptions.values():
-            active.scheduler.on_parked = parker.wake
+            active.scheduler.call_on_parked(parker.wake)
 
     def _with_retries(self, subscriptions: Sequence[Subscription]) -> list[Subscription]:
         """The user's subscriptions and that of the retry topic, with their turns recorded if a history is asked for."""

@@ -56,15 +56,6 @@ class Scheduler:
         self._watched = False
         self._closed = False
 
-    @property
-    def on_parked(self) -> Callback:
-        """Called, from any thread, when parked lanes have something to send to the broker."""
-        return self._in_progress.on_parked
-
-    @on_parked.setter
-    def on_parked(self, callback: Callback) -> None:
-        self._in_progress.on_parked = callback
-
     # for workers
 
     def take_runs(self, worker: Worker) -> bool:
@@ -222,6 +213,11 @@ class Scheduler:
         """Calls back once, from a worker's thread, when no more than `count` messages are cached."""
         with self._mutex:
             self._in_progress.waiting_for_room[queue] = count, callback
+
+    def call_on_parked(self, callback: Callback) -> None:
+        """Calls back, from any thread, whenever parked lanes have something to send to the broker."""
+        with self._mutex:
+            self._in_progress.on_parked = callback
 
     def overdue(self, before: Millis) -> list[MessageRun]:
         """Runs that began before that time, are still in progress, and may be taken over."""

@@ -54,6 +54,7 @@ class HoldQueue:
     retries: int = RETRY_FOREVER
     """Attempts after the first one, before the queue is parked; -1 never parks it."""
     suspend: float = SUSPEND_DEFAULT / 1000
+    """Seconds before each retry, limited to 0.01 to 30 as in RocketMQ."""
 
     def __post_init__(self) -> None:
         _check_retries(self.retries)
@@ -96,6 +97,7 @@ class SendBack:
     """Returns the message to the broker, which delivers it again later; after `retries` it becomes a dead letter."""
 
     retry_locally_after: float = SEND_BACK_RETRY / 1000
+    """Seconds before the next attempt here, if the broker did not take the message back."""
     retries: int = ROCKETMQ_CONCURRENT_RETRIES
 
 
