@@ -124,8 +124,8 @@ def _document(each: "QueueLag", known: bool) -> dict[str, object]:
 def _total(queues: "Sequence[QueueLag]") -> str:
     from lanemq.spark.lag import oldest_age
 
-    behind = oldest_age(queues)
-    age = "" if behind is None else f", the oldest is {duration_text(behind * 1000)} old"
+    oldest = oldest_age(queues)
+    age = "" if oldest is None else f", the oldest is {duration_text(oldest * 1000)} old"
     return plural(sum(each.messages for each in queues), "message") + age
 
 

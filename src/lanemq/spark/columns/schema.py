@@ -57,7 +57,7 @@ def select_columns(names: Sequence[str]) -> StructType:
     known = {field.name: field for field in COLUMNS.fields}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        hints = "".join(f"; {name} is {ours} here" for name in unknown if (ours := equivalent_column(name)))
+        hints = "".join(f"; {name} is {column} here" for name in unknown if (column := equivalent_column(name)))
         raise InvalidOption(f"columns: {unknown or 'nothing given'}{hints}; choose from {', '.join(known)}")
     return StructType([known[name] for name in names])
 
@@ -65,10 +65,10 @@ def select_columns(names: Sequence[str]) -> StructType:
 def check_schema(schema: StructType) -> StructType:
     """Returns the schema if all its columns exist with these types, else raises `InvalidOption`."""
     expected = select_columns([field.name for field in schema.fields])
-    for asked, ours in zip(schema.fields, expected.fields, strict=True):
-        if asked.dataType.simpleString() != ours.dataType.simpleString():
+    for asked, actual in zip(schema.fields, expected.fields, strict=True):
+        if asked.dataType.simpleString() != actual.dataType.simpleString():
             raise InvalidOption(
-                f"schema: column {asked.name} is {ours.dataType.simpleString()}, "
+                f"schema: column {asked.name} is {actual.dataType.simpleString()}, "
                 f"not {asked.dataType.simpleString()}; read it with its own type and cast it"
             )
     return schema

@@ -131,13 +131,13 @@ class Membership:
         """
         with self._lock:
             self._assigned.batch_finished()
-            behind = self._assigned.undone(positions, self._left)
+            undone = self._assigned.undone(positions, self._left)
             self._left.update(dict.fromkeys(self._assigned.queues(), QueueOffset(0)))
-            done = {queue: at for queue, at in positions.items() if queue not in behind}
+            done = {queue: at for queue, at in positions.items() if queue not in undone}
             for queue, offset in self._assigned.to_store(done).items():
                 self._store(queue, offset)
             self._give_back()
-            return behind
+            return undone
 
     def leave(self) -> None:
         """Leaves the group. Queues without a running batch are given back; the leases of the others expire."""
@@ -241,8 +241,8 @@ class Membership:
             self._assigned.refused(queue)
 
     def _is_deleted(self, topic: str) -> bool:
-        ours = {*self._wanted, *self._assigned.queues()}
-        return self._calls.is_deleted(topic, {queue.broker for queue in ours if queue.topic == topic})
+        known = {*self._wanted, *self._assigned.queues()}
+        return self._calls.is_deleted(topic, {queue.broker for queue in known if queue.topic == topic})
 
     def _forget(self, topic: str) -> None:
         self._warn(topic, f"topic {topic} was deleted; its queues are no longer read")

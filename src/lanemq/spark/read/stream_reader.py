@@ -218,8 +218,8 @@ class StreamDriver:
 
     def _batch_done(self, membership: Membership, end: Positions) -> None:
         """Reports the end of a batch, without the queues that were left out of it."""
-        behind = membership.batch_done({queue: at for queue, at in end.items() if queue not in self._left_out})
-        self._left_out |= behind
+        undone = membership.batch_done({queue: at for queue, at in end.items() if queue not in self._left_out})
+        self._left_out |= undone
 
     def _bounds(self) -> BoundsByQueue:
         found = self.brokers.bounds()
