@@ -75,7 +75,7 @@ def test_runs_of_a_dropped_queue_are_ignored() -> None:
     runs = taken(made, 100)
     made.scheduler.drop(Q)
     made.assign(Q, "a", "b")
-    assert taken(made, 100) == [], "those of the former holding still run"
+    assert taken(made, 100) == [], "runs of the former assignment are still under way"
     assert made.scheduler.finish_done(runs, now=made.now) == [(Q, Why.QUEUE_GONE)] * 2
     assert made.scheduler.committable(Q) == 0
     assert [offsets(run) for run in taken(made, 100)] == [[0], [1]]

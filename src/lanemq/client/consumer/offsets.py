@@ -175,7 +175,7 @@ class OffsetKeeper:
         if offset is None:
             return
         history = self._options.history
-        asked = history.now()
+        asked = history.now() if history.on else 0
         place = Place(self._options.group, queue.topic, queue.queue_id, offset)
         try:
             taken = await self._calls.commit(queue, offset, epoch, finished)

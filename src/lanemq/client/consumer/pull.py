@@ -56,6 +56,10 @@ class Puller:
         self._clock = options.clock
         self._loop = asyncio.get_running_loop()
         self._rate_limited = RateLimitedLog(log, options.clock)
+        # By whether the broker is a LaneMQ broker.
+        self._limits = {lane: options.limits(lane) for lane in (True, False)}
+        self._batch = {lane: options.batch_from(lane) for lane in (True, False)}
+        self._suspend_ms = to_millis(options.pull_suspend)
 
     def start(self, assigned: AssignedQueue) -> None:
         """Starts the pull loop of a queue."""
@@ -88,7 +92,7 @@ class Puller:
             await self._wait(assigned, to_millis(self._options.pull_retry))
             return
         scheduler, queue = assigned.scheduler, assigned.queue
-        limits = self._options.limits(assigned.lane)
+        limits = self._limits[assigned.lane]
         room = verdict(scheduler.cached(queue), limits, out_of_order=_span_counts(assigned))
         if isinstance(room, WaitFor):
             scheduler.call_below(queue, limits.messages // 2, lambda: self._wake(assigned))
@@ -123,10 +127,10 @@ class Puller:
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=self._options.batch_from(lane),
+            max_msg_nums=self._batch[lane],
             sys_flag=PULL_SUSPEND | PULL_SUBSCRIPTION,
             commit_offset=0,
-            suspend_timeout_millis=to_millis(self._options.pull_suspend),
+            suspend_timeout_millis=self._suspend_ms,
             subscription=assigned.subscription.filter.text,
             sub_version=self._heartbeat.version,
             expression_type="TAG",
