@@ -25,7 +25,7 @@ UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Ar
 _NOWHERE: Final = "\ufffe"
 """Not a character, so no field name that a database writes begins with it."""
 Fields = Mapping[str, Any]
-"""Types by field name; a mapping in index of a type is an object with its own fields."""
+"""Types by field name; a mapping in place of a type is an object with its own fields."""
 
 
 def object_type(fields: Fields) -> type[Document]:
@@ -101,7 +101,7 @@ class RowTypes:
         setattr(row, self._attributes[column], None)
 
     def former(self, old: Document, row: Document) -> Document:
-        """The key before an update: that of `row`, with the parts that `old` has in their index."""
+        """The key before an update: that of `row`, with the parts that `old` has in their place."""
         pairs = [(getattr(old, name), getattr(row, name)) for name in self._keys]
         return self.key_only(now if was is None else was for was, now in pairs)
 

@@ -90,11 +90,11 @@ class LastState(Stage):
         on_queue_change: What to do when the topic gets more queues and there is no `sequence`. `fail`, because a row
             whose changes moved to a queue with lower offsets would keep its old values; `continue` if no message key
             moved.
-        evolve: New fields of rows become columns of the table: whole numbers, numbers, texts or booleans by their
-            first value that is not null, objects and lists as the text of their JSON. A whole number is a number if
-            another one of the same batch has a fraction; in a later batch that is too late. A value that does not fit
-            becomes null and is counted as a misfit. For Delta, SQLite and PostgreSQL. Every field of every row is
-            examined.
+        evolve: New fields of rows become columns of the table: `bigint`, `double`, `string` or `boolean` by their
+            first value that is not null; objects and lists become the text of their JSON. If values of the same
+            batch have a fraction, whole numbers give a `double` column; a fraction in a later batch is a misfit. A
+            value that does not fit becomes null and is counted. For Delta, SQLite and PostgreSQL. Every field of
+            every row is examined.
     """
 
     columns: tuple[str, ...] = (*_NEEDED, "message_id")
@@ -245,7 +245,9 @@ class LastState(Stage):
         found = pa.concat_tables(tables)
         if self._fails:
             raise _unreadable(found, batch)
-        log.warning("%s: %s could not be understood: dead letters", batch, counted(found.num_rows, "messages"))
+        log.warning(
+            "%s: %s could not be understood and became dead letters", batch, counted(found.num_rows, "messages")
+        )
         wanted = to_arrow_schema(DEAD_LETTER_SCHEMA, timezone="UTC")
         more = {"attempts": 1, "batch": batch.number, "message_id": None, "tags": None, "waits": False}
         columns = [
