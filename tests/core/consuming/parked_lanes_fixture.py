@@ -24,12 +24,12 @@ class M(NamedTuple):
 
 def member(
     start: int = 0,
-    done: FinishedRanges = NOTHING_FINISHED,
-    kept: tuple[ParkedAtBroker, ...] = (),
+    finished: FinishedRanges = NOTHING_FINISHED,
+    parked: tuple[ParkedAtBroker, ...] = (),
     policy: HoldKey | None = None,
 ) -> LaneScheduler[M]:
     scheduler: LaneScheduler[M] = LaneScheduler(LaneOptions(policy=policy or HoldKey(retries=0), run_limit=2))
-    scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, done=done, kept=kept)
+    scheduler.add(Q, QueueOffset(start), Order.KEY, usable_until=NO_LEASE_NEEDED, finished=finished, parked=parked)
     return scheduler
 
 
@@ -91,7 +91,7 @@ def give(
     return found
 
 
-def reconcile(scheduler: LaneScheduler[M], kept: dict[str | None, bool]) -> None:
+def reconcile(scheduler: LaneScheduler[M], at_broker: dict[str | None, bool]) -> None:
     lanes = lanes_of(scheduler)
-    lanes.reconcile(kept, lanes.at_broker())
+    lanes.reconcile(at_broker, lanes.at_broker())
     scheduler.offer(Q)

@@ -238,7 +238,7 @@ def test_a_policy_may_keep_its_lanes_in_memory() -> None:
 
 
 def test_a_new_owner_restores_parked_lanes() -> None:
-    scheduler = member(0, kept=(ParkedAtBroker("k", False, 1), ParkedAtBroker("j", True, 0)))
+    scheduler = member(0, parked=(ParkedAtBroker("k", False, 1), ParkedAtBroker("j", True, 0)))
     put(scheduler, (0, "j"), (1, "k"), (2, "k"), (3, "i"))
     found = run(scheduler)
     assert found is not None
@@ -248,7 +248,7 @@ def test_a_new_owner_restores_parked_lanes() -> None:
 
 def test_parked_messages_that_are_pulled_again_count_as_finished_ranges() -> None:
     """Otherwise a later owner would run them after newer messages of their key."""
-    scheduler = member(0, kept=(ParkedAtBroker("k", False, 2),))
+    scheduler = member(0, parked=(ParkedAtBroker("k", False, 2),))
     put(scheduler, (0, "i"), (1, "k"), (2, "k"))
     assert (scheduler.committable(Q), scheduler.finished_ranges(Q).ranges()) == (0, [(1, 3)])
     assert work(scheduler) == []

@@ -115,11 +115,11 @@ class Scheduler:
         queue: MessageQueue,
         start: QueueOffset,
         usable_until: Millis,
-        done: FinishedRanges = NOTHING_FINISHED,
-        kept: Iterable[ParkedAtBroker] = (),
+        finished: FinishedRanges = NOTHING_FINISHED,
+        parked: Iterable[ParkedAtBroker] = (),
     ) -> None:
         with self._mutex:
-            self._lanes.add(queue, start, self._order, usable_until=usable_until, done=done, kept=kept)
+            self._lanes.add(queue, start, self._order, usable_until=usable_until, finished=finished, parked=parked)
 
     def put(
         self, queue: MessageQueue, messages: Sequence[Message], next_offset: QueueOffset, pulled_from: QueueOffset

@@ -45,24 +45,24 @@ class KeyedQueue(LaneQueue[M]):
         usable_until: Millis,
         order: Order,
         chunk: int,
-        done: FinishedRanges = NOTHING_FINISHED,
-        kept: Iterable[ParkedAtBroker] = (),
+        finished: FinishedRanges = NOTHING_FINISHED,
+        parked: Iterable[ParkedAtBroker] = (),
     ) -> None:
         super().__init__(queue, order, usable_until)
         self._chunk = chunk
         # What former owners finished above the first unfinished offset, treated like messages that a filter left out.
         # `_fold` adds what this owner finished.
-        self._done = done
+        self._ranges = finished
         # Every lane with a waiting or running message, by key, or the run that stands for it. Unused without order.
         self._lanes: dict[str | None, LaneOrRun[M]] = {}
-        self._next = done.past(start)
+        self._next = finished.past(start)
         # All offsets from the first unfinished one on, ascending, and which of them are finished.
         self._offsets: deque[QueueOffset] = deque()
         self._finished: set[int] = set()
         self._bytes = 0
         if order is Order.KEY:
             self.parked_lanes = LocalParkedLanes(self)
-            for each in kept:
+            for each in parked:
                 lane = self._lanes[each.key] = Lane(each.key, [])
                 self.parked_lanes.restore(lane, each)
 
@@ -75,7 +75,7 @@ class KeyedQueue(LaneQueue[M]):
         return self._offsets[0] if self._offsets else self._next
 
     def put(self, messages: Sequence[M], next_offset: QueueOffset) -> None:
-        if self._done:
+        if self._ranges:
             messages, next_offset = self._left_to_do(messages, next_offset)
         self._offsets.extend(map(_offset_of, messages))
         self._bytes += sum(map(_size_of, messages))
@@ -177,9 +177,9 @@ class KeyedQueue(LaneQueue[M]):
         return Cached(count, self._bytes, self._next - self.committable)
 
     def finished_ranges(self) -> FinishedRanges:
-        if not self._finished and not self._done:
+        if not self._finished and not self._ranges:
             return NOTHING_FINISHED
-        return FinishedRanges.of_offsets(sorted(self._finished)).joined(self._done.above(self.committable))
+        return FinishedRanges.of_offsets(sorted(self._finished)).joined(self._ranges.above(self.committable))
 
     def forget(self) -> None:
         super().forget()
@@ -198,10 +198,10 @@ class KeyedQueue(LaneQueue[M]):
 
     def _left_to_do(self, messages: Sequence[M], next_offset: QueueOffset) -> tuple[Sequence[M], QueueOffset]:
         """Leaves out what former owners finished; finished ranges right behind the pull are not pulled at all."""
-        done = self._done = self._done.above(self.committable)
-        if messages and not (done and messages[0].queue_offset < done.bounds[-1]):
-            return messages, done.past(next_offset)
-        return [m for m in messages if m.queue_offset not in done], done.past(next_offset)
+        ranges = self._ranges = self._ranges.above(self.committable)
+        if messages and not (ranges and messages[0].queue_offset < ranges.bounds[-1]):
+            return messages, ranges.past(next_offset)
+        return [m for m in messages if m.queue_offset not in ranges], ranges.past(next_offset)
 
     def _finish(self, done: Sequence[M]) -> None:
         self._bytes -= pass_finished(self._offsets, self._finished, done)
@@ -213,6 +213,6 @@ class KeyedQueue(LaneQueue[M]):
 
     def _fold(self) -> None:
         """Turns finished offsets into ranges, so that a key stuck for hours does not cost memory per message."""
-        self._done = self.finished_ranges()
+        self._ranges = self.finished_ranges()
         self._offsets = deque(offset for offset in self._offsets if offset not in self._finished)
         self._finished = set()

@@ -81,14 +81,14 @@ class LaneScheduler(Generic[M]):
         order: Order,
         *,
         usable_until: Millis = NOT_LEASED,
-        done: FinishedRanges = NOTHING_FINISHED,
-        kept: Iterable[ParkedAtBroker] = (),
+        finished: FinishedRanges = NOTHING_FINISHED,
+        parked: Iterable[ParkedAtBroker] = (),
     ) -> None:
         """Begins an assignment. Without `usable_until`, nothing runs before `set_usable_until`.
 
-        `done` is what former owners finished above the start; it is not run again, and stays among the finished ranges.
-        A queue that is one lane has no finished message above an unfinished one, and ignores `done`.
-        `kept` are the lanes that are parked at the broker; they stay parked.
+        `finished` is what former owners finished above the start; it is not run again and stays in the ranges.
+        A queue that is one lane has no finished message above an unfinished one, and ignores `finished`.
+        `parked` are the lanes that are parked at the broker; they stay parked.
         """
         options = self._options
         if queue in self._queues:
@@ -98,7 +98,9 @@ class LaneScheduler(Generic[M]):
         if order is Order.QUEUE:
             self._queues[queue] = WholeQueue(queue, start_offset, usable_until, auto=options.auto_commit)
         else:
-            self._queues[queue] = KeyedQueue(queue, start_offset, usable_until, order, options.batch_size, done, kept)
+            self._queues[queue] = KeyedQueue(
+                queue, start_offset, usable_until, order, options.batch_size, finished, parked
+            )
 
     def put(
         self,
