@@ -195,13 +195,13 @@ def commands() -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("where", "words"), commands(), ids=lambda each: each if isinstance(each, str) else "")
 def test_a_command_parses(where: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As click would parse it, without running it; files that it names exist."""
+    """Parses the command as click would, without running it. Files and folders that it names exist."""
     monkeypatch.chdir(tmp_path)
     for word in words:
-        if re.search(r"\.(toml|py|pem|key|jsonl|txt)$|/|^secret$", word):
-            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / word).touch() if "." in Path(word).name or word == "secret" else None
-            (tmp_path / word).mkdir(parents=True, exist_ok=True) if "." not in Path(word).name else None
+        if re.search(r"\.(toml|py|pem|key)$|^secret$", word):
+            (tmp_path / word).touch()
+        elif re.fullmatch(r"[\w-]+(/[\w-]+)+", word):
+            (tmp_path / word).mkdir(parents=True, exist_ok=True)
     context, command, rest = click.Context(main), main.get_command(click.Context(main), words[1]), words[2:]
     while isinstance(command, click.Group):
         command, rest = command.commands[rest[0]], rest[1:]
