@@ -1,11 +1,11 @@
-"""Builds the compiled twins in `src/lanemq/_fast` where that is possible, and says in one line where it is not.
+"""Builds the compiled twins in `src/lanemq/_fast` if possible, and says in one line if not.
 
 Runs with every wheel and every editable install (the files then lie beside their sources, ignored by git), or by hand:
 
     python hatch_build.py
 
-The rule guarded here: an install never fails for want of a compiler, of Python's headers or of Cython. It has the same
-functions without them, only slower.
+Invariant: an install never fails because a compiler, Python's headers or Cython are missing. Without them the same
+functions run, only slower.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ except ImportError:  # by hand, where hatchling is not installed
 HERE = Path(__file__).resolve().parent
 FOLDER = "src/lanemq/_fast"
 SECONDS = 300
-"""A compiler that takes longer hangs."""
+"""The time limit of one compiler run."""
 
 
 class CompiledTwins(BuildHookInterface):  # type: ignore[misc]
-    """What hatchling calls."""
+    """The hook that hatchling calls."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         built = build(Path(self.root))
@@ -41,7 +41,7 @@ class CompiledTwins(BuildHookInterface):  # type: ignore[misc]
 
 
 def build(root: Path) -> list[Path]:
-    """The modules that were built: all of them or none."""
+    """Builds all modules or none; returns those that were built."""
     built: list[Path] = []
     sources = sorted((root / FOLDER).glob("*.pyx"))
     with tempfile.TemporaryDirectory(prefix="lanemq-build-") as scratch:
@@ -49,7 +49,7 @@ def build(root: Path) -> list[Path]:
             made = [_compile(source, Path(scratch)) for source in sources]
         except (OSError, subprocess.SubprocessError) as error:
             _say(f"pure Python, nothing compiled: {_reason(error)}")
-            for source in sources:  # what an earlier build left does not belong to these sources
+            for source in sources:  # left by an earlier build of other sources
                 (source.parent / _module_name(source)).unlink(missing_ok=True)
             return built
         for source, module in zip(sources, made, strict=True):
@@ -63,13 +63,13 @@ def build(root: Path) -> list[Path]:
 
 
 def source_mark(folder: Path, name: str) -> str:
-    """Names the sources that a module was built from, so that a stale one can be told."""
+    """A hash of the sources of a module, by which a stale build is recognised."""
     parts = [folder / f"{name}.pyx", folder / "bytes.h", *sorted(folder.glob("*.px[di]"))]
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
 
 
 def _compile(source: Path, scratch: Path) -> Path:
-    """C from Cython, a module from C."""
+    """Translates a source to C, and compiles that to a module."""
     text, module = scratch / f"{source.stem}.c", scratch / _module_name(source)
     _run([sys.executable, "-m", "cython", "-3", "-I", str(source.parent.parent), "-o", str(text), str(source)])
     linker = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
@@ -89,7 +89,7 @@ def _run(command: list[str]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The last line says most."""
+    """The last line of the error."""
     lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
     return lines[-1] if lines else repr(error)
 

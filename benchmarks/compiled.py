@@ -1,8 +1,8 @@
-"""What the compiled twins are worth: hot functions, and the paths of sends and pulls, pure against compiled.
+"""What the compiled twins gain: hot functions, and the paths of sends and pulls, pure and compiled.
 
     python -m benchmarks compiled
 
-Both variants in one run, in turn, each in a process of its own (`LANEMQ_PURE=1` asks for the references). The figures
+Each variant runs in a process of its own (`LANEMQ_PURE=1` selects the references). The figures
 are CPU time, which says more than wall time on a shared machine: nanoseconds per message of a function, microseconds
 per message of broker and client on a path. `ratio` is pure over compiled.
 """

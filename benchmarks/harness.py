@@ -1,7 +1,7 @@
 """What every measurement shares: a broker in a process of its own, rounds, and one JSON line per figure.
 
-Wall time on a shared machine says little, so each line also carries the CPU time per message of both sides, whether
-the compiled twins ran (`variant`) and the load average. Only medians are called `value`; the best round stands beside.
+Wall time on a shared machine says little, so each line also has the CPU time per message of both sides, whether the
+compiled twins ran (`variant`) and the load average. `value` is the median; the best round is listed beside it.
 """
 
 import json
@@ -28,7 +28,7 @@ _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class BrokerProcess:
-    """`lanemq broker` on a free port with an empty data folder; both are gone afterwards."""
+    """`lanemq broker` on a free port with an empty data folder, both removed at the end."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self.mode = "durable" if durable else "relaxed"

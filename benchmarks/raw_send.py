@@ -1,8 +1,8 @@
-"""What the broker alone can take: single sends, one request each, as many under way as the connection holds.
+"""How many single sends the broker alone can take: one request each, as many in flight as the connection holds.
 
     python -m benchmarks raw_send
 
-The client writes bytes that were made before the clock started and counts the answers' frames.
+The client writes bytes that were prepared before the measurement, and counts the frames of the replies.
 """
 
 import socket

@@ -3,7 +3,7 @@
     python -m benchmarks send
 
 One producer, 100 keys over 4 queues. `sync` waits for every receipt before the next send. `verdict` is the checker's
-word on the last round: read back from the queues, complete and in order of each key.
+result for the last round: all messages were read back, complete and in the order of each key.
 """
 
 import asyncio

@@ -106,7 +106,7 @@ def test_messages_are_weighed_alike(messages: list[PendingMessage]) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(["unseen", "watched", "waiter", "nobody"]), max_size=6), st.integers(-1, 2**60))
+@given(st.lists(st.sampled_from(["unseen", "watched", "waiter", "none"]), max_size=6), st.integers(-1, 2**60))
 def test_futures_and_waiters_are_settled_alike(kinds: list[str], offset: int) -> None:
     ended = [settled(kind["settle"], kinds, offset) for kind in (twins, references)]
     assert ended[0] == ended[1]
@@ -116,7 +116,7 @@ def settled(settle: Any, kinds: list[str], offset: int) -> Any:
     """The waiters that are left to notify, and the results of the futures."""
     messages = []
     for index, kind in enumerate(kinds):
-        waiter: Any = {"waiter": ThreadBatchWaiter, "nobody": lambda: NO_WAITER}.get(kind, SubmittedFuture)()
+        waiter: Any = {"waiter": ThreadBatchWaiter, "none": lambda: NO_WAITER}.get(kind, SubmittedFuture)()
         if kind == "watched":
             waiter.add_done_callback(print)
         messages.append(PendingMessage(b"x", "", f"id-{index}", "k", waiter=waiter, index=index))

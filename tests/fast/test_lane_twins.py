@@ -201,7 +201,7 @@ def test_messages_without_order_are_cut_alike(keys: list[str], size: int) -> Non
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.integers(1, 5), max_size=5), st.integers(1, 3), st.integers(1, 12), st.integers(0, 12))
 def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, until: int) -> None:
-    def told(run: Any, plain: Any) -> Any:
+    def outcome_of(run: Any, plain: Any) -> Any:
         worker, permit, now, calls = Worker(), RunPermit(Millis(until)), count(), count(1)
         made = [[_message(10 * n + at) for at in range(size)] for n, size in enumerate(sizes)]
         runs = [LaneRun(Q, "k", tuple(each), n + 1, n, permit, 100) for n, each in enumerate(made)]
@@ -221,8 +221,8 @@ def test_a_visit_is_run_alike(sizes: list[int], batch_size: int, failing: int, u
         ended = [run.token for run in worker.ended]
         return ran, handed, began, retried, in_hand, ended, len(worker.waiting)
 
-    ours = told(twins["run_waiting"], twins["plain_handler"])
-    assert ours == told(references["run_waiting"], references["plain_handler"])
+    ours = outcome_of(twins["run_waiting"], twins["plain_handler"])
+    assert ours == outcome_of(references["run_waiting"], references["plain_handler"])
 
 
 def _message(offset: int) -> Message:

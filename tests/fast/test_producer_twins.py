@@ -134,7 +134,7 @@ def test_futures_are_settled_alike() -> None:
     rest = []
     for kind in (twins, references):
         futures = [twins["SubmittedFuture"]() for _ in range(3)]
-        assert futures[1]._condition is not None, "somebody looks"
+        assert futures[1]._condition is not None, "a caller waits for it"
         waiters = [*futures, NO_WAITER]
         messages = [
             PendingMessage(b"v", "", f"id {place}", "k", waiter=waiter, index=place)

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins for what arrives at a broker: frames, batches, and the stamps of messages that follow one another.
 
-The references are in `wire/command.py`, `wire/batch.py` and `wire/properties.py`, with what everything means. Every length
-is compared with what is left before a byte is read, as if each frame came from an enemy.
+The references are in `wire/command.py`, `wire/batch.py` and `wire/properties.py`, with what everything means. Every
+length is compared with what is left before a byte is read: the bytes are not trusted.
 """
 
 include "guard.pxi"

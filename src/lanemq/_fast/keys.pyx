@@ -2,7 +2,7 @@
 """Twins for what is looked for in every record: its key, and the hashes under which it can be found.
 
 The references are in `client/message.py` and `log/key_index.py`, with what everything means. Every length is compared
-with what is left before a byte is read, as if each record came from an enemy.
+with what is left before a byte is read: the bytes are not trusted.
 """
 
 include "guard.pxi"

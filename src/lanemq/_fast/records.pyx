@@ -2,7 +2,7 @@
 """Twins for stored records: sealing them, finding them in a pull's body, proving them, and their index entries.
 
 The references are in `wire/record.py`, `log/queue_index.py` and `log/reading.py`, with what everything means.
-Every length is compared with what is left before a byte is read, as if each record came from an enemy.
+Every length is compared with what is left before a byte is read: the bytes are not trusted.
 """
 
 include "guard.pxi"

@@ -108,7 +108,7 @@ def test_calls_that_wait_are_refused_inside_a_callback(broker: FakeBroker, call:
         "flush": Producer.flush,
         "close": Producer.close,
     }
-    ready, told = threading.Event(), threading.Event()
+    ready, called = threading.Event(), threading.Event()
     problems: list[Exception] = []
     with Producer(str(broker.address), timeout=2.0) as producer:
         producer.send("orders", 0, key="k")
@@ -119,25 +119,25 @@ def test_calls_that_wait_are_refused_inside_a_callback(broker: FakeBroker, call:
                 calls[call](producer)
             except UsageError as error:
                 problems.append(error)
-            told.set()
+            called.set()
 
         producer.submit("orders", 1, key="k").add_done_callback(callback)
         ready.set()
-        assert told.wait(30)
+        assert called.wait(30)
     assert "use submit() there" in str(problems[0])
 
 
 def test_submit_works_inside_a_callback(broker: FakeBroker) -> None:
-    ready, told = threading.Event(), threading.Event()
+    ready, called = threading.Event(), threading.Event()
     with Producer(str(broker.address)) as producer:
         broker.faults = lambda header, number: None if ready.wait(30) else Fault.REFUSE
 
         def callback(_: object) -> None:
-            producer.submit("orders", 2, key="k").add_done_callback(lambda _: told.set())
+            producer.submit("orders", 2, key="k").add_done_callback(lambda _: called.set())
 
         producer.submit("orders", 1, key="k").add_done_callback(callback)
         ready.set()
-        assert told.wait(30)
+        assert called.wait(30)
         producer.send("orders", 3, key="k")  # not inside a callback
     assert broker.stored("orders", 0) == ["1", "2", "3"]
 

@@ -82,12 +82,12 @@ def test_a_callback_runs_once_whether_it_is_added_before_or_after(future: Any) -
 
 def test_futures_with_and_without_callbacks_in_one_batch_get_their_own_receipts(future: Any) -> None:
     others = [type(future)() for _ in range(3)]
-    told: list[int] = []
+    offsets: list[int] = []
     for each in (others[0], others[2]):
-        each.add_done_callback(lambda done: told.append(done.result().offset))
+        each.add_done_callback(lambda done: offsets.append(done.result().offset))
     store(others[0], future, others[1], others[2])
     assert [each.result(0).offset for each in (others[0], future, others[1], others[2])] == [7, 8, 9, 10]
-    assert told == [7, 10]
+    assert offsets == [7, 10]
 
 
 def test_wait_and_as_completed_accept_it(future: Any) -> None:
