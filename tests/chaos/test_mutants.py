@@ -58,7 +58,7 @@ GUARDS = {
     "keep_alive_waited_for": "sim/test_mutants.py::the broker waits for the keep-alive deadline",
     "lease_news": "chaos/test_consumer_frozen.py",
     "finished_ranges": "sim/test_mutants.py::finished ranges, chaos/test_consumer_killed.py",
-    "finished_span": "sim/test_mutants.py::finished ranges, not their span",
+    "finished_span": "sim/test_mutants.py::finished ranges instead of their span",
     "saved_offsets": "sim/test_mutants.py::offsets saved every moment",
     "offsets_at_stop": "sim/test_mutants.py::offsets saved at the end",
     "flush_before_ack": "sim/test_mutants.py::flushed before acknowledged, chaos/test_broker_killed.py",

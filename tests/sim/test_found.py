@@ -1,4 +1,4 @@
-"""What the simulation has found, each as small as it can be told."""
+"""Faults that the simulation has found, each as the smallest test that shows it."""
 
 import asyncio
 import json
@@ -91,4 +91,4 @@ def test_a_send_whose_repeat_meets_a_failing_disk_may_be_stored(tmp_path: Path) 
     history.close()
     events = [json.loads(line)["e"] for line in (tmp_path / "p.jsonl").read_bytes().splitlines()]
     assert events == ["begin", "send", "send_unknown"]
-    assert isinstance(rig.told.errors[0], BrokerReadOnly)
+    assert isinstance(rig.results.errors[0], BrokerReadOnly)

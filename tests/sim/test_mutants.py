@@ -82,7 +82,7 @@ CASES = {
     "finished ranges": Case(
         mutants.finished_ranges, ("consumer killed", "member leaves"), ("again, known to be finished",), BUSY
     ),
-    "finished ranges, not their span": Case(mutants.finished_span, ("consumer killed",), ("A1", "D2", "B"), BUSY),
+    "finished ranges instead of their span": Case(mutants.finished_span, ("consumer killed",), ("A1", "D2", "B"), BUSY),
     "offsets saved every moment": Case(mutants.saved_offsets, ("broker killed",), ("D3",), BUSY | {"slow": 0.0}),
     "offsets saved at the end": Case(mutants.offsets_at_stop, ("broker restarted",), ("D3",), BUSY | {"slow": 0.0}),
     "synced before acknowledged": Case(sync_before_ack, ("broker loses power",), ("A", "B", "D"), BUSY | {"slow": 0.0}),

@@ -290,8 +290,8 @@ class RunReporter:
             return await self._sent_back(message, end.stop.delay_level, policy.retries)
         return await self._dead_lettered(message, repr(end.stop.error))
 
-    async def _sent_back(self, message: Message, level: int, most: int) -> bool:
-        if not await self._dead_letters.send_back(message, level, most):
+    async def _sent_back(self, message: Message, level: int, retries: int) -> bool:
+        if not await self._dead_letters.send_back(message, level, retries):
             return False
         if self._history.on:
             self._history.skipped(self._place(message), message.key or "", "sent back, and comes again from elsewhere")
@@ -394,15 +394,15 @@ class OverdueRuns:
             if isinstance(policy := active.subscription.policy, SendBack):
                 await self._check(active, before, policy.retries)
 
-    async def _check(self, active: ActiveSubscription, before: Millis, most: int) -> None:
+    async def _check(self, active: ActiveSubscription, before: Millis, retries: int) -> None:
         # Sending takes seconds if a broker is slow: check again, for each run, that it is still overdue.
         for run in active.scheduler.overdue(before):
-            if run in active.scheduler.overdue(before) and await self._sent_back(run, most):
+            if run in active.scheduler.overdue(before) and await self._sent_back(run, retries):
                 if active.scheduler.take_over(run):
                     log.warning("a handler of %s hangs; its messages were sent back", run.queue)
                 else:
                     log.warning("a handler of %s returned late; its messages were already sent back", run.queue)
 
-    async def _sent_back(self, run: MessageRun, most: int) -> bool:
-        sent = [await self._dead_letters.send_back(message, OVERDUE_DELAY_LEVEL, most) for message in run.messages]
+    async def _sent_back(self, run: MessageRun, retries: int) -> bool:
+        sent = [await self._dead_letters.send_back(message, OVERDUE_DELAY_LEVEL, retries) for message in run.messages]
         return all(sent)
