@@ -1,6 +1,6 @@
 """A message gets another sequence only when it is certain that it is not stored under the current one."""
 
-from lanemq.core.sending.in_flight import Failed, SendBatch, SendError, SentBatch, SentWindow
+from lanemq.core.sending.lane_messages import Failed, SendBatch, SendError, SentBatch, SentWindow
 from lanemq.model.units import Epoch, Millis
 
 

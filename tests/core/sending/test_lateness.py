@@ -2,7 +2,7 @@
 
 from tests.core.sending.test_send_lane import lane, take
 
-from lanemq.core.sending.in_flight import Failed, SendError
+from lanemq.core.sending.lane_messages import Failed, SendError
 from lanemq.core.sending.send_lane import SendLane
 from lanemq.model.units import Millis
 

@@ -12,7 +12,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import BatchWaiter
 from lanemq.clock import Clock
 from lanemq.core.sending.frozen_keys import Freeze, FrozenKeys
-from lanemq.core.sending.in_flight import SendBatch
+from lanemq.core.sending.lane_messages import SendBatch
 from lanemq.core.sending.send_lane import SendLane
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue

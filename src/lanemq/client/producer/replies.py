@@ -17,7 +17,7 @@ from lanemq.client.producer.options import ProducerOptions
 from lanemq.client.producer.waiters import FUTURE_LOCK, BatchWaiter, SubmittedFuture, Waiter
 from lanemq.client.receipt import Receipt, StoredAs
 from lanemq.clock import Clock
-from lanemq.core.sending.in_flight import Failed, SendError
+from lanemq.core.sending.lane_messages import Failed, SendError
 from lanemq.history import History
 from lanemq.model.errors import (
     BrokerReadOnly,

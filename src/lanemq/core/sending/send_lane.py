@@ -3,8 +3,8 @@
 Invariant: the messages of a key are stored in the order of `offer`, through time-outs, refusals and reconnects, and no
 message of a key is stored behind one that failed.
 
-- Every message gets a sequence number and keeps it when it is sent again (`in_flight`), so a broker that already has
-  the message answers "stored".
+- Every message gets a sequence number and keeps it when it is sent again (`lane_messages`), so a broker that has
+  it already answers "stored".
 - At most `window` batches are unanswered. With window 1 a later batch cannot overtake an unanswered earlier one, which
   a broker that does not check sequences (Apache RocketMQ) requires. A LaneMQ broker refuses gaps, which makes larger
   windows safe on one connection: batches behind a failed one are refused, and all of them are sent again in order.
@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from lanemq.core.backoff import Backoff
-from lanemq.core.sending.in_flight import Failed, SendBatch, SendError, SentBatch, SentWindow
-from lanemq.core.sending.pending import PendingLine
+from lanemq.core.sending.lane_messages import Failed, PendingLine, SendBatch, SendError, SentBatch, SentWindow
 from lanemq.model.errors import InvalidOption, LaneFrozen, UsageError
 from lanemq.model.units import Epoch, Millis
 
