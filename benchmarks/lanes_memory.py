@@ -19,9 +19,9 @@ from tests.wire.encoding import encode_record
 
 from benchmarks.harness import report
 from lanemq.client.codec import BytesCodec
-from lanemq.client.consumer.in_progress import Worker
-from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.workers import run_worker
+from lanemq.client.consumer.turns.in_progress import Worker
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.workers import run_worker
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from interop.lane_seen import seen_message
-from lanemq.client.consumer.handler import ConcurrentlyContext, ConcurrentlyStatus, OrderlyContext, OrderlyStatus
 from lanemq.client.consumer.options import Sharing, StartFrom
 from lanemq.client.consumer.push_consumer import PushConsumer
+from lanemq.client.consumer.turns.handler import ConcurrentlyContext, ConcurrentlyStatus, OrderlyContext, OrderlyStatus
 from lanemq.client.identity import new_client_id
 from lanemq.client.message import Message
 

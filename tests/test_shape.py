@@ -17,7 +17,7 @@ from tests.documents import DOCUMENTS
 
 import lanemq
 from lanemq.checker.verdict import INVARIANTS
-from lanemq.client.consumer.handler import HandlerVerdict
+from lanemq.client.consumer.turns.handler import HandlerVerdict
 from lanemq.model import errors
 from lanemq.model.errors import LaneError
 from lanemq.wire import lane_fields

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from lanemq.client.consumer.app import App
     from lanemq.client.consumer.async_consumer import AsyncConsumer
     from lanemq.client.consumer.consumer import Consumer
-    from lanemq.client.consumer.handler import (
+    from lanemq.client.consumer.options import Sharing, StartFrom
+    from lanemq.client.consumer.pull_consumer import PullConsumer
+    from lanemq.client.consumer.push_consumer import PushConsumer
+    from lanemq.client.consumer.turns.handler import (
         ConcurrentlyContext,
         ConcurrentlyStatus,
         OrderlyContext,
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
         Skip,
         ToDeadLetter,
     )
-    from lanemq.client.consumer.options import Sharing, StartFrom
-    from lanemq.client.consumer.pull_consumer import PullConsumer
-    from lanemq.client.consumer.push_consumer import PushConsumer
     from lanemq.client.message import Message
     from lanemq.client.producer.async_producer import AsyncProducer
     from lanemq.client.producer.producer import Producer
@@ -69,7 +69,7 @@ _HOMES = {
     "lanemq.client.producer.async_producer": ("AsyncProducer",),
     "lanemq.client.consumer.consumer": ("Consumer",),
     "lanemq.client.consumer.options": ("Sharing", "StartFrom"),
-    "lanemq.client.consumer.handler": (
+    "lanemq.client.consumer.turns.handler": (
         "ConcurrentlyContext",
         "ConcurrentlyStatus",
         "OrderlyContext",

@@ -13,9 +13,9 @@ from typing import Any
 
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.group_commit import GroupCommit
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
-from lanemq.client.consumer.leases import LeaseKeeper
-from lanemq.client.consumer.scheduler import Scheduler
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.core.brokering import dedup
 from lanemq.core.brokering.dedup import Fresh, Gap, ProducerTable
 from lanemq.core.brokering.keep_alive import KeepAlives

@@ -8,9 +8,9 @@ from tests.chaos.stage import GROUP, TOPIC, complaint
 
 from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
-from lanemq.client.consumer.handler import ConcurrentlyContext, ConcurrentlyStatus, Retry
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.push_consumer import PushConsumer
+from lanemq.client.consumer.turns.handler import ConcurrentlyContext, ConcurrentlyStatus, Retry
 from lanemq.client.message import Message
 from lanemq.core.consuming.queue_lease import LeaseTimes
 from lanemq.core.consuming.retry_policy import HoldQueue

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.client.consumer.fakes import assigned_queue, message
 
-from lanemq.client.consumer.assigned_queue import Assignment
-from lanemq.client.consumer.leases import LeaseKeeper
-from lanemq.client.consumer.scheduler import Scheduler
+from lanemq.client.consumer.queues.assigned_queue import Assignment
+from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, QueueLease

@@ -26,8 +26,8 @@ from lanemq import (
     TlsOptions,
 )
 from lanemq.broker.config import BrokerOptions
-from lanemq.client.consumer.handler import OrderlyStatus, ToDeadLetter
 from lanemq.client.consumer.options import StartFrom
+from lanemq.client.consumer.turns.handler import OrderlyStatus, ToDeadLetter
 from lanemq.client.security import security_of
 from lanemq.core.consuming.retry_policy import DeadLetter
 from lanemq.model.errors import InvalidOption, LaneError, NotAllowed, TlsFailed, TopicNotFound

@@ -17,8 +17,8 @@ from tests.fast.both import damaged, needs_twins, outcome, references, twins
 from tests.fast.test_key_twins import LOGS, MESSAGES, log_of
 
 from lanemq.client.codec import BytesCodec
-from lanemq.client.consumer.handler import Stop
-from lanemq.client.consumer.in_progress import Worker
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.in_progress import Worker
 from lanemq.client.message import Message, MessageSource
 from lanemq.core.consuming.keyed_queue import KeyedQueue
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, STOPPED, Lane, LaneRun, Order, RunPermit, grow

@@ -11,7 +11,7 @@ import pytest
 from tests.client.producer.test_engine import Rig
 from tests.sim.stage import ADDRESS, Heard, Stage
 
-from lanemq.client.consumer.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, binding=False
 """Twins of runs and lanes, and of the steps that every message takes from a pull to the handler and back.
 
-The references are in `core/consuming/runs.py`, `client/consumer/handler.py` (`plain_handler`),
-`client/consumer/workers.py` (`run_waiting`) and `clock.py`; they say what everything means. The classes are what makes
+The references are in `core/consuming/runs.py`, `client/consumer/turns/handler.py` (`plain_handler`),
+`client/consumer/turns/workers.py` (`run_waiting`) and `clock.py`; they say what everything means. The classes are what makes
 this faster: their fields are read and written without a lookup by name. Messages may be of any class; those of
 `messages.pyx` are read in the same way.
 """
@@ -277,14 +277,14 @@ cdef class PlainHandler:
 
 
 def plain_handler(call, bint batched, stop_after):
-    """Twin of `client.consumer.handler.plain_handler`."""
+    """Twin of `client.consumer.turns.handler.plain_handler`."""
     cdef PlainHandler handler = PlainHandler.__new__(PlainHandler)
     handler.call, handler.batched, handler.stop_after = call, batched, stop_after
     return handler
 
 
 def run_waiting(worker, handler, Py_ssize_t batch_size, now, withdrawn):
-    """Twin of `client.consumer.workers.run_waiting`."""
+    """Twin of `client.consumer.turns.workers.run_waiting`."""
     cdef Py_ssize_t runs = 0, messages = 0, done, count
     cdef LaneRun run
     cdef tuple batch
@@ -353,6 +353,6 @@ TWINS = {
     "core.consuming.runs.end_runs": end_runs,
     "core.consuming.runs.pass_finished": pass_finished,
     "clock.running_ms": running_ms,
-    "client.consumer.handler.plain_handler": plain_handler,
-    "client.consumer.workers.run_waiting": run_waiting,
+    "client.consumer.turns.handler.plain_handler": plain_handler,
+    "client.consumer.turns.workers.run_waiting": run_waiting,
 }

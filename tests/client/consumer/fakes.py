@@ -10,12 +10,12 @@ from tests.client.virtual_time import VirtualClock
 from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer.assigned_queue import AssignedQueue, StartPosition
 from lanemq.client.consumer.calls import Granted, Pulled
 from lanemq.client.consumer.engine import BrokerLink, ConsumerEngine
-from lanemq.client.consumer.handler import HandlerCall, async_batch_handler
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.subscription import Subscription
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, StartPosition
+from lanemq.client.consumer.turns.handler import HandlerCall, async_batch_handler
+from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.brokering.lock_table import LockTable

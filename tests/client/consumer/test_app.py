@@ -10,9 +10,9 @@ import pytest
 from tests.client.consumer.with_broker import WAIT, Inbox, send, wait_for
 
 from lanemq.client.consumer.app import App
-from lanemq.client.consumer.handler import Retry, Skip, ToDeadLetter
 from lanemq.client.consumer.options import Sharing, StartFrom
 from lanemq.client.consumer.pull_consumer import PullConsumer
+from lanemq.client.consumer.turns.handler import Retry, Skip, ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.client.producer.producer import Producer
 from lanemq.core.backoff import Backoff

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.client.consumer.with_broker import Inbox, send, wait_for
 
-from lanemq.client.consumer.handler import ConcurrentlyStatus
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.consumer.push_consumer import PushConsumer
+from lanemq.client.consumer.turns.handler import ConcurrentlyStatus
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.model.errors import LaneError

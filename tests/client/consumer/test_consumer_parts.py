@@ -13,11 +13,11 @@ from tests.client.virtual_time import ManualClock
 from tests.wire.encoding import encode_record
 
 from lanemq.client.codec import JsonCodec
-from lanemq.client.consumer.handler import handler_call
-from lanemq.client.consumer.offsets import FileOffsets
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
-from lanemq.client.consumer.send_back import DeadLetters
+from lanemq.client.consumer.queues.offsets import FileOffsets
 from lanemq.client.consumer.tag_filter import tag_filter
+from lanemq.client.consumer.turns.handler import handler_call
+from lanemq.client.consumer.turns.send_back import DeadLetters
 from lanemq.client.message import Message, MessageSource, find_key, read_messages
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.errors import BrokerRefused, InvalidOption, StorageError

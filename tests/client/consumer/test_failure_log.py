@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer.fakes import queue
 from tests.client.consumer.worker_fixture import WorkerFixture
 
-from lanemq.client.consumer.handler import (
+from lanemq.client.consumer.turns.handler import (
     Retry,
 )
 from lanemq.client.message import Message

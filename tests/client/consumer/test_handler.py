@@ -6,7 +6,7 @@ import pytest
 from tests.client.consumer.fakes import message
 from tests.client.consumer.worker_fixture import run_of
 
-from lanemq.client.consumer.handler import (
+from lanemq.client.consumer.turns.handler import (
     ConcurrentHandler,
     ConcurrentlyStatus,
     OrderlyHandler,

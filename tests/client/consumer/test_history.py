@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lanemq.client.consumer.handler import Stop
-from lanemq.client.consumer.history import TurnRecorder, group_in_history
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.history import TurnRecorder, group_in_history
 from lanemq.core.consuming.runs import FAILED, NO_LEASE_NEEDED, RunPermit
 from lanemq.history import History
 from lanemq.model.queue import MessageQueue

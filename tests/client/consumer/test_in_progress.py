@@ -9,11 +9,18 @@ from tests.client.consumer.fakes import message, queue
 from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.handler import async_batch_handler, handler_call
-from lanemq.client.consumer.in_progress import LATE_MS, MAX_MESSAGES, QUICK_MESSAGES, TARGET_NS, BusyWorkers, Worker
-from lanemq.client.consumer.metrics import ConsumerCounts
-from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.workers import RunReporter, TaskWorkers, run_worker
+from lanemq.client.consumer.turns.handler import async_batch_handler, handler_call
+from lanemq.client.consumer.turns.in_progress import (
+    LATE_MS,
+    MAX_MESSAGES,
+    QUICK_MESSAGES,
+    TARGET_NS,
+    BusyWorkers,
+    Worker,
+)
+from lanemq.client.consumer.turns.metrics import ConsumerCounts
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.workers import RunReporter, TaskWorkers, run_worker
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack

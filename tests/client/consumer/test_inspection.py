@@ -8,7 +8,7 @@ from tests.client.consumer.fakes import FakeBroker, member, queue, record, until
 from tests.client.virtual_time import run_virtual
 
 from lanemq.client.consumer.inspection import BrokerRequests
-from lanemq.client.consumer.workers import OverdueRuns
+from lanemq.client.consumer.turns.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import SendBack
 from lanemq.core.consuming.runs import Order

@@ -9,8 +9,8 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, FakeCalls, FakeScheduler, assigned_queue, no_answer, options, queue
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.assigned_queue import Assignment
-from lanemq.client.consumer.leases import LeaseKeeper
+from lanemq.client.consumer.queues.assigned_queue import Assignment
+from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.queue_lease import LANE_TIMES, ROCKETMQ_TIMES, LeaseTimes
 from lanemq.model.queue import MessageQueue

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from tests.client.consumer.fakes import message, options, queue
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.in_progress import MessageRun
-from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.subscription import ActiveSubscription, Subscription
-from lanemq.client.consumer.workers import OverdueRuns
+from lanemq.client.consumer.turns.in_progress import MessageRun
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription
+from lanemq.client.consumer.turns.workers import OverdueRuns
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import HoldKey, SendBack
 from lanemq.core.consuming.runs import DONE, FAILED, NO_LEASE_NEEDED, Order, Why

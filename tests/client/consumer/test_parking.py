@@ -12,8 +12,8 @@ from tests.client.consumer.parking_fixture import GROUP, QUICK, TOPIC, ParkingFi
 from lanemq.checker.verdict import Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin
-from lanemq.client.consumer.handler import ToDeadLetter
-from lanemq.client.consumer.parking import LaneParker
+from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.turns.handler import ToDeadLetter
 from lanemq.client.message import Message
 from lanemq.core.consuming.parked_lanes import LocalParkedLanes
 from lanemq.core.consuming.retry_policy import HoldKey, Park

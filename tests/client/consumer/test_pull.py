@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, member, no_answer, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.pull import LANE_PULL_BYTES
+from lanemq.client.consumer.queues.pull import LANE_PULL_BYTES
 from lanemq.client.message import Message
 from lanemq.core.consuming.flow_control import FlowLimits
 from lanemq.core.consuming.retry_policy import HoldQueue

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.client.consumer.with_broker import Inbox, committed, send
 
-from lanemq.client.consumer.handler import ConcurrentlyStatus, OrderlyContext, OrderlyStatus
 from lanemq.client.consumer.options import StartFrom
 from lanemq.client.consumer.push_consumer import PushConsumer
+from lanemq.client.consumer.turns.handler import ConcurrentlyStatus, OrderlyContext, OrderlyStatus
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import RETRY_FOREVER, DeadLetter, HoldQueue
 from lanemq.model.errors import Closed, InvalidOption

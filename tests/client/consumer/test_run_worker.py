@@ -7,9 +7,9 @@ from tests.client.consumer.fakes import message
 from tests.client.consumer.worker_fixture import run_of
 from tests.client.virtual_time import ManualClock
 
-from lanemq.client.consumer.handler import Stop
-from lanemq.client.consumer.in_progress import Worker
-from lanemq.client.consumer.workers import RunEnd, run_worker
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.in_progress import Worker
+from lanemq.client.consumer.turns.workers import RunEnd, run_worker
 from lanemq.client.message import Message
 from lanemq.core.consuming.runs import FAILED, STOPPED, LaneRun
 

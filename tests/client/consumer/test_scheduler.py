@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 from tests.client.consumer.fakes import message, queue
 
-from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.scheduler import Scheduler
+from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.client.message import Message
 from lanemq.clock import SystemClock
 from lanemq.core.consuming.runs import DONE, NO_LEASE_NEEDED, STOPPED, LaneOptions, Order

@@ -195,7 +195,7 @@ def test_a_program_with_its_own_signal_handler_is_left_alone(real: EmbeddedBroke
 PUSH = """
 import sys, threading
 from lanemq.client.consumer.options import StartFrom
-from lanemq.client.consumer.handler import OrderlyStatus
+from lanemq.client.consumer.turns.handler import OrderlyStatus
 from lanemq.client.consumer.push_consumer import PushConsumer
 
 def listener(messages, context):

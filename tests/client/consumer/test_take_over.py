@@ -8,9 +8,9 @@ import pytest
 from tests.client.consumer.fakes import FakeBroker, assigned_queue, member, no_answer, options, queue, record, until
 from tests.client.virtual_time import run_virtual
 
-from lanemq.client.consumer.assigned_queue import Assignment
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.leases import LeaseKeeper
+from lanemq.client.consumer.queues.assigned_queue import Assignment
+from lanemq.client.consumer.queues.leases import LeaseKeeper
 from lanemq.client.message import Message
 from lanemq.client.routing import BrokerRoute, TopicRoute
 from lanemq.core.consuming.allocation import averagely_by_circle

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.client.consumer.fakes import message, queue
 from tests.client.virtual_time import ManualClock, VirtualClock, run_virtual
 
-from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.handler import Stop
-from lanemq.client.consumer.in_progress import LATE_MS, MAX_MESSAGES, MessageRun, Worker
-from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.workers import run_worker_async
+from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.in_progress import LATE_MS, MAX_MESSAGES, MessageRun, Worker
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.workers import run_worker_async
 from lanemq.client.message import Message
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneOptions, Order
 from lanemq.core.consuming.scheduler import LaneScheduler

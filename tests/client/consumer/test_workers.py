@@ -7,7 +7,7 @@ import pytest
 from tests.client.consumer.fakes import message, queue
 from tests.client.consumer.worker_fixture import WAIT, WorkerFixture
 
-from lanemq.client.consumer.handler import (
+from lanemq.client.consumer.turns.handler import (
     ToDeadLetter,
 )
 from lanemq.client.message import Message

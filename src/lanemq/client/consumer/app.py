@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
 from lanemq.client.consumer.engine import ConsumerEngine, EngineThread
-from lanemq.client.consumer.handler import async_batch_handler, batch_handler, handler_call
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import stop_on_signals
-from lanemq.client.consumer.subscription import DEFAULT_WORKERS, Subscription
+from lanemq.client.consumer.turns.handler import async_batch_handler, batch_handler, handler_call
+from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription
 from lanemq.core.consuming.retry_policy import DeadLetter, FailurePolicy, HoldKey, HoldQueue, SendBack
 from lanemq.core.consuming.runs import Order
 from lanemq.model.errors import Closed, InvalidOption

@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Unpack
 
-from lanemq.client.consumer.async_scheduler import AsyncScheduler
 from lanemq.client.consumer.consumer import Undecided, subscriptions_for
 from lanemq.client.consumer.engine import ConsumerEngine, ended_by, until_started
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
 from lanemq.client.consumer.signals import TERMINATION
+from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import FailurePolicy
 from lanemq.core.consuming.runs import Why

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from lanemq.client.consumer.engine import EngineThread
-from lanemq.client.consumer.handler import Stop
-from lanemq.client.consumer.history import TurnRecorder
-from lanemq.client.consumer.in_progress import MessageFinished, MessageRun
 from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
 from lanemq.client.consumer.options import ConsumerSettings, consumer_options
-from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.signals import TERMINATION
-from lanemq.client.consumer.subscription import Subscription, make_scheduler
-from lanemq.client.consumer.workers import RunEnd
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.history import TurnRecorder
+from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.subscription import Subscription, make_scheduler
+from lanemq.client.consumer.turns.workers import RunEnd
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey, HoldQueue

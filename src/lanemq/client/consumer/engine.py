@@ -13,24 +13,24 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.hand_over import HandOver
-from lanemq.client.consumer.heartbeat import Heartbeat
-from lanemq.client.consumer.history import group_in_history, recorded
 from lanemq.client.consumer.inspection import BrokerRequests
-from lanemq.client.consumer.leases import LeaseKeeper
-from lanemq.client.consumer.metrics import ConsumerCounts
-from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.parking import LaneParker
-from lanemq.client.consumer.pull import Puller
-from lanemq.client.consumer.rebalance import Rebalancer, RebalanceTrigger
-from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.send_back import DeadLetters
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.queues.hand_over import HandOver
+from lanemq.client.consumer.queues.heartbeat import Heartbeat
+from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.queues.pull import Puller
+from lanemq.client.consumer.queues.rebalance import Rebalancer, RebalanceTrigger
 from lanemq.client.consumer.signals import TERMINATION
-from lanemq.client.consumer.subscription import ActiveSubscription, Subscription, retry_subscription
-from lanemq.client.consumer.workers import OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
+from lanemq.client.consumer.turns.history import group_in_history, recorded
+from lanemq.client.consumer.turns.metrics import ConsumerCounts
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.send_back import DeadLetters
+from lanemq.client.consumer.turns.subscription import ActiveSubscription, Subscription, retry_subscription
+from lanemq.client.consumer.turns.workers import OverdueRuns, RunReporter, TaskWorkers, ThreadWorkers
 from lanemq.client.identity import new_client_id
 from lanemq.client.routing import AsyncRoutes
 from lanemq.core.consuming.offset_table import OffsetTable

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lanemq.client.codec import codec_named
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
-from lanemq.client.consumer.handler import Stop
-from lanemq.client.consumer.heartbeat import PUSH, Heartbeat
-from lanemq.client.consumer.in_progress import LaneReport
-from lanemq.client.consumer.metrics import ConsumerCounts, TopicCount
-from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.subscription import ActiveSubscription
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.queues.heartbeat import PUSH, Heartbeat
+from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.turns.handler import Stop
+from lanemq.client.consumer.turns.in_progress import LaneReport
+from lanemq.client.consumer.turns.metrics import ConsumerCounts, TopicCount
+from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message, MessageSource, read_messages
 from lanemq.core.consuming.runs import NO_LEASE_NEEDED, LaneRun, Plain, RunPermit, Suspend
 from lanemq.core.consuming.views import QueueView

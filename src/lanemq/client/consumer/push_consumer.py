@@ -9,16 +9,16 @@ consumer.start()
 from typing import Unpack
 
 from lanemq.client.consumer.engine import EngineThread
-from lanemq.client.consumer.handler import (
+from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
+from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
+from lanemq.client.consumer.turns.handler import (
     BatchHandler,
     ConcurrentHandler,
     ConcurrentListener,
     OrderlyHandler,
     OrderlyListener,
 )
-from lanemq.client.consumer.inspection import ConsumerSnapshot, take_snapshot
-from lanemq.client.consumer.options import ConsumerSettings, StartFrom, consumer_options
-from lanemq.client.consumer.subscription import DEFAULT_WORKERS, Subscription
+from lanemq.client.consumer.turns.subscription import DEFAULT_WORKERS, Subscription
 from lanemq.core.consuming.retry_policy import (
     RETRY_FOREVER,
     SUSPEND_DEFAULT,

@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import logging
 
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.heartbeat import Heartbeat
-from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.parking import LaneParker
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.queues.heartbeat import Heartbeat
+from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.queues.parking import LaneParker
 from lanemq.client.message import Message, read_messages
 from lanemq.core.consuming.flow_control import WaitFor, verdict
 from lanemq.core.consuming.runs import Order

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.scheduler import Scheduler
-from lanemq.client.consumer.subscription import ActiveSubscription
+from lanemq.client.consumer.turns.scheduler import Scheduler
+from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.consuming.parked_lanes import ParkedAtBroker

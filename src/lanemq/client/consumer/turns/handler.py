@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 from lanemq._fast import compiled
-from lanemq.client.consumer.in_progress import MessageRun
+from lanemq.client.consumer.turns.in_progress import MessageRun
 from lanemq.client.message import Message
 from lanemq.core.consuming.retry_policy import clamp_suspend
 from lanemq.core.consuming.runs import COMMIT, FAILED, HOPELESS, ROLL_BACK, Outcome, Suspend

@@ -14,13 +14,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from lanemq._fast import compiled
-from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.handler import AsyncBatchHandler, BatchHandler, HandlerVerdict, Stop
-from lanemq.client.consumer.in_progress import MessageFinished, MessageRun, Worker
-from lanemq.client.consumer.metrics import ConsumerCounts, WorkerCounts
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.send_back import DeadLetters
-from lanemq.client.consumer.subscription import ActiveSubscription
+from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.handler import AsyncBatchHandler, BatchHandler, HandlerVerdict, Stop
+from lanemq.client.consumer.turns.in_progress import MessageFinished, MessageRun, Worker
+from lanemq.client.consumer.turns.metrics import ConsumerCounts, WorkerCounts
+from lanemq.client.consumer.turns.send_back import DeadLetters
+from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock, milliseconds_of
 from lanemq.core.consuming.retry_policy import SEND_BACK_RETRY, SendBack

@@ -11,16 +11,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from lanemq.client.codec import codec_named
-from lanemq.client.consumer.assigned_queue import NANOS, AssignedQueue, Assignment, StartPosition
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
-from lanemq.client.consumer.hand_over import HandOver
-from lanemq.client.consumer.heartbeat import Heartbeat
-from lanemq.client.consumer.leases import LeaseKeeper
-from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.parking import LaneParker
-from lanemq.client.consumer.pull import Puller
-from lanemq.client.consumer.subscription import ActiveSubscription
+from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, Assignment, StartPosition
+from lanemq.client.consumer.queues.hand_over import HandOver
+from lanemq.client.consumer.queues.heartbeat import Heartbeat
+from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.queues.offsets import OffsetKeeper
+from lanemq.client.consumer.queues.parking import LaneParker
+from lanemq.client.consumer.queues.pull import Puller
+from lanemq.client.consumer.turns.subscription import ActiveSubscription
 from lanemq.client.message import MessageSource
 from lanemq.client.routing import AsyncRoutes, TopicRoute
 from lanemq.core.consuming.queue_lease import QueueLease

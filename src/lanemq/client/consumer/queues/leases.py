@@ -17,9 +17,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from lanemq.client.consumer.assigned_queue import NANOS, AssignedQueue, Assignment
 from lanemq.client.consumer.calls import ConsumerCalls, Granted
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.queues.assigned_queue import NANOS, AssignedQueue, Assignment
 from lanemq.core.consuming.queue_lease import Grant, LeaseTimes, QueueLease
 from lanemq.model.errors import LaneError
 from lanemq.model.queue import MessageQueue

@@ -12,9 +12,9 @@ import contextlib
 import logging
 from typing import NamedTuple
 
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.consumer.calls import ConsumerCalls
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
 from lanemq.client.message import Message
 from lanemq.core.consuming.parked_lanes import (
     LaneRequest,

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from lanemq.client.consumer.async_scheduler import AsyncScheduler
-from lanemq.client.consumer.handler import AsyncBatchHandler, BatchHandler, async_by_topic, blocking, by_topic
-from lanemq.client.consumer.scheduler import Scheduler
 from lanemq.client.consumer.tag_filter import ALL_TAGS, TagFilter, tag_filter
+from lanemq.client.consumer.turns.async_scheduler import AsyncScheduler
+from lanemq.client.consumer.turns.handler import AsyncBatchHandler, BatchHandler, async_by_topic, blocking, by_topic
+from lanemq.client.consumer.turns.scheduler import Scheduler
 from lanemq.clock import Clock
 from lanemq.core.consuming.retry_policy import FailurePolicy, HoldKey
 from lanemq.core.consuming.runs import LaneOptions, Order

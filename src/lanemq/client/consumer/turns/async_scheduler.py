@@ -2,8 +2,8 @@
 
 import asyncio
 
-from lanemq.client.consumer.in_progress import MessageRun, Worker
-from lanemq.client.consumer.scheduler import Scheduler, pause_of, watching
+from lanemq.client.consumer.turns.in_progress import MessageRun, Worker
+from lanemq.client.consumer.turns.scheduler import Scheduler, pause_of, watching
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import LaneRun, Order

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from lanemq.client.consumer.in_progress import (
+from lanemq.client.consumer.turns.in_progress import (
     LATE_MS,
     Callback,
     InProgress,

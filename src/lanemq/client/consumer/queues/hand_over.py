@@ -16,10 +16,10 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment
-from lanemq.client.consumer.leases import LeaseKeeper
-from lanemq.client.consumer.offsets import OffsetKeeper
 from lanemq.client.consumer.options import ConsumerOptions
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment
+from lanemq.client.consumer.queues.leases import LeaseKeeper
+from lanemq.client.consumer.queues.offsets import OffsetKeeper
 from lanemq.core.backoff import Backoff
 from lanemq.core.consuming.rebalance import Event, Stage, Step
 from lanemq.model.errors import LaneError, LeaseLost

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from lanemq.client.consumer.handler import AsyncBatchHandler, Batch, BatchHandler, Stop
-from lanemq.client.consumer.in_progress import MessageRun
 from lanemq.client.consumer.options import ConsumerOptions
-from lanemq.client.consumer.subscription import Subscription
+from lanemq.client.consumer.turns.handler import AsyncBatchHandler, Batch, BatchHandler, Stop
+from lanemq.client.consumer.turns.in_progress import MessageRun
+from lanemq.client.consumer.turns.subscription import Subscription
 from lanemq.client.message import Message
 from lanemq.clock import Clock
 from lanemq.core.consuming.runs import COMMIT, STOPPED, Order

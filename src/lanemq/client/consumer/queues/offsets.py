@@ -14,10 +14,10 @@ from typing import Protocol
 
 import msgspec
 
-from lanemq.client.consumer.assigned_queue import AssignedQueue, Assignment, StartPosition
 from lanemq.client.consumer.calls import ConsumerCalls
-from lanemq.client.consumer.history import group_in_history
 from lanemq.client.consumer.options import ConsumerOptions, StartFrom
+from lanemq.client.consumer.queues.assigned_queue import AssignedQueue, Assignment, StartPosition
+from lanemq.client.consumer.turns.history import group_in_history
 from lanemq.core.consuming.offset_table import OffsetTable
 from lanemq.core.finished_ranges import MAX_RANGES, NOTHING_FINISHED
 from lanemq.history import Place

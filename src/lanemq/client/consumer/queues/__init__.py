@@ -1,0 +1,1 @@
+"""Holds queues: assignment, leases, pulls, commits, parked lanes, hand-over."""
