@@ -28,16 +28,17 @@ WALL = 1_700_000_000_000
 
 
 class ManualClock:
-    """A clock that a test moves."""
+    """A clock that a test moves. `wall_ahead` moves the wall clock alone, as an operator or a time server does."""
 
     def __init__(self) -> None:
         self.passed = 0
+        self.wall_ahead = 0
 
     def now(self) -> Millis:
         return Millis(1_000_000 + self.passed)
 
     def wall(self) -> Millis:
-        return Millis(WALL + self.passed)
+        return Millis(WALL + self.passed + self.wall_ahead)
 
 
 class RunningBroker:

@@ -201,8 +201,8 @@ class Broker:
             parts.offsets,
             parts.delays,
         )
-        delays = DelayDelivery(parts.delays, store, clock, parts.topics, group_commit)
-        self._housekeeping = Housekeeping(parts, self._pull, self._checkpoints, delays)
+        self._delays = DelayDelivery(parts.delays, store, clock, parts.topics, group_commit)
+        self._housekeeping = Housekeeping(parts, self._pull, self._checkpoints, self._delays)
         return parts
 
     def _add_handlers(self, parts: Parts) -> None:
@@ -228,6 +228,7 @@ class Broker:
             self._dispatch.add(handler.table())
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        self._delays.arrived(arrivals)
         self._pull.arrived(arrivals)
 
     def _new_thread(self) -> LogThread:
@@ -274,6 +275,7 @@ class Broker:
             parts.offsets.cut_offsets(self._end_of)
         parts.offsets.cut_finished(self._end_of)
         parts.parking.recover(self._end_of)
+        self._delays.recover()
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())
             self._recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)

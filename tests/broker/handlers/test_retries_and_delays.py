@@ -9,12 +9,13 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
+from lanemq.core.brokering.delay import DueTimes, delay_of
 from lanemq.log.reading import ReadResult
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.record import decode_offset_id
 
-SECOND = 1_000
+SECOND, HOUR = 1_000, 3_600_000
 
 
 @pytest.fixture
@@ -62,6 +63,73 @@ def test_delays_continue_after_restart_and_crash_without_repeats(
     crashed = start(clocked.crash_image(folder / "image"), clock=clocked.clock)
     crashed.advance(100 * SECOND)
     assert bodies(crashed.connect().read("T")) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_was_an_hour_ahead_for_one_send_delays_nothing(clocked: RunningBroker, restart: bool) -> None:
+    """Store timestamps stay an hour ahead, because they never go back; delays must not follow them."""
+    raw, clock = clocked.connect(), clocked.clock
+    assert clock is not None
+    clock.wall_ahead = HOUR
+    msg_id = raw.send("T", b"now").ext["msgId"]
+    clock.wall_ahead = 0
+    raw.send("T", b"later", queue=1, properties={"DELAY": "3"})
+    assert send_back(raw, msg_id, level=3).code == 0
+    if restart:
+        clocked.restart()
+        raw = clocked.connect()
+    clocked.advance(10 * SECOND - 1)
+    assert raw.bounds("T", 1) == (0, 0), "not early either"
+    clocked.advance(200)
+    assert bodies(raw.read("T", queue=1)) == [b"later"]
+    assert bodies(raw.read("%RETRY%g")) == [b"now"]
+
+
+def test_a_clock_that_jumps_ahead_delivers_no_delayed_message_early(clocked: RunningBroker) -> None:
+    raw, clock = clocked.connect(), clocked.clock
+    assert clock is not None
+    raw.send("T", b"later", properties={"DELAY": "5"})
+    clock.wall_ahead = HOUR
+    clocked.advance(59 * SECOND)
+    assert raw.bounds("T") == (0, 0)
+    clocked.advance(2 * SECOND)
+    assert bodies(raw.read("T")) == [b"later"]
+
+
+def test_a_delayed_message_stored_together_with_a_due_one_of_its_level_waits(clocked: RunningBroker) -> None:
+    """The next messages of a level are looked for when a delivery is stored, before the new arrivals are noted."""
+    raw, clock = clocked.connect(), clocked.clock
+    assert clock is not None
+    raw.send("T", b"first", properties={"DELAY": "1"})
+    gate = Gate(clocked)
+    clock.passed += SECOND
+    clocked.call(lambda: clocked.broker._housekeeping.tick(clocked.broker._server))
+    second = raw.post_send("T", b"second", properties={"DELAY": "1"})
+    gate.open()
+    assert raw.answer(second).code == 0
+    clocked.advance(SECOND - 1)
+    assert bodies(raw.read("T")) == [b"first"]
+    clocked.advance(200)
+    assert bodies(raw.read("T")) == [b"first", b"second"]
+
+
+def test_delays_by_store_timestamps_would_follow_the_wall_clock(
+    clocked: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: the due time as it was, computed from the store timestamp and compared with wall time."""
+    raw, clock = clocked.connect(), clocked.clock
+    assert clock is not None
+
+    def due_at(self: DueTimes, level: int, offset: int, store_timestamp: int) -> int:
+        return store_timestamp + delay_of(level) - clock.wall() + clock.now()
+
+    monkeypatch.setattr(DueTimes, "due_at", due_at)
+    clock.wall_ahead = HOUR
+    raw.send("T", b"now")
+    clock.wall_ahead = 0
+    raw.send("T", b"later", queue=1, properties={"DELAY": "3"})
+    clocked.advance(60 * SECOND)
+    assert raw.bounds("T", 1) == (0, 0)
 
 
 def test_more_than_one_batch_of_a_level_is_delivered_in_order(clocked: RunningBroker) -> None:

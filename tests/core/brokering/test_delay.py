@@ -6,11 +6,11 @@ from lanemq.core.brokering.delay import (
     DELAYS_MS,
     MAX_LEVEL,
     DelayQueueCursors,
+    DueTimes,
     Route,
     ToDeadLetter,
     ToRetry,
     delay_of,
-    due,
     level_for_retry,
     route_retry_send,
     route_send_back,
@@ -89,10 +89,58 @@ def test_a_message_that_a_client_sends_to_its_retry_topic_is_retried_or_dead_let
     assert route_retry_send(times, limit, requested=0, group_holds_lock=ordered) == route
 
 
-def test_message_is_due_exactly_when_its_delay_is_over() -> None:
-    stored = Millis(1_000_000)
-    assert not due(3, stored, Millis(1_009_999))
-    assert due(3, stored, Millis(1_010_000))
+NOW, WALL, DAY = Millis(50_000), Millis(1_700_000_000_000), 24 * 3_600_000
+
+
+def test_a_message_of_this_run_is_due_its_delay_after_it_was_stored_whatever_its_timestamp() -> None:
+    times = DueTimes({}, now=NOW, wall=WALL)
+    times.stored(3, QueueOffset(2), now=Millis(60_000))
+    times.stored(3, QueueOffset(3), now=Millis(70_000))
+    for timestamp in (WALL - DAY, WALL, WALL + DAY):
+        assert [times.due_at(3, QueueOffset(n), Millis(timestamp)) for n in range(3)] == [70_000, 70_000, 80_000]
+
+
+@pytest.mark.parametrize(
+    ("age", "remaining"),
+    [(0, 10_000), (4_000, 6_000), (10_000, 0), (DAY, 0), (-DAY, 10_000)],
+    ids=["just stored", "waited", "due", "long due", "stored in the future"],
+)
+def test_a_message_from_before_the_start_waits_its_delay_from_the_start_at_most(age: int, remaining: int) -> None:
+    times = DueTimes({3: QueueOffset(1)}, now=NOW, wall=WALL)
+    times.stored(3, QueueOffset(2), now=Millis(NOW + 5))
+    assert times.due_at(3, QueueOffset(0), Millis(WALL - age)) == NOW + remaining
+    assert times.due_at(3, QueueOffset(1), Millis(WALL - age)) == NOW + 10_010, "not from before the start"
+
+
+@pytest.mark.parametrize(("level", "step"), [(1, 1), (3, 10), (5, 60), (18, 100)])
+def test_due_times_are_rounded_up_to_a_step(level: int, step: int) -> None:
+    times = DueTimes({}, now=Millis(0), wall=WALL)
+    stored_at = [Millis(7 * n) for n in range(300)]
+    for n, now in enumerate(stored_at):
+        times.stored(level, QueueOffset(n + 1), now=now)
+    late = [times.due_at(level, QueueOffset(n), WALL) - delay_of(level) - now for n, now in enumerate(stored_at)]
+    assert min(late) >= 0
+    assert max(late) < step
+    assert len(times._times[level]) <= 300 * 7 // step + 1
+
+
+def test_times_of_delivered_messages_are_forgotten() -> None:
+    times = DueTimes({}, now=NOW, wall=WALL)
+    for n in range(10):
+        times.stored(1, QueueOffset(n + 1), now=Millis(NOW + n))
+    times.forget(1, QueueOffset(7))
+    assert times.due_at(1, QueueOffset(7), WALL) == NOW + 7 + 1_000
+    assert len(times._times[1]) == 3
+    times.forget(1, QueueOffset(10))
+    assert len(times._times[1]) == 1
+    assert times.end(1) == 10
+
+
+def test_the_end_of_a_level_is_that_of_the_start_until_messages_arrive() -> None:
+    times = DueTimes({1: QueueOffset(4)}, now=NOW, wall=WALL)
+    assert (times.end(1), times.end(2)) == (4, 0)
+    times.stored(1, QueueOffset(5), now=NOW)
+    assert times.end(1) == 5
 
 
 def test_cursors_of_levels_start_at_zero_and_never_go_back() -> None:

@@ -2,17 +2,18 @@
 
 A cursor per delay level moves through the level's queue. A message is appended to its real topic first, and the cursor
 moves once that is on disk; cursors are saved together with the offsets. A crash in between delivers the last messages
-again: delayed delivery is at least once.
+again: delayed delivery is at least once. Delays are elapsed time (`core/brokering/delay`).
 """
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from lanemq.broker.storage.group_commit import Done, GroupCommit
 from lanemq.clock import Clock
-from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors, due, due_at
+from lanemq.core.brokering.delay import MAX_LEVEL, DelayQueueCursors, DueTimes
 from lanemq.core.brokering.topic_table import TopicTable
-from lanemq.log.appender import NewRecord
+from lanemq.log.appender import Arrival, NewRecord
 from lanemq.log.reading import ReadStatus
 from lanemq.log.store import Store
 from lanemq.model.errors import BrokerBusy, StorageError
@@ -38,10 +39,23 @@ class DelayDelivery:
         self._clock = clock
         self._topics = topics
         self._group_commit = group_commit
+        self._due_times: DueTimes
         self._in_progress: dict[int, QueueOffset] = {}
         """Level → the offset after the last message that was appended and is not on disk yet."""
         self._not_before: dict[int, tuple[QueueOffset, Millis]] = {}
-        """Level → the offset of its first message, and the wall time at which that is due."""
+        """Level → the offset of its first message, and the monotonic time at which that is due."""
+
+    def recover(self) -> None:
+        """Find the messages that were stored before this start; called once, before new ones can arrive."""
+        levels = range(1, MAX_LEVEL + 1)
+        ends = {level: QueueOffset(self._store.bounds(SCHEDULE_TOPIC, level - 1)[1]) for level in levels}
+        self._due_times = DueTimes(ends, now=self._clock.now(), wall=self._clock.wall())
+
+    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """Note when delayed messages were stored."""
+        for arrival in arrivals:
+            if arrival.topic == SCHEDULE_TOPIC:
+                self._due_times.stored(arrival.queue_id + 1, QueueOffset(arrival.max_offset), now=self._clock.now())
 
     def tick(self) -> None:
         for level in range(1, MAX_LEVEL + 1):
@@ -50,22 +64,26 @@ class DelayDelivery:
     def _deliver(self, level: int) -> None:
         if level in self._in_progress:
             return
-        low, high = self._store.bounds(SCHEDULE_TOPIC, level - 1)
-        self._cursors.advance(level, QueueOffset(low))
+        self._cursors.advance(level, QueueOffset(self._store.bounds(SCHEDULE_TOPIC, level - 1)[0]))
         offset = self._cursors.next_offset(level)
-        if offset >= high:
+        self._due_times.forget(level, offset)
+        count = self._due_times.end(level) - offset
+        if count <= 0:
             return
-        wall = self._clock.wall()
+        now = self._clock.now()
         waiting, until = self._not_before.get(level, (None, Millis(0)))
-        if waiting == offset and wall < until:
+        if waiting == offset and now < until:
             return
         # Read only the first message before more: usually it is not due yet.
         for first in self._read(level, offset, 1):
-            until = due_at(level, Millis(first.store_timestamp))
+            until = self._due_at(level, first)
             self._not_before[level] = (offset, until)
-            if wall >= until:
-                records = self._read(level, offset, MAX_MESSAGES)
-                self._append(level, [each for each in records if due(level, Millis(each.store_timestamp), wall)])
+            if now >= until:
+                records = self._read(level, offset, min(count, MAX_MESSAGES))
+                self._append(level, [each for each in records if self._due_at(level, each) <= now])
+
+    def _due_at(self, level: int, record: RecordView) -> Millis:
+        return self._due_times.due_at(level, QueueOffset(record.queue_offset), Millis(record.store_timestamp))
 
     def _read(self, level: int, offset: QueueOffset, limit: int) -> list[RecordView]:
         """Up to `limit` messages of a level; if none can be read, the cursor moves past the damage."""

@@ -5,10 +5,13 @@ place. RocketMQ moved that comparison between versions and once compared differe
 of retries endless.
 
 A delayed message is stored in queue `level - 1` of `SCHEDULE_TOPIC_XXXX`. All messages of a level wait equally long, so
-each queue is in order of due times, and one cursor per level is enough. Due times are wall time: they are computed from
-store timestamps, which survive a restart.
+each queue is in order of due times, and one cursor per level is enough.
+
+Delays are elapsed time, measured on the monotonic clock: a jump of the wall clock makes no message early or late. The
+wall clock is asked once, at the start of the broker, about messages that are older than the start (`DueTimes`).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -31,6 +34,8 @@ FIRST_RETRY_LEVEL = 3
 """RocketMQ: `SendMessageProcessor`, the first retry waits 10 s."""
 MAX_RETRIES = 16
 """RocketMQ: `SubscriptionGroupConfig.retryMaxTimes`."""
+MAX_STEP_MS = 100
+"""How exact due times are at least: as exact as the broker looks for due messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +94,56 @@ def route_retry_send(reconsume_times: int, max_retries: int | None, *, requested
     return ToRetry(level_for_retry(reconsume_times, requested), reconsume_times)
 
 
-def due_at(level: int, store_timestamp: Millis) -> Millis:
-    """The wall time at which a message of this level is due."""
-    return Millis(store_timestamp + delay_of(level))
+class DueTimes:
+    """When the delayed messages are due, on the monotonic clock. Made at the start of the broker.
 
+    Messages of this run are due their delay after they were stored. How long older ones have waited is known from the
+    wall clock only, which may have been wrong before the start or may be wrong now: they are due by their store
+    timestamp, but not later than their delay after the start.
 
-def due(level: int, store_timestamp: Millis, now_wall: Millis) -> bool:
-    return now_wall >= due_at(level, store_timestamp)
+    The times of a level are kept in steps of a thousandth of its delay, 100 ms at most, so that memory is bounded. They
+    are rounded up: a message may be late by one step, never early.
+    """
+
+    def __init__(self, ends: Mapping[int, QueueOffset], *, now: Millis, wall: Millis) -> None:
+        """`ends`: level → the end of its queue at the start. A level without messages may be left out."""
+        self._old_ends = dict(ends)
+        self._start = now
+        self._start_wall = wall
+        self._ends: dict[int, list[QueueOffset]] = {}
+        """Level → ascending: the messages below an end were stored by the time at the same place in `_times`."""
+        self._times: dict[int, list[Millis]] = {}
+
+    def stored(self, level: int, end: QueueOffset, *, now: Millis) -> None:
+        """Note that the queue of a level has grown up to `end`."""
+        step = max(1, min(delay_of(level) // 1_000, MAX_STEP_MS))
+        rounded = Millis(-(-now // step) * step)
+        ends, times = self._ends.setdefault(level, []), self._times.setdefault(level, [])
+        if times and times[-1] == rounded:
+            ends[-1] = end
+        else:
+            ends.append(end)
+            times.append(rounded)
+
+    def end(self, level: int) -> QueueOffset:
+        """The offset after the last message of a level that was noted; `due_at` knows the messages below."""
+        ends = self._ends.get(level)
+        return ends[-1] if ends else self._old_ends.get(level, QueueOffset(0))
+
+    def due_at(self, level: int, offset: QueueOffset, store_timestamp: Millis) -> Millis:
+        """The monotonic time at which a stored message is due."""
+        delay = delay_of(level)
+        if offset < self._old_ends.get(level, 0):
+            remaining = store_timestamp + delay - self._start_wall
+            return Millis(self._start + max(0, min(remaining, delay)))
+        return Millis(self._times[level][bisect_right(self._ends[level], offset)] + delay)
+
+    def forget(self, level: int, offset: QueueOffset) -> None:
+        """Forget the times of the messages below an offset, which were delivered."""
+        ends = self._ends.get(level)
+        if ends and ends[0] <= offset:
+            passed = min(bisect_right(ends, offset), len(ends) - 1)  # `end` needs the last one
+            del ends[:passed], self._times[level][:passed]
 
 
 class DelayQueueCursors:
