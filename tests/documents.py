@@ -3,7 +3,7 @@
 A fence of Python is checked by mypy and run, unless comments in front of it say otherwise. A reader does not see them:
 
     <!-- with: from lanemq import Producer -->   lines of code in front of the snippet, for fragments
-    <!-- until: order-42 shipped -->             run until this line is printed, then stopped with SIGTERM
+    <!-- until: order-42 shipped -->             run until this text is printed, then stopped with SIGTERM
     <!-- not run: needs Spark -->                only type-checked
     <!-- prints -->                              in front of a text fence: what the snippet before it prints
 """
