@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import TOPIC, BrokerProcess
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.client.consumer.pull_consumer import PullConsumer
 from lanemq.client.receipt import Receipt
 from lanemq.clock import SystemClock
@@ -32,7 +32,7 @@ def verdict(broker: BrokerProcess, receipts: Sequence[Receipt]) -> str:
         _read_back(broker, receipts, found)
         found.close()
         # Other rounds share the queues, and nobody consumes.
-        options = Options(require=(f"acked={len(receipts)}", "turns=0"), foreign_producers=True)
+        options = CheckOptions(require=(f"acked={len(receipts)}", "turns=0"), foreign_producers=True)
         return check([Path(folder)], options).verdict.name.lower()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.harness import QUEUES, TOPIC, Messages
 from lanemq.broker.config import BrokerOptions
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.client.admin.admin import Admin
 from lanemq.client.producer.producer import Producer
 from lanemq.clock import SystemClock
@@ -38,5 +38,5 @@ def verdict(messages: Messages, consume: Consume, *, queues: int = QUEUES, drain
             consume(broker.address, done)
             sent.close()
             done.close()
-        report = check([said], Options(require=("turns",), drained=drained))
+        report = check([said], CheckOptions(require=("turns",), drained=drained))
     return " ".join([report.verdict.name, *report.reasons, *sorted({each.invariant for each in report.violations})])

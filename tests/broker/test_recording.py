@@ -13,7 +13,7 @@ from tests.broker.conftest import Start
 from tests.broker.running import Gate, ManualClock, RunningBroker
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report, Verdict
 from lanemq.client.admin.admin import Admin
 from lanemq.client.consumer.app import App
@@ -291,7 +291,7 @@ class RecordedRun:
 
     def judge(self, *require: str) -> Report:
         self.close()
-        return check([self.folder], Options(require=require, foreign_producers=True))
+        return check([self.folder], CheckOptions(require=require, foreign_producers=True))
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_the_checker_finds_a_broker_that_grants_a_queue_too_early(
     raw.lane_lock("a", millis=LEASE_MS)
     clocked.advance(1_000)
     raw.lane_lock("b", millis=LEASE_MS)
-    report = check([folder / "history"], Options())
+    report = check([folder / "history"], CheckOptions())
     assert report.counts == {"C1": 1}
     assert "4000.000 ms before the lease of a" in report.violations[0].text
 

@@ -14,7 +14,7 @@ from tests.chaos.audit import Audit
 from tests.chaos.diary import Diary
 from tests.chaos.stage import FORGETS_MS, Part, Stage
 
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report
 
 QUEUES = 4
@@ -142,7 +142,7 @@ class Campaign:
         self.stage.finish(self._broker)
         self.stage.dump_log()
         least = (f"faults={self.rounds.total()}", "rebalance", "redelivery", "restarts", "acked=1000")
-        return check([self.stage.history], Options(require=least, drained=True, forgets_ns=FORGETS_MS * 1_000_000))
+        return check([self.stage.history], CheckOptions(require=least, drained=True, forgets_ns=FORGETS_MS * 1_000_000))
 
 
 FAULTS: dict[str, Callable[[Campaign], None]] = {

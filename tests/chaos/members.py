@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.chaos.roles import GROUP, TOPIC
 
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report
 from lanemq.client.consumer.app import App
 from lanemq.client.message import Message
@@ -81,7 +81,7 @@ class Town:
     def judge(self, *require: str) -> Report:
         """Ends everything, then asks the checker; producers wrote no history here, and all have the same clock."""
         self.close()
-        return check([self._folder / "history"], Options(require=require, foreign_producers=True, slack_ns=0))
+        return check([self._folder / "history"], CheckOptions(require=require, foreign_producers=True, slack_ns=0))
 
     def close(self) -> None:
         while self._ends:

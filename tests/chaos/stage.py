@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.chaos.roles import GROUP, TOPIC
 
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report
 from lanemq.clock import SystemClock
 from lanemq.history import Place, open_history
@@ -214,7 +214,7 @@ class Stage:
 
     def judge(self, *require: str, drained: bool = True) -> Report:
         self._operator.close()
-        options = Options(require=("turns", *require), drained=drained, forgets_ns=FORGETS_MS * 1_000_000)
+        options = CheckOptions(require=("turns", *require), drained=drained, forgets_ns=FORGETS_MS * 1_000_000)
         return check([self.history], options)
 
 

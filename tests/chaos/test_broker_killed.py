@@ -66,4 +66,4 @@ def test_a_broker_that_acknowledges_before_it_writes_loses_messages(stage: Stage
     stage.dump_log()
     report = stage.judge("faults=5", drained=False)
     assert report.verdict is Verdict.VIOLATION, complaint(report)
-    assert {"A1", "A3", "A4", "B1"} & report.counts.keys(), complaint(report)
+    assert {"S1", "S3", "S4", "B1"} & report.counts.keys(), complaint(report)

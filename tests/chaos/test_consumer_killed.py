@@ -56,7 +56,7 @@ def test_without_waiting_for_the_first_unfinished_a_kill_loses_messages(stage: S
     stage.finish(producer)
     report = stage.judge("faults", drained=False)
     assert report.verdict is Verdict.VIOLATION, complaint(report)
-    assert {"D2", "A1", "B4"} & report.counts.keys(), complaint(report)
+    assert {"D2", "S1", "B4"} & report.counts.keys(), complaint(report)
 
 
 def stop_with_unfinished_work_committed(stage: Stage, part: Part) -> None:

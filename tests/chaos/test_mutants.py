@@ -31,7 +31,7 @@ CALM = BUSY | {"slow": 0.0, "calm_ms": 300}
 KILLED_WHILE_SENDING = CALM | {"window": 8, "producers": 4, "messages": 120, "concurrent": 0, "broadcasting": 0}
 CASES = {
     "off_by_one": (0, Case(mutants.off_by_one, ("consumer killed",), ("D2",), BUSY)),
-    "wide_ranges": (0, Case(mutants.wide_ranges, ("consumer killed", "member leaves"), ("D2", "A1"), BUSY)),
+    "wide_ranges": (0, Case(mutants.wide_ranges, ("consumer killed", "member leaves"), ("D2", "S1"), BUSY)),
     "hold": (0, Case(mutants.hold, (), ("B3",), BUSY | {"failing": 0.15})),
     "saved_epochs": (0, Case(mutants.saved_epochs, ("broker killed", "member leaves"), ("C2",), BUSY)),
     "restored_leases": (0, Case(mutants.restored_leases, ("broker killed", "member joins"), ("C1", "B5"), BUSY)),
@@ -44,7 +44,7 @@ CASES = {
             KILLED_WHILE_SENDING,
         ),
     ),
-    "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("A", "B1"), BUSY | {"slow": 0.0})),
+    "folder_sync": (2, Case(mutants.folder_sync, ("broker loses power",), ("S", "B1"), BUSY | {"slow": 0.0})),
 }
 """With the seed to begin with: a few are enough."""
 NO_GUARDS = {"slow_disk", "stalling_disk", "failing_write", "failing_sync"}

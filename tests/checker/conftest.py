@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 import pytest
 
-from lanemq.checker.checking import Checker, Options
+from lanemq.checker.checking import Checker, CheckOptions
 from lanemq.checker.events import AnyEvent, Event, Process, Role
 from lanemq.checker.verdict import Report
 
@@ -67,7 +67,7 @@ def parse(script: str) -> list[Event]:
     return sorted(events, key=lambda event: event.t)
 
 
-def _judge(script: str | Iterable[Event], options: Options | None = None) -> Report:
+def _judge(script: str | Iterable[Event], options: CheckOptions | None = None) -> Report:
     checker = Checker(options)
     checker.feed(parse(script) if isinstance(script, str) else script)
     return checker.finish()
@@ -75,7 +75,7 @@ def _judge(script: str | Iterable[Event], options: Options | None = None) -> Rep
 
 @pytest.fixture(scope="session")
 def judge() -> Callable[..., Report]:
-    """Judges a script, or a list of events."""
+    """Checks a script, or a list of events."""
     return _judge
 
 

@@ -1,4 +1,4 @@
-"""The command: words for people, JSON for machines, exit codes for scripts."""
+"""`lanemq check`: text, JSON and exit codes."""
 
 import json
 from pathlib import Path
@@ -53,19 +53,19 @@ PHANTOM = """
 """
 
 
-def test_a_message_that_nobody_sent_asks_once_for_producers_without_a_history(tmp_path: Path) -> None:
-    """The commonest cause by far; whoever is not told of it looks for a fault that is not there."""
+def test_the_report_of_a_message_never_sent_asks_once_about_producers_without_a_history(tmp_path: Path) -> None:
+    """This is the most common cause, and not a fault of the run."""
     lines = PHANTOM.strip().splitlines()
     (tmp_path / "p.jsonl").write_text("\n".join(lines[:2]) + "\n")
     (tmp_path / "a.jsonl").write_text("\n".join(lines[2:]) + "\n")
-    told = CliRunner().invoke(check, [str(tmp_path)])
-    assert told.exit_code == 1
-    assert "violations by invariant: A2 2" in told.output
-    assert told.output.count("--foreign-producers") == 1
+    result = CliRunner().invoke(check, [str(tmp_path)])
+    assert result.exit_code == 1
+    assert "violations by invariant: S2 2" in result.output
+    assert result.output.count("--foreign-producers") == 1
     assert CliRunner().invoke(check, ["--foreign-producers", str(tmp_path)]).exit_code == 0
 
 
-def test_other_violations_do_not_ask_for_it(folder: Path) -> None:
+def test_other_violations_do_not_ask_about_producers(folder: Path) -> None:
     assert "--foreign-producers" not in CliRunner().invoke(check, [str(folder / "bad.jsonl")]).output
 
 
@@ -88,19 +88,19 @@ def test_unknown_requirement_names_the_choices(folder: Path) -> None:
     assert "cannot require 'luck': choose from turns, redelivery" in result.output
 
 
-def test_folder_without_history_is_told_as_such(folder: Path) -> None:
-    """Beside a good one too: what was to be judged is not there."""
+def test_a_folder_without_history_files_is_an_error(folder: Path) -> None:
+    """Also next to a good file: what was to be judged is missing."""
     (folder / "nothing").mkdir()
-    for words in ([], [str(folder / "good.jsonl")]):
-        result = CliRunner().invoke(check, [*words, str(folder / "nothing")])
+    for others in ([], [str(folder / "good.jsonl")]):
+        result = CliRunner().invoke(check, [*others, str(folder / "nothing")])
         assert result.exit_code == 2
         assert f"no history files in {folder / 'nothing'}" in result.output
 
 
 @pytest.mark.parametrize("text", ["# Title\n\nWords.\n", "Words without an end", '{"json": "of another kind"}\n'])
-def test_file_of_another_kind_is_not_a_history(tmp_path: Path, text: str) -> None:
+def test_a_file_of_another_kind_is_not_a_history(tmp_path: Path, text: str) -> None:
     (tmp_path / "README.md").write_text(text * 3)
     result = CliRunner().invoke(check, [str(tmp_path / "README.md")])
     assert result.exit_code == 2
-    assert result.output.count("README.md") == 1, "said once, not for every line"
+    assert result.output.count("README.md") == 1, "reported once, not for every line"
     assert "README.md is not a history" in result.output

@@ -1,4 +1,4 @@
-"""Writer and checker share no code, so this file holds them to one format."""
+"""Writer and checker share no code; these tests keep both to one format."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ import pytest
 import lanemq.checker
 from lanemq.checker import events
 from lanemq.checker.checking import check
-from lanemq.checker.reading import Reading
+from lanemq.checker.reading import HistoryReader
 from lanemq.checker.verdict import Verdict
 from lanemq.history import NO_HISTORY, History, Lease, Place, last_time, open_history
 
@@ -52,7 +52,7 @@ def test_checker_reads_every_event_and_every_field_the_writer_writes(tmp_path: P
     history = History(path, "a", count(1).__next__, "consumer", "run-1")
     write_everything(history)
     history.close()
-    reading = Reading([path])
+    reading = HistoryReader([path])
     read = [event for batch in reading.batches() for event in batch]
     assert reading.problems == []
     for line, event in zip(path.read_text().splitlines(), read, strict=True):
@@ -62,7 +62,7 @@ def test_checker_reads_every_event_and_every_field_the_writer_writes(tmp_path: P
     assert kinds == set(events.AnyEvent.__args__), "each kind of event can be written"
 
 
-def test_second_life_appends_and_starts_its_numbers_again(tmp_path: Path) -> None:
+def test_a_second_run_appends_and_starts_its_numbers_again(tmp_path: Path) -> None:
     clock = count(1).__next__
     for _ in range(2):
         history = open_history(tmp_path, "member/1", clock, "consumer")
@@ -73,8 +73,8 @@ def test_second_life_appends_and_starts_its_numbers_again(tmp_path: Path) -> Non
     assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1, 0, 1]
 
 
-def test_every_line_is_on_its_way_before_the_call_returns(tmp_path: Path) -> None:
-    """A killed process must not take its evidence with it."""
+def test_every_line_is_written_before_the_call_returns(tmp_path: Path) -> None:
+    """A killed process must not lose what it recorded."""
     path = tmp_path / "a.jsonl"
     history = History(path, "a", count(1).__next__)
     history.turn(PLACE, "k", "m1")
@@ -82,7 +82,7 @@ def test_every_line_is_on_its_way_before_the_call_returns(tmp_path: Path) -> Non
     history.close()
 
 
-def test_threads_never_tear_or_misnumber_lines(tmp_path: Path) -> None:
+def test_lines_of_several_threads_are_whole_and_numbered(tmp_path: Path) -> None:
     history = History(tmp_path / "a.jsonl", "a", count(1).__next__)
     threads = [
         threading.Thread(target=lambda: [history.send("orders", "k", f"m{i}") for i in range(200)]) for _ in range(4)
@@ -98,7 +98,7 @@ def test_threads_never_tear_or_misnumber_lines(tmp_path: Path) -> None:
 
 
 def test_closed_history_writes_nothing_more(tmp_path: Path) -> None:
-    """Closing races with the last answers of a client; those are not worth an error."""
+    """Closing races with the last answers of a client, which are ignored."""
     history = History(tmp_path / "a.jsonl", "a", count(1).__next__)
     history.close()
     history.close()
@@ -106,13 +106,13 @@ def test_closed_history_writes_nothing_more(tmp_path: Path) -> None:
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 1
 
 
-def test_no_history_is_off_and_harmless(tmp_path: Path) -> None:
+def test_without_a_folder_nothing_is_recorded(tmp_path: Path) -> None:
     assert open_history(None, "a", count().__next__) is NO_HISTORY
     assert not NO_HISTORY.on
     write_everything(NO_HISTORY)
 
 
-def test_written_run_passes(tmp_path: Path) -> None:
+def test_a_recorded_run_passes(tmp_path: Path) -> None:
     clock = count(1).__next__
     producer = open_history(tmp_path, "p", clock, "producer")
     member = open_history(tmp_path, "a", clock, "consumer")
@@ -131,8 +131,8 @@ def test_written_run_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(Path(lanemq.checker.__file__).parent.glob("*.py")), ids=lambda p: p.name)
-def test_checker_imports_nothing_of_what_it_judges(path: Path) -> None:
-    """A judge that shares code with the accused shares its mistakes."""
+def test_the_checker_imports_nothing_of_what_it_checks(path: Path) -> None:
+    """Shared code would share its mistakes."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -140,8 +140,8 @@ def test_checker_imports_nothing_of_what_it_judges(path: Path) -> None:
             assert not name.startswith("lanemq") or name.startswith("lanemq.checker"), name
 
 
-def test_the_last_line_of_a_former_life_tells_when_it_lived(tmp_path: Path) -> None:
-    """Also when its writer died in the middle of a line; not when the clock began again since, with the machine."""
+def test_the_last_line_of_the_previous_run_has_the_time_at_which_it_was_alive(tmp_path: Path) -> None:
+    """Also if the writer died within a line; not if the machine was restarted, and its clock with it."""
     times = iter(range(100, 1000, 100))
     history = open_history(tmp_path, "b", lambda: next(times))
     history.send("t", "k", "m")
@@ -152,6 +152,6 @@ def test_the_last_line_of_a_former_life_tells_when_it_lived(tmp_path: Path) -> N
         file.write(b'{"e":"send","n":2,"t":')
     assert last_time(tmp_path, "b", 300) == 200
     open_history(tmp_path, "b", lambda: 250).close()
-    assert last_time(tmp_path, "b", 300) == 200, "a life that only began has seen nothing"
+    assert last_time(tmp_path, "b", 300) == 200, "a run with only a begin line"
     assert last_time(tmp_path, "b", 150) == 0
     assert last_time(tmp_path, "c", 300) == last_time(None, "b", 300) == 0

@@ -1,4 +1,4 @@
-"""A history in Parquet is the same history: same events, same verdict, same damage."""
+"""A history in Parquet has the same events, verdict and damage as its JSONL file."""
 
 import sys
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ from tests.checker.test_planted_violations import PLANTED
 from tests.checker.test_random_histories import World
 from tests.pipelines.audit.histories import write_history
 
-from lanemq.checker import parquet_rows, parquet_writing
+from lanemq.checker import parquet_writing, reading
 from lanemq.checker.checking import check
 from lanemq.checker.events import Event
 from lanemq.checker.parquet_writing import convert
-from lanemq.checker.reading import Reading, find_files
+from lanemq.checker.reading import HistoryReader, find_files
 from lanemq.checker.verdict import Verdict
 
 
@@ -28,37 +28,37 @@ def converted(folder: Path) -> Path:
 
 
 def events(paths: Iterable[Path]) -> list[Event]:
-    return [event for batch in Reading(find_files(paths)).batches() for event in batch]
+    return [event for batch in HistoryReader(find_files(paths)).batches() for event in batch]
 
 
-def test_every_event_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_converted_events_are_equal(tmp_path: Path) -> None:
     lines = write_history(tmp_path / "run", World(3).run())
     again = converted(lines)
     assert events([again]) == events([lines])
     assert {path.suffix for path in again.iterdir()} == {".parquet"}
 
 
-def test_verdicts_are_the_same_to_the_letter(tmp_path: Path) -> None:
+def test_reports_are_equal(tmp_path: Path) -> None:
     for number, (_, script) in enumerate(list(PLANTED.values())[::3]):
         lines = write_history(tmp_path / str(number), parse(script))
         assert check([converted(lines)]) == check([lines])
 
 
-def test_row_groups_and_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_row_groups_and_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = write_history(tmp_path / "run", World(5).run())
     monkeypatch.setattr(parquet_writing, "ROW_GROUP", 7)
-    monkeypatch.setattr(parquet_rows, "BATCH_ROWS", 3)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 3)
     assert events([converted(lines)]) == events([lines])
 
 
 def test_a_file_is_read_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_rows, "BATCH_ROWS", 16)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 16)
     again = converted(write_history(tmp_path / "run", World(5).run()))
     for path in again.iterdir():
-        assert all(len(block) <= 16 for block in parquet_rows.ParquetRows(path, pytest.fail).blocks())
+        assert all(len(block) <= 16 for block in reading.ParquetRows(path, pytest.fail).blocks())
 
 
-def test_a_hole_in_the_lines_is_a_hole_in_the_rows(tmp_path: Path) -> None:
+def test_a_gap_in_the_lines_is_a_gap_in_the_rows(tmp_path: Path) -> None:
     lines = write_history(tmp_path / "run", World(1).run())
     path = lines / "broker.jsonl"
     kept = path.read_text().splitlines()
@@ -72,13 +72,13 @@ def test_a_hole_in_the_lines_is_a_hole_in_the_rows(tmp_path: Path) -> None:
     assert "history lost: n=4 expected, n=5 found" in report.reasons[0]
 
 
-def test_lines_are_not_overwritten_by_their_copy(tmp_path: Path) -> None:
+def test_the_target_folder_must_not_be_the_source(tmp_path: Path) -> None:
     lines = write_history(tmp_path / "run", World(1).run())
     with pytest.raises(ValueError, match="choose another folder"):
         list(convert(lines, lines))
 
 
-def test_a_copy_beside_its_lines_is_not_judged_twice(tmp_path: Path) -> None:
+def test_a_copy_next_to_its_jsonl_file_is_not_read(tmp_path: Path) -> None:
     lines = write_history(tmp_path / "run", World(1).run())
     alone = check([lines])
     for path in converted(lines).iterdir():
@@ -94,7 +94,7 @@ def cut_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_without_its_end_makes_the_verdict_unknown(cut_file: Path) -> None:
+def test_an_incomplete_file_makes_the_verdict_unknown(cut_file: Path) -> None:
     report = check([cut_file])
     assert report.verdict is Verdict.UNKNOWN
     assert "broker.parquet: cannot be read as Parquet" in report.reasons[0]
@@ -108,7 +108,7 @@ def test_parquet_of_another_kind_is_not_a_history(tmp_path: Path) -> None:
     assert "sales.parquet is not a history" in report.reasons[0]
 
 
-def test_a_row_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+def test_rows_that_are_no_events_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     rows = [{"e": "begin", "n": 0, "t": 1, "name": "a"}, {"e": "dream", "n": 1, "t": 2}, {"e": "send", "n": 2, "t": 3}]
     parquet.write_table(parquet_writing.table(rows), path)
@@ -117,14 +117,14 @@ def test_a_row_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
     assert "cannot read the row with n=2: Object missing required field" in reasons[1]
 
 
-def test_without_pyarrow_a_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = converted(write_history(tmp_path / "run", World(1).run()))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"need pyarrow: install lanemq\[spark\]"):
         check([again])
 
 
-def test_lines_need_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jsonl_needs_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = write_history(tmp_path / "run", World(1).run())
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -132,7 +132,7 @@ def test_lines_need_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_field_of_the_format_has_a_column() -> None:
-    """A field without a column would be lost on the way."""
-    columns = set(parquet_rows.field_types())
-    for kind in parquet_rows.AnyEvent.__args__:
+    """A field without a column would be lost."""
+    columns = set(reading.field_types())
+    for kind in reading.AnyEvent.__args__:
         assert {field.name for field in msgspec.structs.fields(kind)} - {"process"} <= columns

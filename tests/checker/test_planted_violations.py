@@ -1,10 +1,10 @@
-"""A checker is worth what it catches: one tiny history per way to break a promise."""
+"""The checker finds every kind of violation: one small history for each way to break a promise."""
 
 from collections.abc import Callable
 
 import pytest
 
-from lanemq.checker.checking import Options
+from lanemq.checker.checking import CheckOptions
 from lanemq.checker.verdict import INVARIANTS, Report, Verdict
 
 Judge = Callable[..., Report]
@@ -19,60 +19,60 @@ p acked m2 k 2
 """
 
 PLANTED = {
-    "phantom: delivered, never sent": (
-        "A2",
+    "delivered although it was never sent": (
+        "S2",
         SENT + "a turn 0 k id=m0\na end 0 k ok\na turn 3 k id=ghost",
     ),
-    "phantom: delivered although the send failed": (
-        "A2",
+    "delivered although the send failed": (
+        "S2",
         "p send m0 k\np failed m0 k\na turn 0 k id=m0",
     ),
     "send failed after the message was delivered": (
-        "A2",
+        "S2",
         "p send m0 k\na turn 0 k id=m0\np failed m0 k",
     ),
-    "retention is no excuse for what it did not remove": (
-        "A1",
+    "retention is no excuse for messages that it did not delete": (
+        "S1",
         SENT + "x reset 0\nbroker trimmed 1\na turn 2 j\na end 2 j ok\na commit 3",
     ),
-    "two messages acknowledged at one place": (
-        "A3",
+    "two messages acknowledged at one offset": (
+        "S3",
         "p send m0 k\np send m1 j\np acked m0 k 0\np acked m1 j 0",
     ),
-    "one place delivers another message later": (
-        "A3",
+    "an offset delivers another message later": (
+        "S3",
         "p send m0 k\np send m1 j\na turn 0 k id=m0\na end 0 k retry\na turn 0 k id=m1",
     ),
-    "acknowledged at the place of one that is forgotten by now": (
+    "acknowledged at the offset of a message that is already forgotten": (
         "B1",
         "p send m0 k\na turn 0 k id=m0\na end 0 k ok\np send m1 k\na commit 1\np acked m1 k 0",
     ),
-    "acknowledged place holds another message": (
-        "A4",
+    "the acknowledged offset holds another message": (
+        "S4",
         "p send m0 k\np send m1 j\np acked m0 k 0\na turn 0 j id=m1",
     ),
     "log read at the end contradicts the acknowledgement": (
-        "A4",
+        "S4",
         "p send m0 k\np send m1 j\np acked m0 k 0\nx stored m1 j 0",
     ),
     "acknowledged, committed past, never seen": (
-        "A1",
+        "S1",
         SENT + "a turn 0 k id=m0\na end 0 k ok\na commit 3",
     ),
     "acknowledged late, already committed past unseen": (
-        "A1",
+        "S1",
         "p send m1 j\na turn 0 k\na end 0 k ok\na turn 2 k\na end 2 k ok\na commit 3\np acked m1 j 1",
     ),
     "an end without a start finishes nothing": (
-        "A1",
+        "S1",
         SENT + "x reset 0\na turn 0 k id=m0\na end 0 k ok\na end 1 k ok\na commit 2",
     ),
     "acknowledged and not in the log": (
-        "A1",
+        "S1",
         SENT + "a turn 0 k id=m0\na end 0 k ok\nx stored m0 k 0\nx stored m2 k 2",
     ),
     "first message of the group lost, run meant to be whole": (
-        "A1",
+        "S1",
         SENT + "a turn 1 k id=m1\na end 1 k ok\na turn 2 k id=m2\na end 2 k ok\na commit 3",
     ),
     "stored in another order than sent": (
@@ -91,7 +91,7 @@ PLANTED = {
         "B1",
         "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 7 queue=1",
     ),
-    "stored below what everybody committed past": (
+    "stored below what every group committed past": (
         "B1",
         "p send m0 k\np acked m0 k 5\na turn 5 k id=m0\na end 5 k ok\na commit 6\np send m1 k\np acked m1 k 3",
     ),
@@ -180,7 +180,7 @@ PLANTED = {
         "C3",
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\nb commit 1 epoch=2\na commit 2 epoch=1",
     ),
-    "commit with an epoch nobody was given": (
+    "commit with an epoch that was never granted": (
         "C3",
         "a granted a 1\na turn 0 k\na end 0 k ok\na commit 1 epoch=9",
     ),
@@ -204,48 +204,48 @@ PLANTED = {
     "commit passes a failed message": ("D2", "a turn 0 k\na end 0 k retry\na commit 1"),
     "commit asked for before the message ended": ("D2", "a turn 0 k\na end 0 k ok\na commit 1 asked=15"),
     "commit lost by a restart": ("D3", "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0"),
-    "a crash takes a commit of ten seconds before": (
+    "a crash undoes a commit of ten seconds before": (
         "D3",
         "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=10030 at=10100",
     ),
-    "a crash takes an old commit together with a young one": (
+    "a crash undoes an old commit together with a new one": (
         "D3",
         "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k at=2000\na end 1 k ok\na commit 2\n"
         "broker recovered 0 clean=0 alive=2030",
     ),
-    "a crash takes everything, and most of it is old": (
+    "a crash undoes the only commit, which is old": (
         "D3",
         "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered -1 clean=0 alive=900 at=950",
     ),
-    "a crash is an excuse only down to what is left": (
+    "a crash does not excuse turns below the offset that was found": (
         "D4",
         "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
         "broker recovered 1 clean=0 alive=60\nb turn 0 k",
     ),
-    "a crash that took nothing is no excuse": (
+    "a crash that undid nothing is no excuse": (
         "D4",
         "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 1 clean=0 alive=35\nb turn 0 k",
     ),
-    "what a crash took may run again, but nothing is left out": (
+    "what a crash undid may run again, but without skipping": (
         "B4",
         "a turn 0 k\na end 0 k ok\na turn 1 k\na end 1 k ok\na turn 2 k\na end 2 k ok\na commit 3\n"
         "broker recovered 0 clean=0 alive=75\nb turn 0 k\nb end 0 k ok\nb turn 2 k",
     ),
-    "what a crash took may run again, but once at a time": (
+    "what a crash undid may run again, but one at a time": (
         "B5",
         "a turn 0 k\na end 0 k ok\na commit 1\nbroker recovered 0 clean=0 alive=35\n"
         "b turn 0 k\nc turn 0 k\nb end 0 k ok",
     ),
-    "a commit goes back behind what a crash left": (
+    "a commit goes back below what was found after a crash": (
         "D1",
         "a turn 0 k\na end 0 k ok\na commit 1\na turn 1 k\na end 1 k ok\na commit 2\n"
         "broker recovered 1 clean=0 alive=60\na commit 0",
     ),
-    "a repeat acknowledged without a place is not in the log": (
-        "A1",
+    "a repeat acknowledged without an offset is not in the log": (
+        "S1",
         "p send m0 k\np send m1 k\np acked m0 k -1\np acked m1 k 0\na turn 0 k id=m1\na end 0 k ok\nx stored m1 k 0",
     ),
-    "a member without a lease commits what nobody finished": (
+    "a member without a lease commits what is unfinished": (
         "D2",
         "a turn 0 key=\na end 0 key= ok\na commit 1\nbroker reset 0 kept=1\na turn 1 key=\na commit 2",
     ),
@@ -253,22 +253,22 @@ PLANTED = {
         "B5",
         "a turn 0 k epoch=1\nb turn 0 k epoch=2\na end 0 k late epoch=1\na commit 1 epoch=1",
     ),
-    "a turn that a cut lease could not stop was accepted": (
+    "a turn that ran when its lease was shortened was accepted": (
         "B5",
         "broker granted a 1 until=500\na turn 0 k epoch=1\nbroker renewed a 1 until=35\nb turn 0 k epoch=2 at=50\n"
         "a end 0 k ok epoch=1\na commit 1 epoch=1",
     ),
-    "a turn begun after a cut lease was accepted": (
+    "a turn that began after its lease was shortened was accepted": (
         "C5",
         "broker granted a 1 until=500\na turn 0 k epoch=1\na end 0 k ok epoch=1\nbroker renewed a 1 until=35\n"
         "b turn 1 j epoch=2 at=50\na turn 1 j epoch=1\na end 1 j ok epoch=1\na commit 2 epoch=1",
     ),
-    "a turn begun after the next owner was granted, though nobody told its member of the cut": (
+    "a turn began after the next owner was granted, and its member did not know of the shortened lease": (
         "C5",
         "broker granted a 1 until=500\na granted a 1 until=300\nbroker renewed a 1 until=35\nbroker granted b 2 at=50\n"
         "a turn 0 k epoch=1\na end 0 k ok epoch=1\na refused 1 epoch=1\nb turn 0 k epoch=2",
     ),
-    "a lease that was not cut is no excuse": (
+    "a lease that was not shortened is no excuse": (
         "B5",
         "broker granted a 1 until=45\na turn 0 k epoch=1\nbroker granted b 2 at=50\nb turn 0 k epoch=2\n"
         "a end 0 k ok epoch=1",
@@ -277,12 +277,12 @@ PLANTED = {
         "C5",
         "a granted a 1 until=15\na turn 0 k epoch=1 at=40\na end 0 k late epoch=1\na commit 1 epoch=1",
     ),
-    "a turn that outlived its lease is not done for the next owner": (
+    "a turn that outlived its lease is not finished for the next owner": (
         "B4",
         "a granted a 1\na turn 0 k epoch=1\nb granted b 2\na end 0 k late epoch=1\nb turn 1 k epoch=2",
     ),
     "delivered again below the commit": ("D4", "a turn 0 k\na end 0 k ok\na commit 1\nb turn 0 k"),
-    "dead-lettered without a try": ("E1", "a turn 0 k\na end 0 k ok\na dead 1 k"),
+    "dead-lettered without an attempt": ("E1", "a turn 0 k\na end 0 k ok\na dead 1 k"),
     "dead-lettered after success": ("E1", "a turn 0 k\na end 0 k ok\na dead 0 k"),
     "dead-lettered twice": ("E1", "a turn 0 k\na end 0 k retry\na dead 0 k\na dead 0 k"),
     "dead-lettered with another number of attempts than it had": (
@@ -294,15 +294,15 @@ PLANTED = {
         "a turn 0 k\na end 0 k ok\na commit 1\nbroker deleted topic=bills\nb turn 0 k",
     ),
     "a new topic's messages need a sender, whatever the old one held": (
-        "A2",
+        "S2",
         SENT + "broker deleted\np send n0 k\np acked n0 k 0\na turn 0 k id=n0\na end 0 k ok\na turn 1 k id=ghost",
     ),
     "dead-lettered after it was committed past": ("E1", "a turn 0 k\na end 0 k ok\na commit 1\na dead 0 k"),
-    "parked message runs although nobody redrove it": (
+    "parked message runs although it was not redriven": (
         "E4",
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\na turn 0 k",
     ),
-    "lane that failed again runs although nobody redrove it again": (
+    "lane that failed again runs although it was not redriven again": (
         "E4",
         "a turn 0 k\na end 0 k retry\na parked 0 k\nbroker redriven 0 k\na turn 0 k\na end 0 k retry\n"
         "a parked 0 k\na turn 0 k",
@@ -329,7 +329,7 @@ PLANTED = {
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker redriven 0 k\na turn 0 k\na end 0 k ok\n"
         "a turn 1 k\na end 1 k ok\na commit 2\na turn 0 k",
     ),
-    "discarded message runs nevertheless": (
+    "discarded message runs": (
         "D4",
         "a turn 0 k\na end 0 k retry\na parked 0 k\na commit 1\nbroker discarded 0 k\na turn 0 k",
     ),
@@ -353,7 +353,7 @@ WHOLE = {"first message of the group lost, run meant to be whole"}
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_violation_is_found_and_named(judge: Judge, name: str) -> None:
     invariant, script = PLANTED[name]
-    report = judge(script, Options(drained=name in WHOLE))
+    report = judge(script, CheckOptions(drained=name in WHOLE))
     assert report.violations, "nothing found"
     assert report.violations[0].invariant == invariant, report.violations[0].text
     assert report.verdict in (Verdict.VIOLATION, Verdict.UNKNOWN)
@@ -362,13 +362,9 @@ def test_planted_violation_is_found_and_named(judge: Judge, name: str) -> None:
 def test_left_over_is_a_violation_only_of_a_drained_run(judge: Judge) -> None:
     script = "p send m0 k\np acked m0 k 0\np send m1 k\np acked m1 k 1\na turn 0 k\na end 0 k ok\na commit 1"
     assert judge(script).verdict is Verdict.PASS
-    assert judge(script, Options(drained=True)).violations[0].invariant == "L1"
+    assert judge(script, CheckOptions(drained=True)).violations[0].invariant == "L1"
 
 
 def test_every_invariant_has_a_planted_violation() -> None:
-    """A rule that nothing trips may have stopped working."""
+    """A rule that no test breaks may have stopped working."""
     assert {invariant for invariant, _ in PLANTED.values()} | {"L1"} == set(INVARIANTS)
-
-
-def test_there_are_at_least_25_of_them() -> None:
-    assert len(PLANTED) >= 25

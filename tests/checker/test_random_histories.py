@@ -1,7 +1,7 @@
-"""A checker that cries wolf is switched off: random correct runs pass, and each random damage is seen.
+"""Random correct runs raise no alarm, and each random damage to one is found.
 
-The world below is a correct ordered broker in miniature: pipelined producers, leases with epochs, crashes,
-paused owners, retries, dead letters, resets, restarts of the broker and a sink that takes each effect once.
+`World` is a small, correct ordered broker: pipelined producers, leases with epochs, crashes, paused owners, retries,
+dead letters, resets, restarts of the broker, and a sink that stores each effect once.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from lanemq.checker import events as e
-from lanemq.checker.checking import Options
+from lanemq.checker.checking import CheckOptions
 from lanemq.checker.verdict import Report, Verdict
 
 Judge = Callable[..., Report]
@@ -24,8 +24,8 @@ LONG_AGO = -3600 * 1000 * MS
 
 
 @dataclass
-class Held:
-    """One queue of one group: what the broker knows, and what its present owner has in memory."""
+class Assigned:
+    """One queue of one group: what the broker knows, and what the owner has in memory."""
 
     group: str
     queue: int
@@ -37,8 +37,8 @@ class Held:
     done: set[int] = field(default_factory=set)
     running: dict[str, int] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
-    said: list[tuple[int, int]] = field(default_factory=lambda: [(LONG_AGO, 0)])
-    """When which offset was committed; the first one is on disk."""
+    commits: list[tuple[int, int]] = field(default_factory=lambda: [(LONG_AGO, 0)])
+    """Time and offset of commits; the first one is on disk."""
 
 
 class World:
@@ -49,13 +49,13 @@ class World:
         self.counters: dict[str, int] = {}
         self.broker = e.Process("broker", e.Role.BROKER)
         self.producers = [e.Process(f"p{i}", e.Role.PRODUCER) for i in range(2)]
-        self.lives = 0
+        self.members = 0
         self.keys = [f"k{i}" for i in range(self.random.randint(1, 6))]
         queues = self.random.randint(1, 3)
         self.log: list[list[tuple[str, str]]] = [[] for _ in range(queues)]
         self.pending: dict[tuple[int, str], list[str]] = {}
         self.unanswered: list[tuple[e.Process, dict[str, Any]]] = []
-        self.held = [Held(f"g{g}", q) for g in range(self.random.randint(1, 2)) for q in range(queues)]
+        self.views = [Assigned(f"g{g}", q) for g in range(self.random.randint(1, 2)) for q in range(queues)]
         self.zombies: list[tuple[e.Process, dict[str, Any]]] = []
         self.sink: dict[tuple[str, str], int] = {}
         self.sent = 0
@@ -67,15 +67,13 @@ class World:
         self.events.append(kind(n=n, t=self.t, process=process, **fields))
 
     def run(self) -> list[e.Event]:
-        for held in self.held:
-            self.note(self.broker, e.Reset, group=held.group, queue=held.queue, offset=0, reason="start")
-            self.grant(held)
+        for view in self.views:
+            self.note(self.broker, e.Reset, group=view.group, queue=view.queue, offset=0, reason="start")
+            self.grant(view)
         steps = [self.send, self.store, self.answer, self.start, self.end, self.commit, self.rare]
         for _ in range(STEPS):
             self.random.choices(steps, weights=[4, 5, 4, 8, 8, 3, 1])[0]()
         return self.events
-
-    # --- producers ---
 
     def send(self) -> None:
         who, key = self.random.randrange(2), self.random.choice(self.keys)
@@ -109,128 +107,134 @@ class World:
             producer, fields = self.unanswered.pop(self.random.randrange(len(self.unanswered)))
             self.note(producer, e.Acked, **fields)
 
-    # --- consumers ---
-
-    def grant(self, held: Held) -> None:
-        self.lives += 1
-        member = e.Process(f"c{self.lives}", e.Role.CONSUMER)
-        held.epoch += 1
-        held.owner, held.fetched = member, held.committed
-        held.done, held.running, held.tries = set(), {}, {}
+    def grant(self, view: Assigned) -> None:
+        self.members += 1
+        member = e.Process(f"c{self.members}", e.Role.CONSUMER)
+        view.epoch += 1
+        view.owner, view.fetched = member, view.committed
+        view.done, view.running, view.tries = set(), {}, {}
         asked = self.t
-        held.until = asked + LEASE
-        lease = {"group": held.group, "queue": held.queue, "member": member.name, "epoch": held.epoch}
-        self.note(self.broker, e.LeaseGranted, until=held.until, **lease)
+        view.until = asked + LEASE
+        lease = {"group": view.group, "queue": view.queue, "member": member.name, "epoch": view.epoch}
+        self.note(self.broker, e.LeaseGranted, until=view.until, **lease)
         self.note(member, e.LeaseGranted, until=asked + LEASE // 2, asked=asked, **lease)
 
-    def renew(self, held: Held) -> None:
+    def renew(self, view: Assigned) -> None:
         asked = self.t
-        held.until = asked + LEASE
-        assert held.owner is not None
-        lease = {"group": held.group, "queue": held.queue, "member": held.owner.name, "epoch": held.epoch}
-        self.note(self.broker, e.LeaseRenewed, until=held.until, **lease)
-        self.note(held.owner, e.LeaseRenewed, until=asked + LEASE // 2, asked=asked, **lease)
+        view.until = asked + LEASE
+        assert view.owner is not None
+        lease = {
+            "group": view.group,
+            "queue": view.queue,
+            "member": view.owner.name,
+            "epoch": view.epoch,
+        }
+        self.note(self.broker, e.LeaseRenewed, until=view.until, **lease)
+        self.note(view.owner, e.LeaseRenewed, until=asked + LEASE // 2, asked=asked, **lease)
 
-    def place(self, held: Held, offset: int) -> dict[str, Any]:
-        return {"group": held.group, "queue": held.queue, "offset": offset, "epoch": held.epoch}
+    def place(self, view: Assigned, offset: int) -> dict[str, Any]:
+        return {"group": view.group, "queue": view.queue, "offset": offset, "epoch": view.epoch}
 
     def start(self) -> None:
-        held = self.random.choice(self.held)
+        view = self.random.choice(self.views)
         heads: dict[str, int] = {}
-        for offset in range(held.fetched, len(self.log[held.queue])):
-            if offset not in held.done:
-                heads.setdefault(self.log[held.queue][offset][1], offset)
-        free = [key for key in heads if key not in held.running]
+        for offset in range(view.fetched, len(self.log[view.queue])):
+            if offset not in view.done:
+                heads.setdefault(self.log[view.queue][offset][1], offset)
+        free = [key for key in heads if key not in view.running]
         if not free:
             return
-        self.renew(held)
+        self.renew(view)
         key = self.random.choice(free)
-        offset = held.running[key] = heads[key]
-        self.note(held.owner, e.Turn, key=key, id=self.log[held.queue][offset][0], **self.place(held, offset))
+        offset = view.running[key] = heads[key]
+        self.note(view.owner, e.Turn, key=key, id=self.log[view.queue][offset][0], **self.place(view, offset))
 
     def end(self) -> None:
-        held = self.random.choice(self.held)
-        if held.running:
-            key = self.random.choice(list(held.running))
-            self.end_turn(held, key, ok=self.random.random() < 0.8)
+        view = self.random.choice(self.views)
+        if view.running:
+            key = self.random.choice(list(view.running))
+            self.end_turn(view, key, ok=self.random.random() < 0.8)
 
-    def end_turn(self, held: Held, key: str, *, ok: bool) -> None:
-        offset = held.running.pop(key)
-        place = self.place(held, offset)
+    def end_turn(self, view: Assigned, key: str, *, ok: bool) -> None:
+        offset = view.running.pop(key)
+        place = self.place(view, offset)
         if ok:
-            if self.sink.get((held.group, key), -1) < offset:
-                self.sink[(held.group, key)] = offset
-                self.note(held.owner, e.Effect, key=key, sink="table", **place)
-            self.note(held.owner, e.TurnEnd, key=key, outcome=e.Outcome.OK, **place)
-            held.done.add(offset)
+            if self.sink.get((view.group, key), -1) < offset:
+                self.sink[(view.group, key)] = offset
+                self.note(view.owner, e.Effect, key=key, sink="table", **place)
+            self.note(view.owner, e.TurnEnd, key=key, outcome=e.Outcome.OK, **place)
+            view.done.add(offset)
             return
-        self.note(held.owner, e.TurnEnd, key=key, outcome=e.Outcome.RETRY, **place)
-        held.tries[offset] = held.tries.get(offset, 0) + 1
-        if held.tries[offset] == 3:
+        self.note(view.owner, e.TurnEnd, key=key, outcome=e.Outcome.RETRY, **place)
+        view.tries[offset] = view.tries.get(offset, 0) + 1
+        if view.tries[offset] == 3:
             del place["epoch"]
-            self.note(held.owner, e.DeadLettered, key=key, **place)
-            held.done.add(offset)
+            self.note(view.owner, e.DeadLettered, key=key, **place)
+            view.done.add(offset)
 
     def commit(self) -> None:
-        held = self.random.choice(self.held)
-        first = held.committed
-        while first in held.done or first < held.fetched:
+        view = self.random.choice(self.views)
+        first = view.committed
+        while first in view.done or first < view.fetched:
             first += 1
-        held.committed = first
-        held.said.append((self.t, first))
+        view.committed = first
+        view.commits.append((self.t, first))
         asked = self.t
-        self.note(held.owner, e.Committed, asked=asked, **self.place(held, first))
-
-    # --- what goes wrong ---
+        self.note(view.owner, e.Committed, asked=asked, **self.place(view, first))
 
     def rare(self) -> None:
-        held = self.random.choice(self.held)
-        self.random.choice([self.hand_over, self.crash, self.pause, self.reset, self.restart, self.wake])(held)
+        view = self.random.choice(self.views)
+        self.random.choice([self.hand_over, self.crash, self.pause, self.reset, self.restart, self.wake])(view)
 
-    def hand_over(self, held: Held) -> None:
-        for key in list(held.running):
-            self.end_turn(held, key, ok=True)
-        lease = {"group": held.group, "queue": held.queue, "member": held.owner.name, "epoch": held.epoch}
-        self.note(held.owner, e.LeaseReleased, **lease)
+    def hand_over(self, view: Assigned) -> None:
+        for key in list(view.running):
+            self.end_turn(view, key, ok=True)
+        lease = {
+            "group": view.group,
+            "queue": view.queue,
+            "member": view.owner.name,
+            "epoch": view.epoch,
+        }
+        self.note(view.owner, e.LeaseReleased, **lease)
         self.note(self.broker, e.LeaseReleased, **lease)
-        self.grant(held)
+        self.grant(view)
 
-    def crash(self, held: Held) -> None:
-        self.t = max(self.t, held.until) + 2 * MS
-        self.grant(held)
+    def crash(self, view: Assigned) -> None:
+        self.t = max(self.t, view.until) + 2 * MS
+        self.grant(view)
 
-    def pause(self, held: Held) -> None:
-        owner = held.owner
-        for key, offset in held.running.items():
-            self.zombies.append((owner, {"key": key, **self.place(held, offset)}))
-        old = self.place(held, held.committed)
-        self.crash(held)
+    def pause(self, view: Assigned) -> None:
+        owner = view.owner
+        for key, offset in view.running.items():
+            self.zombies.append((owner, {"key": key, **self.place(view, offset)}))
+        old = self.place(view, view.committed)
+        self.crash(view)
         self.note(owner, e.CommitRefused, reason="stale", **old)
 
-    def wake(self, _: Held) -> None:
+    def wake(self, _: Assigned) -> None:
         for owner, fields in self.zombies:
             outcome = self.random.choice([e.Outcome.ABANDONED, e.Outcome.LATE])
             self.note(owner, e.TurnEnd, outcome=outcome, **fields)
         self.zombies.clear()
 
-    def reset(self, held: Held) -> None:
-        for key in list(held.running):
-            self.end_turn(held, key, ok=True)
-        held.committed = self.random.randint(0, len(self.log[held.queue]))
-        self.note(self.broker, e.Reset, group=held.group, queue=held.queue, offset=held.committed)
-        held.fetched, held.done, held.tries = held.committed, set(), {}
-        held.said = [(LONG_AGO, held.committed)]
+    def reset(self, view: Assigned) -> None:
+        for key in list(view.running):
+            self.end_turn(view, key, ok=True)
+        view.committed = self.random.randint(0, len(self.log[view.queue]))
+        self.note(self.broker, e.Reset, group=view.group, queue=view.queue, offset=view.committed)
+        view.fetched, view.done, view.tries = view.committed, set(), {}
+        view.commits = [(LONG_AGO, view.committed)]
 
-    def restart(self, _: Held) -> None:
-        """In order, or by a crash that takes commits of its last 400 ms."""
+    def restart(self, _: Assigned) -> None:
+        """Cleanly, or by a crash that undoes commits of the last 400 ms."""
         clean = self.random.random() < 0.5
         alive = self.t
-        for held in self.held:
+        for view in self.views:
             if not clean:
-                old = max(at for at, (t, _) in enumerate(held.said) if t < alive - 400 * MS)
-                held.committed = held.said[self.random.randrange(old, len(held.said))][1]
-            held.said = [(LONG_AGO, held.committed)]
-            self.note(self.broker, e.Recovered, clean=int(clean), alive=alive, **self.place(held, held.committed))
+                old = max(at for at, (t, _) in enumerate(view.commits) if t < alive - 400 * MS)
+                view.committed = view.commits[self.random.randrange(old, len(view.commits))][1]
+            view.commits = [(LONG_AGO, view.committed)]
+            self.note(self.broker, e.Recovered, clean=int(clean), alive=alive, **self.place(view, view.committed))
 
 
 def test_thousand_random_correct_runs_raise_no_alarm(judge: Judge) -> None:
@@ -242,7 +246,7 @@ def test_thousand_random_correct_runs_raise_no_alarm(judge: Judge) -> None:
             seen[name] = seen.get(name, 0) + count
     unseen = {name for name, count in seen.items() if not count}
     assert unseen <= {"skipped", "faults", "log_duplicates", "parked", "redriven", "discarded"}, (
-        f"the world never shows {unseen}"
+        f"no run contains {unseen}"
     )
 
 
@@ -250,8 +254,8 @@ def _again(history: list[e.Event], at: int, **changes: Any) -> e.Event:
     return msgspec.structs.replace(history[at], **changes)
 
 
-def swap_acknowledged_places(history: list[e.Event], random: Random) -> bool:
-    """Two messages one producer sent for one key change places in the log."""
+def swap_acknowledged_offsets(history: list[e.Event], random: Random) -> bool:
+    """Two messages of one producer and key are acknowledged in the wrong order."""
     acked: dict[tuple[Any, ...], int] = {}
     for at, event in enumerate(history):
         if isinstance(event, e.Acked):
@@ -268,7 +272,7 @@ def swap_acknowledged_places(history: list[e.Event], random: Random) -> bool:
 
 
 def drop_good_end(history: list[e.Event], random: Random) -> bool:
-    """A message is committed past although its only good end never happened."""
+    """A commit passes a message that never succeeded."""
     for at, event in enumerate(history):
         if not isinstance(event, e.TurnEnd) or event.outcome is not e.Outcome.OK:
             continue
@@ -281,7 +285,7 @@ def drop_good_end(history: list[e.Event], random: Random) -> bool:
 
 
 def _committed_past(later: list[e.Event], end: e.TurnEnd) -> bool:
-    """Whether the next word on the queue's position that passes the message is a commit, not a reset."""
+    """Whether a commit passes the message before a reset."""
     for event in later:
         if isinstance(event, e.Committed | e.Reset) and (event.group, event.queue) == (end.group, end.queue):
             if isinstance(event, e.Reset):
@@ -292,7 +296,7 @@ def _committed_past(later: list[e.Event], end: e.TurnEnd) -> bool:
 
 
 def run_twice(history: list[e.Event], random: Random) -> bool:
-    """A message that ended well runs again with the same owner, and no restart is an excuse."""
+    """A message that succeeded runs again with the same owner, without a restart."""
     ends = [
         at
         for at, event in enumerate(history)
@@ -352,7 +356,7 @@ def own_too_early(history: list[e.Event], random: Random) -> bool:
 
 
 def repeat_effect(history: list[e.Event], random: Random) -> bool:
-    """The sink takes an effect twice."""
+    """The sink stores an effect twice."""
     effects = [i for i, x in enumerate(history) if isinstance(x, e.Effect)]
     if not effects:
         return False
@@ -362,10 +366,10 @@ def repeat_effect(history: list[e.Event], random: Random) -> bool:
 
 
 def forget_too_much(history: list[e.Event], random: Random) -> bool:
-    """A broker comes back without commits that were not of its last moments, or that it was given time to save."""
+    """A broker comes back without commits that were old, or after a clean stop."""
     kinds = (e.Committed, e.Reset, e.Recovered)
-    said = {(x.group, x.queue): x for x in history if isinstance(x, kinds)}
-    last = said[random.choice(sorted(said))]
+    last_lines = {(x.group, x.queue): x for x in history if isinstance(x, kinds)}
+    last = last_lines[random.choice(sorted(last_lines))]
     if not isinstance(last, e.Committed) or not last.offset:
         return False
     alive = history[-1].t + 1_000 * MS
@@ -380,7 +384,7 @@ def forget_too_much(history: list[e.Event], random: Random) -> bool:
 
 DAMAGE = {
     forget_too_much: {"D3"},
-    swap_acknowledged_places: {"B1", "A3", "A4", "B6"},
+    swap_acknowledged_offsets: {"B1", "S3", "S4", "B6"},
     drop_good_end: {"B3", "D2", "B4"},
     run_twice: {"E3", "C5"},
     reuse_epoch: {"C2"},
@@ -401,6 +405,6 @@ def test_random_damage_is_always_found_and_named(judge: Judge, damage: Callable[
         if not damage(history, Random(number)):
             continue
         done += 1
-        report = judge(history, Options(slack_ns=0))
+        report = judge(history, CheckOptions(slack_ns=0))
         assert report.verdict is Verdict.VIOLATION, number
         assert report.violations[0].invariant in DAMAGE[damage], (number, report.violations[0])

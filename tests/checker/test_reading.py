@@ -1,4 +1,4 @@
-"""From files to one stream: merged by time, and honest about what is missing."""
+"""Reading history files: merged by time, and what is missing is reported."""
 
 import json
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lanemq.checker import json_lines
-from lanemq.checker.checking import Options, check
-from lanemq.checker.reading import Reading, find_files
+from lanemq.checker import reading
+from lanemq.checker.checking import CheckOptions, check
+from lanemq.checker.reading import HistoryReader, find_files
 from lanemq.checker.verdict import Verdict
 
 
@@ -29,7 +29,7 @@ def end(t: int, offset: int) -> dict[str, object]:
 
 
 def times(*files: Path) -> Iterator[int]:
-    for batch in Reading(files).batches():
+    for batch in HistoryReader(files).batches():
         yield from (event.t for event in batch)
 
 
@@ -46,39 +46,39 @@ def test_block_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for shift, name in enumerate("abc")
     ]
     whole = list(times(*files))
-    monkeypatch.setattr(json_lines, "BLOCK_BYTES", block)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
     assert list(times(*files)) == whole == sorted(whole)
 
 
 @pytest.mark.parametrize("block", [1, 60, 100, 1000])
-def test_lines_of_one_moment_come_in_the_order_of_the_files(
+def test_events_with_the_same_time_come_in_the_order_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    """Wherever a block ends: else the verdict would depend on it."""
-    monkeypatch.setattr(json_lines, "BLOCK_BYTES", block)
+    """Wherever a block ends; otherwise the verdict would depend on it."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
     files = [write(tmp_path / f"{name}.jsonl", *(turn(10, i) for i in range(20)), turn(11, 50)) for name in "abc"]
-    read = [event for batch in Reading(files).batches() for event in batch][3:]
+    read = [event for batch in HistoryReader(files).batches() for event in batch][3:]
     assert [event.process.name for event in read] == ["a"] * 20 + ["b"] * 20 + ["c"] * 20 + ["a", "b", "c"]
 
 
-def test_namesakes_in_two_files_are_two_processes(tmp_path: Path) -> None:
-    """However far each file has been read: a process must not change its name with the size of a block."""
+def test_processes_of_the_same_name_in_two_files_are_different(tmp_path: Path) -> None:
+    """Whatever the size of a block."""
     (tmp_path / "again").mkdir()
     write(tmp_path / "again" / "a.jsonl", turn(10, 0), end(20, 0))
     write(tmp_path / "a.jsonl", turn(30, 0), end(40, 0))
-    names = {event.process.name for batch in Reading(find_files([tmp_path])).batches() for event in batch}
+    names = {event.process.name for batch in HistoryReader(find_files([tmp_path])).batches() for event in batch}
     assert names == {"a", "a@2"}
 
 
 def test_gap_in_the_numbers_makes_the_verdict_unknown(tmp_path: Path) -> None:
-    """A missing line may be the one that explains everything."""
+    """The missing line may be the one that decides."""
     path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0) | {"n": 3})
     report = check([path])
     assert report.verdict is Verdict.UNKNOWN
     assert "history lost: n=2 expected, n=3 found" in report.reasons[0]
 
 
-def test_violation_in_a_damaged_history_is_told_but_not_decided(tmp_path: Path) -> None:
+def test_a_violation_in_a_damaged_history_is_reported_but_the_verdict_is_unknown(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", turn(10, 0), turn(20, 1) | {"n": 3})
     report = check([path])
     assert report.verdict is Verdict.UNKNOWN
@@ -103,7 +103,7 @@ def test_file_without_a_begin_line_makes_the_verdict_unknown(tmp_path: Path) -> 
     assert check([path]).verdict is Verdict.UNKNOWN
 
 
-def test_torn_last_line_is_how_a_killed_process_looks(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_of_a_killed_process_is_no_problem(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
     with path.open("a") as file:
         file.write('{"e":"turn","n":3,"t"')
@@ -112,14 +112,14 @@ def test_torn_last_line_is_how_a_killed_process_looks(tmp_path: Path) -> None:
     assert report.events == 3
 
 
-def test_whole_last_line_without_line_end_counts(tmp_path: Path) -> None:
+def test_a_complete_last_line_without_a_line_end_counts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
     path.write_text(path.read_text().rstrip("\n"))
     assert check([path]).events == 3
 
 
-def test_second_life_in_one_file_is_another_process(tmp_path: Path) -> None:
-    """Else the replay after a crash would look like a message that ran twice for no reason."""
+def test_a_second_run_in_one_file_is_another_process(tmp_path: Path) -> None:
+    """Otherwise the replay after a crash would look like a redelivery without a cause."""
     path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
     again = write(tmp_path / "again", turn(50, 0), end(60, 0)).read_text()
     with path.open("a") as file:
@@ -137,7 +137,7 @@ def test_folders_are_searched_for_history_files(tmp_path: Path) -> None:
     assert sorted(find_files([tmp_path])) == sorted(files)
 
 
-def test_nothing_run_is_unknown_not_pass(tmp_path: Path) -> None:
+def test_a_run_without_turns_is_unknown(tmp_path: Path) -> None:
     report = check([write(tmp_path / "a.jsonl")])
     assert report.verdict is Verdict.UNKNOWN
     assert "turns 0, at least 1 required" in report.reasons[0]
@@ -146,19 +146,19 @@ def test_nothing_run_is_unknown_not_pass(tmp_path: Path) -> None:
 def test_required_coverage_that_was_not_seen_is_unknown(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", turn(10, 0), end(20, 0))
     assert check([path]).verdict is Verdict.PASS
-    report = check([path], Options(require=("redelivery", "turns=100")))
+    report = check([path], CheckOptions(require=("redelivery", "turns=100")))
     assert report.verdict is Verdict.UNKNOWN
     assert len(report.reasons) == 2
 
 
 def test_violation_outweighs_missing_coverage(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", turn(10, 0), turn(20, 1))
-    assert check([path], Options(require=("rebalance",))).verdict is Verdict.VIOLATION
+    assert check([path], CheckOptions(require=("rebalance",))).verdict is Verdict.VIOLATION
 
 
 def test_unknown_requirement_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot require 'luck'"):
-        check([], Options(require=("luck",)))
+        check([], CheckOptions(require=("luck",)))
 
 
 def test_first_violation_comes_with_the_events_around_it(tmp_path: Path) -> None:
@@ -175,5 +175,5 @@ def test_first_violation_comes_with_the_events_around_it(tmp_path: Path) -> None
     marked = [line for line in around if line.startswith(">")]
     assert len(marked) == 1
     assert "offset=3" in marked[0]
-    assert not any("other" in line for line in around), "events of other keys only distract"
+    assert not any("other" in line for line in around), "events of other keys"
     assert "+0.000 ms" in around[-1]

@@ -68,24 +68,24 @@ CASES = {
     ),
     "one turn per lane": Case(mutants.lane_lock, (), ("B",), BUSY),
     "drained before unlocked": Case(mutants.drain, ("member leaves",), ("gave queue",), BUSY),
-    "stamps": Case(mutants.stamp_check, ("answer lost", "connection cut"), ("B6", "B1", "A"), BUSY | {"slow": 0.0}),
-    "first unfinished": Case(mutants.first_unfinished, ("consumer killed",), ("D2", "A1"), BUSY),
+    "stamps": Case(mutants.stamp_check, ("answer lost", "connection cut"), ("B6", "B1", "S"), BUSY | {"slow": 0.0}),
+    "first unfinished": Case(mutants.first_unfinished, ("consumer killed",), ("D2", "S1"), BUSY),
     "flushed before acknowledged": Case(
-        mutants.flush_before_ack, ("broker killed", "disk slow"), ("A",), BUSY | {"slow": 0.0, "calm_ms": 300}
+        mutants.flush_before_ack, ("broker killed", "disk slow"), ("S",), BUSY | {"slow": 0.0, "calm_ms": 300}
     ),
     "checksum of a record": Case(
-        mutants.record_checksum, ("power cut inside a write",), ("A", "B", "lanes", "the run"), CUTS, 30
+        mutants.record_checksum, ("power cut inside a write",), ("S", "B", "lanes", "the run"), CUTS, 30
     ),
     "cut at the first torn record": Case(
-        mutants.torn_end, ("power cut inside a write", "disk slow"), ("A", "B"), LARGE_GROUPS, 20
+        mutants.torn_end, ("power cut inside a write", "disk slow"), ("S", "B"), LARGE_GROUPS, 20
     ),
     "finished ranges": Case(
         mutants.finished_ranges, ("consumer killed", "member leaves"), ("again, known to be finished",), BUSY
     ),
-    "finished ranges instead of their span": Case(mutants.finished_span, ("consumer killed",), ("A1", "D2", "B"), BUSY),
+    "finished ranges instead of their span": Case(mutants.finished_span, ("consumer killed",), ("S1", "D2", "B"), BUSY),
     "offsets saved every moment": Case(mutants.saved_offsets, ("broker killed",), ("D3",), BUSY | {"slow": 0.0}),
     "offsets saved at the end": Case(mutants.offsets_at_stop, ("broker restarted",), ("D3",), BUSY | {"slow": 0.0}),
-    "synced before acknowledged": Case(sync_before_ack, ("broker loses power",), ("A", "B", "D"), BUSY | {"slow": 0.0}),
+    "synced before acknowledged": Case(sync_before_ack, ("broker loses power",), ("S", "B", "D"), BUSY | {"slow": 0.0}),
 }
 
 

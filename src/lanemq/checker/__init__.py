@@ -1,1 +1,1 @@
-"""The independent judge: reads histories, knows nothing of the code behind them, says what broke first."""
+"""The independent checker: reads histories, imports nothing of the code that wrote them, and reports violations."""

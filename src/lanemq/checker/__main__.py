@@ -1,4 +1,4 @@
-"""`python -m lanemq.checker HISTORY…`: the judge alone, without the rest of the command line."""
+"""`python -m lanemq.checker HISTORY…`: the checker without the rest of the command line."""
 
 from lanemq.checker.command import check
 

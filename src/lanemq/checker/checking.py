@@ -1,7 +1,7 @@
-"""The checker: events in, verdict out.
+"""The checker: takes events in time order and gives a verdict.
 
-Pure apart from reading the files; the same history always gets the same answer. Three answers: pass,
-violation, and unknown, which is what a run gets that lost history or exercised too little.
+Apart from reading the files it is pure: the same history always gets the same answer. The verdict is pass, violation,
+or unknown if history is missing or the run exercised too little.
 """
 
 import gc
@@ -11,34 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from lanemq.checker import events as e
-from lanemq.checker.committing import Committing
-from lanemq.checker.deleting import Deleting
-from lanemq.checker.delivering import Delivering
-from lanemq.checker.effects import Effects
+from lanemq.checker.committing import CommitRules, CrashRules, EffectRules
+from lanemq.checker.delivering import DeliveryRules
 from lanemq.checker.explain import around
-from lanemq.checker.findings import Findings, conclude, minimums
-from lanemq.checker.forgetting import Forgetting
-from lanemq.checker.owning import Owning
-from lanemq.checker.parking import Parking
-from lanemq.checker.reading import Reading, find_files
-from lanemq.checker.settling import Settling
-from lanemq.checker.state import State
-from lanemq.checker.storing import Storing
-from lanemq.checker.verdict import Report, Violation
+from lanemq.checker.owning import OwnershipRules
+from lanemq.checker.reading import HistoryReader, find_files
+from lanemq.checker.settling import ParkingRules, SettlingRules
+from lanemq.checker.state import CheckerState
+from lanemq.checker.storing import StoringRules
+from lanemq.checker.verdict import Findings, Report, Violation, conclude, minimums
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How strictly to judge.
+class CheckOptions:
+    """How strictly a history is judged.
 
     Attributes:
-        require: What the run must have exercised, each a name of `COVERAGE`, or `name=least`.
+        require: What the run must contain, each a name of `COVERAGE` or `name=least`. Otherwise the verdict is unknown.
         drained: The run was meant to end with nothing left over, and groups started at offset 0.
-        foreign_producers: Some producers wrote no history, so an unknown message is no phantom.
-        idempotent: The broker drops repeated sends, so a message twice in the log is a violation.
-        slack_ns: Lines of two processes this near to each other count as one moment.
-        forgets_ns: How old a commit may be that a crash of the broker takes back. Too small, and a disk that was
-            busy for a moment is called a violation; too large, and a broker that saves too seldom is not seen.
+        foreign_producers: Some producers wrote no history, so an unknown message is no violation.
+        idempotent: The broker drops repeated sends, so a message that is stored twice is a violation.
+        slack_ns: Events of two processes that are closer than this count as simultaneous.
+        forgets_ns: The age of the oldest commit that a crash of the broker may undo. If it is too small, a busy disk
+            is a violation; if it is too large, a broker that rarely saves offsets is not noticed.
     """
 
     require: Sequence[str] = ()
@@ -50,24 +45,27 @@ class Options:
 
 
 UNJUDGED: frozenset[type[e.Event]] = frozenset({e.Begin, e.Fault, e.SendUnknown})
-"""Kinds no rule looks at; they are counted."""
+"""Kinds of events that no rule looks at; they are counted."""
+
+
+Rule = Callable[[Any], Violation | None]
 
 
 class Checker:
-    """Feed it events in time order, then `finish`."""
+    """Judges a history. Feed it all events in time order, then call `finish`."""
 
-    def __init__(self, options: Options | None = None) -> None:
-        self._options = options = options or Options()
+    def __init__(self, options: CheckOptions | None = None) -> None:
+        self._options = options = options or CheckOptions()
         self._minimums = minimums(options.require)
-        self._state = state = State()
-        self._settling = Settling(state, drained=options.drained)
+        self._state = state = CheckerState()
+        self._settling = SettlingRules(state, drained=options.drained)
         self._rules = self._dispatch(options, state)
         self._seen: dict[type[e.Event], int] = dict.fromkeys(self._rules, 0)
         self._findings = Findings(tally=state.tally, accounts=state.accounts, restarts=state.restarts)
         self._last: e.Event = e.Event(n=-1, t=0)
 
     def feed(self, batch: Iterable[e.Event]) -> None:
-        """Judge the next events; they must not be earlier than those before."""
+        """Judges the next events; none may be earlier than those before."""
         rules, seen = self._rules, self._seen
         event = self._last
         for event in batch:
@@ -79,37 +77,37 @@ class Checker:
         self._last = event
 
     def topic_is_sent_to(self, topic: str) -> None:
-        """Somebody has sent to the topic, though perhaps nothing that is fed to this checker."""
+        """Notes that the topic has producers, even if this checker is not fed any of their sends."""
         self._state.sent.setdefault(topic, {})
 
     def finish(self, problems: Sequence[str] = ()) -> Report:
-        """The verdict; `problems` are the defects of the history itself."""
+        """Returns the report. `problems` are defects of the history itself."""
         return conclude(self.close(), self._minimums, problems)
 
     def close(self) -> Findings:
-        """No more events come: adds what only shows at the end."""
+        """Ends the history and returns what was found in it."""
         end = e.Event(n=-1, t=self._last.t, process=self._last.process)
         for found in self._settling.finish(end):
             self._findings.found(found)
         self._findings.seen = {kind_name(kind): count for kind, count in self._seen.items() if count}
         return self._findings
 
-    def _dispatch(self, options: Options, state: State) -> dict[type[e.Event], Callable[[Any], Violation | None]]:
+    def _dispatch(self, options: CheckOptions, state: CheckerState) -> dict[type[e.Event], Rule]:
         slack = options.slack_ns
-        storing = Storing(state, foreign_producers=options.foreign_producers, idempotent=options.idempotent)
-        owning = Owning(state, slack=slack)
-        delivering = Delivering(state, owning, storing, slack=slack)
-        parking = Parking(state)
-        forgetting = Forgetting(state, promise=options.forgets_ns)
-        committing = Committing(state, forgetting, slack=slack, whole=options.drained)
+        storing = StoringRules(state, foreign_producers=options.foreign_producers, idempotent=options.idempotent)
+        owning = OwnershipRules(state, slack=slack)
+        delivering = DeliveryRules(state, owning, storing, slack=slack)
+        parking = ParkingRules(state)
+        crashes = CrashRules(state, promise=options.forgets_ns)
+        committing = CommitRules(state, crashes, slack=slack, whole=options.drained)
         return {
-            **dict.fromkeys(UNJUDGED, _nothing),
+            **dict.fromkeys(UNJUDGED, _ignore),
             e.Send: storing.send,
             e.Acked: storing.acked,
             e.SendFailed: storing.failed,
-            e.Stored: storing.stored,
+            e.LogRecord: storing.stored,
             e.Trimmed: storing.trimmed,
-            e.TopicDeleted: Deleting(state).topic_deleted,
+            e.TopicDeleted: state.topic_deleted,
             e.Turn: delivering.turn,
             e.TurnEnd: delivering.turn_end,
             e.DeadLettered: self._settling.dead_lettered,
@@ -120,38 +118,38 @@ class Checker:
             e.Committed: committing.committed,
             e.CommitRefused: committing.refused,
             e.Reset: committing.reset,
-            e.Recovered: forgetting.recovered,
+            e.Recovered: crashes.recovered,
             e.LeaseGranted: owning.granted,
             e.LeaseRenewed: owning.renewed,
             e.LeaseReleased: owning.ended,
             e.LeaseExpired: owning.ended,
-            e.Effect: Effects(state).effect,
+            e.Effect: EffectRules(state).effect,
         }
 
 
-def check(paths: Iterable[Path], options: Options | None = None) -> Report:
-    """Judge the history files under `paths`; a first violation comes with the events around it."""
+def check(paths: Iterable[Path], options: CheckOptions | None = None) -> Report:
+    """Judges the history files under `paths`. The first violation is reported with the events around it."""
     files = find_files(paths)
     checker = Checker(options)
-    reading = Reading(files)
+    reader = HistoryReader(files)
     was_enabled = gc.isenabled()
-    gc.disable()  # the memory is a tree without cycles; walking it over and over costs a third of the time
+    gc.disable()  # the state has no cycles, and walking it again and again would cost a third of the time
     try:
-        for batch in reading.batches():
+        for batch in reader.batches():
             checker.feed(batch)
     finally:
         if was_enabled:
             gc.enable()
-    report = checker.finish(reading.problems)
+    report = checker.finish(reader.problems)
     if not report.violations:
         return report
     return replace(report, around=around(files, report.violations[0]))
 
 
 def kind_name(kind: type[e.Event]) -> str:
-    """What `e` says in a line of this kind."""
+    """The value of `e` in a line of this kind."""
     return str(kind.__struct_config__.tag)
 
 
-def _nothing(event: e.Event) -> None:
+def _ignore(event: e.Event) -> None:
     return None

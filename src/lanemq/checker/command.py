@@ -8,15 +8,14 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from lanemq.checker.checking import Options
+from lanemq.checker.checking import CheckOptions
 from lanemq.checker.checking import check as check_files
 from lanemq.checker.explain import describe
-from lanemq.checker.findings import COVERAGE
 from lanemq.checker.reading import find_files
-from lanemq.checker.verdict import Report
+from lanemq.checker.verdict import COVERAGE, Report
 
 F = TypeVar("F", bound=Callable[..., Any])
-Judge = Callable[[Sequence[Path], Options], Report]
+Judge = Callable[[Sequence[Path], CheckOptions], Report]
 
 _ARGUMENTS = (
     click.argument("history", nargs=-1, required=True, type=click.Path(exists=True, readable=True, path_type=Path)),
@@ -55,25 +54,25 @@ _ARGUMENTS = (
 )
 
 
-def asks_for_judgement(command: F) -> F:
-    """Adds the argument and options of `tell_verdict` to a command."""
+def with_check_options(command: F) -> F:
+    """Adds the argument and options of `print_verdict` to a command."""
     for argument in reversed(_ARGUMENTS):
         command = argument(command)
     return command
 
 
 @click.command()
-@asks_for_judgement
+@with_check_options
 def check(**asked: Any) -> None:
     """Check the order of a recorded run from its HISTORY files or folders.
 
     Exit codes: 0 no violation was found; 1 a violation, which is explained; 2 unknown, because history is missing or
     the run did too little.
     """
-    tell_verdict(check_files, **asked)
+    print_verdict(check_files, **asked)
 
 
-def tell_verdict(
+def print_verdict(
     judge: Judge,
     history: tuple[Path, ...],
     as_json: bool,
@@ -85,7 +84,7 @@ def tell_verdict(
     forgets: float,
 ) -> None:
     """Prints the report of `judge`, and exits with its verdict."""
-    options = Options(
+    options = CheckOptions(
         require, drained, foreign_producers, not repeats_allowed, round(slack * 1e9), round(forgets * 1e9)
     )
     for path in history:

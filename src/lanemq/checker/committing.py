@@ -1,124 +1,257 @@
-"""Do committed offsets tell the truth, only move forward, and only for the owner? (A1, C3, D1, D2)"""
+"""Do commits and effects pass only what is finished, in order, and only for the owner? (S1, C3, D1, D2, D3, P1, P2)
 
-from lanemq.checker.events import CommitRefused, Committed, Event, Reset
-from lanemq.checker.forgetting import Forgetting
-from lanemq.checker.state import GroupQueue, State, Step, offsets_between
+A broker answers a commit before the offset is on disk, and writes offsets out several times per second. So a crash may
+undo the newest commits, and what they had passed is delivered again. It must not undo older ones, and a clean stop
+none. The checker keeps what it knew before each of the newest commits, so that it can go back there.
+"""
+
+from bisect import bisect_left
+
+from lanemq.checker.events import CommitRefused, Committed, Effect, Event, Recovered, Reset
+from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, OffsetChange, Passed, offsets_between
 from lanemq.checker.storing import lost
 from lanemq.checker.verdict import Violation, violation
 
 
-class Committing:
-    """`whole`: groups without a named start are taken to start at offset 0. Tells `forgetting` of every step."""
+class CommitRules:
+    """Rules about commits and resets. `whole`: groups without a reset are taken to start at offset 0."""
 
-    def __init__(self, state: State, forgetting: Forgetting, *, slack: int, whole: bool) -> None:
+    def __init__(self, state: CheckerState, crashes: "CrashRules", *, slack: int, whole: bool) -> None:
         self._state = state
-        self._forgetting = forgetting
+        self._crashes = crashes
         self._slack = slack
         self._whole = whole
 
     def committed(self, event: Committed) -> Violation | None:
-        held = self._state.group_queue(event.group, event.topic, event.queue)
+        progress = self._state.progress(event.group, event.topic, event.queue)
         asked = event.asked or event.t
-        found = self._fenced(held, event, asked) or _accepted_after_all(held, event, asked)
-        if event.asked and event.asked < held.reset_t:
-            return found  # a late line about a commit from before the reset or crash; it says nothing about now
-        if event.offset < held.low:
-            return found or _backwards(held, event, asked)
-        found = found or self._honest(held, event, asked)
-        held.low_by = event.process
-        self._advance(held, event.offset, event.t, asked)
+        found = self._fenced(progress, event, asked) or _suspect_accepted(progress, event, asked)
+        if event.asked and event.asked < progress.reset_t:
+            return found  # a late line about a commit before the reset or crash
+        if event.offset < progress.committed:
+            return found or _backwards(progress, event, asked)
+        found = found or self._unfinished(progress, event, asked)
+        progress.committed_by = event.process
+        self._advance(progress, event.offset, event.t, asked)
         return found
 
     def refused(self, event: CommitRefused) -> None:
         self._state.count("commit_refused")
 
     def reset(self, event: Reset) -> None:
-        held = self._state.group_queue(event.group, event.topic, event.queue)
-        if 0 < event.epoch < held.epoch:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        if 0 < event.epoch < progress.epoch:
             return
         if event.kept:
-            if event.offset < held.low:
-                held.go_back(event.offset, event.t)
+            if event.offset < progress.committed:
+                progress.go_back(event.offset, event.t)
             return
-        step = Step(event.t, held.low, reset=True)
-        held.restart_at(event.offset, event.t)
-        self._forgetting.stepped(held, step, event.t)
-        self._state.raise_floor(held.queue, event.t)
+        change = OffsetChange(event.t, progress.committed, reset=True)
+        progress.restart_at(event.offset, event.t)
+        self._crashes.changed(progress, change, event.t)
+        self._state.forget_committed(progress.queue, event.t)
 
-    def _fenced(self, held: GroupQueue, event: Committed, asked: int) -> Violation | None:
+    def _fenced(self, progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
         epoch = event.epoch
         if not epoch:
             return None
-        if epoch < held.epoch and asked > held.granted_t + self._slack:
+        if epoch < progress.epoch and asked > progress.granted_t + self._slack:
             return violation(
                 "C3",
                 event,
-                f"a commit of epoch {epoch} was accepted although {held.owner} owned the queue with epoch {held.epoch}",
+                f"a commit of epoch {epoch} was accepted although {progress.owner} owned the queue "
+                f"with epoch {progress.epoch}",
             )
-        if epoch < held.commit_epoch and asked > held.commit_epoch_t + self._slack:
+        if epoch < progress.commit_epoch and asked > progress.commit_epoch_t + self._slack:
             return violation(
-                "C3", event, f"a commit of epoch {epoch} was accepted after one of epoch {held.commit_epoch}"
+                "C3", event, f"a commit of epoch {epoch} was accepted after one of epoch {progress.commit_epoch}"
             )
-        if epoch > held.epoch > 0:
-            return violation("C3", event, f"a commit of epoch {epoch} was accepted, which was granted to nobody")
-        if epoch > held.commit_epoch:
-            held.commit_epoch, held.commit_epoch_t = epoch, event.t
+        if epoch > progress.epoch > 0:
+            return violation("C3", event, f"a commit of epoch {epoch} was accepted, which was never granted")
+        if epoch > progress.commit_epoch:
+            progress.commit_epoch, progress.commit_epoch_t = epoch, event.t
         return None
 
-    def _honest(self, held: GroupQueue, event: Committed, asked: int) -> Violation | None:
-        """Everything the commit passes must have been finished when it was asked for."""
-        low = held.low
+    def _unfinished(self, progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+        """Everything that the commit passes must have been finished when it was requested."""
+        low = progress.committed
         if low < 0:
-            low = 0 if self._whole else min(held.started, default=event.offset)
-        low = max(low, held.once)
+            low = 0 if self._whole else min(progress.started, default=event.offset)
+        low = max(low, progress.committed_by_any)
         found = None
-        stored, finished, started = held.queue.stored, held.finished, held.started
+        stored, finished, started = progress.queue.stored, progress.finished, progress.started
         for offset in offsets_between([*stored, *started], low, event.offset):
             done = finished.get(offset)
             if done is not None and done <= asked:
                 continue
             if offset in started:
-                found = found or _dishonest(event, offset, done)
+                found = found or _passed_unfinished(event, offset, done)
             elif done is not None:
                 continue
             elif offset in stored:
-                found = found or lost(event, held, offset, stored[offset].id)
+                found = found or lost(event, progress, offset, stored[offset].id)
             elif event.topic in self._state.sent:
-                held.holes.add(offset)
+                progress.passed_unknown.add(offset)
         return found
 
-    def _advance(self, held: GroupQueue, offset: int, t: int, asked: int) -> None:
-        if offset == held.low:
+    def _advance(self, progress: GroupProgress, offset: int, t: int, asked: int) -> None:
+        if offset == progress.committed:
             return
-        before = held.low
-        old, held.low, held.low_t = held.low, offset, t
+        before = progress.committed
+        old, progress.committed, progress.committed_t = progress.committed, offset, t
         if old < 0:
-            old = min(held.started, default=offset)
-        passed = tuple(map(held.passed, offsets_between([*held.started, *held.finished], old, offset)))
-        self._forgetting.stepped(held, Step(t, before, passed), asked)
-        self._state.raise_floor(held.queue, t)
+            old = min(progress.started, default=offset)
+        passed = tuple(map(progress.passed, offsets_between([*progress.started, *progress.finished], old, offset)))
+        self._crashes.changed(progress, OffsetChange(t, before, passed), asked)
+        self._state.forget_committed(progress.queue, t)
 
 
-def _backwards(held: GroupQueue, event: Committed, asked: int) -> Violation | None:
-    """A late line about an earlier commit is no step back; a commit asked for later is. Members without leases go
-    each their own way."""
-    if asked <= held.low_t:
+def _backwards(progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+    """A commit that was requested after a higher one was accepted. Members without leases commit independently."""
+    if asked <= progress.committed_t:
         return None
-    if not event.epoch and held.low_by is not None and held.low_by.name != event.process.name:
-        held.go_back(event.offset, event.t)
+    if not event.epoch and progress.committed_by is not None and progress.committed_by.name != event.process.name:
+        progress.go_back(event.offset, event.t)
         return None
-    return violation("D1", event, f"the committed offset went back from {held.low} to {event.offset} without a reset")
+    return violation(
+        "D1", event, f"the committed offset went back from {progress.committed} to {event.offset} without a reset"
+    )
 
 
-def _accepted_after_all(held: GroupQueue, event: Committed, asked: int) -> Violation | None:
-    """A turn that ran beside its successor's is nobody's fault as long as its result is refused."""
-    doubt = held.doubts.get(event.epoch) if held.doubts else None
-    if doubt is None or event.offset <= doubt.offset or asked <= doubt.since:
+def _suspect_accepted(progress: GroupProgress, event: Committed, asked: int) -> Violation | None:
+    """A turn that overlapped the next owner's is a violation once its result is accepted."""
+    suspect = progress.suspects.get(event.epoch) if progress.suspects else None
+    if suspect is None or event.offset <= suspect.offset or asked <= suspect.since:
         return None
-    del held.doubts[event.epoch]
-    return violation(doubt.invariant, event, f"{doubt.text}, and its result was accepted")
+    del progress.suspects[event.epoch]
+    return violation(suspect.invariant, event, f"{suspect.text}, and its result was accepted")
 
 
-def _dishonest(event: Event, offset: int, done: int | None) -> Violation:
-    when = "nobody had finished it" if done is None else "it was finished only afterwards"
+def _passed_unfinished(event: Event, offset: int, done: int | None) -> Violation:
+    when = "it was not finished" if done is None else "it was finished only afterwards"
     return violation("D2", event, f"the commit passes offset {offset}, but {when}")
+
+
+class CrashRules:
+    """Rules about restarts of the broker. `promise`: the age in nanoseconds of the oldest commit a crash may undo."""
+
+    def __init__(self, state: CheckerState, *, promise: int) -> None:
+        self._state = state
+        self._promise = promise
+
+    def changed(self, progress: GroupProgress, change: OffsetChange, asked: int) -> None:
+        """Notes a commit or reset, and forgets those that are too old for a crash to undo."""
+        changes = progress.changes
+        while changes and changes[0].t < asked - self._promise:
+            changes.popleft()
+        changes.append(change)
+
+    def recovered(self, event: Recovered) -> Violation | None:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        progress.tenure += 1
+        self._state.restarts.add((event.process.name, event.alive))
+        if event.clean:
+            return None if event.offset >= progress.committed else _lost_by_clean_stop(progress, event)
+        progress.reset_t = event.t
+        if event.offset > progress.committed and progress.changes and progress.changes[-1].reset:
+            progress.committed, progress.committed_t = (
+                event.offset,
+                event.t,
+            )  # the reset was neither on disk nor answered
+        before, oldest = progress.committed, self._go_back(progress, event)
+        progress.changes.clear()
+        age = (event.alive or oldest) - oldest
+        return None if age <= self._promise else _too_old(before, event, age)
+
+    def _go_back(self, progress: GroupProgress, event: Recovered) -> int:
+        """Goes back to what was known at the restored offset. Returns the time of the oldest commit that was lost."""
+        oldest = event.alive or event.t
+        while progress.committed > event.offset and progress.changes:
+            change = progress.changes.pop()
+            oldest = change.t
+            progress.committed = max(change.before, event.offset)
+            self._state.count("forgotten_commits")
+            for passed in change.passed:
+                if passed.offset >= progress.committed:
+                    _restore(progress, passed)
+        if progress.committed > event.offset:
+            oldest, progress.committed = 0, event.offset  # what had passed it is older than everything that was kept
+        progress.committed_t = event.t
+        progress.passed_unknown = {offset for offset in progress.passed_unknown if offset < progress.committed}
+        return oldest
+
+
+def _restore(progress: GroupProgress, passed: Passed) -> None:
+    offset, done, entry = passed
+    if done is not None:
+        progress.finished[offset] = done
+    if entry is None:
+        return
+    before, stint, attempt = entry
+    lane = progress.lanes.setdefault(before.key, before)
+    if lane is not before:
+        _merge(lane, before)
+    at = bisect_left(lane.offsets, offset)
+    if lane.offsets[at : at + 1] != [offset]:
+        lane.offsets.insert(at, offset)
+    progress.started[offset] = (lane, stint, attempt)
+
+
+def _merge(lane: CheckedLane, before: CheckedLane) -> None:
+    """The lane was forgotten because nothing was open, and a new one of its key has begun since."""
+    lane.high = max(lane.high, before.high)
+    for sink, effect in before.effects.items():
+        lane.effects[sink] = max(effect, lane.effects.get(sink, effect))
+
+
+def _lost_by_clean_stop(progress: GroupProgress, event: Recovered) -> Violation:
+    return violation(
+        "D3", event, f"the broker came back with offset {event.offset}, but {progress.committed} had been accepted"
+    )
+
+
+def _too_old(before: int, event: Recovered, age: int) -> Violation:
+    how_old = f"{age / 1e6:.0f} ms before the crash" if age < event.alive else "long before the crash"
+    return violation(
+        "D3",
+        event,
+        f"the broker came back with offset {event.offset} after a crash, but {before} had been committed, "
+        f"and what passed {max(event.offset, 0)} was accepted {how_old}",
+    )
+
+
+class EffectRules:
+    """Rules about effects. A sink records what it stored; a repeat that it ignored is not recorded."""
+
+    def __init__(self, state: CheckerState) -> None:
+        self._state = state
+
+    def effect(self, event: Effect) -> Violation | None:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        asked = event.asked or event.t
+        if event.offset < progress.committed and event.offset not in progress.parked:
+            if asked <= progress.committed_t:
+                return None
+            return violation(
+                "P1",
+                event,
+                f"{event.sink} stored the effect of offset {event.offset} after it was committed past",
+            )
+        effects = progress.lane(event.key).effects
+        offset, epoch, t = effects.get(event.sink, (-1, 0, 0))
+        if event.offset > offset:
+            effects[event.sink] = (event.offset, max(epoch, event.epoch), event.t)
+        if event.epoch and event.epoch < epoch and asked > t:
+            return violation(
+                "P2", event, f"{event.sink} stored an effect of epoch {event.epoch} after one of epoch {epoch}"
+            )
+        if event.offset == offset:
+            return violation("P1", event, f"{event.sink} stored the effect of offset {offset} twice")
+        if event.offset < offset:
+            return violation(
+                "P1",
+                event,
+                f"{event.sink} stored the effect of offset {event.offset} after that of offset {offset} "
+                f"of the same key",
+            )
+        return None

@@ -1,11 +1,11 @@
-"""What a history may contain.
+"""The events of a history.
 
-One JSON object per line, one file per process. The line format is a contract between the system under test
-and its judge, so it is written down a second time here and shared by no import: a mistake in the writer is
-then a mistake the judge sees, not one it repeats.
+One JSON object per line, one file per process. The format is a contract between the system under test and the checker.
+It is written down here a second time, and not imported, so that the checker notices a mistake of the writer instead of
+repeating it.
 
-Times are nanoseconds of the machine's monotonic clock. `asked` is when the request behind an answer left, so
-the thing itself happened somewhere in `asked .. t`; an event that knows better leaves it out.
+Times are nanoseconds of the machine's monotonic clock. `asked` is the time at which the request was sent: what the
+event reports happened between `asked` and `t`. It is 0 where `t` is exact.
 """
 
 from enum import StrEnum
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Role(StrEnum):
-    """Who wrote a file; a broker's word about leases is exact, a member's is what the member believed."""
+    """What wrote a file. A broker's lines about leases are exact, a member's say what the member believed."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -27,33 +27,33 @@ class Outcome(StrEnum):
 
     OK = "ok"
     RETRY = "retry"
-    """The message stays unfinished and must run again before its successors."""
+    """The message is unfinished and must run again before its successors."""
     ABANDONED = "abandoned"
-    """The member noticed that its lease had ended; the result was thrown away and not committed."""
+    """The member noticed that its lease had ended, and threw the result away."""
     LATE = "late"
-    """It ended well, but its lease was over by then: it counts only if nobody else has the queue meanwhile."""
+    """It succeeded after its lease had ended. It counts only if no other member was granted the queue."""
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One life of one process; a restart is another one."""
+    """One run of a process; after a restart it is another one."""
 
     name: str
     role: Role = Role.OTHER
 
 
-NOBODY = Process("?")
+UNKNOWN_PROCESS = Process("?")
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="e", gc=False):
-    """`n` counts the lines of one process without a gap; the reader fills in `process`."""
+    """`n` numbers the lines of a process without gaps; the reader sets `process`."""
 
     n: int
     t: int
-    process: Process = NOBODY
+    process: Process = UNKNOWN_PROCESS
 
 
 class Begin(Event, tag="begin"):
-    """First line of every life of a process."""
+    """The first line of every run of a process."""
 
     name: str
     role: Role = Role.OTHER
@@ -61,7 +61,7 @@ class Begin(Event, tag="begin"):
 
 
 class Fault(Event, tag="fault"):
-    """Something was broken on purpose, or healed."""
+    """A test broke something on purpose, or repaired it."""
 
     kind: str
     target: str = ""
@@ -69,7 +69,7 @@ class Fault(Event, tag="fault"):
 
 
 class Send(Event, tag="send"):
-    """The producer took the message in. The order of these lines is the order the producer promised."""
+    """The producer accepted the message. The order of these lines is the order that must be stored."""
 
     topic: str
     key: str
@@ -77,7 +77,7 @@ class Send(Event, tag="send"):
 
 
 class SendFailed(Event, tag="send_failed"):
-    """Certainly not stored."""
+    """The message is certainly not stored."""
 
     topic: str
     key: str
@@ -85,7 +85,7 @@ class SendFailed(Event, tag="send_failed"):
 
 
 class SendUnknown(Event, tag="send_unknown"):
-    """Nobody knows: time-out, lost connection, flush time-out."""
+    """The message may be stored: time-out, lost connection, flush time-out."""
 
     topic: str
     key: str
@@ -93,39 +93,45 @@ class SendUnknown(Event, tag="send_unknown"):
 
 
 class QueueEvent(Event, kw_only=True):
+    """An event about an offset of a queue."""
+
     topic: str
     queue: int
     offset: int
 
 
 class Acked(QueueEvent, tag="acked"):
+    """The broker acknowledged the message; `offset` is -1 for a repeat whose offset it no longer knows."""
+
     id: str
     key: str = ""
 
 
-class Stored(QueueEvent, tag="stored"):
-    """A record found by reading the log itself at the end of a run."""
+class LogRecord(QueueEvent, tag="stored"):
+    """A record that was found by reading the log at the end of a run."""
 
     id: str
     key: str = ""
 
 
 class Trimmed(QueueEvent, tag="trimmed"):
-    """Retention removed everything below `offset`."""
+    """Retention deleted everything below `offset`."""
 
 
 class TopicDeleted(Event, tag="topic_deleted"):
-    """Everything of the topic is gone. Another one of this name begins again at offset 0."""
+    """The topic was deleted. A new one of this name begins at offset 0."""
 
     topic: str
 
 
 class GroupEvent(QueueEvent, kw_only=True):
+    """An event about an offset of a queue, as a group sees it."""
+
     group: str
 
 
 class Turn(GroupEvent, tag="turn"):
-    """The handler is about to be called. Messages of one call share a `batch` that is not 0."""
+    """The handler is about to be called. The messages of one call share a `batch` other than 0."""
 
     key: str
     id: str = ""
@@ -135,13 +141,15 @@ class Turn(GroupEvent, tag="turn"):
 
 
 class TurnEnd(GroupEvent, tag="turn_end"):
+    """The handler has returned."""
+
     key: str
     outcome: Outcome
     epoch: int = 0
 
 
 class DeadLettered(GroupEvent, tag="dead_lettered"):
-    """Written when the dead letter is on disk, not before."""
+    """The dead letter is on disk."""
 
     key: str
     id: str = ""
@@ -149,26 +157,26 @@ class DeadLettered(GroupEvent, tag="dead_lettered"):
 
 
 class Skipped(GroupEvent, tag="skipped"):
-    """Left out on purpose: by a tag filter, by a person, or sent back to the retry topic."""
+    """Left out on purpose: by a tag filter, by an operator, or because it was sent back to the retry topic."""
 
     key: str = ""
     reason: str = ""
 
 
 class Parked(GroupEvent, tag="parked"):
-    """Set aside durably, with everything behind it in its lane. Member and broker may both say so."""
+    """The message was parked durably, with everything behind it in its lane. Member and broker may both report it."""
 
     key: str = ""
 
 
 class Redriven(GroupEvent, tag="redriven"):
-    """A person lets the parked lane run again; `offset` is its first message then."""
+    """An operator lets the parked lane run again, from its message at `offset` on."""
 
     key: str = ""
 
 
 class Discarded(GroupEvent, tag="discarded"):
-    """A person gave a parked message up."""
+    """An operator gave a parked message up."""
 
     key: str = ""
 
@@ -181,16 +189,18 @@ class Committed(GroupEvent, tag="committed"):
 
 
 class CommitRefused(GroupEvent, tag="commit_refused"):
+    """The broker refused a commit."""
+
     epoch: int = 0
     asked: int = 0
     reason: str = ""
 
 
 class Reset(GroupEvent, tag="reset"):
-    """The group's position was set by name: at its start, or by a person. From there all may run again.
+    """The group's offset was set explicitly, at its start or by an operator. From there everything may run again.
 
-    `kept` is 1 where members hold no leases: one of them is behind another, and what was finished stays finished.
-    A member names its `epoch`: one that has lost the queue and does not know it moves nobody.
+    `kept` is 1 where members hold no leases: a member is behind another, and what was finished stays finished.
+    A member names its `epoch`: the line of one that has lost the queue has no effect.
     """
 
     reason: str = ""
@@ -199,9 +209,9 @@ class Reset(GroupEvent, tag="reset"):
 
 
 class Recovered(GroupEvent, tag="recovered"):
-    """The committed offset a broker found when it started; -1: none at all.
+    """The committed offset that a broker found when it started; -1 if there was none.
 
-    `clean` is 1 if the broker before it was stopped in order. `alive` is when that one was last known to live.
+    `clean` is 1 if the broker's previous run was stopped cleanly. `alive` is the time of the last line of that run.
     """
 
     epoch: int = 0
@@ -210,6 +220,8 @@ class Recovered(GroupEvent, tag="recovered"):
 
 
 class LeaseEvent(Event, kw_only=True):
+    """An event about the lease of a member on a queue."""
+
     group: str
     topic: str
     queue: int
@@ -218,27 +230,29 @@ class LeaseEvent(Event, kw_only=True):
 
 
 class LeaseGranted(LeaseEvent, tag="lease_granted"):
-    """`until` is when the writer stops using the lease; 0 when it does not say."""
+    """`until` is the time at which the writer stops using the lease; 0 if it does not say."""
 
     until: int = 0
     asked: int = 0
 
 
 class LeaseRenewed(LeaseEvent, tag="lease_renewed"):
+    """As `LeaseGranted`. The broker also writes it when it shortens a lease."""
+
     until: int = 0
     asked: int = 0
 
 
 class LeaseReleased(LeaseEvent, tag="lease_released"):
-    pass
+    """The member gave the lease back."""
 
 
 class LeaseExpired(LeaseEvent, tag="lease_expired"):
-    pass
+    """The lease ended without a release."""
 
 
 class Effect(GroupEvent, tag="effect"):
-    """A sink took the result of a message."""
+    """A sink stored the result of a message."""
 
     key: str
     sink: str = ""
@@ -247,7 +261,7 @@ class Effect(GroupEvent, tag="effect"):
 
 
 AnyEvent = (
-    Begin | Fault | Send | SendFailed | SendUnknown | Acked | Stored | Trimmed | TopicDeleted | Turn | TurnEnd
+    Begin | Fault | Send | SendFailed | SendUnknown | Acked | LogRecord | Trimmed | TopicDeleted | Turn | TurnEnd
     | DeadLettered | Skipped | Parked | Redriven | Discarded | Committed | CommitRefused | Reset | Recovered
     | LeaseGranted | LeaseRenewed | LeaseReleased | LeaseExpired | Effect
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""A violation in words, with the events around it.
+"""Describes a report in words, and finds the events around a violation.
 
-The events are found by reading the files a second time: only a run that failed pays for its explanation.
+These events are found by reading the files a second time, so only a failed run pays for it.
 """
 
 from collections import deque
@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from lanemq.checker.events import Event, Fault, LeaseEvent
-from lanemq.checker.reading import Reading
-from lanemq.checker.verdict import INVARIANTS, NOBODY_SENT, Report, Verdict, Violation
+from lanemq.checker.reading import HistoryReader
+from lanemq.checker.verdict import INVARIANTS, NEVER_SENT, Report, Verdict, Violation
 
 BEFORE = 12
 AFTER = 4
@@ -24,8 +24,8 @@ _TIMES = frozenset({"asked", "until"})
 
 
 def around(files: Sequence[Path], found: Violation) -> tuple[str, ...]:
-    """The lines about the same lane and queue just before and after the violation, one sentence each."""
-    before, after = surroundings(Reading(files).batches(), found)
+    """The events of the same lane and queue just before and after the violation, one line each."""
+    before, after = surroundings(HistoryReader(files).batches(), found)
     return tuple(line(event, found) for event in [*before, *after])
 
 
@@ -34,7 +34,7 @@ def surroundings(
 ) -> tuple[list[Event], list[Event]]:
     """The nearest events before the violation, itself included, and after it.
 
-    `later` tells, where the violation itself is not among the events, which come after it.
+    `later` says which events come after the violation, where the violation itself is not among them.
     """
     before: deque[Event] = deque(maxlen=BEFORE)
     after: list[Event] = []
@@ -53,7 +53,7 @@ def surroundings(
 
 
 def describe(report: Report) -> str:
-    """The report for people."""
+    """The report as text."""
     lines = [f"{report.verdict.name.lower()}: {report.events:,} events"]
     lines += [f"  {reason}" for reason in report.reasons]
     if report.violations:
@@ -75,12 +75,12 @@ def _first(report: Report) -> list[str]:
     ]
     lines += [f"    {line}" for line in report.around]
     counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
-    return [*lines, f"violations by invariant: {counts}", *_doubt(report)]
+    return [*lines, f"violations by invariant: {counts}", *_hint(report)]
 
 
-def _doubt(report: Report) -> list[str]:
-    """What looks like a phantom is most often a message of a sender that wrote nothing down."""
-    if not any(NOBODY_SENT in found.text for found in report.violations):
+def _hint(report: Report) -> list[str]:
+    """A message that was never sent most often comes from a producer without a history."""
+    if not any(NEVER_SENT in found.text for found in report.violations):
         return []
     return [
         "did every producer write a history (history=...; `lanemq send` writes none)? "
@@ -114,13 +114,13 @@ def _concerns(event: Event, found: Violation) -> bool:
 
 
 def line(event: Event, found: Violation) -> str:
-    """One event for people, its time relative to the violation."""
+    """One event as text, with its time relative to the violation."""
     mark = ">" if event.n == found.n and event.process.name == found.process else " "
     facts = msgspec.to_builtins(event)
-    told = " ".join(_fact(name, facts[name], found) for name in _SHOWN if facts.get(name) not in (None, "", 0))
+    fields = " ".join(_fact(name, facts[name], found) for name in _SHOWN if facts.get(name) not in (None, "", 0))
     if facts.get("offset") == 0:
-        told = f"offset=0 {told}"
-    return f"{mark} {_millis(event.t - found.t):>16}  {event.process.name:<16} {facts['e']:<14} {told}"
+        fields = f"offset=0 {fields}"
+    return f"{mark} {_millis(event.t - found.t):>16}  {event.process.name:<16} {facts['e']:<14} {fields}"
 
 
 def _fact(name: str, value: object, found: Violation) -> str:

@@ -1,68 +1,67 @@
-"""Does every queue have one owner at a time, and does a stale one stop? (C1, C2, C5)
+"""Does every queue have one owner at a time, and does a stale owner stop? (C1, C2, C5)
 
-A broker's lines about leases are exact. A member's lines are what the member believed, written after the
-answer came; between two members only "it asked after the other one already had it" counts, so a member that
-was paused between answer and line raises no false alarm.
+A broker's lines about leases are exact. A member writes its lines after the answer came, and may have been paused in
+between. So between two members a violation needs one that asked after the other already owned the queue.
 """
 
 from lanemq.checker.events import LeaseEvent, LeaseGranted, LeaseRenewed, Outcome, Role, Turn, TurnEnd
-from lanemq.checker.state import Doubt, GroupQueue, State
+from lanemq.checker.state import CheckerState, GroupProgress, SuspectTurn
 from lanemq.checker.verdict import Violation, violation
 
 _KEPT_LEASES = 16
 
 
-class Owning:
-    """`slack` is how far two processes' lines may be apart and still count as one moment."""
+class OwnershipRules:
+    """Rules about leases. Events of two processes less than `slack` apart count as simultaneous."""
 
-    def __init__(self, state: State, *, slack: int) -> None:
+    def __init__(self, state: CheckerState, *, slack: int) -> None:
         self._state = state
         self._slack = slack
         self._stale: dict[tuple[str, str, str, int, int], str] = {}
 
     def granted(self, event: LeaseGranted) -> Violation | None:
-        """Four cases: told again, epoch reused, an older grant told late or given again, a new owner."""
-        held = self._state.group_queue(event.group, event.topic, event.queue)
-        if event.epoch and event.epoch == held.epoch:
-            if held.owner != event.member:
+        """Four cases: the same grant again, a reused epoch, an older grant (perhaps reported late), a new owner."""
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        if event.epoch and event.epoch == progress.epoch:
+            if progress.owner != event.member:
                 return violation(
-                    "C2", event, f"epoch {event.epoch} was given to {held.owner} and again to {event.member}"
+                    "C2", event, f"epoch {event.epoch} was given to {progress.owner} and again to {event.member}"
                 )
-            _note_until(held, event)
+            _note_until(progress, event)
             return None
-        if event.epoch and event.epoch < held.epoch:
-            _note_until(held, event)
-            return self._older(held, event)
-        return self._new_owner(held, event)
+        if event.epoch and event.epoch < progress.epoch:
+            _note_until(progress, event)
+            return self._older(progress, event)
+        return self._new_owner(progress, event)
 
     def renewed(self, event: LeaseRenewed) -> Violation | None:
-        held = self._state.group_queue(event.group, event.topic, event.queue)
-        if event.epoch and event.epoch < held.epoch and (event.asked or event.t) > held.granted_t + self._slack:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        if event.epoch and event.epoch < progress.epoch and (event.asked or event.t) > progress.granted_t + self._slack:
             return violation(
                 "C1",
                 event,
-                f"{event.member} renewed epoch {event.epoch} although {held.owner} owns the queue "
-                f"with epoch {held.epoch}",
+                f"{event.member} renewed epoch {event.epoch} although {progress.owner} owns the queue "
+                f"with epoch {progress.epoch}",
             )
-        _note_until(held, event)
+        _note_until(progress, event)
         return None
 
     def ended(self, event: LeaseEvent) -> None:
-        """Released or expired: the next grant needs no waiting."""
-        held = self._state.group_queue(event.group, event.topic, event.queue)
-        if event.epoch == held.epoch and event.member == held.owner:
-            held.broker_until = 0
+        """The lease was released or expired: the next grant need not wait."""
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        if event.epoch == progress.epoch and event.member == progress.owner:
+            progress.broker_until = 0
             if event.process.role is not Role.BROKER:
-                # Its request may get lost; then the broker gives it the same lease again, and it begins anew.
-                held.tenure += 1
+                # If its request is lost, the broker gives it the same lease again, and it starts over.
+                progress.tenure += 1
 
-    def stale(self, event: Turn, held: GroupQueue) -> bool:
-        """Whether this turn's member had lost the queue when it started.
+    def stale(self, event: Turn, progress: GroupProgress) -> bool:
+        """Whether the member had lost the queue when this turn started.
 
-        A pause between the last look at the lease and the call cannot be excluded, so the turn is judged when
-        it ends: thrown away is right, anything else is a violation.
+        A member may be paused between its last check of the lease and the call. So the turn is judged when it ends: it
+        is a violation unless its result is thrown away.
         """
-        reason = self._stale_reason(event, held)
+        reason = self._stale_reason(event, progress)
         if reason is None:
             return False
         self._stale[(event.process.name, event.group, event.topic, event.queue, event.offset)] = reason
@@ -70,7 +69,7 @@ class Owning:
         return True
 
     def stale_end(self, event: TurnEnd) -> tuple[bool, Violation | None]:
-        """Whether the end belongs to a stale turn, and what is wrong with it."""
+        """Whether the end belongs to a stale turn, and the violation if there is one."""
         if not self._stale:
             return False, None
         reason = self._stale.pop((event.process.name, event.group, event.topic, event.queue, event.offset), None)
@@ -79,65 +78,66 @@ class Owning:
         if event.outcome is Outcome.ABANDONED:
             return True, None
         text = f"{event.process.name} ended a turn as {event.outcome}, but when it started {reason}"
-        held = self._state.group_queue(event.group, event.topic, event.queue)
+        progress = self._state.progress(event.group, event.topic, event.queue)
         if event.outcome is Outcome.LATE:
             self._state.count("late_turns")
-            held.doubt(event.epoch, Doubt(event.offset, event.t, "C5", text))
+            progress.suspect(event.epoch, SuspectTurn(event.offset, event.t, "C5", text))
             return True, None
         return True, violation("C5", event, text)
 
-    def _stale_reason(self, event: Turn, held: GroupQueue) -> str | None:
+    def _stale_reason(self, event: Turn, progress: GroupProgress) -> str | None:
         epoch = event.epoch
         if not epoch:
             return None
-        if epoch < held.epoch and event.t > held.granted_t + self._slack:
-            return f"{held.owner} already owned the queue with epoch {held.epoch}"
-        if epoch < held.turn_epoch:
-            return f"epoch {held.turn_epoch} was already at work"
-        until = held.untils.get(epoch)
+        if epoch < progress.epoch and event.t > progress.granted_t + self._slack:
+            return f"{progress.owner} already owned the queue with epoch {progress.epoch}"
+        if epoch < progress.turn_epoch:
+            return f"epoch {progress.turn_epoch} was already at work"
+        until = progress.lease_ends.get(epoch)
         if until and event.t > until + self._slack:
             return f"its own lease had ended {_millis(event.t - until)} before"
         return None
 
-    def _older(self, held: GroupQueue, event: LeaseGranted) -> Violation | None:
-        if (event.asked or event.t) <= held.granted_t:
+    def _older(self, progress: GroupProgress, event: LeaseGranted) -> Violation | None:
+        if (event.asked or event.t) <= progress.granted_t:
             return None
         return violation(
             "C2",
             event,
-            f"epoch {event.epoch} was given to {event.member} after epoch {held.epoch} was given to {held.owner}",
+            f"epoch {event.epoch} was given to {event.member} after epoch {progress.epoch} "
+            f"was given to {progress.owner}",
         )
 
-    def _new_owner(self, held: GroupQueue, event: LeaseGranted) -> Violation | None:
+    def _new_owner(self, progress: GroupProgress, event: LeaseGranted) -> Violation | None:
         found = None
-        if held.owner and held.owner != event.member:
+        if progress.owner and progress.owner != event.member:
             self._state.count("rebalance")
-            if event.t + self._slack < held.broker_until:
+            if event.t + self._slack < progress.broker_until:
                 found = violation(
                     "C1",
                     event,
-                    f"{event.member} got the queue {_millis(held.broker_until - event.t)} before "
-                    f"the lease of {held.owner} (epoch {held.epoch}) ended",
+                    f"{event.member} got the queue {_millis(progress.broker_until - event.t)} before "
+                    f"the lease of {progress.owner} (epoch {progress.epoch}) ended",
                 )
-        held.epoch, held.owner, held.granted_t = event.epoch, event.member, event.t
-        held.broker_until = 0
-        held.tenure += 1
-        _note_until(held, event)
+        progress.epoch, progress.owner, progress.granted_t = event.epoch, event.member, event.t
+        progress.broker_until = 0
+        progress.tenure += 1
+        _note_until(progress, event)
         return found
 
 
-def _note_until(held: GroupQueue, event: LeaseGranted | LeaseRenewed) -> None:
+def _note_until(progress: GroupProgress, event: LeaseGranted | LeaseRenewed) -> None:
     if not event.until:
         return
     if event.process.role is Role.BROKER:
-        if event.epoch == held.epoch:
-            if event.until < held.broker_until:
-                held.cut_epoch = event.epoch
-            held.broker_until = event.until
+        if event.epoch == progress.epoch:
+            if event.until < progress.broker_until:
+                progress.shortened_epoch = event.epoch
+            progress.broker_until = event.until
         return
-    held.untils[event.epoch] = event.until
-    if len(held.untils) > _KEPT_LEASES:
-        del held.untils[min(held.untils)]
+    progress.lease_ends[event.epoch] = event.until
+    if len(progress.lease_ends) > _KEPT_LEASES:
+        del progress.lease_ends[min(progress.lease_ends)]
 
 
 def _millis(nanos: int) -> str:

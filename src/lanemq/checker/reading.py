@@ -1,26 +1,47 @@
-"""From files to one stream in time order.
+"""Reads history files into one stream of events in time order.
 
-All processes of a machine share its monotonic clock, so their lines are merged by `t`; lines of one moment come in
-the order of the files. Files are read in blocks and merged block by block: memory does not grow with the length of
-a history. The order never depends on where a block ends, so a reader of another kind can produce the same one.
+All processes of a machine share its monotonic clock, so events are merged by `t`; events with the same time come in the
+order of the files. Files are read and merged block by block, so memory does not grow with the length of a history. The
+order does not depend on where a block ends.
+
+A history with a gap cannot be judged. Every defect (a gap in `n`, a line that cannot be parsed, time that goes back)
+is a problem, and a problem makes the verdict unknown. Each file is checked alone: neither its problems nor the names of
+its processes depend on how far other files have been read, so files can be read in any order and on several machines.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lanemq.checker.events import Event
-from lanemq.checker.history_file import MOST_PROBLEMS, PARQUET, HistoryFile, claim_names
+import msgspec
 
+from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, Begin, Event, Process
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PARQUET = ".parquet"
+
+MAX_PROBLEMS = 20
+"""Problems that are reported; one is enough for the verdict."""
+
+BLOCK_BYTES = 256 * 1024
+BATCH_ROWS = 8192
+"""What is read at once of a JSONL and a Parquet file. More takes memory, less is slower."""
+
+OnProblem = Callable[[str], None]
+
+_DECODER = msgspec.json.Decoder(AnyEvent)
 _TIME = attrgetter("t")
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
     """The history files under the given files and folders, in a stable order.
 
-    A folder called `x.parquet` is one history in parts. Beside `x.jsonl` it is that file once more, and left out.
+    A folder called `x.parquet` is one history in parts. Next to `x.jsonl` it is a copy of that file and left out.
     """
     files: list[Path] = []
     for path in paths:
@@ -35,8 +56,8 @@ def _under(folder: Path) -> list[Path]:
     return sorted(lines + columns)
 
 
-class Reading:
-    """One pass over the files. `problems` is complete when `batches()` is exhausted."""
+class HistoryReader:
+    """Reads the files once. `problems` is complete when `batches()` is exhausted."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         claims = claim_names(files)
@@ -47,7 +68,7 @@ class Reading:
         return first_problems(file.problems for file in self._files)
 
     def batches(self) -> Iterator[list[Event]]:
-        """Lists of events; each list, and one list after the other, is in time order."""
+        """Lists of events, in time order within and between lists."""
         streams = [_Stream(file) for file in self._files]
         while True:
             waiting = [stream for stream in streams if stream.ready()]
@@ -66,29 +87,29 @@ class Reading:
 
 
 def first_problems(by_file: Iterable[Sequence[str]]) -> list[str]:
-    """The first few, file by file."""
-    return [problem for problems in by_file for problem in problems][:MOST_PROBLEMS]
+    """The first few problems, file by file."""
+    return [problem for problems in by_file for problem in problems][:MAX_PROBLEMS]
 
 
 class _Stream:
-    """A file that is read only as far as the merge needs."""
+    """A file that is read only as far as the merge needs it."""
 
-    def __init__(self, file: HistoryFile) -> None:
+    def __init__(self, file: "HistoryFile") -> None:
         self._blocks: Iterator[list[Event]] | None = file.blocks()
         self._buffer: list[Event] = []
 
     def ready(self) -> bool:
-        """Whether there is an event to take; reads on when there is none."""
+        """Whether there is an event to take; reads on if there is none."""
         while not self._buffer and self._blocks is not None:
             self._read()
         return bool(self._buffer)
 
     def known_until(self) -> float:
-        """Nothing that is still unread is earlier than this."""
+        """No unread event is earlier than this."""
         return math.inf if self._blocks is None else self._buffer[-1].t
 
     def take(self, horizon: float) -> list[Event]:
-        """What is earlier than `horizon`; of that moment itself more may follow in another file."""
+        """The events before `horizon`; events at that time may follow in another file."""
         end = bisect_left(self._buffer, horizon, key=_TIME)
         taken = self._buffer[:end]
         del self._buffer[:end]
@@ -105,3 +126,228 @@ class _Stream:
             self._blocks = None
         else:
             self._buffer += block
+
+
+class HistoryFile:
+    """Reads file `number` once. `problems` and `processes` are complete when `blocks()` is exhausted."""
+
+    def __init__(self, path: Path, number: int = 0, claims: Mapping[str, int] | None = None) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        self.processes: list[Process] = []
+        """Every run of a process found in the file, in order."""
+        self._number = number
+        self._claims = claims if claims is not None else {}
+        self._runs: dict[str, int] = {}
+        self._process = UNKNOWN_PROCESS
+        self._next_n = 0
+        self._last_t = 0
+
+    def blocks(self) -> Iterator[list[Event]]:
+        """Lists of events, in time order within and between lists."""
+        source = ParquetRows if self.path.suffix == PARQUET else JsonLines
+        for events in source(self.path, self._problem).blocks():
+            yield self._check(events)
+
+    def _problem(self, text: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(text)
+
+    def _new_run(self, begin: Begin) -> Process:
+        """A second run under the same name is another process, and so is one of this name in another file."""
+        runs = self._runs[begin.name] = self._runs.get(begin.name, 0) + 1
+        own = self._claims.get(begin.name, self._number) == self._number
+        name = begin.name if own else f"{begin.name}@{self._number + 1}"
+        process = Process(name if runs == 1 else f"{name}#{runs}", begin.role)
+        self.processes.append(process)
+        return process
+
+    def _check(self, events: Sequence[Event]) -> list[Event]:
+        """Checks numbers and times, and sets the process of each event."""
+        process, next_n, last_t = self._process, self._next_n, self._last_t
+        for event in events:
+            if isinstance(event, Begin):
+                process = self._new_run(event)
+                next_n = event.n
+            if event.n != next_n or event.t < last_t:
+                self._report(event, next_n, last_t)
+                event.t = max(event.t, last_t)
+            event.process = process
+            next_n = event.n + 1
+            last_t = event.t
+        if process is UNKNOWN_PROCESS and events:
+            self._problem(f"{self.path.name}: the first line is not a begin line")
+        self._process, self._next_n, self._last_t = process, next_n, last_t
+        return list(events)
+
+    def _report(self, event: Event, next_n: int, last_t: int) -> None:
+        if event.n != next_n:
+            self._problem(f"{self.path.name}: history lost: n={next_n} expected, n={event.n} found")
+        if event.t < last_t:
+            self._problem(f"{self.path.name}: time went back by {last_t - event.t} ns at n={event.n}")
+
+
+def claim_names(files: Sequence[Path]) -> dict[str, int]:
+    """The file that each process name belongs to: the first one that begins with it.
+
+    Processes of the same name in other files get the number of their file appended.
+    """
+    claims: dict[str, int] = {}
+    for number, path in enumerate(files):
+        file = HistoryFile(path)
+        next(file.blocks(), None)
+        if file.processes:
+            claims.setdefault(file.processes[0].name, number)
+    return claims
+
+
+class JsonLines:
+    """Reads a JSONL file once, block by block. `on_problem` is called with a sentence for every defect.
+
+    Only the last line may be incomplete, because the process was killed while it wrote it.
+    """
+
+    def __init__(self, path: Path, on_problem: OnProblem) -> None:
+        self._path = path
+        self._problem = on_problem
+        self._last_n = -1
+
+    def blocks(self) -> Iterator[Sequence[Event]]:
+        tail = b""
+        started = False
+        with self._path.open("rb") as file:
+            while data := file.read(BLOCK_BYTES):
+                whole, newline, rest = data.rpartition(b"\n")
+                if not newline:
+                    tail += data
+                    continue
+                lines, tail = tail + whole, rest
+                if not started and not _is_event(lines.lstrip().partition(b"\n")[0]):
+                    self._refuse()
+                    return
+                started = True
+                yield self._decode(lines)
+        yield from self._last(tail, started)
+
+    def _last(self, tail: bytes, started: bool) -> Iterator[Sequence[Event]]:
+        """The last line, which the process may have been writing when it died."""
+        if tail and not started and not tail.lstrip().startswith(b"{"):
+            self._refuse()
+        elif tail:
+            try:
+                event: Event = _DECODER.decode(tail)
+            except msgspec.DecodeError:
+                return
+            yield [event]
+
+    def _refuse(self) -> None:
+        """Reports a file that is not a history once, not for each line."""
+        self._problem(f"{self._path.name} is not a history: its first line is no event; pass the recorded files")
+
+    def _decode(self, lines: bytes) -> Sequence[Event]:
+        try:
+            events: Sequence[Event] = _DECODER.decode_lines(lines)
+        except msgspec.DecodeError:
+            events = [event for line in lines.split(b"\n") if (event := self._decode_one(line)) is not None]
+        if events:
+            self._last_n = events[-1].n
+        return events
+
+    def _decode_one(self, line: bytes) -> Event | None:
+        if not line.strip():
+            return None
+        try:
+            event: Event = _DECODER.decode(line)
+        except msgspec.DecodeError as error:
+            self._problem(f"{self._path.name}: cannot read the line after n={self._last_n}: {error}: {line[:120]!r}")
+            return None
+        self._last_n = event.n
+        return event
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def field_types() -> dict[str, type]:
+    """The fields of the format with their types; these are the columns of a Parquet history."""
+    found: dict[str, type] = {"e": str}
+    for kind in AnyEvent.__args__:
+        for field in msgspec.structs.fields(kind):
+            if field.name != "process":
+                found[field.name] = int if field.type is int else str
+    return found
+
+
+def import_parquet() -> Any:
+    """The parquet module of pyarrow, or an error that says what to install."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("histories in Parquet need pyarrow: install lanemq[spark], or pass the JSONL files") from error
+    return pyarrow.parquet
+
+
+class ParquetRows:
+    """Reads a Parquet file, or a folder of them in the order of their names, batch by batch.
+
+    There is one column per field of the format, empty where an event has no such field. Memory is one batch of one row
+    group. pyarrow is imported only when there is a Parquet file to read.
+    """
+
+    def __init__(self, path: Path, on_problem: OnProblem) -> None:
+        self._path = path
+        self._problem = on_problem
+        self._fields = {str(kind.__struct_config__.tag): (kind, _fields_of(kind)) for kind in AnyEvent.__args__}
+
+    def blocks(self) -> Iterator[Sequence[Event]]:
+        parquet = import_parquet()
+        parts = sorted(self._path.glob("*.parquet")) if self._path.is_dir() else [self._path]
+        for part in parts:
+            yield from self._part(parquet, part)
+
+    def _part(self, parquet: Any, part: Path) -> Iterator[Sequence[Event]]:
+        """The events of one file. An incomplete file, whose process died while it wrote it, cannot be read."""
+        try:
+            with parquet.ParquetFile(part) as file:
+                if not {"e", "n", "t"} <= set(file.schema_arrow.names):
+                    self._problem(
+                        f"{part.name} is not a history: it has no columns e, n and t; pass the recorded files"
+                    )
+                    return
+                wanted = [name for name in file.schema_arrow.names if name in field_types()]
+                for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
+                    yield self._events(part, batch)
+        except (OSError, ValueError) as error:
+            self._problem(f"{part.name}: cannot be read as Parquet: {error}")
+
+    def _events(self, part: Path, batch: "pa.RecordBatch") -> list[Event]:
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        tags = columns["e"]
+        events: list[Event | None] = [None] * len(tags)
+        for tag in dict.fromkeys(tags):
+            at = [row for row, kind in enumerate(tags) if kind == tag]
+            self._of_kind(part, tag, at, columns, events)
+        return [event for event in events if event is not None]
+
+    def _of_kind(
+        self, part: Path, tag: str, at: list[int], columns: dict[str, list[Any]], events: list[Event | None]
+    ) -> None:
+        kind, names = self._fields.get(tag, (None, ()))
+        there = [(name, columns[name]) for name in names if name in columns]
+        for row in at:
+            facts = {name: value for name, column in there if (value := column[row]) is not None}
+            try:
+                if kind is None:
+                    raise msgspec.ValidationError(f"Invalid value {tag!r} - at `$.e`")
+                events[row] = msgspec.convert(facts, kind)
+            except msgspec.ValidationError as error:
+                self._problem(f"{part.name}: cannot read the row with n={columns['n'][row]}: {error}: {facts}")
+
+
+def _fields_of(kind: type[Event]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind) if field.name != "process"]

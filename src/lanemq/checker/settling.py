@@ -1,47 +1,50 @@
-"""Where did every message go in the end? (A1, B2 and L1 at the end of a history, E1)"""
+"""How did every message end: dead-lettered, skipped, parked, or left over? (E1, E4; S1, B2 and L1 at the end)
+
+A parked message counts as settled, so a commit may pass it. In its lane it stays unfinished: what runs behind it before
+it was redriven or discarded has overtaken it (B3 or B4).
+"""
 
 from collections.abc import Iterator
 from operator import itemgetter
 
-from lanemq.checker.events import DeadLettered, Event, Skipped
-from lanemq.checker.parking import still_parked
-from lanemq.checker.state import GroupQueue, Queue, State
+from lanemq.checker.events import DeadLettered, Discarded, Event, Parked, Redriven, Skipped, Turn
+from lanemq.checker.state import CheckedLane, CheckerState, GroupProgress, QueueContents
 from lanemq.checker.verdict import Violation, violation
 
 _name = itemgetter(0)
 
 
-class Settling:
-    """Dead letters and skips as they come, the balance of every group at the end.
+class SettlingRules:
+    """Rules about dead letters and skips, and about what is left at the end.
 
     `drained`: the run was meant to end with nothing left over.
     """
 
-    def __init__(self, state: State, *, drained: bool) -> None:
+    def __init__(self, state: CheckerState, *, drained: bool) -> None:
         self._state = state
         self._drained = drained
 
     def dead_lettered(self, event: DeadLettered) -> Violation | None:
-        held = self._state.group_queue(event.group, event.topic, event.queue)
+        progress = self._state.progress(event.group, event.topic, event.queue)
         self._state.count("dead_letter")
-        if event.offset in held.parked and event.offset in held.started:
-            held.parked.pop(event.offset).unfinished.discard(event.offset)  # redriven, and set aside for good
+        if event.offset in progress.parked and event.offset in progress.started:
+            progress.parked.pop(event.offset).unfinished.discard(event.offset)  # redriven, and failed for good
             return None
-        if event.offset < held.low:
+        if event.offset < progress.committed:
             return violation("E1", event, f"offset {event.offset} was dead-lettered after it was committed past")
-        entry = held.started.get(event.offset)
+        entry = progress.started.get(event.offset)
         if entry is None:
             return violation("E1", event, f"offset {event.offset} was dead-lettered and never tried")
         lane, stint, attempt = entry
         if event.offset not in lane.unfinished:
-            how = "twice" if event.offset in held.dead else "although it had ended well"
+            how = "twice" if event.offset in progress.dead else "although it had ended well"
             return violation("E1", event, f"offset {event.offset} was dead-lettered {how}")
         miscounted = event.attempts and attempt and event.attempts != attempt and stint.process is event.process
         lane.unfinished.discard(event.offset)
-        held.dead.add(event.offset)
-        if event.offset not in held.finished:
-            held.finished[event.offset] = event.t
-            held.account.dead_lettered += 1
+        progress.dead.add(event.offset)
+        if event.offset not in progress.finished:
+            progress.finished[event.offset] = event.t
+            progress.account.dead_lettered += 1
         if miscounted:
             return violation(
                 "E1",
@@ -52,64 +55,138 @@ class Settling:
         return None
 
     def skipped(self, event: Skipped) -> None:
-        held = self._state.group_queue(event.group, event.topic, event.queue)
+        progress = self._state.progress(event.group, event.topic, event.queue)
         self._state.count("skipped")
-        if event.offset < held.low or event.offset in held.finished:
+        if event.offset < progress.committed or event.offset in progress.finished:
             return
-        held.finished[event.offset] = event.t
-        held.account.skipped += 1
-        entry = held.started.get(event.offset)
+        progress.finished[event.offset] = event.t
+        progress.account.skipped += 1
+        entry = progress.started.get(event.offset)
         if entry is not None:
             entry[0].unfinished.discard(event.offset)
 
     def finish(self, end: Event) -> Iterator[Violation]:
-        """What only shows at the end: left over, left out, or gone from the log."""
+        """Violations that show only at the end: messages left over, skipped, or missing in the log."""
         for (topic, number), queue in sorted(self._state.queues.items(), key=_name):
-            yield from _gone(queue, end, topic, number)
-            yield from self._never_there(queue, end, topic, number)
-        for (group, topic, number), held in sorted(self._state.groups.items(), key=_name):
-            held.account.parked += still_parked(held)
-            for offset in self._left(held):
-                held.account.backlog += 1
-                found = self._judge_left(held, offset)
+            yield from _missing_in_log(queue, end, topic, number)
+            yield from self._never_stored(queue, end, topic, number)
+        for (group, topic, number), progress in sorted(self._state.groups.items(), key=_name):
+            progress.account.parked += still_parked(progress)
+            for offset in self._left(progress):
+                progress.account.backlog += 1
+                found = self._judge_left(progress, offset)
                 if found is not None:
                     yield _at(end, *found, topic=topic, queue=number, offset=offset, group=group)
 
-    def _never_there(self, queue: Queue, end: Event, topic: str, number: int) -> Iterator[Violation]:
-        if queue.dumped is None or queue.trimmed:
+    def _never_stored(self, queue: QueueContents, end: Event, topic: str, number: int) -> Iterator[Violation]:
+        if queue.log_offsets is None or queue.trimmed:
             return
-        for id in sorted(queue.promised & self._state.sent.get(topic, {}).keys()):
+        for id in sorted(queue.acked_without_offset & self._state.sent.get(topic, {}).keys()):
             text = f"{id} was acknowledged and is not in the log"
-            yield _at(end, "A1", text, topic=topic, queue=number, offset=-1, group="")
+            yield _at(end, "S1", text, topic=topic, queue=number, offset=-1, group="")
 
-    def _left(self, held: GroupQueue) -> list[int]:
-        first = held.low
+    def _left(self, progress: GroupProgress) -> list[int]:
+        first = progress.committed
         if first < 0:
-            first = 0 if self._drained else min(held.started, default=0)
-        known = held.queue.stored.keys() | held.started.keys()
-        return sorted(offset for offset in known if offset >= first and offset not in held.finished)
+            first = 0 if self._drained else min(progress.started, default=0)
+        known = progress.queue.stored.keys() | progress.started.keys()
+        return sorted(offset for offset in known if offset >= first and offset not in progress.finished)
 
-    def _judge_left(self, held: GroupQueue, offset: int) -> tuple[str, str] | None:
-        stored = held.queue.stored.get(offset)
-        lane = held.lanes.get(stored.key) if stored is not None and stored.key else None
-        if lane is not None and stored is not None and offset not in held.started and lane.high > offset:
+    def _judge_left(self, progress: GroupProgress, offset: int) -> tuple[str, str] | None:
+        stored = progress.queue.stored.get(offset)
+        lane = progress.lanes.get(stored.key) if stored is not None and stored.key else None
+        if lane is not None and stored is not None and offset not in progress.started and lane.high > offset:
             return "B2", (
                 f"offset {lane.high} of key {stored.key!r} ran, and the earlier offset {offset} "
                 f"of the same key never did"
             )
         if self._drained:
-            return "L1", f"offset {offset} was never finished by group {held.group!r}"
+            return "L1", f"offset {offset} was never finished by group {progress.group!r}"
         return None
 
 
-def _gone(queue: Queue, end: Event, topic: str, number: int) -> Iterator[Violation]:
-    if queue.dumped is None:
+def _missing_in_log(queue: QueueContents, end: Event, topic: str, number: int) -> Iterator[Violation]:
+    if queue.log_offsets is None:
         return
     for offset, stored in sorted(queue.stored.items(), key=_name):
-        if offset not in queue.dumped and offset >= max(queue.trimmed, queue.floor):
+        if offset not in queue.log_offsets and offset >= max(queue.trimmed, queue.forgotten):
             text = f"{stored.id} was acknowledged at offset {offset} and is not in the log"
-            yield _at(end, "A1", text, topic=topic, queue=number, offset=offset, group="")
+            yield _at(end, "S1", text, topic=topic, queue=number, offset=offset, group="")
 
 
 def _at(end: Event, invariant: str, text: str, *, topic: str, queue: int, offset: int, group: str) -> Violation:
     return Violation(invariant, text, end.t, end.process.name, end.n, topic, queue, offset, "", group)
+
+
+class ParkingRules:
+    """Rules about lanes that are parked, redriven or discarded. Members and brokers may both report each."""
+
+    def __init__(self, state: CheckerState) -> None:
+        self._state = state
+
+    def parked(self, event: Parked) -> None:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        if event.offset <= progress.discarded.get(event.key, -1):
+            return  # the member reports it after the broker's answer, and it was discarded in between
+        lane = progress.lane(event.key)
+        lane.redriven = False
+        if progress.parked.get(event.offset) is lane:
+            return  # it failed again, or the broker repeats it after a start
+        self._state.count("parked")
+        lane.unfinished.add(event.offset)
+        progress.parked[event.offset] = lane
+        if event.offset >= progress.committed:
+            progress.finished.setdefault(event.offset, event.t)
+
+    def redriven(self, event: Redriven) -> None:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        lane = progress.lanes.get(event.key)
+        if lane is None:
+            return
+        lane.redrive_offset = event.offset
+        if not lane.redriven:
+            self._state.count("redriven")
+            lane.redriven = True
+
+    def discarded(self, event: Discarded) -> None:
+        progress = self._state.progress(event.group, event.topic, event.queue)
+        lane = progress.parked.pop(event.offset, None)
+        if lane is not None:
+            self._state.count("discarded")
+            progress.account.skipped += 1
+            progress.discarded[event.key] = max(event.offset, progress.discarded.get(event.key, -1))
+            lane.unfinished.discard(event.offset)
+            if lane.redrive_offset == event.offset:  # already on its way to its member, so it may still run
+                progress.parked[event.offset], lane.redriven_last = lane, event.offset
+            else:
+                _forget(progress, lane)
+
+
+def parked_turn(lane: CheckedLane, event: Turn) -> Violation | None:
+    """A parked message runs: a violation unless it was redriven, or was done and its removal was lost."""
+    if lane.redriven or event.offset not in lane.unfinished:
+        return None
+    return violation("E4", event, f"offset {event.offset} of key {event.key!r} ran while its lane was parked")
+
+
+def redriven_done(progress: GroupProgress, lane: CheckedLane, offset: int) -> None:
+    """A redriven message succeeded. It counts once, also if its removal from the broker's list was lost."""
+    progress.account.finished += lane.redriven_last != offset
+    lane.redriven_last = offset
+
+
+def still_parked(progress: GroupProgress) -> int:
+    """The number of parked messages that are not done."""
+    return sum(offset in lane.unfinished for offset, lane in progress.parked.items())
+
+
+def lane_continues(progress: GroupProgress, lane: CheckedLane, offset: int) -> None:
+    """The lane is at `offset` now. Until then a redriven message may run once more, if its removal was lost."""
+    if -1 < lane.redriven_last < offset:
+        progress.parked.pop(lane.redriven_last, None)
+        lane.redriven_last = -1
+
+
+def _forget(progress: GroupProgress, lane: CheckedLane) -> None:
+    if not lane.unfinished and lane.running is None and lane.high < progress.committed:
+        progress.lanes.pop(lane.key, None)

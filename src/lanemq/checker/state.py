@@ -1,9 +1,8 @@
-"""What is known of every queue, group and lane while a history passes by.
+"""What the checker remembers of every queue, group and lane.
 
-The families of invariants share this memory and nothing else. It forgets: what every group seen so far has
-committed past is dropped, and a lane or sender with nothing open goes with it. So memory follows what is
-unfinished, not the length of the history. Whatever comes below a dropped offset later is judged by the
-committed offset alone.
+All rules share this state. It forgets what every known group has committed past, and lanes and senders with nothing
+open. So memory follows what is unfinished, not the length of the history. What arrives later below a forgotten offset
+is judged by the committed offset alone.
 """
 
 from collections import deque
@@ -11,43 +10,43 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lanemq.checker.events import Process
+from lanemq.checker.events import Process, TopicDeleted
 from lanemq.checker.verdict import GroupAccount
 
 _SMALL_SPAN = 4096
 _LONG_LANE = 64
-_KEPT_DOUBTS = 16
+_KEPT_SUSPECTS = 16
 
 
 @dataclass(slots=True, eq=False)
 class Sender:
-    """The messages of one key from one producer process, numbered in the order it took them in."""
+    """The messages of one key from one producer process, numbered in the order of its send calls."""
 
     name: tuple[Process, str, str]
     next_index: int = 0
     in_flight: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """id to index and time of the send call; oldest first."""
-    placed: list[tuple[int, int]] = field(default_factory=list)
-    """Index and offset of stored messages, by index; short, because older ones are forgotten."""
+    """Message id to index and time of the send call; oldest first."""
+    stored: list[tuple[int, int]] = field(default_factory=list)
+    """Index and offset of stored messages, by index. Older ones are forgotten."""
     queue: int = -1
     frozen: tuple[int, int] = (0, 0)
-    """Messages with index in this half-open range were under way when an earlier one failed."""
+    """Messages with an index in this half-open range were in flight when an earlier one failed."""
 
 
 @dataclass(slots=True)
-class Stored:
-    """What is known about one place in a queue."""
+class StoredMessage:
+    """The message at one offset of a queue."""
 
     id: str
     key: str
     sender: Sender | None
     delivered: bool
-    """A handler or the log itself showed it, not only an acknowledgement."""
+    """Whether a handler or the log itself showed it, not only an acknowledgement."""
 
 
 @dataclass(slots=True, eq=False)
 class Stint:
-    """One member's unbroken time with a queue. Inside a stint only a failed turn is a cause to run again."""
+    """One member's uninterrupted ownership of a queue. Within it, only a failed turn may run again."""
 
     process: Process
     epoch: int
@@ -55,41 +54,41 @@ class Stint:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class CheckedLane:
     """One key as one group sees it."""
 
     key: str
     high: int = -1
-    """Highest offset that ever started."""
+    """The highest offset that ever started."""
     last: int = -1
     last_stint: Stint | None = None
     offsets: list[int] = field(default_factory=list)
-    """Offsets of the lane from the committed one on, as they first started."""
+    """Offsets of the lane from the committed one on, in the order in which they first started."""
     unfinished: set[int] = field(default_factory=set)
     running: Process | None = None
     running_offset: int = -1
     running_count: int = 0
     running_batch: int = 0
     redriven: bool = False
-    """Its parked messages may run."""
-    redone: int = -1
-    """The last parked message that was redriven, while nothing behind it has started."""
-    given: int = -1
-    """The parked message that a broker or member named last when it let the lane run."""
+    """Whether its parked messages may run."""
+    redrive_offset: int = -1
+    """The parked message that the last redrive named."""
+    redriven_last: int = -1
+    """The last redriven message that is done, until a later one starts."""
     effects: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Sink to offset, epoch and time of the last effect it took."""
+    """Sink to offset, epoch and time of the last effect that it stored."""
 
 
 class Passed(NamedTuple):
-    """What was known of a message when it was committed past."""
+    """What was known of a message when a commit passed it."""
 
     offset: int
     done: int | None
-    entry: tuple[Lane, Stint, int] | None
+    entry: tuple[CheckedLane, Stint, int] | None
 
 
-class Step(NamedTuple):
-    """The committed offset moved from `before`, by a commit or by name."""
+class OffsetChange(NamedTuple):
+    """The committed offset moved away from `before`, by a commit or a reset."""
 
     t: int
     before: int
@@ -97,8 +96,8 @@ class Step(NamedTuple):
     reset: bool = False
 
 
-class Doubt(NamedTuple):
-    """A turn ended beside its successor's; if a commit of its epoch passes it after all, a promise is broken."""
+class SuspectTurn(NamedTuple):
+    """A turn that overlapped the next owner's: a violation if a commit of its epoch that passes it is accepted."""
 
     offset: int
     since: int
@@ -107,83 +106,82 @@ class Doubt(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class GroupQueue:
+class GroupProgress:
     """One queue as one group sees it."""
 
     group: str
     account: GroupAccount
-    queue: "Queue"
-    low: int = -1
+    queue: "QueueContents"
+    committed: int = -1
     """The committed offset; -1 before the first commit."""
-    low_t: int = 0
-    low_by: Process | None = None
-    """Who committed it."""
-    once: int = -1
-    """Where no leases are held: everything below was committed past by somebody."""
+    committed_t: int = 0
+    committed_by: Process | None = None
+    committed_by_any: int = -1
+    """In a group without leases: the highest offset that any member committed."""
     reset_t: int = 0
-    """When the position was last set by name, or found by a broker after a crash."""
-    steps: deque[Step] = field(default_factory=deque)
-    """What a crash could still take back, oldest first."""
-    doubts: dict[int, Doubt] = field(default_factory=dict)
+    """When the offset was last reset, or found by a broker after a crash."""
+    changes: deque[OffsetChange] = field(default_factory=deque)
+    """Changes that a crash of the broker may still undo, oldest first."""
+    suspects: dict[int, SuspectTurn] = field(default_factory=dict)
     """Epoch to a turn of it whose result must not be accepted."""
     commit_epoch: int = 0
     commit_epoch_t: int = 0
-    started: dict[int, tuple[Lane, Stint, int]] = field(default_factory=dict)
-    """Offset to its lane, and to whose turn it was last, with which attempt."""
+    started: dict[int, tuple[CheckedLane, Stint, int]] = field(default_factory=dict)
+    """Offset to its lane, the stint that ran it last, and the attempt."""
     finished: dict[int, int] = field(default_factory=dict)
-    """Offset to the time its first good end, dead letter or skip was recorded."""
+    """Offset to the time at which it first succeeded, was dead-lettered, parked or skipped."""
     dead: set[int] = field(default_factory=set)
-    parked: dict[int, Lane] = field(default_factory=dict)
-    """Parked messages, and the last of each lane that was redriven: a lost removal may bring it once more."""
+    parked: dict[int, CheckedLane] = field(default_factory=dict)
+    """Parked messages, and the last redriven one of each lane: if its removal was lost, it may run once more."""
     discarded: dict[str, int] = field(default_factory=dict)
-    """Key to the last offset of it that was given up."""
-    holes: set[int] = field(default_factory=set)
-    """Offsets that were committed past although nothing was known of them."""
-    lanes: dict[str, Lane] = field(default_factory=dict)
+    """Key to its last offset that was discarded."""
+    passed_unknown: set[int] = field(default_factory=set)
+    """Offsets that a commit passed although nothing was known of them."""
+    lanes: dict[str, CheckedLane] = field(default_factory=dict)
     stint: Stint | None = None
     tenure: int = 0
     turn_epoch: int = 0
     epoch: int = 0
-    """Highest epoch that was granted."""
+    """The highest epoch that was granted."""
     owner: str = ""
     granted_t: int = 0
     broker_until: int = 0
-    cut_epoch: int = 0
-    """The newest epoch whose lease the broker shortened: its member's connection was lost."""
-    untils: dict[int, int] = field(default_factory=dict)
-    """Epoch to the time until which its member uses it."""
+    shortened_epoch: int = 0
+    """The newest epoch whose lease the broker shortened because the member's connection was lost."""
+    lease_ends: dict[int, int] = field(default_factory=dict)
+    """Epoch to the time at which its member stops using the lease."""
 
-    def lane(self, key: str) -> Lane:
+    def lane(self, key: str) -> CheckedLane:
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(key)
+            lane = self.lanes[key] = CheckedLane(key)
         return lane
 
     def go_back(self, offset: int, t: int) -> None:
-        """One of several members without leases is behind the others; what they have done stays done."""
-        self.once = max(self.once, self.low)
-        self.low, self.low_t = offset, t
+        """In a group without leases, a member is behind the others. What is finished stays finished."""
+        self.committed_by_any = max(self.committed_by_any, self.committed)
+        self.committed, self.committed_t = offset, t
 
-    def doubt(self, epoch: int, doubt: Doubt) -> None:
-        """The lowest one of an epoch is enough; without epochs nobody can tell whose commit it is."""
-        known = self.doubts.get(epoch)
-        if epoch and (known is None or doubt.offset < known.offset):
-            self.doubts[epoch] = doubt
-            if len(self.doubts) > _KEPT_DOUBTS:
-                del self.doubts[min(self.doubts)]
+    def suspect(self, epoch: int, turn: SuspectTurn) -> None:
+        """Keeps the lowest turn of each epoch. Without an epoch, its commit could not be recognised."""
+        known = self.suspects.get(epoch)
+        if epoch and (known is None or turn.offset < known.offset):
+            self.suspects[epoch] = turn
+            if len(self.suspects) > _KEPT_SUSPECTS:
+                del self.suspects[min(self.suspects)]
 
     def restart_at(self, offset: int, t: int) -> None:
-        """A named reset: everything from `offset` on may run again, and what runs right now still runs."""
-        self.low = offset
-        self.once = -1
-        self.low_t = self.reset_t = t
+        """A reset: everything from `offset` on may run again, and what is running still is."""
+        self.committed = offset
+        self.committed_by_any = -1
+        self.committed_t = self.reset_t = t
         self.started.clear()
         self.finished.clear()
         self.dead.clear()
-        self.holes.clear()
+        self.passed_unknown.clear()
         running = {key: lane for key, lane in self.lanes.items() if lane.running is not None}
         self.lanes = {
-            key: Lane(
+            key: CheckedLane(
                 key,
                 running=lane.running,
                 running_offset=lane.running_offset,
@@ -200,10 +198,10 @@ class GroupQueue:
             kept.redriven = lane.redriven
             kept.unfinished.add(parked)
             if parked >= offset:
-                self.finished[parked] = t  # a reset does not bring it back: it stays parked, and settled
+                self.finished[parked] = t  # it stays parked, and a commit may pass it
 
     def passed(self, offset: int) -> Passed:
-        """The commit went past `offset`: drop it, and its lane if that has nothing open."""
+        """Forgets an offset that a commit passed, and its lane if that has nothing open."""
         done = self.finished.pop(offset, None)
         self.dead.discard(offset)
         entry = self.started.pop(offset, None)
@@ -212,42 +210,43 @@ class GroupQueue:
         lane = entry[0]
         if lane.high == offset and lane.running is None and not lane.unfinished:
             self.lanes.pop(lane.key, None)
-        elif len(lane.offsets) > _LONG_LANE and lane.offsets[_LONG_LANE // 2] < self.low:
-            lane.offsets = [kept for kept in lane.offsets if kept >= self.low]
+        elif len(lane.offsets) > _LONG_LANE and lane.offsets[_LONG_LANE // 2] < self.committed:
+            lane.offsets = [kept for kept in lane.offsets if kept >= self.committed]
         return Passed(offset, done, entry)
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class QueueContents:
     """One queue as its producers and the log show it."""
 
-    stored: dict[int, Stored] = field(default_factory=dict)
-    where: dict[str, int] = field(default_factory=dict)
-    groups: list[GroupQueue] = field(default_factory=list)
-    floor: int = -1
-    """Every group seen so far has committed up to here."""
-    floor_t: int = 0
-    dumped: set[int] | None = None
-    """Offsets found by reading the log at the end; None when nobody did."""
+    stored: dict[int, StoredMessage] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+    """Message id to offset."""
+    groups: list[GroupProgress] = field(default_factory=list)
+    forgotten: int = -1
+    """Every known group has committed up to this offset; messages below it are forgotten."""
+    forgotten_t: int = 0
+    log_offsets: set[int] | None = None
+    """Offsets that were found by reading the log at the end; None if it was not read."""
     trimmed: int = 0
-    promised: set[str] = field(default_factory=set)
-    """Acknowledged without a place, and not seen anywhere by then."""
+    acked_without_offset: set[str] = field(default_factory=set)
+    """Ids that were acknowledged without an offset before they were seen anywhere."""
 
 
-class State:
-    """Finds, and makes on first sight, what the families look at."""
+class CheckerState:
+    """Everything the rules look at, created when it is first mentioned."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[str, int], Queue] = {}
-        self.groups: dict[tuple[str, str, int], GroupQueue] = {}
+        self.queues: dict[tuple[str, int], QueueContents] = {}
+        self.groups: dict[tuple[str, str, int], GroupProgress] = {}
         self.senders: dict[tuple[Process, str, str], Sender] = {}
         self.accounts: dict[str, GroupAccount] = {}
         self.sent: dict[str, dict[str, Sender]] = {}
-        """Topic to the messages that were sent there and have no known place yet; a topic nobody sent to is missing.
+        """Topic to the sent messages whose offset is not known yet. A topic without a send is missing.
 
-        By topic, so that a message's copy in a retry topic never stands for the message itself.
+        By topic, so that the copy of a message in a retry topic is not taken for the message itself.
         """
-        self.gone: dict[str, set[str]] = {}
+        self.deleted: dict[str, set[str]] = {}
         """Topic to the messages that were open when it was deleted."""
         self.deleted_t: dict[str, int] = {}
         self.tally: dict[str, int] = {}
@@ -256,41 +255,56 @@ class State:
     def count(self, what: str) -> None:
         self.tally[what] = self.tally.get(what, 0) + 1
 
-    def queue(self, topic: str, queue: int) -> Queue:
+    def queue(self, topic: str, queue: int) -> QueueContents:
         found = self.queues.get((topic, queue))
         if found is None:
-            found = self.queues[(topic, queue)] = Queue()
+            found = self.queues[(topic, queue)] = QueueContents()
         return found
 
-    def group_queue(self, group: str, topic: str, queue: int) -> GroupQueue:
+    def progress(self, group: str, topic: str, queue: int) -> GroupProgress:
         found = self.groups.get((group, topic, queue))
         if found is None:
             account = self.accounts.setdefault(group, GroupAccount())
-            owner = self.queue(topic, queue)
-            found = self.groups[(group, topic, queue)] = GroupQueue(group, account, owner)
+            contents = self.queue(topic, queue)
+            found = self.groups[(group, topic, queue)] = GroupProgress(group, account, contents)
             found.reset_t = self.deleted_t.get(topic, 0)
-            owner.groups.append(found)
+            contents.groups.append(found)
         return found
 
-    def raise_floor(self, queue: Queue, t: int) -> None:
-        """Forget what every group has committed past."""
-        floor = min(group.low for group in queue.groups)
-        if floor <= queue.floor:
+    def forget_committed(self, queue: QueueContents, t: int) -> None:
+        """Forgets the messages that every known group has committed past."""
+        committed = min(group.committed for group in queue.groups)
+        if committed <= queue.forgotten:
             return
-        for offset in offsets_between(queue.stored, queue.floor, floor):
+        for offset in offsets_between(queue.stored, queue.forgotten, committed):
             stored = queue.stored.pop(offset, None)
             if stored is not None:
-                queue.where.pop(stored.id, None)
+                queue.offsets.pop(stored.id, None)
                 self._forget_sender(stored.sender, offset)
-        queue.floor, queue.floor_t = floor, t
+        queue.forgotten, queue.forgotten_t = committed, t
 
     def _forget_sender(self, sender: Sender | None, offset: int) -> None:
-        if sender is not None and not sender.in_flight and sender.placed and sender.placed[-1][1] == offset:
+        if sender is not None and not sender.in_flight and sender.stored and sender.stored[-1][1] == offset:
             self.senders.pop(sender.name, None)
+
+    def topic_deleted(self, event: TopicDeleted) -> None:
+        """Forgets a topic. A new one of its name starts at offset 0.
+
+        Members that had messages of the old topic in memory, and late answers, may still mention them; that proves
+        nothing about the new topic. So the ids that were open at that time are kept.
+        """
+        topic = event.topic
+        deleted = self.deleted.setdefault(topic, set())
+        deleted.update(self.sent.pop(topic, ()))
+        for place in [place for place in self.queues if place[0] == topic]:
+            deleted.update(self.queues.pop(place).offsets)
+        self.groups = {place: progress for place, progress in self.groups.items() if place[1] != topic}
+        self.senders = {name: sender for name, sender in self.senders.items() if name[1] != topic}
+        self.deleted_t[topic] = event.t
 
 
 def offsets_between(known: Iterable[int], low: int, high: int) -> Iterable[int]:
-    """The offsets of `low .. high` worth looking at: all of a short span, the known ones of a long one."""
+    """The offsets from `low` to `high` that may be known: all of a short span, the known ones of a long one."""
     low = max(low, 0)
     if high - low <= _SMALL_SPAN:
         return range(low, high)

@@ -1,23 +1,27 @@
-"""What the checker answers, and the list of everything it can hold against a run."""
+"""What the checker answers: the promises it checks, the violations it found, and the verdict.
 
-from collections.abc import Mapping
+The verdict is decided only in `conclude`, so a history judged in parts (the Spark form) gets the same verdict as one
+judged in one piece.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from lanemq.checker.events import Event
 
 INVARIANTS: Mapping[str, str] = {
-    "A1": "no acknowledged message is lost",
-    "A2": "nothing is delivered that was never sent, or whose send failed",
-    "A3": "one place in a queue holds one message, for ever",
-    "A4": "an acknowledgement names the place where the message really is",
+    "S1": "no acknowledged message is lost",
+    "S2": "nothing is delivered that was never sent, or whose send failed",
+    "S3": "an offset of a queue always holds the same message",
+    "S4": "an acknowledgement names the offset at which the message is stored",
     "B1": "messages of one producer and key are stored in the order of its send calls, in one queue",
     "B2": "messages of a key run for the first time in stored order",
     "B3": "a message never starts before every earlier one of its key is finished",
     "B4": "redelivery goes back to the first unfinished message and then skips nothing",
     "B5": "two turns of one key never overlap",
     "B6": "a message enters the log once",
-    "B7": "nothing that was sent behind a failed message of its key is stored",
+    "B7": "nothing that was sent after a failed message of its key is stored",
     "C1": "a queue has one owner at a time",
     "C2": "every change of owner raises the epoch; an epoch is never reused or lowered",
     "C3": "only the current epoch commits",
@@ -26,18 +30,20 @@ INVARIANTS: Mapping[str, str] = {
     "D2": "a commit passes only what is finished",
     "D3": "a committed offset survives a restart of the broker",
     "D4": "nothing below the committed offset is delivered again without a reset",
-    "E1": "a message is dead-lettered once, after it was tried as often as told, and not when it had succeeded",
+    "E1": "a message is dead-lettered once, after it was tried as often as required, and not after it succeeded",
     "E3": "every redelivery has a recorded cause",
     "E4": "a parked message runs only after its lane was redriven, and before everything behind it",
-    "L1": "at the end nothing is left over (asked for with drained)",
+    "L1": "at the end nothing is left over (with --drained)",
     "P1": "effects of a key reach a sink once and in order",
     "P2": "a sink takes nothing from an older epoch after it took from a newer one",
 }
+"""S: stored, B: order of a key, C: ownership, D: committed offsets, E: exceptions, L: left over, P: effects."""
 
-MOST_KEPT = 20
+MAX_VIOLATIONS = 20
+"""Violations that a report describes; all are counted."""
 
-NOBODY_SENT = "nobody sent it"
-"""In the text of an A2 that a producer without a history causes as well."""
+NEVER_SENT = "it was never sent"
+"""Part of the text of an S2 that a producer without a history causes as well."""
 
 
 class Verdict(IntEnum):
@@ -50,7 +56,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise: which, where, and a sentence for people."""
+    """One broken promise: which one, where, and a sentence that explains it."""
 
     invariant: str
     text: str
@@ -65,7 +71,7 @@ class Violation:
 
 
 def violation(invariant: str, event: Event, text: str) -> Violation:
-    """What `event` gave away; place and key are taken from the event as far as it has them."""
+    """A violation that `event` shows; topic, queue, offset, key and group are taken from the event if it has them."""
     return Violation(
         invariant,
         text,
@@ -82,7 +88,7 @@ def violation(invariant: str, event: Event, text: str) -> Violation:
 
 @dataclass(slots=True)
 class GroupAccount:
-    """Where a group's messages went."""
+    """How many messages of a group ended in which way."""
 
     finished: int = 0
     dead_lettered: int = 0
@@ -96,19 +102,18 @@ class GroupAccount:
         self.redelivered[cause] = self.redelivered.get(cause, 0) + 1
 
     def add(self, part: "GroupAccount") -> None:
-        """The same group's account of other queues."""
+        """Adds the same group's account of other queues."""
         self.finished += part.finished
         self.dead_lettered += part.dead_lettered
         self.skipped += part.skipped
         self.parked += part.parked
         self.backlog += part.backlog
-        for cause, count in part.redelivered.items():
-            self.redelivered[cause] = self.redelivered.get(cause, 0) + count
+        _add(self.redelivered, part.redelivered)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The answer; `violations` are in time order and only the first few are kept, `counts` has them all."""
+    """The answer. `violations` has the first few in time order, `counts` the number of all by invariant."""
 
     verdict: Verdict
     events: int
@@ -118,3 +123,102 @@ class Report:
     coverage: Mapping[str, int] = field(default_factory=dict)
     groups: Mapping[str, GroupAccount] = field(default_factory=dict)
     around: tuple[str, ...] = ()
+
+
+COVERAGE = (
+    "turns", "redelivery", "rebalance", "dead_letter", "skipped", "resets", "restarts", "faults", "sends",
+    "acked", "send_failed", "send_unknown", "commits", "commit_refused", "effects", "zombie_turns",
+    "log_duplicates", "parked", "redriven", "discarded", "forgotten_commits", "late_turns",
+)  # fmt: skip
+"""What a run can be required to contain."""
+
+_BY_KIND = {
+    "turns": "turn",
+    "resets": "reset",
+    "faults": "fault",
+    "sends": "send",
+    "acked": "acked",
+    "send_failed": "send_failed",
+    "send_unknown": "send_unknown",
+    "commits": "committed",
+    "effects": "effect",
+}
+"""Coverage that is the number of events of a kind; the rules count the rest."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What checking a history, or a part of one, found; parts can be added up.
+
+    `seen` counts events by kind, `violations` has the first few in time order, `counts` counts all of them.
+    """
+
+    seen: dict[str, int] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    tally: dict[str, int] = field(default_factory=dict)
+    accounts: dict[str, GroupAccount] = field(default_factory=dict)
+    restarts: set[tuple[str, int]] = field(default_factory=set)
+    """Name of a broker and the end of its previous run: it writes a line per queue, and several parts may have one."""
+
+    def found(self, violation: Violation) -> None:
+        _add(self.counts, {violation.invariant: 1})
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(violation)
+
+    def add(self, part: "Findings") -> None:
+        """Adds another part. Its violations are appended; the caller sorts them afterwards."""
+        _add(self.seen, part.seen)
+        _add(self.counts, part.counts)
+        _add(self.tally, part.tally)
+        self.violations += part.violations
+        self.restarts |= part.restarts
+        for group, account in part.accounts.items():
+            self.accounts.setdefault(group, GroupAccount()).add(account)
+
+    def coverage(self) -> dict[str, int]:
+        counted = {name: self.seen.get(kind, 0) for name, kind in _BY_KIND.items()}
+        return dict.fromkeys(COVERAGE, 0) | self.tally | counted | {"restarts": len(self.restarts)}
+
+
+def conclude(findings: Findings, minimums: Mapping[str, int], problems: Sequence[str]) -> Report:
+    """The verdict. `problems` are defects of the history itself, which make it unknown whatever was found."""
+    coverage = findings.coverage()
+    reasons = (*problems, *_too_little(coverage, minimums))
+    if problems or (reasons and not findings.violations):
+        verdict = Verdict.UNKNOWN
+    else:
+        verdict = Verdict.VIOLATION if findings.violations else Verdict.PASS
+    return Report(
+        verdict,
+        sum(findings.seen.values()),
+        tuple(findings.violations),
+        dict(sorted(findings.counts.items())),
+        reasons,
+        coverage,
+        dict(sorted(findings.accounts.items())),
+    )
+
+
+def minimums(require: Sequence[str]) -> dict[str, int]:
+    """What `--require` asks for, by name. A run without a turn never passes."""
+    least_of = {"turns": 1}
+    for entry in require:
+        name, _, least = entry.partition("=")
+        if name not in COVERAGE:
+            raise ValueError(f"cannot require {name!r}: choose from {', '.join(COVERAGE)}")
+        least_of[name] = int(least) if least else 1
+    return least_of
+
+
+def _too_little(coverage: Mapping[str, int], least_of: Mapping[str, int]) -> list[str]:
+    return [
+        f"the run exercised too little: {name} {coverage[name]}, at least {least} required"
+        for name, least in least_of.items()
+        if coverage[name] < least
+    ]
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count

@@ -9,7 +9,7 @@ from typing import Any
 from tests.chaos.members import until
 
 from lanemq.broker.config import BrokerOptions
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Report
 from lanemq.client.admin.admin import Admin
 from lanemq.client.admin.parked import ParkedAdmin, ParkedLaneView
@@ -123,7 +123,7 @@ class ParkingFixture:
     def judge(self, *require: str) -> Report:
         """Stops everything and returns the checker's report; producers write no history here."""
         self.close()
-        return check([self.folder / "history"], Options(require=require, foreign_producers=True))
+        return check([self.folder / "history"], CheckOptions(require=require, foreign_producers=True))
 
     def close(self) -> None:
         while self._ends:

@@ -15,7 +15,7 @@ from tests.checker.test_random_histories import DAMAGE, World
 from tests.pipelines.audit.garbage import garbage
 from tests.pipelines.audit.histories import write_history
 
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.parquet_writing import convert
 from lanemq.checker.verdict import INVARIANTS, Report, Verdict
 from lanemq.pipelines.audit import job
@@ -25,15 +25,15 @@ from lanemq.pipelines.audit.routing import Topics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def check_plainly(runs: list[Path], options: Options | None = None) -> list[Report]:
+def check_plainly(runs: list[Path], options: CheckOptions | None = None) -> list[Report]:
     return [replace(check([run], options), around=()) for run in runs]
 
 
-def check_by_spark(spark: Any, runs: list[Path], options: Options | None = None) -> list[Report]:
+def check_by_spark(spark: Any, runs: list[Path], options: CheckOptions | None = None) -> list[Report]:
     return check_runs_with_spark(spark, [[run] for run in runs], options)
 
 
-def compare(spark: Any, runs: list[Path], options: Options | None = None) -> list[Report]:
+def compare(spark: Any, runs: list[Path], options: CheckOptions | None = None) -> list[Report]:
     """Checks every run both ways, asserts that the reports are equal, and returns them."""
     plain = check_plainly(runs, options)
     for run, one, other in zip(runs, plain, check_by_spark(spark, runs, options), strict=True):
@@ -45,7 +45,7 @@ def test_every_planted_violation_is_reported_with_the_same_text(spark: Any, tmp_
     runs = [write_history(tmp_path / f"{i:03}", parse(script)) for i, (_, script) in enumerate(PLANTED.values())]
     found: set[str] = set()
     for drained in (False, True):
-        reports = compare(spark, runs, Options(drained=drained))
+        reports = compare(spark, runs, CheckOptions(drained=drained))
         for (name, (invariant, _)), report in zip(PLANTED.items(), reports, strict=True):
             found |= set(report.counts)
             if drained == (name in WHOLE):
@@ -61,7 +61,7 @@ def test_random_histories_get_the_same_report(spark: Any, tmp_path: Path) -> Non
             history = World(number).run()
             if damage(history, Random(number)):
                 runs.append(write_history(tmp_path / f"{damage.__name__}{number}", history))
-    reports = compare(spark, runs, Options(slack_ns=0))
+    reports = compare(spark, runs, CheckOptions(slack_ns=0))
     assert all(report.verdict is Verdict.PASS for report in reports[:clean])
     assert all(report.verdict is Verdict.VIOLATION for report in reports[clean:])
     assert len(reports) > clean + 30
@@ -78,7 +78,7 @@ def random_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_histories_of_random_events_get_the_same_report(spark: Any, random_runs: list[Path]) -> None:
-    reports = compare(spark, random_runs, Options(slack_ns=0))
+    reports = compare(spark, random_runs, CheckOptions(slack_ns=0))
     found = {name for report in reports for name in report.counts}
     assert len(found) > 18, f"only {found} were ever violated"
 
@@ -177,4 +177,4 @@ def test_an_empty_history_is_unknown(spark: Any) -> None:
 
 def test_a_wrong_requirement_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="cannot require 'luck'"):
-        check_with_spark(None, [], Options(require=("luck",)))  # type: ignore[arg-type]
+        check_with_spark(None, [], CheckOptions(require=("luck",)))  # type: ignore[arg-type]

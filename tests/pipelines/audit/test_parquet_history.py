@@ -9,7 +9,7 @@ from pyarrow import parquet
 from tests.checker.test_history_format import write_everything
 
 from lanemq.checker.checking import check
-from lanemq.checker.reading import Reading, find_files
+from lanemq.checker.reading import HistoryReader, find_files
 from lanemq.checker.verdict import Verdict
 from lanemq.history import NO_HISTORY, Place, open_history
 from lanemq.pipelines.audit import parquet_history
@@ -27,7 +27,7 @@ def test_a_parquet_history_reads_like_one_of_lines(tmp_path: Path) -> None:
         write_everything(history)
         history.close()
     lines, columns = (
-        [event for batch in Reading(find_files([tmp_path / folder])).batches() for event in batch]
+        [event for batch in HistoryReader(find_files([tmp_path / folder])).batches() for event in batch]
         for folder in ("lines", "columns")
     )
     assert columns == lines

@@ -13,16 +13,15 @@ import pytest
 from tests.pipelines.audit.garbage import garbage
 from tests.pipelines.audit.histories import write_history
 
-from lanemq.checker.checking import Options, check
-from lanemq.checker.findings import Findings
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.reading import find_files
-from lanemq.checker.verdict import Report
+from lanemq.checker.verdict import Findings, Report
 from lanemq.pipelines.audit import judging
 from lanemq.pipelines.audit.job import add_results, report_of
 from lanemq.pipelines.audit.routing import UNKNOWN_QUEUE, WHOLE_TOPIC, Topics
 from lanemq.pipelines.audit.scanning import FileFacts, Files, files_of, name_of, scan_messages, scan_pieces
 
-STRICT = Options(slack_ns=0)
+STRICT = CheckOptions(slack_ns=0)
 
 
 class Routes:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lanemq.checker.checking import Options
+from lanemq.checker.checking import CheckOptions
 from lanemq.checker.checking import check as check_files
-from lanemq.checker.command import asks_for_judgement, tell_verdict
+from lanemq.checker.command import print_verdict, with_check_options
 from lanemq.checker.verdict import Report
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@asks_for_judgement
+@with_check_options
 @click.option("--spark", is_flag=True, help="Run as a Spark job, for large histories.")
 @click.option(
     "--master",
@@ -35,18 +35,18 @@ def check(spark: bool, master: str, **asked: Any) -> None:
     the run did too little. The verdict with --spark is the same.
     """
     if not spark:
-        tell_verdict(check_files, **asked)
+        print_verdict(check_files, **asked)
         return
     try:
         from lanemq.pipelines.audit.job import check_with_spark
     except ImportError as error:
         raise click.UsageError(f"--spark needs pyspark and pyarrow ({error}): install lanemq[spark]") from error
 
-    def judge(paths: Sequence[Path], options: Options) -> Report:
+    def judge(paths: Sequence[Path], options: CheckOptions) -> Report:
         with _spark_session(master) as session:
             return check_with_spark(session, paths, options)
 
-    tell_verdict(judge, **asked)
+    print_verdict(judge, **asked)
 
 
 _QUIET = {

@@ -15,12 +15,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from lanemq.checker.checking import Options
+from lanemq.checker.checking import CheckOptions
 from lanemq.checker.events import Event
 from lanemq.checker.explain import AFTER, BEFORE, line, surroundings
-from lanemq.checker.findings import Findings, conclude, minimums
 from lanemq.checker.reading import find_files, first_problems
-from lanemq.checker.verdict import MOST_KEPT, Report, Violation
+from lanemq.checker.verdict import MAX_VIOLATIONS, Findings, Report, Violation, conclude, minimums
 from lanemq.pipelines.audit.judging import RESULTS, judge
 from lanemq.pipelines.audit.routing import find_routes, find_topics, into_shards
 from lanemq.pipelines.audit.scanning import (
@@ -79,12 +78,12 @@ class Tasks:
         return self.numbers.mapInArrow(partial(task, self.files), from_arrow_schema(schema))
 
 
-def check_with_spark(spark: SparkSession, paths: Iterable[Path], options: Options | None = None) -> Report:
+def check_with_spark(spark: SparkSession, paths: Iterable[Path], options: CheckOptions | None = None) -> Report:
     """Check the history under `paths`. The first violation is reported with the events around it.
 
     Every executor must be able to read the files under the same paths.
     """
-    options = options or Options()
+    options = options or CheckOptions()
     minimums(options.require)  # report a mistake before a job is started
     tasks = Tasks.deal(spark, files_of([_absolute(paths)]))
     ((findings, facts),) = _judged(tasks, 1, options)
@@ -97,16 +96,16 @@ def check_with_spark(spark: SparkSession, paths: Iterable[Path], options: Option
 
 
 def check_runs_with_spark(
-    spark: SparkSession, runs: Sequence[Iterable[Path]], options: Options | None = None
+    spark: SparkSession, runs: Sequence[Iterable[Path]], options: CheckOptions | None = None
 ) -> list[Report]:
     """Check many runs in one job, each separately. Violations are reported without the events around them."""
-    options = options or Options()
+    options = options or CheckOptions()
     minimums(options.require)
     tasks = Tasks.deal(spark, files_of([_absolute(paths) for paths in runs]))
     return [report_of(*part, options) for part in _judged(tasks, len(runs), options)]
 
 
-def _judged(tasks: Tasks, runs: int, options: Options) -> list[Part]:
+def _judged(tasks: Tasks, runs: int, options: CheckOptions) -> list[Part]:
     parts: list[Part] = [(Findings(), []) for _ in range(runs)]
     add_results(parts, ((row.run, row.payload) for row in _judge(tasks, options)))
     return parts
@@ -124,7 +123,7 @@ def add_results(parts: list[Part], results: Iterable[tuple[int | None, bytes]]) 
         facts.sort(key=attrgetter("file"))
 
 
-def _judge(tasks: Tasks, options: Options) -> list[Any]:
+def _judge(tasks: Tasks, options: CheckOptions) -> list[Any]:
     """Two jobs: the first finds the queue of each message, the second checks every shard."""
     routes = find_routes(tasks.map(scan_messages, MESSAGES)).persist()
     try:
@@ -135,7 +134,7 @@ def _judge(tasks: Tasks, options: Options) -> list[Any]:
         routes.unpersist()
 
 
-def report_of(findings: Findings, facts: Sequence[FileFacts], options: Options) -> Report:
+def report_of(findings: Findings, facts: Sequence[FileFacts], options: CheckOptions) -> Report:
     """The verdict on a run, as `Checker.finish` gives it. Violations found at the end get the last event's time."""
     for fact in facts:
         findings.add(Findings(seen=fact.seen))
@@ -147,7 +146,7 @@ def report_of(findings: Findings, facts: Sequence[FileFacts], options: Options) 
             return 1, found.group, found.topic, found.queue, found.offset
         return 0, found.t, positions.get(found.process, (-1, 0)), found.n
 
-    kept = sorted(findings.violations, key=when)[:MOST_KEPT]
+    kept = sorted(findings.violations, key=when)[:MAX_VIOLATIONS]
     findings.violations = [
         replace(found, t=last.last_t, process=last.last_process) if found.n < 0 else found for found in kept
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from lanemq.checker.checking import Checker, Options
+from lanemq.checker.checking import Checker, CheckOptions
 from lanemq.checker.events import AnyEvent, Event, Process, Role
 from lanemq.pipelines.audit.routing import Order, Topics
 from lanemq.pipelines.audit.scanning import ENCODE
@@ -31,7 +31,7 @@ _DECODE = msgspec.msgpack.Decoder(tuple[list[int], list[AnyEvent]]).decode
 class AuditShard:
     """Gives one shard to the checker. Pieces must be added in the order of their first events."""
 
-    def __init__(self, label: str, options: Options, first_send: Order | None) -> None:
+    def __init__(self, label: str, options: CheckOptions, first_send: Order | None) -> None:
         run, _, self._topic = label.partition(" ")
         self.run = int(run)
         self._checker = Checker(options)
@@ -77,7 +77,7 @@ class AuditShard:
         self._checker.feed([item[3] for item in ready])
 
 
-def judge(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def judge(options: CheckOptions, topics: Topics, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Checks pieces in the order of `routing.into_shards`. Returns rows of `RESULTS`."""
     was_enabled = gc.isenabled()
     gc.disable()  # as in the plain checker: what it remembers has no cycles
@@ -89,7 +89,9 @@ def judge(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]) -
             gc.enable()
 
 
-def _results(options: Options, topics: Topics, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int | None, bytes]]:
+def _results(
+    options: CheckOptions, topics: Topics, batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[int | None, bytes]]:
     shard: AuditShard | None = None
     here: tuple[str, int] | None = None
     for label, number, t, file, pos, process, role, payload in _pieces(batches):

@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from lanemq.checker.checking import UNJUDGED, kind_name
-from lanemq.checker.events import NOBODY, AnyEvent, Event, Process, Send, TopicDeleted
-from lanemq.checker.history_file import HistoryFile, claim_names
+from lanemq.checker.events import UNKNOWN_PROCESS, AnyEvent, Event, Process, Send, TopicDeleted
+from lanemq.checker.reading import HistoryFile, claim_names
 
 MESSAGES = pa.schema(
     {
@@ -212,7 +212,7 @@ def _pieces(file: RunFile, block: list[Event], facts: FileFacts) -> Rows:
 def _piece(file: RunFile, destination: _Destination, at: list[int], events: list[Event]) -> tuple[Any, ...]:
     topic, queue, name, process = destination
     for event in events:
-        event.process = NOBODY  # given once for the whole piece
+        event.process = UNKNOWN_PROCESS  # given once for the whole piece
     first = (events[0].t, file.number, at[0])
     return file.label(topic), queue, name, *first, process.name, process.role.value, ENCODE((at, events))
 

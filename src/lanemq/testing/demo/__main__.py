@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.client.admin.admin import Admin
 from lanemq.model.errors import LaneError
 from lanemq.testing.demo import pipeline_progress, summary
@@ -57,7 +57,7 @@ def _run(run: Run, master: str, console: Console) -> summary.Verdicts:
     run.end("consumer")
     console.print("comparing the table with the generator's truth, and checking every send, turn, commit and lease …")
     table = compare(read_rows(table_folder(run.folder)), order_truth(events))
-    report = check([run.history], Options(require=("turns", "rebalance", "faults"), drained=True))
+    report = check([run.history], CheckOptions(require=("turns", "rebalance", "faults"), drained=True))
     said = pipeline_progress.totals(run.log_of("pipeline"))
     return summary.Verdicts(table, report, len(events) - _distinct(events), said)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lanemq.checker.checking import Options, check
+from lanemq.checker.checking import CheckOptions, check
 from lanemq.checker.verdict import Verdict, Violation
 from lanemq.log.store import Store
 from lanemq.model.names import RETRY_PREFIX
@@ -72,7 +72,7 @@ def checked(world: World, folder: Path) -> list[str]:
     """What the checker holds against the run, and what it has seen."""
     folder.mkdir()
     world.histories.save(folder)
-    report = check([folder], Options(drained=not world.problems, forgets_ns=_may_forget(world)))
+    report = check([folder], CheckOptions(drained=not world.problems, forgets_ns=_may_forget(world)))
     for name, count in report.coverage.items():
         world.trace.count(name, count)
     against = [each for each in report.violations if each.invariant != "L1" or _was_waited_for(each)]
