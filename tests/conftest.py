@@ -28,8 +28,8 @@ SERVERS = {"spark", "postgres"}
 """Fixtures that start something large: whoever needs them waits for it."""
 SLOW_SECONDS = 900
 """For a slow test that says nothing else: a JVM that starts on a machine busy with others takes minutes."""
-PLACES = {"postgres", "topic"}
-"""Places of the sinks' contract that ask for one of these by themselves."""
+SERVER_TARGETS = {"postgres", "topic"}
+"""Targets of the sink contract that need one of these servers."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,16 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Where tests run side by side, those who share a session of Spark share a process, and all may be a while.
     """
     for item in items:
-        if SERVERS & {*getattr(item, "fixturenames", ())} or _place(item) in PLACES:
+        if SERVERS & {*getattr(item, "fixturenames", ())} or _target(item) in SERVER_TARGETS:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("one session for all"))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
-def _place(item: pytest.Item) -> object:
+def _target(item: pytest.Item) -> object:
     call = getattr(item, "callspec", None)
-    return None if call is None else call.params.get("place")
+    return None if call is None else call.params.get("target")
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ def test_every_snippet_and_every_example_passes_mypy_strict(tmp_path: Path) -> N
     assert found == ""
 
 
+@pytest.mark.slow
 def test_the_type_check_finds_an_option_that_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text('from lanemq import Producer\n\nProducer("localhost:9876", lingers=1)\n')
     assert 'Unexpected keyword argument "lingers"' in mypy(tmp_path)
@@ -63,6 +64,7 @@ def mypy(folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if RUN[path]], ids=document)
 def test_snippets_run_in_the_order_of_their_document(path: Path, tmp_path: Path) -> None:
     with EmbeddedBroker() as broker:
@@ -162,6 +164,7 @@ INTERNAL = (
 PUBLIC_MODULES = ("lanemq", "lanemq.errors", "lanemq.pipelines", "lanemq.spark", "lanemq.spark.lag")
 
 
+@pytest.mark.slow
 def test_every_class_that_a_page_for_users_names_is_public() -> None:
     classes = {
         node.name

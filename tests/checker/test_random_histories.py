@@ -237,6 +237,7 @@ class World:
             self.note(self.broker, e.Recovered, clean=int(clean), alive=alive, **self.place(view, view.committed))
 
 
+@pytest.mark.slow
 def test_thousand_random_correct_runs_raise_no_alarm(judge: Judge) -> None:
     seen: dict[str, int] = {}
     for number in range(1000):

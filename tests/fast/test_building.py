@@ -54,6 +54,7 @@ def test_without_its_tools_an_install_is_pure_and_says_so_in_one_line(
     assert list(copy.rglob("*.so")) == []
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_compile_leaves_the_references(hook: Any, copy: Path) -> None:
     """All or none: a build with only some of the twins is not used."""
     (copy / "src" / "lanemq" / "_fast" / "sends.pyx").write_text("this is no Cython", "utf-8")

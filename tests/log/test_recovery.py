@@ -51,6 +51,7 @@ def test_every_acknowledged_record_survives_a_kill(crashed: Path, in_memory: Pat
     crash(store)
 
 
+@pytest.mark.slow
 def test_a_cut_at_any_byte_loses_only_the_records_it_touches(crashed: Path, in_memory: Path) -> None:
     """The log may end anywhere after a power cut; whole records before the cut must all be there."""
     limits = ends(crashed)
@@ -95,6 +96,7 @@ def test_a_file_that_became_shorter_stops_the_start_and_nothing_is_cut(
     crash(store)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_never_gives_a_wrong_record_and_never_costs_an_intact_one(crashed: Path, in_memory: Path) -> None:
     limits = [0, *ends(crashed)]
     for at in range(limits[-1]):

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.log.conftest import SMALL, crash, memory_folder, message, read_all
@@ -62,6 +63,7 @@ class Ledger:
             assert read_all(self.store, queue_id=queue_id) == (texts, [])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, max_size=14))
 def test_no_schedule_loses_or_changes_an_acknowledged_record(steps: list[tuple[str, int, int, int] | str]) -> None:

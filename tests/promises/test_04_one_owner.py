@@ -81,6 +81,7 @@ def cut_off_and_take_over(broker: ProxiedBroker) -> tuple[Member, Member, float]
     return a, b, cut_at
 
 
+@pytest.mark.slow
 @pytest.mark.row("A43")
 def test_a_cut_off_owner_stops_before_its_rival_starts(broker: ProxiedBroker) -> None:
     """ "The owner stops itself strictly before the broker could grant the queue to another.\""""
@@ -93,6 +94,7 @@ def test_a_cut_off_owner_stops_before_its_rival_starts(broker: ProxiedBroker) ->
         assert stopped - cut_at < TIMES.broker_lease, "the lease is over, and it was not renewed"
 
 
+@pytest.mark.slow
 def test_an_owner_that_does_not_look_at_its_lease_runs_beside_its_rival(
     broker: ProxiedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

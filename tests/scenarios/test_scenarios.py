@@ -25,10 +25,10 @@ from lanemq.model.units import Epoch, Millis
 SCRIPTS = sorted(Path(__file__).parent.glob("*.txt"))
 GROUP = "g"
 GRACE = Millis(1_000)
-LANE_TRUST = Millis(800)
+LANE_TIMEOUT = Millis(800)
 """How long a LaneMQ client starts turns after an answer; the scripts' clients hear when their connection is lost."""
-STOCK_TRUST = Millis(30_000)
-"""RocketMQ: `ProcessQueue.REBALANCE_LOCK_MAX_LIVE_TIME`, how long a stock client trusts an unrenewed lock."""
+STOCK_TIMEOUT = Millis(30_000)
+"""RocketMQ: `ProcessQueue.REBALANCE_LOCK_MAX_LIVE_TIME`, how long a stock client uses a lock without renewing it."""
 
 
 class Client:
@@ -36,12 +36,12 @@ class Client:
 
     def __init__(self, lease: Millis | None) -> None:
         self.lease = lease
-        self.trust = STOCK_TRUST if lease is None else Millis(lease // 2)
+        self.keep_alive_timeout = STOCK_TIMEOUT if lease is None else Millis(lease // 2)
         self.usable_until: dict[MessageQueue, Millis] = {}
         self.epochs: dict[MessageQueue, Epoch] = {}
 
     def granted(self, lease: Lease, *, asked_at: Millis) -> None:
-        self.usable_until[lease.queue] = Millis(asked_at + self.trust)
+        self.usable_until[lease.queue] = Millis(asked_at + self.keep_alive_timeout)
         self.epochs[lease.queue] = lease.epoch
 
     def refused(self, queue: MessageQueue) -> None:
@@ -85,8 +85,8 @@ class Stage:
     def do_lock(self, name: str, *labels: str) -> str:
         client = self.client(name)
         queues = [queue_of(label) for label in labels]
-        trust = None if client.lease is None else Millis(min(client.trust, LANE_TRUST))
-        grant = self.table.acquire(GROUP, queues, name, lease=client.lease, trust=trust, now=self.now)
+        timeout = None if client.lease is None else Millis(min(client.keep_alive_timeout, LANE_TIMEOUT))
+        grant = self.table.acquire(GROUP, queues, name, lease=client.lease, keep_alive_timeout=timeout, now=self.now)
         self.persist(grant.changes)
         answers: dict[MessageQueue, str] = {}
         for lease in grant.granted:

@@ -98,6 +98,7 @@ def told(case: Case, problems: Sequence[str]) -> bool:
     return any(problem.startswith(case.told_by) or case.told_by[0] in problem for problem in problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_without_its_guard_a_promise_breaks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]

@@ -18,6 +18,7 @@ def digest_elsewhere(seed: int, hash_seed: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [6, 7, 16, 102])
 def test_a_seed_gives_the_same_trace_again(seed: int) -> None:
     first, second = run_seed(seed), run_seed(seed)
@@ -28,6 +29,7 @@ def test_two_seeds_give_two_traces() -> None:
     assert run_seed(1).digest != run_seed(2).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [10, 102])
 def test_a_seed_gives_the_same_trace_in_every_process(seed: int) -> None:
     assert digest_elsewhere(seed, "1") == digest_elsewhere(seed, "77") == run_seed(seed).digest

@@ -37,6 +37,7 @@ def side_by_side(seeds: range) -> Iterator[Result]:
         pool.join()
 
 
+@pytest.mark.slow
 def test_a_few_seeds_pass() -> None:
     assert all(passed(run_seed(seed)) for seed in range(FEW))
 

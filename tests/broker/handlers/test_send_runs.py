@@ -120,6 +120,7 @@ def test_a_run_of_unusual_sends_is_treated_as_single_ones(limited: RunningBroker
     compare(limited, [{}, {}, odd, odd, odd, {}, {}], 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PLAIN | st.sampled_from(ODD), max_size=12), st.integers(1, 2**40))
 def test_a_run_is_answered_and_stored_like_single_sends(limited: RunningBroker, sends: Sends, number: int) -> None:

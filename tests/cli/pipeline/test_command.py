@@ -130,6 +130,7 @@ def test_a_pipeline_that_never_ran_is_reported(run: Run, place: Place, words: tu
     assert "was never started" in told.stderr
 
 
+@pytest.mark.slow
 def test_without_the_broker_the_lag_is_unknown(run: Run, place: Place) -> None:
     """A lag of 0 would look like good news."""
     folder = place.folder / "checkpoint"

@@ -227,6 +227,7 @@ def fail(producer: Blocking | OnALoop, call: str) -> None:
         producer.submit("orders", "bad", key="k").result(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["send", "submit", "send_many", "refused"])
 def test_failed_calls_are_garbage_collected(broker: FakeBroker, kind: Open, call: str) -> None:
     """The garbage collector does not track messages: an error that refers back to one would keep it for ever."""

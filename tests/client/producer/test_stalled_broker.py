@@ -53,6 +53,7 @@ def test_the_maintenance_thread_keeps_deadlines_although_it_has_something_to_sen
         assert "lanemq-producer" not in writers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_timeout", [0.1, 60.0])
 def test_a_caller_does_not_block_in_its_write(broker: FakeBroker, request_timeout: float) -> None:
     """Neither for longer than `request_timeout`, nor for longer than `timeout`."""

@@ -71,6 +71,7 @@ def _all_of(files: Files) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch([list(range(len(files)))], ["id"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enough", [1, 20, judging.EVENTS_PER_SORT])
 def test_findings_of_shards_add_up_to_the_plain_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int

@@ -177,6 +177,7 @@ away.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_process_group_does_not_reach_spark() -> None:
     """`timeout 60 lanemq pipeline run ...` signals the group, and the batch cannot be finished without its JVM."""
     ended = subprocess.run([sys.executable, "-c", IN_GROUP], capture_output=True, text=True, check=True, timeout=60)

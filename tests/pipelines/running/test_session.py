@@ -78,6 +78,7 @@ logging.getLogger("lanemq.x").warning("away")
 """
 
 
+@pytest.mark.slow
 def test_warnings_of_a_spark_worker_are_recognised() -> None:
     """Logging is configured only in Spark's workers; in its own process it is up to the application."""
     said = {}

@@ -92,6 +92,7 @@ class World:
         assert len(numbers) >= 2 * (self.acknowledged + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TARGETS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=acts)

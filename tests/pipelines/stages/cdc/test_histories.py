@@ -71,6 +71,7 @@ def with_repeats(pairs: list[Pair], dice: random.Random) -> list[Pair]:
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, True, False]))
 def test_rows_by_offsets_follow_the_source(seed: int, fold_first: bool | None) -> None:
@@ -83,6 +84,7 @@ def test_rows_by_offsets_follow_the_source(seed: int, fold_first: bool | None) -
     assert replicated(stage, [with_repeats(queue, dice) for queue in queues], dice) == source.rows
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_debezium_by_offsets_follows_the_source(seed: int, fold_first: bool | None) -> None:
@@ -120,6 +122,7 @@ def compact(value: Value) -> bytes:
     return json.dumps({"before": value["before"], "after": value["after"], **value}, separators=(",", ":")).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), fold_first=st.sampled_from([None, False]))
 def test_keys_changed_by_single_updates_in_one_queue_follow_the_source(seed: int, fold_first: bool | None) -> None:
@@ -144,6 +147,7 @@ def test_a_key_changed_by_a_single_update_in_several_queues_is_always_refused(
         replicated(LastState(SCHEMA, ["id"], format="debezium", fold_first=fold_first), queues, dice)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_debezium_by_its_own_sequence_follows_the_source_through_any_queue(seed: int) -> None:

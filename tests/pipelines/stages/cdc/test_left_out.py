@@ -47,6 +47,7 @@ class Source:
         self.sent.append((key, debezium(op, {"id": key} if after is None else None, after, lsn=number)))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pipelines.stages.transitions.pipeline_fixture import Crash, Pipeline, Sent, never
@@ -146,6 +147,7 @@ def run_history(history: list[RandomBatch]) -> Iterator[tuple[World, Path]]:
         yield world, Path(folder)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(random_batches, min_size=1, max_size=5))
 def test_every_event_is_applied_once_and_in_order_through_crashes(history: list[RandomBatch]) -> None:
