@@ -101,9 +101,10 @@ def test_queues_start_later_after_old_segments_are_deleted(open_store: OpenStore
     store = open_store(options=options)
     for i in range(40):
         send(store, f"{i:02d}" + "x" * 400, store_time=i * 100)
+        store.retention.note(i * 100)
     send(store, "quiet", queue_id=9, store_time=4000)
     before = len(log_files(tmp_path / "data"))
-    retired = store.retire(now_wall=3500)
+    retired = store.retire(3500)
     store.delete_retired(retired)
     assert 0 < len(retired) == before - len(log_files(tmp_path / "data"))
     first, end = store.bounds("t", 0)
@@ -127,7 +128,8 @@ def test_a_queue_without_kept_records_continues_at_its_offset(
     send(store, *"abc", queue_id=7, store_time=0)
     for i in range(20):
         send(store, "x" * 400, store_time=10_000 + i)
-    store.delete_retired(store.retire(now_wall=20_000))
+    store.retention.note(10_000)
+    store.delete_retired(store.retire(20_000))
     assert store.bounds("t", 7) == (3, 3)
     store.close()
     if indexes_deleted:
@@ -139,12 +141,47 @@ def test_a_queue_without_kept_records_continues_at_its_offset(
     assert read_all(store, queue_id=7) == (["d"], [])
 
 
-def test_retention_keeps_segments_of_unknown_age() -> None:
-    options = StoreOptions(segment_bytes=4096, retention_ms=1000, retention_bytes=10_000)
-    assert expired_segments([], options, 0) == 0
-    assert expired_segments([SegmentFacts(4000, 0), SegmentFacts(4000, 100)], options, 1050) == 1
-    assert expired_segments([SegmentFacts(4000, None), SegmentFacts(4000, 0)], options, 9999) == 0
-    assert expired_segments([SegmentFacts(4000, None)] * 4, options, 0) == 2
+def test_the_oldest_segments_are_deleted_that_are_too_old_or_too_many() -> None:
+    assert expired_segments([], 1000, None) == 0
+    assert expired_segments([SegmentFacts(4000, 1001), SegmentFacts(4000, 1000)], 1000, None) == 1
+    assert expired_segments([SegmentFacts(4000, 0), SegmentFacts(4000, 9999)], 1000, None) == 0, "in order of the log"
+    assert expired_segments([SegmentFacts(4000, 0)] * 4, 1000, 10_000) == 2
+
+
+@pytest.mark.parametrize(("ahead", "kept_for"), [(0, 600), (-400, 1000), (400, 200), (-9999, 1000)])
+def test_a_segment_found_at_the_start_grows_older_with_elapsed_time(
+    open_store: OpenStore, ahead: int, kept_for: int
+) -> None:
+    """Stored at 5000; at the start the wall clock shows 5400, or is wrong by `ahead`."""
+    options = StoreOptions(segment_bytes=4096, retention_ms=1000)
+    store = open_store(options=options)
+    for _ in range(12):
+        send(store, "x" * 400, store_time=5000)
+    store.close()
+    store = open_store(options=options)
+    store.retention.begin(now=50, wall=5400 + ahead)
+    assert store.retire(50 + kept_for) == []
+    assert store.retire(51 + kept_for) != []
+
+
+def test_a_segment_whose_age_cannot_be_read_counts_from_the_start(open_store: OpenStore, tmp_path: Path) -> None:
+    options = StoreOptions(segment_bytes=4096, retention_ms=1000)
+    store = open_store(options=options)
+    for _ in range(12):
+        send(store, "x" * 400, store_time=5000)
+    store.close()
+    os.truncate(log_files(tmp_path / "data")[-1], 0)
+    store = open_store(options=options)
+    store.retention.begin(now=0, wall=9_999_999)
+    assert store.retire(1000) == []
+
+
+def test_unread_messages_below_a_position_are_counted(open_store: OpenStore) -> None:
+    store = open_store()
+    positions = store.append("t", 0, [message(text) for text in "abcd"], store_time=1).positions
+    assert [store.unread_below("t", 0, offset, positions[2]) for offset in range(6)] == [2, 1, 0, 0, 0, 0]
+    assert store.unread_below("t", 0, 0, store.log_end) == 4
+    assert store.unread_below("t", 1, 0, store.log_end) == 0
 
 
 def test_a_deleted_topic_is_unreachable_and_a_new_one_starts_at_zero(open_store: OpenStore) -> None:

@@ -228,6 +228,9 @@ class Broker:
             self._dispatch.add(handler.table())
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        retention = self._parts.store.retention
+        if retention.grown:
+            retention.note(self._clock.now())
         self._delays.arrived(arrivals)
         self._pull.arrived(arrivals)
 
@@ -268,7 +271,9 @@ class Broker:
         parts.offsets.restore(restored_offset(row) for row in state.offsets())
         leases, floor = map(restored_lease, state.leases()), Epoch(state.epoch_floor())
         parts.locks.restore(leases, floor=floor, now=self._clock.now())
-        parts.producers.restore(restored_producer(row) for row in state.producers())
+        parts.producers.restore(
+            map(restored_producer, state.producers()), now=self._clock.now(), wall=self._clock.wall()
+        )
         parts.delays.restore(restored_cursors(state))
         report = parts.store.recover(self._replay, self._stamps_to_save)
         if not report.clean:
@@ -276,6 +281,7 @@ class Broker:
         parts.offsets.cut_finished(self._end_of)
         parts.parking.recover(self._end_of)
         self._delays.recover()
+        parts.store.retention.begin(now=self._clock.now(), wall=self._clock.wall())
         if self._recording.on:
             held = parts.locks.snapshot(now=self._clock.now())
             self._recording.restarted(held, map(restored_offset, state.offsets()), clean=report.clean)

@@ -7,7 +7,9 @@ from lanemq.broker.handlers.pull import PullHandler
 from lanemq.broker.parts import Parts
 from lanemq.broker.storage.checkpoints import Checkpoints
 from lanemq.broker.storage.delays import DelayDelivery
+from lanemq.core.brokering.group_offsets import GroupOffsets
 from lanemq.log.commit_log import Segment
+from lanemq.log.store import Store
 from lanemq.model.errors import StorageError
 from lanemq.model.units import Millis
 from lanemq.net.server import Server
@@ -18,6 +20,9 @@ RETENTION_EVERY_MS = 10_000
 IDLE_CHECK_EVERY_MS = 1_000
 DELAYS_EVERY_MS = 100
 """As RocketMQ's ScheduleMessageService."""
+WARN_AT_SHARE = 0.9
+"""Share of the retention age at which messages count as about to be deleted. Large: a group has little time left."""
+WARN_AGAIN_AFTER_MS = 3_600_000
 
 
 class Housekeeping:
@@ -28,6 +33,7 @@ class Housekeeping:
         self._pull = pull
         self._checkpoints = checkpoints
         self._delays = delays
+        self._unread = UnreadWarnings(parts.store, parts.offsets)
         self._last: dict[str, Millis] = {}
 
     def tick(self, server: Server) -> None:
@@ -60,11 +66,13 @@ class Housekeeping:
         self._parts.notices.group_changed(dict.fromkeys(group for group, _ in ended))
 
     def _retire(self) -> None:
-        retired: list[Segment] = self._parts.store.retire(self._parts.clock.wall())
+        now = self._parts.clock.now()
+        self._unread.warn(now)
+        retired: list[Segment] = self._parts.store.retire(now)
         if retired:
             log.info("retention deletes %s log files", len(retired))
             self._parts.thread.submit(lambda: self._parts.store.delete_retired(retired), _log_failure)
-        self._parts.producers.expire(wall=self._parts.clock.wall())
+        self._parts.producers.expire(now=now)
 
     def _is_time(self, what: str, every: int, now: Millis) -> bool:
         if now - self._last.get(what, Millis(0)) < every:
@@ -76,3 +84,48 @@ class Housekeeping:
 def _log_failure(_: object, error: StorageError | None) -> None:
     if error is not None:
         log.error("old log files could not be deleted: %s", error)
+
+
+class UnreadWarnings:
+    """Warns before retention deletes messages that a group has not read.
+
+    The first warning comes when messages have reached 90 % of their age, so that the group can catch up or the operator
+    can prolong the retention; another one when they are deleted. A group is named once an hour for a topic.
+    """
+
+    def __init__(self, store: Store, offsets: GroupOffsets) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._looked_at = (0, 0)
+        self._warned: dict[tuple[str, str, bool], Millis] = {}
+
+    def warn(self, now: Millis) -> None:
+        retention = self._store.retention
+        soon = self._store.start_after(retention.expired(now, WARN_AT_SHARE))
+        due = self._store.start_after(retention.expired(now))
+        # Looks again only when files have been added: with many groups and queues a look takes a while.
+        if (due, soon) == self._looked_at:
+            return
+        self._looked_at = (due, soon)
+        self._warned = {key: at for key, at in self._warned.items() if now - at < WARN_AGAIN_AFTER_MS}
+        for group in self._offsets.groups():
+            self._warn_group(group, due, soon, now)
+
+    def _warn_group(self, group: str, due: int, soon: int, now: Millis) -> None:
+        unread: dict[tuple[str, bool], int] = {}
+        for (topic, queue_id), offset in self._offsets.of_group(group).items():
+            for position, lost in ((due, True), (soon, False)):
+                if (group, topic, lost) not in self._warned:
+                    count = self._store.unread_below(topic, queue_id, offset, position)
+                    unread[topic, lost] = unread.get((topic, lost), 0) + count
+        for (topic, lost), count in unread.items():
+            if not count or (not lost and unread.get((topic, True))):
+                continue
+            self._warned[group, topic, lost] = now
+            log.warning(
+                "group %s has not read %s messages of topic %s that retention deletes %s",
+                group,
+                count,
+                topic,
+                "now" if lost else "soon: let the group catch up, or restart the broker with a longer --retention",
+            )

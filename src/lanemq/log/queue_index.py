@@ -358,7 +358,7 @@ class QueueTable:
         """The queue's smallest offset whose record is still in the log."""
         start = self._log.start
         if queue.checked_start != start:
-            queue.first = self._first_from(queue, start)
+            queue.first = self.first_from(queue, start)
             queue.checked_start = start
             self._files.delete_below(queue, min(queue.first, queue.filed_end))
         return queue.first
@@ -395,7 +395,8 @@ class QueueTable:
         row = QueueRow(queue.number, queue.topic, queue.queue_id, first, queue.end)
         return IndexPart(queue, queue.filed_end, first, bytes(queue.tail), row)
 
-    def _first_from(self, queue: QueueIndex, start: int) -> int:
+    def first_from(self, queue: QueueIndex, start: int) -> int:
+        """The queue's smallest offset whose record is not below a log position."""
         low, high = queue.first, queue.end
         if low < high and self.entry(queue, low)[0] >= start:
             return low

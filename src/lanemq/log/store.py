@@ -31,7 +31,7 @@ from lanemq.log.queue_index import (
 from lanemq.log.reading import ReadResult, ReadStatus, TimeSearch, gather, nothing_to_read
 from lanemq.log.record_bytes import facts_of, size_at
 from lanemq.log.recovery import OnRecord, RecoveryReport, Startup
-from lanemq.log.retention import expired_segments, finished_segments
+from lanemq.log.retention import Retention
 from lanemq.log.state import DamageRow, ProducerRow, State
 from lanemq.model.errors import CorruptRecord, StorageError
 from lanemq.wire.record import HEAD_BYTES
@@ -73,6 +73,7 @@ class Store:
         self._queues = QueueTable(self._log, self._files)
         self.appender = Appender(self._log, self._queues, self.options)
         self.checkpoints = Checkpointer(self.appender, self._queues, self._files, self.state, self.options)
+        self.retention = Retention(self._log, self.options)
         self.times = TimeSearch(self._log, self._queues)
         self._keys = KeyIndex(folder / "keys", disk, self._log)
         self._startup = Startup(folder, disk, self._log, self._queues, self._files, self.state)
@@ -225,10 +226,24 @@ class Store:
         self.checkpoints.write(work, producers)
         self.checkpoints.finish(work)
 
-    def retire(self, now_wall: int) -> list[Segment]:
+    def retire(self, now: int) -> list[Segment]:
         """Remove segments from view that are too old or too many; their queues begin later from now on."""
-        count = expired_segments(finished_segments(self._log), self.options, now_wall)
+        count = self.retention.expired(now)
         return self._log.retire(count) if count else []
+
+    def start_after(self, segments: int) -> int:
+        """Where the log would start without this number of its oldest segments."""
+        return self._log.segments[segments].start if segments else self._log.start
+
+    def unread_below(self, topic: str, queue_id: int, offset: int, position: int) -> int:
+        """How many messages of a queue, from an offset on, are stored below a log position."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or offset >= queue.end:
+            return 0
+        offset = max(offset, self._queues.first(queue))
+        if offset >= queue.end or self._queues.entry(queue, offset)[0] >= position:
+            return 0
+        return self._queues.first_from(queue, position) - offset
 
     def delete_retired(self, retired: Sequence[Segment]) -> None:
         """On the log thread: delete the files of retired segments."""

@@ -6,11 +6,13 @@ from tests.broker.conftest import Start
 from tests.broker.raw_client import RawClient, bodies, records
 from tests.broker.running import WALL, ManualClock, RunningBroker
 
+from lanemq.log.retention import Retention
 from lanemq.wire.codes import RequestCode, ResponseCode
 from lanemq.wire.command import Command
 from lanemq.wire.record import RecordView, decode_offset_id
 
 HOUR = 3_600_000
+DAY = 24 * HOUR
 
 
 @pytest.fixture
@@ -205,6 +207,69 @@ def test_retention_deletes_old_files_and_moves_the_beginning(start: Start) -> No
     assert len(raw.read("T", offset=low)) == 40 - low
     running.restart()
     assert running.connect().bounds("T") == (low, high)
+
+
+def fill(raw: RawClient, count: int = 40) -> None:
+    for _ in range(count):
+        assert raw.send("T", bytes(10_000)).code == 0
+
+
+@pytest.mark.parametrize("ahead", [4 * DAY, -4 * DAY, -4000 * DAY])
+def test_a_clock_that_jumps_makes_retention_neither_early_nor_late(start: Start, ahead: int) -> None:
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    raw, clock = running.connect(), running.clock
+    assert clock is not None
+    fill(raw)
+    clock.wall_ahead = ahead
+    running.advance(12_000)
+    fill(raw, 1)
+    clock.wall_ahead = 0
+    running.advance(72 * HOUR - 12_000)
+    assert raw.bounds("T") == (0, 41)
+    running.advance(20_000)
+    assert raw.bounds("T")[0] > 30
+
+
+def test_retention_by_wall_time_would_follow_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the age as it was, wall time less store time."""
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    raw, clock, store = running.connect(), running.clock, running.broker._parts.store
+    assert clock is not None
+    fill(raw)
+
+    def expired(self: Retention, now: int, share: float = 1.0) -> int:
+        return len(store._log.segments) - 1 if clock.wall() - WALL > 72 * HOUR * share else 0
+
+    monkeypatch.setattr(Retention, "expired", expired)
+    clock.wall_ahead = 4 * DAY
+    running.advance(12_000)
+    assert raw.bounds("T")[0] > 30
+
+
+def test_groups_that_lose_unread_messages_are_named_before(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    running = start(clock=ManualClock(), segment_bytes=64 * 1024)
+    raw = running.connect()
+    fill(raw)
+    for group, offset in (("behind", 3), ("done", 40)):
+        raw.ask(
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            {"consumerGroup": group, "topic": "T", "queueId": "0", "commitOffset": str(offset)},
+        )
+    running.advance(60 * HOUR)
+    assert "has not read" not in caplog.text
+    running.advance(6 * HOUR)
+    running.advance(20_000)
+    (warning,) = [each.getMessage() for each in caplog.records if "has not read" in each.getMessage()]
+    assert warning.startswith("group behind has not read 3")
+    assert "topic T" in warning
+    assert "soon" in warning
+    assert raw.bounds("T") == (0, 40), "warned before it deletes"
+    running.advance(6 * HOUR)
+    running.advance(20_000)
+    assert raw.bounds("T")[0] > 30
+    warnings = [each.getMessage() for each in caplog.records if "has not read" in each.getMessage()]
+    assert len(warnings) == 2
+    assert warnings[1].endswith("now")
 
 
 def test_retention_by_size_deletes_the_oldest_files(start: Start) -> None:

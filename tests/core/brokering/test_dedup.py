@@ -171,7 +171,7 @@ def test_export_and_restore_give_the_same_judgements() -> None:
     table = ProducerTable()
     store(table, 0, 5, 100, epoch=2)
     copy = ProducerTable()
-    copy.restore(table.export())
+    copy.restore(table.export(), now=Millis(0), wall=Millis(0))
     assert copy.export() == table.export()
     assert judge(copy, 2, 5, epoch=2) == Fresh(3, QueueOffset(102))
     assert copy.dirty() == Unsaved((), ())
@@ -191,10 +191,21 @@ def test_row_changed_while_it_was_saved_stays_dirty() -> None:
 def test_idle_producer_is_forgotten_and_must_start_again() -> None:
     table = ProducerTable(idle_ms=7 * DAY)
     store(table, 0, 1, 0, at=1000)
-    assert table.expire(wall=Millis(7 * DAY + 999)) == 0
-    assert table.expire(wall=Millis(7 * DAY + 1000)) == 1
+    assert table.expire(now=Millis(DAY)) == 0, "it has stored something since the last look"
+    assert table.expire(now=Millis(8 * DAY - 1)) == 0
+    assert table.expire(now=Millis(8 * DAY)) == 1
     assert judge(table, 1) == Gap(0)
     assert table.dirty() == Unsaved((), (("t", 0, "p"),))
+
+
+@pytest.mark.parametrize(("idle", "left"), [(0, 7), (5, 2), (-5, 7), (9, 0)], ids=["used", "idle", "future", "long"])
+def test_idle_time_before_a_start_comes_from_the_wall_clock_and_is_not_negative(idle: int, left: int) -> None:
+    table, copy = ProducerTable(), ProducerTable(idle_ms=7 * DAY)
+    store(table, 0, 1, 0, at=100 * DAY)
+    copy.restore(table.export(), now=Millis(DAY), wall=Millis((100 + idle) * DAY))
+    assert copy.expire(now=Millis((1 + left) * DAY - 1)) == (1 if idle > 7 else 0)
+    copy.expire(now=Millis((1 + left) * DAY))
+    assert len(copy) == 0
 
 
 def test_the_longest_idle_producer_is_forgotten_first() -> None:
@@ -255,7 +266,7 @@ class Broker:
         rows, position = self.checkpoint
         del self.log[self.flushed :]
         self.table = ProducerTable()
-        self.table.restore(rows)
+        self.table.restore(rows, now=Millis(0), wall=Millis(0))
         for offset in range(0 if replay_from_start else position, len(self.log)):
             self.table.replay("t", 0, self.log[offset], 1, QueueOffset(offset), stored_at=Millis(0))
 

@@ -13,10 +13,10 @@ Damage in the middle of the log leaves a hole in a producer's sequences, between
 the hole is no duplicate, and storing it now would put it after its successors. It is answered `Gap(0)`, as if the
 producer were unknown, so that its sender learns that the outcome is unknown.
 
-Memory is bounded: producers that stored nothing for `idle_ms` are forgotten, and beyond `capacity` those idle for
-longest. A forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a repeat of a
-producer's very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced producer is
-no longer fenced.
+Memory is bounded: producers that stored nothing for `idle_ms` (elapsed time) are forgotten, and beyond `capacity` those
+idle for longest. A forgotten producer that continues is answered `Gap(0)` and must start a new epoch. The price: a
+repeat of a producer's very first batch (sequence 0) that arrives after it was forgotten is stored again, and a replaced
+producer is no longer fenced.
 """
 
 from collections.abc import Iterable
@@ -104,12 +104,14 @@ class Unsaved(NamedTuple):
 class _Producer:
     """One producer in one queue. `runs` are the newest ones, ascending; the last one ends at `next_sequence`."""
 
-    __slots__ = ("epoch", "last_stored", "next_sequence", "runs")
+    __slots__ = ("epoch", "idle_since", "last_stored", "next_sequence", "runs")
 
     def __init__(self, epoch: int, next_sequence: int) -> None:
         self.epoch = epoch
         self.next_sequence = next_sequence
         self.last_stored = Millis(0)
+        self.idle_since: Millis | None = None
+        """Monotonic; None if it has stored something since the last `expire`."""
         self.runs: list[Run] = []
 
     def stored(self, sequence: int, count: int, offset: QueueOffset, at: Millis) -> None:
@@ -124,6 +126,7 @@ class _Producer:
             del self.runs[:-MAX_RUNS]
         self.next_sequence = sequence + count
         self.last_stored = max(self.last_stored, at)
+        self.idle_since = None
 
     def misses(self, first: int, end: int) -> bool:
         """Whether one of these sequences is in a hole between two runs, which only damage leaves."""
@@ -204,12 +207,14 @@ class ProducerTable:
             return
         self._remember(key, first, count, first_offset, stored_at)
 
-    def expire(self, *, wall: Millis) -> int:
-        """Forget the producers that stored nothing for `idle_ms`; returns their number.
-
-        Uses wall time, because store timestamps survive restarts. A clock that jumps ahead forgets producers early.
-        """
-        idle = [key for key, known in self._producers.items() if known.last_stored + self._idle_ms <= wall]
+    def expire(self, *, now: Millis) -> int:
+        """Forget the producers that stored nothing for `idle_ms` of elapsed time; returns their number."""
+        idle = []
+        for key, known in self._producers.items():
+            if known.idle_since is None:
+                known.idle_since = now
+            elif now - known.idle_since >= self._idle_ms:
+                idle.append(key)
         for key in idle:
             self._forget(key)
         return len(idle)
@@ -223,10 +228,12 @@ class ProducerTable:
         """All rows, longest idle first; `restore` of them gives the same table."""
         return tuple(self._row(key) for key in self._producers)
 
-    def restore(self, rows: Iterable[ProducerRow]) -> None:
+    def restore(self, rows: Iterable[ProducerRow], *, now: Millis, wall: Millis) -> None:
+        """Enter saved rows. How long a producer has been idle is known from the wall clock only; it is not negative."""
         for row in rows:
             known = _Producer(row.epoch, row.next_sequence)
             known.last_stored = row.last_stored
+            known.idle_since = Millis(now - max(0, wall - row.last_stored))
             known.runs = list(row.runs)
             self._producers[row.topic, row.queue_id, row.producer] = known
 
